@@ -1,4 +1,4 @@
-"""A relay whose virtual host has an address table, and other brokers that the test plays."""
+"""A relay whose virtual host has an address table, with other brokers that record what they are sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RULES = {
 
 
 class RecordingRemotes(list[RemoteMessage]):
-    """Other brokers that keep what they get."""
+    """Other brokers that record messages instead of sending them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,5 +59,5 @@ class Linked(Wire):
 
 
 def to(key: str, body: bytes = b"body", *, mandatory: bool = False, **properties: bytes | int) -> bytes:
-    """A publish to the default exchange, where the table looks."""
+    """A publish to the default exchange, to which the address table applies."""
     return publish(key, REPORT, body, to="", mandatory=mandatory, **properties)  # type: ignore[arg-type]

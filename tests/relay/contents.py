@@ -1,4 +1,4 @@
-"""Content headers of every shape, for hypothesis: properties, and header tables with every letter."""
+"""Hypothesis strategies for content headers: properties, and header tables with every field type."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from proxy.values import Table, Value
 from tests.client import PROPERTIES
 
 SHORT = st.binary(max_size=20) | st.binary(min_size=255, max_size=255)
-#: how large the numbers among the properties may get
+#: Upper bounds of the numeric properties.
 _TOP = {"delivery_mode": 255, "priority": 255, "timestamp": 2**64 - 1}
 
 
 @st.composite
 def properties(draw: st.DrawFn) -> dict[str, bytes | int]:
-    """Any properties but the header table; an empty string is not the same as none."""
+    """All properties except the header table. Empty strings and missing properties both occur."""
     names = [name for name, _ in PROPERTIES if name != "headers"]
     found: dict[str, bytes | int] = {}
     for name in draw(st.lists(st.sampled_from(names), unique=True)):
@@ -42,14 +42,14 @@ def _fixed() -> st.SearchStrategy[Value]:
     )
 
 
-#: Names that rules, broker and we look at among any others; empty, binary and the longest, too.
+#: Header names with a meaning for rules, the broker or the sidecar, and others, e.g. empty, binary or long names.
 NAMES = st.sampled_from(
     [b"type", b"BCC", b"CC", b"bcc", b"x-original-address", b"x-original-cc", b"x-death", b"", b"\xff\xfe", b"n" * 255]
 ) | st.binary(max_size=8)
 
 
 def tables() -> st.SearchStrategy[Table]:
-    """Header tables: duplicates, nested tables and arrays, names that mean something here."""
+    """Header tables with duplicates, nested tables and arrays, and names that have a meaning in routing."""
     values = st.recursive(
         _fixed(),
         lambda inner: (

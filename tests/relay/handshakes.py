@@ -1,4 +1,4 @@
-"""Handshakes for tests: the words of both sides, and a handshake driven to any state."""
+"""Handshake frames of both sides, and handshakes driven to any state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PEER = "192.0.2.7:51000"
 VERSION = "1.2.3"
 UNREACHABLE = UpstreamError(UpstreamFailure.UNAVAILABLE, "connection refused")
 
-#: Entries that pamqp would not write back as they are: an octet 7 for true, a short integer, a duplicate.
+#: Contains entries that pamqp does not encode unchanged: an octet 7 for true, a short integer, a duplicate.
 SERVER_PROPERTIES = (
     encode_table(
         (
@@ -68,7 +68,7 @@ OPEN_OK = method(0, commands.Connection.OpenOk())
 CLOSE_OK = method(0, commands.Connection.CloseOk())
 
 P, U = "producer", "upstream"
-#: The whole conversation, who says what.
+#: All frames of a handshake with their senders.
 CONVERSATION = [
     (P, PROTOCOL_HEADER),
     (U, start()),
@@ -81,7 +81,7 @@ CONVERSATION = [
     (U, OPEN_OK),
 ]
 
-#: State -> what was said up to there.
+#: State -> frames that lead to it.
 WAY = {
     HandshakeState.AWAITING_HEADER: CONVERSATION[:0],
     HandshakeState.AWAITING_START: CONVERSATION[:1],
@@ -107,7 +107,7 @@ def new(limits: HandshakeLimits | None = None) -> Handshake:
 
 
 def at(state: HandshakeState, limits: HandshakeLimits | None = None) -> Handshake:
-    """A handshake in this state, with nothing left to send."""
+    """A handshake in this state, with all output taken."""
     handshake = new(limits)
     for side, data in WAY[state]:
         say(handshake, side, data)

@@ -1,4 +1,4 @@
-"""Another broker that the test plays, and what a link and its lanes say of each message. No sockets."""
+"""Another broker, played by the test, without sockets; and messages that record their results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CREDENTIALS = Credentials(b"mover", b"s3cret", b"far side")
 
 
 class Told(RemoteMessage):
-    """A message that remembers what it was told."""
+    """A message that records its results."""
 
     __slots__ = ("told",)
 
@@ -28,7 +28,7 @@ class Told(RemoteMessage):
 
 
 class Far:
-    """The broker at the other end of a link."""
+    """The broker at the remote end of a link."""
 
     def __init__(self) -> None:
         self.link = RemoteLink(CREDENTIALS, "1.0")
@@ -38,7 +38,7 @@ class Far:
         return Lane(lambda message, result, reason: self.reasons.append(reason))
 
     def sent(self) -> bytes:
-        """What the link has sent since the last look."""
+        """What the link has sent since the last call."""
         data = b"".join(self.link.to_send)
         self.link.to_send.clear()
         return data

@@ -46,7 +46,7 @@ def delivery(body: bytes = b"body", channel: int = 1, command: base.Frame = DELI
 
 
 def moved(body: bytes = b"body", channel: int = 1, command: base.Frame | None = None) -> bytes:
-    """A message of queue delivery as the broker has it."""
+    """A message of queue delivery as the broker stores it."""
     start = method(channel, command or commands.Basic.Deliver("c", 1, False, "", "q"))
     entries = encode_table(REPORT) + entry(OriginalAddress(b"xo", b"key"), OriginalAddress(b"", b"q"))
     size = len(body)
@@ -55,11 +55,11 @@ def moved(body: bytes = b"body", channel: int = 1, command: base.Frame | None = 
 
 
 def original(body: bytes = b"body", channel: int = 1) -> bytes:
-    """The same as the consumer should have it."""
+    """The same message as the consumer should receive it."""
     return method(channel, commands.Basic.Deliver("c", 1, False, "xo", "key")) + content(channel, REPORT, body)
 
 
-# -- copied through ---------------------------------------------------------------------------------------------------
+# -- forwarded unchanged ----------------------------------------------------------------------------------------------
 
 
 def test_methods_of_classes_that_nobody_knows_reach_the_producer_too() -> None:
@@ -105,7 +105,7 @@ def test_acks_on_a_channel_without_confirms_are_the_consumers_business() -> None
     assert wire.answer(ack(1, channel=9)) == ack(1, channel=9)
 
 
-# -- originals --------------------------------------------------------------------------------------------------------
+# -- restored addresses -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("body_size", [0, 5, 300_000])
@@ -136,7 +136,7 @@ def test_channels_interleave_while_originals_are_put_back() -> None:
         assert mine == original(b"x" * 9, channel)
 
 
-# -- a content on its way is brought to its end -----------------------------------------------------------------------
+# -- contents under way are completed ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sent", [1, 2, 3])
@@ -196,11 +196,11 @@ def test_a_content_that_is_held_back_does_not_count_as_begun() -> None:
     assert wire.answer(*(one.raw for one in split(moved())[1:])) == b""
 
 
-# -- answers that wait ------------------------------------------------------------------------------------------------
+# -- held replies -----------------------------------------------------------------------------------------------------
 
 
 def held(of: object = None) -> Wire:
-    """A declare-ok is being kept back on channel 1."""
+    """A declare-ok is being held on channel 1."""
     wire = Wire(of, ears=Ears(None), limits=RelayLimits(held_bytes=2000)).open(1, 2)  # type: ignore[arg-type]
     wire.produce(DECLARE)
     assert wire.answer(DECLARED) == b""
@@ -270,7 +270,7 @@ def test_what_is_kept_back_is_counted_and_stops_the_reading() -> None:
 
 
 def test_an_answer_that_waits_for_our_own_channel_leaves_early_rather_than_never() -> None:
-    """The bind-ok comes behind what is kept back: if that stops the reading, it never comes."""
+    """The bind-ok arrives after the held frames. If these stop the reading, it never arrives."""
     of = routed("q", bound=())
     wire = Wire(of, ears=Ears([b"q"]), limits=RelayLimits(held_bytes=2000)).open()
     wire.produce(say(1, commands.Queue.Declare(0, "q", exclusive=True)))
@@ -281,7 +281,7 @@ def test_an_answer_that_waits_for_our_own_channel_leaves_early_rather_than_never
     assert not wire.relay.connection.upstream_full
 
 
-# -- a producer that takes smaller frames -----------------------------------------------------------------------------
+# -- producers with a smaller frame_max -------------------------------------------------------------------------------
 
 SMALL = replace(TUNING, frame_max_producer=4096)
 
@@ -330,7 +330,7 @@ def test_a_return_that_stays_here_goes_with_its_whole_content(body_size: int) ->
     assert not wire.relay.connection.deliveries.inspected
 
 
-# -- what no broker says ----------------------------------------------------------------------------------------------
+# -- invalid frames from the broker -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

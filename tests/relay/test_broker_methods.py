@@ -30,7 +30,7 @@ from tests.routing.building import exchange, to_queue
 FORCED = method(0, commands.Connection.Close(320, "CONNECTION_FORCED - broker forced connection closure", 0, 0))
 
 
-# -- queues that get their tokens -------------------------------------------------------------------------------------
+# -- tokens of declared queues ----------------------------------------------------------------------------------------
 
 
 def test_a_queue_that_rules_name_gets_its_tokens_before_the_declare_ok() -> None:
@@ -60,7 +60,7 @@ def test_a_queue_that_the_broker_named_is_known_by_that_name() -> None:
 
 
 def exclusive(wire: Wire, queue: str = "q") -> Wire:
-    """Declare an exclusive queue; its declare-ok is kept back, and our own channel is open."""
+    """Declare an exclusive queue; its declare-ok is held, and the sidecar's own channel is open."""
     wire.open()
     wire.produce(say(1, commands.Queue.Declare(0, queue, exclusive=True)))
     assert wire.answer(say(1, commands.Queue.DeclareOk(queue, 0, 0))) == b""
@@ -156,7 +156,7 @@ def test_a_confirm_is_timed() -> None:
     assert wire.counters.confirm_seconds.total_seconds == pytest.approx(0.003)
 
 
-# -- the end ----------------------------------------------------------------------------------------------------------
+# -- closing the connection -------------------------------------------------------------------------------------------
 
 
 def test_a_close_of_the_broker_reaches_the_producer_as_it_is_and_so_does_the_answer() -> None:

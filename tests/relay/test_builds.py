@@ -1,4 +1,4 @@
-"""Compiled modules and their sources do the same with the same bytes, malformed ones included."""
+"""Tests that compiled modules and their sources behave the same for the same bytes, including malformed ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.relay.contents import properties, tables
 from tests.relay.wire import ack, nack, publish
 from tests.routing.random_rules import BINDINGS
 
-pytestmark = pytest.mark.timeout(600)  # where nothing was compiled before, it is now
+pytestmark = pytest.mark.timeout(600)  # compiled here if it was not compiled before
 
 Builds = tuple[Build, Build]
 
@@ -47,7 +47,7 @@ def same(builds: Builds, name: str, *pieces: bytes) -> str:
 
 @st.composite
 def damaged(draw: st.DrawFn, whole: bytes) -> bytes:
-    """The bytes, whole or with some of them cut out, replaced or put in between."""
+    """The bytes, possibly with ranges removed, replaced or inserted."""
     data = whole
     for _ in range(draw(st.integers(0, 3))):
         at = draw(st.integers(0, len(data)))
@@ -60,7 +60,7 @@ def damaged_tables(draw: st.DrawFn) -> bytes:
     return draw(damaged(encode_table(draw(tables()))))
 
 
-#: Headers that the rules mention, and any others.
+#: Headers that the rules use, and others.
 _mentioned: st.SearchStrategy[Table] = st.lists(
     st.tuples(
         st.sampled_from((b"type", b"amount", b"id", b"trace", b"only", b"other", b"BCC", b"CC")),
@@ -94,7 +94,7 @@ def publishes(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def conversations(draw: st.DrawFn) -> list[bytes]:
-    """Reads from both sides; those from the producer are cut anywhere."""
+    """Reads from both sides; those from the producer are cut at arbitrary positions."""
     data = draw(damaged(b"".join(draw(st.lists(publishes(), min_size=1, max_size=6)))))
     cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=3)))
     pieces = [b"\0" + data[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(data)], strict=True)]

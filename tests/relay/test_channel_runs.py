@@ -1,7 +1,7 @@
-"""Random runs of channels between a producer and a broker that answers late, against what must always hold.
+"""Tests invariants of channels in random runs between a producer and a broker that answers late.
 
-The broker of these tests is written from what RabbitMQ does, and takes nothing that would make RabbitMQ close the
-connection. The producer may not have read yet what was sent to it, so that closes cross in every way.
+The broker of these tests follows the behaviour of RabbitMQ, and fails the test on any frame for which RabbitMQ would
+close the connection. The producer may not have read all of its input, so that closes cross in every order.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ANSWERS: dict[str, base.Frame] = {
     "Exchange.Bind": commands.Exchange.BindOk(),
     "Basic.Qos": commands.Basic.QosOk(),
 }
-#: (exchange, routing key) of a publish, and as how many it leaves
+#: (exchange, routing key) of a publish, and the number of its copies
 KINDS = {
     "plain": ("amq.direct", "key", 1),
     "bound": ("xo", "old", 1),
@@ -41,7 +41,7 @@ KINDS = {
     "several": ("many", "key", 2),
     "refused": ("xo", "x.o.p.e.n.x.q.1", 0),
 }
-#: what a producer may send out of turn
+#: what a producer may send out of order
 STRAY = [
     method(0, OPEN)[7:-1],
     method(0, CLOSE)[7:-1],
@@ -60,24 +60,24 @@ def vhost() -> VhostState:
 
 @dataclass
 class BrokerChannel:
-    """A channel as RabbitMQ has it: closing, once it has sent its own Channel.Close."""
+    """A channel on the broker. It is closing after the broker has sent Channel.Close."""
 
     confirming: bool = False
     closing: bool = False
     tag: int = 0
-    #: tag -> message, until it is confirmed
+    #: unconfirmed delivery tag -> message
     unconfirmed: dict[int, int] = field(default_factory=dict)
-    #: the body of the content under way, and how much of it is to come; -1: its header
+    #: the body of the current content, and its missing bytes; -1: the header is missing
     body: bytes | None = None
     remaining: int = -1
 
 
 @dataclass
 class Life:
-    """One channel of the producer, from open to its end."""
+    """One use of a channel number by the producer, from open to close."""
 
     messages: list[int] = field(default_factory=list)
-    #: message of each delivery tag, after confirm.select
+    #: message of each delivery tag since confirm.select
     tags: list[int] = field(default_factory=list)
     confirming: bool = False
     settled: set[int] = field(default_factory=set)
@@ -87,21 +87,21 @@ class Life:
 
 @dataclass
 class Number:
-    """A channel number as the wire and the producer see it."""
+    """A channel number as seen on the wire and by the producer."""
 
-    life: Life | None = None  # as the wire has it: frames may come
-    owed: int = 0  # closes of the producer that are not answered
-    asked: bool = False  # a Channel.Close was sent to the producer and is not answered
-    #: as the producer has read it
+    life: Life | None = None  # as seen on the wire: frames may arrive
+    owed: int = 0  # unanswered closes of the producer
+    asked: bool = False  # a Channel.Close to the producer is unanswered
+    #: as seen by the producer
     uses: bool = False
     must_answer: bool = False
     awaits: bool = False  # it has closed the channel
-    unanswered: int = 0  # closes, perhaps of earlier channels
+    unanswered: int = 0  # unanswered closes, possibly of earlier channels
     partial: deque[bytes] = field(default_factory=deque)
 
 
 class Run:
-    """A relay between a producer and a broker; every frame that leaves is checked."""
+    """A relay between a producer and a broker. Every frame that is sent is checked."""
 
     def __init__(self) -> None:
         self.wire = Wire(vhost())
@@ -117,7 +117,7 @@ class Run:
         self.confirms = 0
         self.strayed = self.ended = False
 
-    # -- what leaves ---------------------------------------------------------------------------------------------
+    # -- output --------------------------------------------------------------------------------------------------
 
     def drain(self) -> None:
         wire = self.wire
@@ -236,7 +236,7 @@ class Run:
         if not number.must_answer or number.partial:
             return
         number.must_answer = number.asked = number.uses = number.awaits = False
-        number.life = None  # a close of its own may still be unanswered: it goes on all the same
+        number.life = None  # a close of the producer may still be unanswered; it continues nevertheless
         self.send(method(at, CLOSE_OK))
 
     def request(self, at: int, command: base.Frame) -> None:
@@ -265,7 +265,7 @@ class Run:
             self.send(data)
 
     def go_on(self, at: int) -> None:
-        """The producer sends one more frame of a publish: it never stops in the middle of one."""
+        """The producer sends one more frame of a publish; it never stops within a frame."""
         if self.numbers[at].partial:
             self.send(self.numbers[at].partial.popleft())
 
@@ -309,7 +309,7 @@ class Run:
             self.drain()
 
     def stray(self, at: int, which: int) -> None:
-        """The producer sends something out of turn."""
+        """The producer sends a frame out of order."""
         number, self.strayed = self.numbers[at], True
         if number.partial or self.ended:
             return
@@ -367,7 +367,7 @@ class Run:
         raise AssertionError("no end of it")
 
     def check(self) -> None:
-        """What must hold once nothing is under way."""
+        """The invariants when nothing is outstanding."""
         relay, counters = self.wire.relay, self.wire.counters.relays["/"]
         connection = relay.connection
         assert relay.connection.lifecycle.phase is Phase.OPEN
@@ -390,7 +390,7 @@ class Run:
         assert connection.deliveries.inspected == set()
 
 
-#: what may come next, as often as it is there
+#: possible next steps, repeated by weight
 WHAT = st.sampled_from((0, 0, 1, 2, 2, 3, 4, 5, 6, 6, 6, 7, 8, 8, 9, 9, 10, 10, 10, 11, 11, 12, 13))
 STEPS = st.lists(st.tuples(WHAT, st.integers(1, 2), st.integers(0, 7)), max_size=80)
 

@@ -27,7 +27,7 @@ def test_settled_counts_each_tag_once_in_any_order(settles: list[tuple[int, bool
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[int, list[int], list[tuple[int, bool, bool]]]:
-    """How many publishes are before the ledger, copies of those behind it, and settles of upstream tags."""
+    """Number of publishes before the ledger, copies of those after it, and acks and nacks of upstream tags."""
     before = draw(st.integers(0, 5))
     copies = draw(st.lists(st.integers(1, 4), max_size=8))
     last = before + sum(copies)

@@ -1,4 +1,4 @@
-"""What the audit log learns of a connection."""
+"""Tests the audit records of a connection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.relay.wire import REPORT, Wire, ack, nack, publish, returned, routed,
 
 
 class Log:
-    """A journal that keeps lines as plain text."""
+    """A journal that keeps lines as text."""
 
     def __init__(self, names: Iterable[bytes] = (), *, ruled_only: bool = False) -> None:
         self.names = frozenset(names)

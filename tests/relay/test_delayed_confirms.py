@@ -1,4 +1,4 @@
-"""Confirms wait for the audit lines of their publishes; nothing else does."""
+"""Tests that confirms, and only confirms, wait until the audit lines of their publishes are written."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.relay.wire import (
 
 
 class Disk(Log):
-    """A log whose lines are on disk when the test says so."""
+    """A log whose lines are written when the test calls for it."""
 
     def __init__(self, *, ruled_only: bool = False) -> None:
         super().__init__(ruled_only=ruled_only)
@@ -52,7 +52,7 @@ def strict(disk: Disk, *channels: int, wire: Wire | None = None, confirm: bool =
 
 
 def written(wire: Wire, disk: Disk, line: int | None = None) -> bytes:
-    """Lines get to the disk, all of them or up to one; what leaves to the producer then."""
+    """Write all lines, or those up to a number; return what is sent to the producer then."""
     disk.durable = disk.appended if line is None else line
     if (delayed_confirms := wire.relay.connection.delayed_confirms) is not None:
         delayed_confirms.durable(disk.durable)

@@ -44,7 +44,7 @@ def test_patience_runs_from_the_first_debt_and_begins_anew_once_the_buckets_are_
     assert user.patience_left(0.0) == float("inf")
     user.take(20, 0, 0.0)
     assert user.patience_left(2.0) == 3.0
-    user.take(15, 0, 1.5)  # no sooner than it may: it is above its rate all the time
+    user.take(15, 0, 1.5)  # at the earliest permitted time: it always exceeds its rate
     assert user.patience_left(4.0) == 1.0
     user.take(1, 0, 10.0)
     assert user.patience_left(10.0) == float("inf")

@@ -31,7 +31,7 @@ from tests.relay.wire import (
     with_tokens,
 )
 
-# -- the end of a link ------------------------------------------------------------------------------------------------
+# -- a lost upstream --------------------------------------------------------------------------------------------------
 
 
 def test_a_lost_upstream_is_told_with_320_at_once() -> None:
@@ -101,7 +101,7 @@ def streams(wire: Wire) -> bool:
 
 
 def ahead(*channels: int, of: VhostState | None = None) -> Wire:
-    """A connection whose channels have as many publishes unconfirmed as one that streams."""
+    """A connection whose channels have as many unconfirmed publishes as a streaming producer."""
     wire = Wire(of).open(*channels, confirm=True)
     for channel in channels:
         wire.produce(*(publish(channel=channel, to="other") for _ in range(AHEAD_MESSAGES)))
@@ -173,11 +173,11 @@ def test_a_large_frame_that_comes_in_many_reads_is_joined_once(side: str) -> Non
             receive(piece, 0.0)
 
     once = min(cpu_seconds(lambda: b"".join(pieces)) for _ in range(3))
-    assert cpu_seconds(take) < 40 * once  # joined at each read: more than 200
+    assert cpu_seconds(take) < 40 * once  # more than 200 if joined at each read
     assert b"".join(out) == data
 
 
-# -- several goodbyes --------------------------------------------------------------------------------------------------
+# -- repeated Connection.Close -----------------------------------------------------------------------------------------
 
 
 def test_further_goodbyes_are_answered_when_the_broker_has_answered_the_first() -> None:
@@ -207,7 +207,7 @@ def test_a_further_goodbye_is_counted_while_the_first_waits_for_a_publish() -> N
     assert wire.answer(GOODBYE_OK) == GOODBYE_OK * 2
 
 
-# -- any bytes, any frames --------------------------------------------------------------------------------------------
+# -- arbitrary bytes and frames ---------------------------------------------------------------------------------------
 
 STATES = [
     lambda: routed("a", "b"),
@@ -219,9 +219,9 @@ STATES = [
 
 
 def check_contents(data: bytes, unfinished: dict[int, int]) -> None:
-    """No frame stands between those of a content on its channel; ``unfinished`` goes on with the next bytes.
+    """Check that no frame interrupts a content on its channel.
 
-    A channel in it waits for its header (-1) or for that many bytes of body.
+    ``unfinished`` carries over to the next bytes: per channel, the missing bytes of a body, or -1 before the header.
     """
     carrying = {"Basic.Publish", "Basic.Deliver", "Basic.GetOk", "Basic.Return"}
     for one in split(data):
@@ -242,7 +242,7 @@ def check_contents(data: bytes, unfinished: dict[int, int]) -> None:
 
 
 def drive(wire: Wire, steps: list[tuple[str, bytes]]) -> tuple[bytes, bytes]:
-    """Let both sides speak, and the control plane answer; give what left upstream and to the producer."""
+    """Pass input of both sides and replies of the control plane; return output upstream and to the producer."""
     upstream = producer = b""
     for side, data in steps:
         if side == "producer":
@@ -271,7 +271,7 @@ def test_random_bytes_are_answered_never_raised(steps: list[tuple[str, bytes]], 
     split(upstream)
 
 
-#: Frames of a producer that are right, and some that are not.
+#: Valid and invalid frames of a producer.
 PRODUCER: list[bytes] = [
     publish("old"), publish("new"), publish(channel=2), publish(to="amq.direct", body=b"x" * 50), publish(body=b""),
     publish("old", mandatory=True, channel=2), publish("x.o.p.e.n.x.q.1"), publish(headers=None, channel=2),
@@ -311,7 +311,7 @@ CONTENTS: list[list[bytes]] = [
 
 @st.composite
 def frame_by_frame(draw: st.DrawFn) -> list[tuple[str, bytes]]:
-    """Frames of both sides in any order; a producer's publish may come in pieces or be cut off."""
+    """Frames of both sides in any order; publishes of the producer may be sent in pieces or be incomplete."""
     steps: list[tuple[str, bytes]] = []
     begun: list[Iterator[bytes]] = []
     for _ in range(draw(st.integers(0, 25))):
@@ -348,7 +348,7 @@ def test_whatever_frames_come_the_broker_gets_whole_contents_and_no_exception_is
 
 @st.composite
 def legal_broker(draw: st.DrawFn) -> list[tuple[str, bytes]]:
-    """A broker whose contents are whole but interleave over channels, and a producer that says anything."""
+    """A broker with complete contents that interleave over channels, and a producer that sends anything."""
     steps: list[tuple[str, bytes]] = []
     said: bytes
     under_way: dict[int, list[bytes]] = {}
@@ -378,7 +378,7 @@ def legal_broker(draw: st.DrawFn) -> list[tuple[str, bytes]]:
 def test_whatever_happens_the_producer_gets_whole_contents(
     steps: list[tuple[str, bytes]], of: Callable[[], VhostState]
 ) -> None:
-    """No method of ours stands in the middle of a delivery, a get or a return."""
+    """No method of the sidecar interrupts a delivery, get-ok or return."""
     wire = Wire(of(), ears=Ears(None)).open(1, 2)
     _, producer = drive(wire, steps)
     check_contents(producer, {})

@@ -1,4 +1,4 @@
-"""A long conversation about exchanges that no rule names: both streams leave byte for byte as they came."""
+"""Tests that a long conversation about exchanges without rules is forwarded byte for byte in both directions."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests import client
 from tests.client import HEARTBEAT, PROTOCOL_HEADER, content, frame, method
 from tests.relay.wire import TUNING, Ears, Wire, routed, several
 
-#: Every letter, nested tables and arrays, names that are no text, twice the same, empty and as long as they may be.
+#: Every field type, nested tables and arrays; names that are not UTF-8, duplicate, empty and of maximum length.
 EVERYTHING: Table = (
     (b"t", Value("t", True)), (b"b", Value("b", -1)), (b"B", Value("B", 255)), (b"s", Value("s", -2)),
     (b"u", Value("u", 65535)), (b"I", Value("I", -3)), (b"i", Value("i", 2**32 - 1)), (b"l", Value("l", -(2**63))),
@@ -38,7 +38,7 @@ P, B = "producer", "broker"
 
 
 class Record:
-    """Who said what, in an order in which it may be said."""
+    """The frames of both sides in a valid order."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[str, bytes]] = []
@@ -181,10 +181,10 @@ def by_channel(data: bytes) -> dict[int, bytes]:
 
 
 def compared(of: Callable[[], VhostState | None], cut: Callable[[bytes], list[bytes]]) -> None:
-    """Say all of it, each piece as cut; both sides must hear each step whole when it has been said.
+    """Send all of it in pieces; the other side must have received each step completely after its last piece.
 
-    A publish waits for its header, where addresses may have to be restored another method as well: frames of other
-    channels may overtake it.
+    A publish is held until its header arrives, and so is a method if addresses may have to be restored: frames of other
+    channels may overtake them.
     """
     wire = Wire(of(), ears=Ears())
     for side, data in TALK.steps:
@@ -203,7 +203,7 @@ def test_whole_steps_leave_as_they_came(of: Callable[[], VhostState | None]) -> 
 
 
 def test_single_bytes_leave_as_they_came() -> None:
-    """But for the large ones, which are cut into single bytes at their beginning and their end only."""
+    """Large pieces are cut into single bytes only at their beginning and end."""
 
     def cut(data: bytes) -> list[bytes]:
         if len(data) <= 4000:

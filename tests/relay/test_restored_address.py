@@ -60,7 +60,7 @@ def test_what_a_delivery_writes_is_restored_and_nothing_else(
 
 
 def translating(queues: int, exchanges: int = 0) -> VhostState:
-    """One exchange with so many destinations; the table sends queues and exchanges on to others."""
+    """One exchange with this many destinations; the address table redirects queues and exchanges."""
     found = ruled(
         *(to_queue(f"q.{number}") for number in range(queues)),
         *(to_exchange(f"e.{number}") for number in range(exchanges)),
@@ -121,7 +121,7 @@ def test_consumers_see_the_original_address_if_a_regex_chose_the_queue_that_the_
 
 
 def cpu_seconds(of: VhostState) -> float:
-    """For deliveries whose header names an address that none has: each key is another one."""
+    """CPU time of deliveries whose header names an unknown address, each with another key."""
     frames = [
         (
             split(method(1, commands.Basic.Deliver("me", 1, False, "of.none", "key")))[0].raw,
@@ -140,7 +140,9 @@ def cpu_seconds(of: VhostState) -> float:
 
 def test_what_a_delivery_costs_does_not_depend_on_the_number_of_destinations() -> None:
     few, many_destinations = translating(4, exchanges=8), translating(2000, exchanges=2000)
-    assert cpu_seconds(many_destinations) < 10 * min(cpu_seconds(few) for _ in range(3))  # going through them all: 200
+    assert cpu_seconds(many_destinations) < 10 * min(
+        cpu_seconds(few) for _ in range(3)
+    )  # a scan of all destinations: 200
 
 
 METHODS = [
@@ -171,7 +173,7 @@ MARKED = content_header(1, 4, entry(FROM, TO))
 
 
 def nested(depth: int) -> bytes:
-    """Our header, with a table as deep as this in place of the key."""
+    """The address header with a table of this depth in place of the key."""
     value = Value("F", ())
     for _ in range(depth):
         value = Value("F", ((b"in", value),))

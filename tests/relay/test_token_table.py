@@ -1,4 +1,4 @@
-"""The table of destination tokens: each event in each state, and two sidecars at one broker in any order of steps."""
+"""Tests the table of destination tokens: events in all states, and two sidecars on one broker in any order."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ B: Destination = ("queue", b"b")
 
 # -- one table ---------------------------------------------------------------------------------------------------------
 
-#: state, how it is reached
+#: state, and the events that lead to it
 REACHED: dict[TokenState, Callable[[TokenTable], object]] = {
     TokenState.UNKNOWN: lambda table: None,
     TokenState.BINDING: lambda table: table.binding(A),
@@ -38,7 +38,7 @@ REACHED: dict[TokenState, Callable[[TokenTable], object]] = {
     TokenState.UNBINDING: lambda table: table.unbinding(A),
     TokenState.MISSING: lambda table: table.refused(A, "why"),
 }
-#: event, and the state that it leads to from each state in the order above
+#: event, and the next state from each state in the order above
 U, G, OK, N, M = REACHED
 EVENTS: dict[str, tuple[Callable[[TokenTable], object], tuple[TokenState, ...]]] = {
     "binding": (lambda table: table.binding(A), (G, G, OK, G, G)),
@@ -101,7 +101,7 @@ def test_pins_from_before_the_tokens_changed_are_known_until_they_are_unbound() 
     table.forget_assertions()
     table.asserted(A, b"later", 1.0, None)
     assert (table.former_pins(A), table.removable(A)) == ((b"p",), (b"later",))
-    assert not table.unbind_plan(A, (1,), needed=False).pin  # its mark is still its own
+    assert not table.unbind_plan(A, (1,), needed=False).pin  # its mark is still valid
     table.unbinding(A)
     assert table.former_pins(A) == ()
 
@@ -183,10 +183,10 @@ def test_what_a_client_is_about_to_unbind_is_left_alone_for_a_look() -> None:
     for destination in (A, B):
         table.unbinding(destination)
     table.listed(table.look(1.0), rows, 1.1)
-    assert table.lacking({A, B}, {B}) == {B}  # rules need that one
+    assert table.lacking({A, B}, {B}) == {B}  # rules need this token
     table.unbound(B)
     table.listed(table.look(2.0), {}, 2.1)
-    assert table.lacking({A, B}, set()) == {A, B}  # its connection may be gone
+    assert table.lacking({A, B}, set()) == {A, B}  # its connection may have closed
 
 
 def test_older_pins_of_others_go_where_a_later_one_of_ours_stands() -> None:
@@ -223,7 +223,7 @@ def test_what_two_looks_find_needless_is_idle() -> None:
     assert look(2 * GRACE_SECONDS) == []
 
 
-# -- two sidecars at one broker ----------------------------------------------------------------------------------------
+# -- two sidecars on one broker ----------------------------------------------------------------------------------------
 
 #: A binding on the broker: its identity (0: a pin), sequence or pin, and whether it lies under the token.
 BrokerRow: TypeAlias = tuple[int, int | bytes, bool]
@@ -232,7 +232,7 @@ Step: TypeAlias = tuple[bool, BrokerRow]
 
 @dataclass
 class Job:
-    """Methods on their way, one after another, and what follows the last answer."""
+    """Methods that are sent in order, and a callback after the last reply."""
 
     steps: list[Step]
     then: Callable[[], None]
@@ -242,10 +242,10 @@ class Job:
 
 @dataclass
 class Lane:
-    """A channel: the broker carries its jobs out in order, and answers in order."""
+    """A channel: the broker executes its jobs in order, and replies in order."""
 
     jobs: list[Job] = field(default_factory=list)
-    #: a mark or pin of ours is on its way here
+    #: a mark or pin of this sidecar is being bound
     marking: bool = False
 
     def clear(self) -> None:
@@ -254,21 +254,21 @@ class Lane:
 
 
 class Peer:
-    """A sidecar, as its relays and its control plane use the table."""
+    """A sidecar, with the calls that its relays and its control plane make to the table."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.table = TokenTable()
         self.lanes = [Lane(), Lane()]
         self.control = Lane()
-        #: what clients bound, as far as is known: identity to the copies on the broker
+        #: known bindings of clients: identity to the copies on the broker
         self.clients: dict[int, frozenset[BrokerRow]] = {}
         self.changed: dict[int, int] = {}
         self.busy: set[int] = set()
         self.looking: tuple[Any, int, frozenset[BrokerRow] | None] | None = None
         self.ready = False
 
-    # bindings of clients, as `relay.declare.bindings` makes them
+    # bindings of clients, as in `relay.declare.bindings`
 
     def bind(self, identity: int, lane: Lane) -> None:
         world, table = self.world, self.table
@@ -360,7 +360,7 @@ class Peer:
     def needed(self, but: int = -1) -> bool:
         return any(identity != but for identity in self.clients)
 
-    # looks, as the control plane makes them
+    # reconcile passes, as in the control plane
 
     def look(self) -> None:
         self.looking = (self.table.look(self.world.now), next(self.world.numbers), None)
@@ -390,14 +390,14 @@ class Peer:
         self.bind_lacking()
 
     def remove(self) -> None:
-        """Unbind what may be unbound of what nothing needs, as `OrphanTokens` does."""
+        """Unbind the removable bindings of tokens that nothing needs, as `OrphanTokens` does."""
         rows = self.table.removable(A)
         if rows:
             self.table.unbinding(A)
             self.send(self.control, 0, [(False, (0, row, True)) for row in rows], lambda: self.table.unbound(A))
 
     def bind_lacking(self) -> None:
-        """Pin what bindings of clients need: one may have no answer, and nobody who would pin it, after a restart."""
+        """Pin the tokens that bindings of clients need; after a restart a token may have no pin and no reply due."""
         if self.table.lacking({A} if self.needed() else set(), set()) and not self.control.jobs:
             pin, sent_at = pin_row("", next(self.world.numbers)), self.world.now
             self.send(self.control, 0, [(True, (0, pin, True))], lambda: self.table.asserted(A, pin, sent_at, None))
@@ -412,14 +412,14 @@ class Peer:
             then()
 
     def close(self, lane: Lane) -> None:
-        """The channel is closed: what is on its way is lost, or was done without an answer."""
+        """The channel is closed: outstanding methods are lost, or were executed without a reply."""
         for job in lane.jobs:
             self.busy.discard(job.identity)
         lane.clear()
 
 
 class World:
-    """The broker, two sidecars, and time; `step` lets one of all the things happen that can happen now."""
+    """The broker, two sidecars and a clock; `step` performs one of all possible actions."""
 
     peer: type[Peer] = Peer
     identities: tuple[int, ...] = (1, 2, 3)
@@ -428,7 +428,7 @@ class World:
         self.numbers = count(1)
         self.now = 100.0
         self.rows: set[BrokerRow] = set()
-        #: bindings whose client has had its bind-ok, and has not asked to unbind them since
+        #: bindings whose client has received bind-ok and has not unbound them since
         self.answered: set[int] = set()
         self.peers = [self.peer(self), self.peer(self)]
         for peer in self.peers:
@@ -441,7 +441,7 @@ class World:
 
     def possible(self) -> list[Callable[[], object]]:
         found: list[Callable[[], object]] = [partial(self.wait, seconds) for seconds in (0.5, LEASE_SECONDS, 6.0)]
-        # Of two clients that bind and unbind the same at once nobody knows who was first.
+        # If two clients bind and unbind the same at once, their order is undefined.
         busy = {identity for peer in self.peers for identity in peer.busy}
         for peer in self.peers:
             lanes = [*peer.lanes, peer.control]
@@ -467,7 +467,7 @@ class World:
         self.now += seconds
 
     def mishap(self, number: int) -> None:
-        """One of what happens now and then: channels close, listings are lost, a sidecar is restarted."""
+        """A rare event: a channel closes, a listing is lost, or a sidecar restarts."""
         happens = next(self.numbers) % 12
         peer = self.peers[number]
         if happens < 3:
@@ -478,7 +478,7 @@ class World:
             self.peers[number] = self.peer(self)
 
     def work(self, lane: Lane, steps: int) -> None:
-        """The broker carries methods out."""
+        """The broker executes methods."""
         for job in lane.jobs:
             while steps and job.answers < len(job.steps):
                 add, row = job.steps[job.answers]
@@ -496,26 +496,26 @@ class World:
         peer.looking = (*peer.looking[:2], frozenset(self.rows))
 
     def finish(self, *lanes: Lane) -> None:
-        """Everything under way comes to its end."""
+        """Everything outstanding completes."""
         for lane in lanes:
             while lane.jobs:
                 self.work(lane, 99)
                 self.arrive(lane)
 
     def look(self, peer: Peer) -> None:
-        """A look that begins and ends at once."""
+        """A reconcile pass that begins and ends at once."""
         peer.looking = None
         peer.look()
         self.list_rows(peer)
         peer.listed()
 
     def check(self) -> None:
-        """What a client has bound is found by messages, whatever else is under way."""
+        """Messages find the destinations that clients have bound, regardless of what else is outstanding."""
         if any(row[0] in self.answered for row in self.rows):
             assert any(under for _, _, under in self.rows), "no message finds the destination"
 
     def settle(self) -> None:
-        """Everything under way comes to its end, and both look until nothing changes."""
+        """Everything outstanding completes, and both sidecars reconcile until nothing changes."""
         for _ in range(10):
             for peer in self.peers:
                 self.finish(*peer.lanes, peer.control)
@@ -525,7 +525,7 @@ class World:
         assert any(under for _, _, under in self.rows) == needed, "a token too many, or one too few"
 
 
-@pytest.mark.timeout(600)  # half a minute of CPU, which other tests on the machine may stretch
+@pytest.mark.timeout(600)  # half a minute of CPU time; longer if other tests run at the same time
 @settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
 @given(choices=strategies.lists(strategies.integers(0, 2**16), min_size=150, max_size=150))
 def test_two_sidecars_never_leave_a_bound_destination_without_a_token(choices: list[int]) -> None:
@@ -535,7 +535,7 @@ def test_two_sidecars_never_leave_a_bound_destination_without_a_token(choices: l
     world.settle()
 
 
-# -- two sidecars with different rules at one broker -------------------------------------------------------------------
+# -- two sidecars with different rules on one broker -------------------------------------------------------------------
 
 #: Longest time from the beginning of a look until the end of the next one.
 LOOK_SECONDS = 10.0
@@ -547,7 +547,7 @@ PLAIN_ROW: BrokerRow = (0, PLAIN, True)
 
 
 class RuledPeer(Peer):
-    """A sidecar whose rules need the destination now and then; they are reloaded at any moment."""
+    """A sidecar whose rules, which need the destination at times, are reloaded at any moment."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
@@ -618,7 +618,7 @@ class RuledPeer(Peer):
 
 
 class RuledWorld(World):
-    """Rules are reloaded as well; each sidecar looks in time."""
+    """Also reloads rules; each sidecar reconciles in time."""
 
     peer = RuledPeer
 
@@ -635,7 +635,7 @@ class RuledWorld(World):
             if idle and peer.released_at is not None and self.now >= peer.released_at + GRACE_SECONDS:
                 found += [peer.retire] * 3
             if not idle:
-                found = [step for step in found if step != peer.look]  # one look after another
+                found = [step for step in found if step != peer.look]  # passes do not overlap
         return found
 
     def ruled(self) -> list[RuledPeer]:
@@ -678,7 +678,7 @@ RELEASED_AND_IDLE = [7, 3, 3, 3, 3, 3, 7, 2, 8, 3, 3, 3, 3, 3, 7, 3, 3, 3, 3, 3,
 
 
 @example(clients=0, choices=RELEASED_AND_IDLE)
-@pytest.mark.timeout(600)  # half a minute of CPU, which other tests on the machine may stretch
+@pytest.mark.timeout(600)  # half a minute of CPU time; longer if other tests run at the same time
 @settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     clients=strategies.integers(0, 1),

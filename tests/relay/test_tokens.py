@@ -37,7 +37,7 @@ def test_nowhere_is_under_the_reserved_prefix() -> None:
     assert NOWHERE.startswith(RESERVED_PREFIX)
 
 
-# -- keyed ------------------------------------------------------------------------------------------------------------
+# -- keyed tokens -----------------------------------------------------------------------------------------------------
 
 SECRETS = (b"current", b"previous")
 

@@ -1,6 +1,6 @@
-"""A relay whose producer and broker are the test: frames in, frames out, both sides. No sockets, no sleeps.
+"""A relay without sockets or sleeps: the test plays the producer and the broker.
 
-``Wire`` keeps nothing back: what a call returns is all that left on that side since the last look.
+Each call of ``Wire`` returns all output on that side since the last call.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ TUNING = Tuning(
     heartbeat_producer=60,
     heartbeat_upstream=60,
 )
-#: the channel that is never offered to a producer
+#: the sidecar's own channel, which is never offered to producers
 OWN = TUNING.channel_max_upstream
 
-#: a condition as bindings of the tests have it
+#: the condition in the bindings of the tests
 TYPE = {"x-?hkv= type": "report"}
 REPORT: Table = ((b"type", Value("S", b"report")),)
 
 
 class Ears(list[tuple[object, ...]]):
-    """A control plane that only listens.
+    """A control plane that records the events of queues and exchanges.
 
     Args:
-        queues: those that rules name; None: all.
+        queues: queues that rules name; None for all.
     """
 
     def __init__(self, queues: Iterable[bytes] | None = ()) -> None:
@@ -79,7 +79,7 @@ def owned(
     bound: Iterable[Destination] | None = None,
     declared: DeclaredExchange | None = None,
 ) -> OwnedExchange:
-    """What the relay knows of an exchange; ``bound`` None: all its destinations are."""
+    """The relay's state of an exchange. If ``bound`` is None, the tokens of all its destinations are bound."""
     return OwnedExchange(
         made.name,
         made.type,
@@ -97,18 +97,24 @@ def state(*pairs: tuple[Exchange, OwnedExchange]) -> VhostState:
 
 
 def ruled(*bindings: Binding, alternate: str | None = None, **more: Any) -> VhostState:  # Any: what `owned` takes
-    """The exchange ``xo`` with these bindings."""
+    """A virtual host with the exchange ``xo`` and these bindings."""
     made = exchange(*bindings, alternate=alternate)
     return state((made, owned(made, **more)))
 
 
 def routed(*queues: str, **more: Any) -> VhostState:  # Any: what `owned` takes
-    """The exchange ``xo``: a message of type report goes to all the queues."""
+    """A virtual host with the exchange ``xo``, which routes messages of type report to all the queues."""
     return ruled(*(to_queue(name, TYPE) for name in queues), **more)
 
 
 def chosen(*queues: str, bound: Iterable[str] = (), delivery: Delivery = Delivery.CARRIER) -> VhostState:
-    """The exchange ``xo``: the routing key names the queue. ``queues`` are those that exist."""
+    """A virtual host with the exchange ``xo``, in which the routing key names the queue.
+
+    Args:
+        queues: those that exist.
+        bound: those whose tokens are bound.
+        delivery: of the exchange.
+    """
     ready = [("queue", name.encode()) for name in bound]
     found = ruled(to_queue("unused", {"x-msg-destq-rk": ""}), delivery=delivery, bound=ready)
     found.queues = replace(found.queues, names=tuple(sorted(name.encode() for name in queues)), version=1)
@@ -116,19 +122,19 @@ def chosen(*queues: str, bound: Iterable[str] = (), delivery: Delivery = Deliver
 
 
 def several(*exchanges: str, queues: Iterable[str] = ("q",)) -> VhostState:
-    """The exchange ``xo`` in queue delivery: every message goes to the queues and to the exchanges."""
+    """A virtual host with the exchange ``xo`` in queue delivery; every message goes to the queues and exchanges."""
     return ruled(*map(to_queue, queues), *map(to_exchange, exchanges), delivery=Delivery.QUEUE)
 
 
 class Wire:
-    """One producer connection.
+    """A producer connection.
 
     Args:
-        of: the virtual host; None: nothing is evaluated here.
+        of: the virtual host; None for one without exchanges.
         ears: control plane.
-        tuning: what was agreed on.
+        tuning: negotiated parameters.
         limits: of the relay.
-        rules: for clients' declarations.
+        rules: for declarations of clients.
     """
 
     def __init__(
@@ -152,41 +158,41 @@ class Wire:
         self.now = 0.0
 
     def connect(self) -> None:
-        """Begin a connection with the plans as they are now."""
+        """Begin a connection with the current plans."""
         self.relay = Relay(ConnectionTerms(self.tuning, self._limits, self.heard.inventory()), self.plans)
 
     # -- bytes ---------------------------------------------------------------------------------------------------
 
     def produce(self, *pieces: bytes) -> bytes:
-        """The producer sends; give what leaves to the broker."""
+        """Pass input from the producer; return the output to the broker."""
         self.relay.producer_sent(b"".join(pieces), self.now)
         return self.upstream()
 
     def answer(self, *pieces: bytes) -> bytes:
-        """The broker sends; give what leaves to the producer."""
+        """Pass input from the broker; return the output to the producer."""
         self.relay.broker_sent(b"".join(pieces), self.now)
         return self.producer()
 
     def upstream(self) -> bytes:
-        """What has left to the broker."""
+        """Take the output to the broker."""
         return _taken(self.relay.connection.to_upstream)
 
     def producer(self) -> bytes:
-        """What has left to the producer."""
+        """Take the output to the producer."""
         return _taken(self.relay.connection.for_producer)
 
     def fault(self, *pieces: bytes) -> tuple[int, tuple[int, int]]:
-        """The producer sends what ends the connection; give code and method of the close."""
+        """Pass input that ends the connection; return reply code and method of the close."""
         left = self.produce(*pieces)
         assert not left or split(left)[-1].name == "Connection.Close"
         channel, code, _, ids = closed(self.producer())
         assert channel == 0
         return code, ids
 
-    # -- conversations -------------------------------------------------------------------------------------------
+    # -- exchanges of frames -------------------------------------------------------------------------------------
 
     def open(self, *numbers: int, confirm: bool = False) -> Wire:
-        """Open channels, and answer for the broker."""
+        """Open channels, with the broker's replies."""
         for number in numbers or (1,):
             self.produce(method(number, commands.Channel.Open()))
             self.answer(method(number, commands.Channel.OpenOk()))
@@ -196,20 +202,20 @@ class Wire:
         return self
 
     def refused(self, channel: int = 1) -> bytes:
-        """The broker answers the method that goes ahead of a refusal; give what leaves to the producer."""
+        """The broker replies to the method that precedes a refusal; return the output to the producer."""
         left = self.answer(method(channel, commands.Exchange.DeclareOk()))
         assert self.upstream() == method(channel, commands.Channel.Close(200, "closed by the proxy", 0, 0))
         return left
 
     def request(self) -> EnsureQueue | BindDestinations:
-        """Take the one request to the control plane."""
+        """Take the only request to the control plane."""
         (found,) = self.relay.connection.pending.requests
         self.relay.connection.pending.requests.clear()
         assert isinstance(found, EnsureQueue | BindDestinations)
         return found
 
     def control(self, *bound: str) -> bytes:
-        """The control plane answers its one request, when it has bound these queues to ``xo``; give what leaves."""
+        """The control plane binds tokens of these queues and replies to its only request; return output upstream."""
         request = self.request()
         for queue in bound:
             self.state.exchanges[b"xo"].tokens.bind_ok(("queue", queue.encode()))
@@ -217,7 +223,7 @@ class Wire:
         return self.upstream()
 
     def publishes(self) -> list[tuple[bytes, str, int, int]]:
-        """What is counted of publishes: exchange, outcome, how many, bytes of the exchange; no zeros."""
+        """Non-zero publish counters: exchange, outcome, count, and bytes for the exchange."""
         for _ in self.counters.traffic.folding():
             pass
         return [row[1:] for row in self.counters.traffic.publishes() if row[3] or row[4]]
@@ -229,7 +235,7 @@ def _taken(pieces: list[bytes]) -> bytes:
     return data
 
 
-# -- words -------------------------------------------------------------------------------------------------------
+# -- frames ------------------------------------------------------------------------------------------------------
 
 
 def publish(
@@ -250,14 +256,14 @@ def publish(
 
 
 def with_tokens(message: bytes, *queues: str, exchanges: Iterable[str] = ()) -> bytes:
-    """The same publish as it leaves for queues and exchanges of a carrier."""
+    """The same publish as it is sent to a carrier for queues and exchanges."""
     keys = [token("exchange", name.encode()) for name in exchanges]
     keys += [token("queue", name.encode()) for name in queues]
     return with_keys(message, *keys)
 
 
 def with_keys(message: bytes, *keys: bytes) -> bytes:
-    """The same publish with these keys as last entry of its header table."""
+    """The same publish with these keys in BCC, as the last entry of its header table."""
     start, header, *bodies = split(message)
     entry = (b"BCC", Value("A", tuple(Value("S", key) for key in keys)))
     flags = int.from_bytes(header.payload[12:14], "big")
@@ -278,14 +284,14 @@ def with_keys(message: bytes, *keys: bytes) -> bytes:
 
 
 def table_of(header: Frame) -> Table:
-    """The header table of a content header frame that has one, in front of which stands no other property."""
+    """The header table of a content header frame without content type and content encoding."""
     assert int.from_bytes(header.payload[12:14], "big") & 0xE000 == 0x2000
     size = int.from_bytes(header.payload[14:18], "big")
     return decode_table(header.payload, 18, 18 + size)
 
 
 def keys_of(header: Frame) -> list[bytes]:
-    """The keys that a header frame adds."""
+    """The routing keys in BCC of a content header frame."""
     (found,) = [one for name, one in table_of(header) if name == b"BCC"]
     assert isinstance(found.value, tuple)
     return [key.value for key in found.value]
@@ -305,21 +311,21 @@ def say(channel: int, *commanded: base.Frame) -> bytes:
     return b"".join(method(channel, one) for one in commanded)
 
 
-#: what both sides say at the end of the connection, and of channel 1
+#: closes of the connection and of channel 1, and the replies
 GOODBYE = method(0, commands.Connection.Close(200, "bye", 0, 0))
 GOODBYE_OK = method(0, commands.Connection.CloseOk())
 CLOSE = method(1, commands.Channel.Close(200, "bye", 0, 0))
 CLOSE_OK = method(1, commands.Channel.CloseOk())
 NOT_FOUND = method(1, commands.Channel.Close(404, "NOT_FOUND - no queue 'q'", 60, 70))
-#: what the sidecar says to the broker where it closes channel 1
+#: the sidecar's close of channel 1 to the broker
 OURS = method(1, commands.Channel.Close(200, "closed by the proxy", 0, 0))
-#: what it sends ahead of that, for the answers to what the producer sent before
+#: sent before that close, so that the replies to earlier methods of the producer arrive first
 AHEAD = method(1, commands.Exchange.Declare(exchange="amq.direct", passive=True, durable=True))
-#: a publish that it refuses, and closes channel 1 for
+#: a publish that the sidecar refuses by closing channel 1
 RESERVED = publish("x.o.p.e.n.x.q.1")
 OPEN, OPEN_OK = method(1, commands.Channel.Open()), method(1, commands.Channel.OpenOk())
 DECLARE, DECLARED = method(1, commands.Queue.Declare(0, "q")), method(1, commands.Queue.DeclareOk("q", 0, 0))
-#: answers of the broker on the channel of our own
+#: replies of the broker on the sidecar's own channel
 OWN_OPEN_OK, OWN_BIND_OK = method(OWN, commands.Channel.OpenOk()), method(OWN, commands.Queue.BindOk())
 
 
@@ -332,13 +338,13 @@ def nack(tag: int, multiple: bool = False, channel: int = 1) -> bytes:
 
 
 def returned(exchange: str, key: str, content: bytes, channel: int = 1) -> bytes:
-    """A return of some content frames."""
+    """A Basic.Return with these content frames."""
     start = method(channel, commands.Basic.Return(312, "NO_ROUTE", exchange, key))
     return start + content
 
 
 def closed(data: bytes) -> tuple[int, int, str, tuple[int, int]]:
-    """Channel, code, text, and method of the one close frame that the bytes are."""
+    """Channel, reply code, text and method of the only frame in the bytes, which is a close."""
     (found,) = split(data)
     close = found.method
     assert isinstance(close, commands.Channel.Close | commands.Connection.Close), found.name

@@ -1,4 +1,4 @@
-"""Binds and unbinds of clients: where the broker keeps them, and where messages find the destination."""
+"""Tests binds and unbinds from clients: storage keys, destination tokens, replies and permissions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from tests.routing.building import arguments, exchange, to_queue
 WANTED: Table = ((b"x-?hkv= kind", Value("S", b"b")),)
 ENTRIES = encode_table(WANTED)
 OTHER = encode_table(((b"x-?hkv= kind", Value("S", b"c")),))
-#: what clients say, and the broker's answers
+#: requests of clients, and the broker's replies
 BIND, BIND_OTHER = (queue_bind(1, b"b", b"xo", b"", entries) for entries in (ENTRIES, OTHER))
 UNBIND, UNBIND_OTHER = (queue_unbind(1, b"b", b"xo", b"", entries) for entries in (ENTRIES, OTHER))
 BIND_OK = say(1, commands.Queue.BindOk())
@@ -53,7 +53,7 @@ def wire(**rules: object) -> Wire:
 
 
 def bound(*more: bytes, **rules: object) -> Wire:
-    """A client has bound the queue, and perhaps more."""
+    """A connection whose client has bound the queue ``q`` and the given destinations."""
     made = wire(**rules)
     for bind in (BIND, *more):
         made.produce(bind)
@@ -67,7 +67,7 @@ def beside(made: Wire) -> Wire:
 
 
 def marked(**rules: object) -> Wire:
-    """Messages find the queue already, by a binding that came through this sidecar on another connection."""
+    """A virtual host in which another connection of this sidecar has already bound the token of the queue."""
     made = wire(**rules)
     made.state.exchanges[b"xo"].tokens.asserted(("queue", b"b"), 1, 0.0, object())
     return made
@@ -113,7 +113,7 @@ def test_a_bind_where_messages_find_the_destination_is_made_twice_and_answered_o
     assert len(made.state.exchanges[b"xo"].clients) == 1
 
 
-# -- binds behind binds ------------------------------------------------------------------------------------------------
+# -- several binds in sequence -----------------------------------------------------------------------------------------
 
 
 def numbered(number: int, queue: bytes = b"b") -> bytes:
@@ -264,12 +264,12 @@ def test_an_empty_queue_name_is_the_queue_declared_last() -> None:
     made.produce(say(1, commands.Queue.Declare(queue="")))
     made.answer(say(1, commands.Queue.DeclareOk("amq.gen-1", 0, 0)))
     made.produce(queue_bind(1, b"", b"xo", b"", ENTRIES))
-    # Its name is the routing key as well then, which an open exchange does not take.
+    # The queue name is then also the routing key, which an open exchange refuses.
     assert closed(made, made.refused())[0] == 406
 
 
 def unbound(frames: list[Frame]) -> list[tuple[bytes, bool]]:
-    """Key of each unbind, and whether it is one of a client's own binding."""
+    """Routing key of each unbind, and whether it removes a client's binding (with arguments)."""
     fields = [read_method(QueueUnbind, frame.payload) for frame in frames if frame.name == "Queue.Unbind"]
     return [(one.routing_key, bool(one.arguments)) for one in fields]
 
@@ -277,7 +277,7 @@ def unbound(frames: list[Frame]) -> list[tuple[bytes, bool]]:
 def test_an_unbind_takes_all_away_the_binding_last_and_is_answered_once() -> None:
     made = bound()
     frames = split(made.produce(UNBIND))
-    # An auto-delete exchange goes with its last binding: what comes behind that would not be found.
+    # An auto-delete exchange is deleted with its last binding, so later unbinds would get a 404.
     assert unbound(frames) == [(token("queue", b"b"), True)]
     assert made.answer(UNBIND_OK) == UNBIND_OK
     assert not made.state.exchanges[b"xo"].clients
@@ -339,7 +339,7 @@ def test_who_binds_while_the_last_binding_goes_relies_on_a_binding_of_its_own() 
 def test_a_bind_that_relied_on_what_somebody_unbinds_meanwhile_binds_the_token(sure: bool) -> None:
     first = bound()
     made = beside(first)
-    if sure:  # it has bound the token, and what it bound has gone
+    if sure:  # it has bound the token, and its own binding is removed
         made.produce(numbered(1))
         made.answer(BIND_OK * 2)
         made.produce(queue_unbind(1, b"b", b"xo", b"", encode_table(((b"x-?hkv= n", Value("I", 1)),))))
@@ -348,7 +348,7 @@ def test_a_bind_that_relied_on_what_somebody_unbinds_meanwhile_binds_the_token(s
     assert [key == token("queue", b"b") for key in sent] == ([False] if sure else [False, True])
     gone = split(first.produce(UNBIND))
     assert len(gone) == (2 if sure else 1)
-    if sure:  # what it relied on is among them
+    if sure:  # including the binding that it relied on
         assert made.answer(BIND_OK) == b""
         assert keys(split(made.upstream())) == [token("queue", b"b")]
         sent = sent[:1]
@@ -426,14 +426,16 @@ def test_what_a_rules_file_binds_is_not_the_clients_to_unbind() -> None:
     assert closed(made, made.refused())[0] == 403
 
 
-# -- reach ------------------------------------------------------------------------------------------------------------
+# -- permissions ------------------------------------------------------------------------------------------------------
 
 C, D = ("queue", b"c"), ("queue", b"d")
 TO_C = ENTRIES + encode_table(((b"x-addq-ontrue", Value("S", b"c")),))
 
 
 def reaching(*names_of_queues: bytes, **routes: str) -> tuple[Wire, list[Frame]]:
-    """A client binds with routes; these queues exist. The broker has answered what comes before its own rights."""
+    """A client binds with dynamic routes, and these queues exist. The broker has replied to all requests before those
+    that check the client's permissions.
+    """
     made = wire()
     made.state.queues = QueueNames(tuple(sorted(names_of_queues)), 1)
     table = tuple((name.replace("_", "-").encode(), Value("S", text.encode())) for name, text in routes.items())
@@ -477,7 +479,7 @@ def test_a_refusal_counts_although_a_pass_of_the_control_plane_ends_before_the_l
     made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES + encode_table(routes)))
     made.answer(BIND_OK)
     made.answer(OWN_OPEN_OK)
-    made.answer(OWN_BIND_OK)  # the token of c; its grant is sent after the token of d
+    made.answer(OWN_BIND_OK)  # the token of c; its permission check is sent after the token of d
     made.answer(say(OWN, commands.Channel.Close(403, "ACCESS_REFUSED - access to queue 'd' refused", 50, 20)))
     made.state.clear_refusals()
     made.answer(OWN_OPEN_OK)
@@ -532,7 +534,7 @@ def test_what_was_asked_for_a_client_goes_with_its_last_binding() -> None:
 
 
 def test_an_unbind_whose_channel_the_broker_closes_meanwhile_is_not_answered() -> None:
-    """What the client reached is withdrawn on our own channel; nothing may follow the close on the client's."""
+    """Granted bindings are removed on the sidecar's channel. The client's channel gets no frame after its close."""
     made, _ = reaching(b"b", b"c", x_addq_ontrue="c")
     made.answer(OWN_BIND_OK, OWN_BIND_OK, BIND_OK)
     made.produce(queue_unbind(1, b"b", b"xo", b"", TO_C))
@@ -568,7 +570,7 @@ def unkept() -> Wire:
 
 
 def found(made: Wire) -> bytes:
-    """The broker says that the queue is there; the client's own rights are asked next."""
+    """The broker confirms that the queue exists; the sidecar then checks the client's permissions."""
     assert made.answer(say(1, commands.Queue.DeclareOk("b", 0, 0))) == b""
     return made.answer(OWN_OPEN_OK)
 

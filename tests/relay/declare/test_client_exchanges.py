@@ -1,4 +1,4 @@
-"""An open exchange that a client declares: what leaves to the broker, what the client gets, what is known then."""
+"""Tests declare and delete of open exchanges by clients: requests to the broker, replies, resulting state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DECLARE_OK, DELETE_OK = say(1, commands.Exchange.DeclareOk()), say(1, commands.E
 
 
 def asked_before(wire: Wire, *pieces: bytes) -> None:
-    """The client declares; what it asked before is answered first."""
+    """The client declares; the broker replies to the method that is sent ahead of the reply."""
     (frame,) = split(wire.produce(*pieces))
     asked = read_method(ExchangeDeclare, frame.payload)
     assert (asked.exchange, asked.passive) == (b"amq.direct", True)
@@ -45,7 +45,7 @@ def looked_up(wire: Wire, found: str | None = None) -> bytes:
 
 
 def asked(found: str | None = None, **rules: object) -> Wire:
-    """A client declares; the broker has answered what is asked before, and has been looked at."""
+    """A client declares; the broker has replied to the preceding request, and the exchange has been looked up."""
     wire = Wire(rules=ClientRules(**rules)).open()  # type: ignore[arg-type]
     asked_before(wire, declare())
     looked_up(wire, found)
@@ -59,7 +59,7 @@ def declared() -> Wire:
 
 
 def answered(wire: Wire) -> bytes:
-    """The broker's declare-ok, and the look behind it."""
+    """The broker replies with declare-ok, and the following lookup completes."""
     assert wire.answer(DECLARE_OK) == b""
     assert looked_up(wire) == b""
     return wire.producer()

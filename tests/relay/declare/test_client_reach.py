@@ -1,4 +1,4 @@
-"""How far a client's routes reach: what is asked about, what is refused, what goes with the last binding."""
+"""Tests permission checks for the dynamic routes of clients, and what is unbound with the last binding of a client."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Client:
         return self.owned.clients[binding.identity]
 
     def leave(self, client: str = "") -> list[bytes]:
-        """Take away what was bound for a client; give the keys that are unbound for it, all answered."""
+        """Remove the bindings of a client; return the routing keys of the resulting unbinds, all answered."""
         self.reach.remove_unneeded(self.owned, client, (), lambda: None)
         unbound = []
         while frames := split(self.wire.upstream()):

@@ -1,4 +1,4 @@
-"""Whether a second declare says the same as the first, in RabbitMQ's words."""
+"""Tests the comparison of a second declare with the first, and RabbitMQ's error texts for differences."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIMIT: Table = ((b"max-payload-size", Value("I", 10)),)
 def compared(
     before: Table, now: Table, kind: bytes = b"x-open", declared: DeclaredExchange | None = DECLARED, **flags: bool
 ) -> str:
-    """The text of the refusal, empty where there is none."""
+    """The error text, empty if the declarations are equivalent."""
     owned = OwnedExchange(b"e", "x-open", Delivery.CARRIER, b"e", arguments=before, declared=declared)
     durable, auto_delete = flags.get("durable", True), flags.get("auto_delete", False)
     try:

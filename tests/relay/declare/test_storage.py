@@ -1,4 +1,4 @@
-"""The form in which the broker keeps what clients declared: everything comes back as it was."""
+"""Tests that declarations of clients can be read back unchanged from their form on the broker."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def text(name: bytes, content: bytes) -> Table:
 
 
 def others(properties: Table) -> Table:
-    """The entries that are not named as one of ours."""
+    """The entries that the sidecar did not add."""
     return tuple(entry for entry in properties if entry[0] not in dict(OURS))
 
 

@@ -45,7 +45,7 @@ def is_over(handshake: Handshake) -> bool:
 
 
 def refusal(handshake: Handshake) -> tuple[object, ...]:
-    """Code, text, class and method id of the one Connection.Close that the producer got."""
+    """Reply code, text, class id and method id of the only Connection.Close sent to the producer."""
     closed = only(said_to_producer(handshake))
     assert closed.name == "Connection.Close"
     return tuple(closed.arguments.values())

@@ -1,4 +1,4 @@
-"""Every state with every input, from both sides; and any bytes at all, in any pieces."""
+"""Tests every handshake state with every input from both sides, and arbitrary bytes in arbitrary chunks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from tests.relay.handshakes import (
 
 State = HandshakeState
 
-#: State, side, method -> state behind it. Everything else is a fault of that side, or waits.
+#: State, side, method -> next state. All other input is a protocol error of that side, or is buffered.
 MOVES = {
     (State.AWAITING_START, U, "Connection.Start"): State.AWAITING_START_OK,
     (State.AWAITING_START_OK, P, "Connection.StartOk"): State.AWAITING_TUNE,
@@ -89,13 +89,13 @@ CODES = {
 
 
 def _expected_of_producer(state: HandshakeState, name: str) -> tuple[HandshakeState, int]:
-    """State behind the input, and the code of the Connection.Close that the producer gets (0: none)."""
+    """The next state, and the reply code of the Connection.Close that the producer receives (0: none)."""
     if state not in PRODUCERS_TURN or (state, P, name) in MOVES or name == "heartbeat":
         return MOVES.get((state, P, name), state), 0
     if name == "Connection.Close":
         return State.CLOSED, 0
     if state is State.CLOSING:
-        # what can't be cut into frames ends the waiting; the rest is discarded
+        # input that is not a sequence of frames ends the wait; the rest is discarded
         return (State.CLOSED if name == "unknown type" else State.CLOSING), 0
     if name == "malformed StartOk":
         return State.CLOSING, 502 if state in (State.AWAITING_START_OK, State.REFUSING) else 503
@@ -112,7 +112,7 @@ def test_every_input_of_the_producer_in_every_state(state: HandshakeState) -> No
         said = split(said_to_producer(handshake))
         closes = [one.arguments["reply_code"] for one in said if one.name == "Connection.Close"]
         if state is State.REFUSING and name == "Connection.StartOk":
-            code = 403  # the broker's own refusal, which waited for this
+            code = 403  # the broker's refusal, which was held for this
         assert closes == ([code] if code else []), name
         assert handshake.close_after_flush_producer is (behind is State.CLOSED)
         if behind is state and state not in PRODUCERS_TURN and state is not State.CLOSED:
@@ -175,7 +175,7 @@ def _happen(handshake: Handshake, side: str, data: bytes) -> None:
 
 
 def _is_told_in_order(told: list[str]) -> bool:
-    """Whether these are the words of a broker: Start, Secure any number of times, Tune, OpenOk; one end at most."""
+    """Whether these are valid methods of a broker: Start, Secure repeatedly, Tune, OpenOk; at most one close."""
     order = ["Connection.Start", "Connection.Secure", "Connection.Tune", "Connection.OpenOk"]
     ends = [name for name in told if name not in order]
     spoken = told[: len(told) - len(ends)]

@@ -29,7 +29,7 @@ def new(*kept: Lease) -> LeaseNegotiation:
 
 
 def leased(start_ok: bytes = START_OK, tune_ok: bytes = TUNE_OK, opened: bytes = OPEN) -> Lease:
-    """What was said on a connection that the broker opened."""
+    """The recorded handshake of a connection that the broker opened."""
     stand_in = new()
     for said, answer in ((PROTOCOL_HEADER, START), (start_ok, TUNE), (tune_ok, b""), (opened, OPEN_OK)):
         assert stand_in.take([said]) == b""

@@ -30,19 +30,19 @@ def plan_of(wire: Wire) -> Plan:
 
 
 def forwarded(wire: Wire, message: bytes) -> bytes:
-    """Publish a message with an empty body and give what leaves."""
+    """Publish a message with an empty body; return what is sent to the broker."""
     if 1 not in wire.relay.connection.channels:
         wire.open(1)
     return wire.produce(message)
 
 
 def chosen(wire: Wire, message: bytes) -> tuple[bytes, ...]:
-    """Publish a message and give the queues whose tokens it leaves with."""
+    """Publish a message; return the queues whose tokens it is sent with."""
     left = split(forwarded(wire, message))[1].payload
     return tuple(name for name in (b"a", b"b", b"jobs.1") if token("queue", name) in left)
 
 
-# -- what leaves ------------------------------------------------------------------------------------------------------
+# -- output -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_message_without_a_table_gets_one() -> None:
@@ -59,14 +59,14 @@ def test_without_a_destination_not_a_byte_changes(headers: Table | None) -> None
 
 @given(properties(), tables())
 def test_properties_survive_the_tokens(fields: dict[str, bytes | int], entries: Table) -> None:
-    """Decoded, all but BCC and the headers that only we may set are what the producer sent, in its order."""
+    """The decoded properties are unchanged, except BCC and the headers that only the sidecar may set."""
     message = client.publish(1, b"xo", b"", entries, b"", fields)
     head = forwarded(Wire(ruled(to_queue("a"), to_queue("b"))), message)
     sent, left = split(message)[1].payload, split(head)[1].payload
     ours = {b"BCC", b"x-original-address", b"x-original-cc"}
     bcc = next((value for name, value in entries if name == b"BCC"), None)
     if bcc is not None and bcc.letter != "A":
-        assert left == sent  # the broker's answer to that is the right one
+        assert left == sent  # left for the broker to refuse
         return
     kept = encode_table(tuple(one for one in entries if one[0] not in ours))
     tokens = Value("A", tuple(Value("S", token("queue", name)) for name in (b"a", b"b")))
@@ -101,7 +101,7 @@ def test_a_header_longer_than_what_it_holds_is_malformed_not_read_over() -> None
         payload = struct.pack(">HHQH", 60, 0, 4, flags) + rest
         header = b"\x02\0\x01" + len(payload).to_bytes(4, "big") + payload + b"\xce"
         start = split(publish(body=b""))[0].raw
-        # What stands behind it, another message of the same read, is none of its business.
+        # The following bytes belong to another message of the same read.
         data = header + publish(headers=REPORT, body=b"x" * 300)
         wire = Wire(routed("a")).open(1)
         wire.produce(start + data)
@@ -110,11 +110,11 @@ def test_a_header_longer_than_what_it_holds_is_malformed_not_read_over() -> None
         assert (fault.reply_code, fault.scope) == (502, Scope.CONNECTION)
 
 
-# -- what is asked, and how often -------------------------------------------------------------------------------------
+# -- cached decisions -------------------------------------------------------------------------------------------------
 
 
 def asked(wire: Wire) -> int:
-    """How often a decision has been made."""
+    """The number of decisions made."""
     return wire.counters.relays["/"].cache_misses
 
 

@@ -36,7 +36,7 @@ def raw(index: int, arguments: bytes = b"", channel: int = 1) -> bytes:
     return frame(1, channel, struct.pack(">I", index) + arguments)
 
 
-#: What a producer may say besides publishing, declaring and binding: goes to the broker as it is.
+#: Requests that are forwarded to the broker unchanged: all except publishes, declarations and bindings.
 REQUESTS: list[base.Frame] = [
     commands.Channel.Flow(True),
     commands.Channel.FlowOk(True),
@@ -99,7 +99,7 @@ def test_what_only_rabbitmq_knows_goes_to_it_too(frames: bytes) -> None:
     assert Wire().open().produce(frames) == frames
 
 
-# -- faults -----------------------------------------------------------------------------------------------------------
+# -- protocol errors --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("command", [*REQUESTS, commands.Basic.Publish(0, "e", "k", True)], ids=lambda one: one.name)
@@ -155,7 +155,7 @@ def test_a_heartbeat_on_another_channel_than_0_is_an_unexpected_frame() -> None:
 
 
 def test_a_channel_above_the_agreed_number_is_not_allowed() -> None:
-    """Above it is our own channel: nobody else may speak there."""
+    """The next number is the sidecar's own channel, which producers must not use."""
     wire = Wire()
     top = TUNING.channel_max_producer
     opens = say(top, commands.Channel.Open())
@@ -178,7 +178,7 @@ def test_immediate_is_left_for_the_broker_to_refuse() -> None:
     assert wire.produce(immediate) == with_tokens(immediate, "a")
 
 
-# -- channels that close ----------------------------------------------------------------------------------------------
+# -- closing channels -------------------------------------------------------------------------------------------------
 
 
 def test_a_close_of_the_producer_is_the_brokers_to_answer() -> None:
@@ -215,7 +215,7 @@ def test_the_number_of_a_channel_the_broker_closed_is_free_behind_the_close_ok()
 def test_a_content_that_has_begun_upstream_is_brought_to_its_end_though_its_channel_is_closed(
     to: str, sent: int
 ) -> None:
-    """RabbitMQ closes the whole connection where a close-ok stands in the middle of a content."""
+    """RabbitMQ closes the whole connection if a close-ok arrives in the middle of a content."""
     wire = Wire(routed("a")).open()
     message = publish(to=to, body=bytes(300_000))
     frames = [one.raw for one in split(message)]
@@ -244,7 +244,7 @@ def test_closes_that_cross_are_both_answered_where_the_brokers_comes_first() -> 
 
 @pytest.mark.parametrize("order", [0, 1])
 def test_closes_that_cross_are_both_answered_where_the_producers_comes_first(order: int) -> None:
-    """RabbitMQ answers the close that crosses its own; the producer waits for that answer before it uses the number."""
+    """RabbitMQ replies to a close that crosses its own; the producer waits for that before it reuses the number."""
     wire = Wire(routed("a")).open()
     assert wire.produce(CLOSE) == CLOSE
     assert wire.answer(NOT_FOUND) == NOT_FOUND
@@ -267,7 +267,7 @@ def test_behind_a_close_of_ours_frames_of_both_sides_are_discarded() -> None:
 
 
 def test_the_number_of_a_channel_that_we_closed_is_opened_again_only_behind_the_brokers_close_ok() -> None:
-    """RabbitMQ takes an open that overtakes its own close-ok for a second one on the old channel (504)."""
+    """RabbitMQ treats an open that arrives before its close-ok as a second open of the old channel (504)."""
     wire = Wire(routed("a")).open()
     wire.produce(RESERVED)
     wire.refused()
@@ -312,7 +312,7 @@ def test_a_declare_without_answer_is_told_at_once() -> None:
 
 
 def test_an_exclusive_queue_declared_without_answer_is_bound_all_the_same_before_anything_behind_it() -> None:
-    """Only its own connection can bind it, and only once it is there: we ask for the answer."""
+    """Only the declaring connection can bind it, and only after it exists, so the sidecar requests the reply."""
     wire = Wire(routed("q", bound=()), ears=Ears([b"q"])).open()
     message = publish()
     declare = commands.Queue.Declare(0, "q", exclusive=True, nowait=True, arguments={"x-expires": 5})
@@ -364,7 +364,7 @@ def test_delivery_tags_count_from_the_publish_behind_confirm_select() -> None:
     assert wire.relay.connection.unsettled == 2
 
 
-# -- the end ----------------------------------------------------------------------------------------------------------
+# -- closing the connection -------------------------------------------------------------------------------------------
 
 
 def test_a_producer_that_says_goodbye_gets_the_brokers_answer() -> None:
@@ -404,7 +404,7 @@ def test_connection_methods_out_of_turn_are_left_for_the_broker_to_refuse() -> N
     assert Wire().open().produce(opens) == opens
 
 
-# -- a broker that does not answer ------------------------------------------------------------------------------------
+# -- unanswered requests ----------------------------------------------------------------------------------------------
 
 
 def test_a_producer_is_read_no_further_while_the_broker_owes_it_too_many_answers() -> None:
@@ -489,7 +489,7 @@ def test_the_mode_of_a_channel_does_not_change(
 
 
 def test_frames_after_a_close_of_the_producer_are_discarded() -> None:
-    """RabbitMQ does so; a close of ours after the producer's, for a publish that is refused, would be a 504 there."""
+    """RabbitMQ does the same. If the sidecar closed the channel too, for a refused publish, it would get a 504."""
     wire = Wire(routed("a")).open()
     assert wire.produce(CLOSE, RESERVED, publish(), say(1, commands.Basic.Qos(0, 1))) == CLOSE
     assert wire.answer(CLOSE_OK) == CLOSE_OK

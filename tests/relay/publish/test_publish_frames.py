@@ -37,7 +37,7 @@ from tests.routing.building import arguments, exchange, many, to_exchange, to_qu
 
 
 def slow(message: bytes, wire: Wire) -> bytes:
-    """Send a publish frame by frame, so that the fast path sees none of it whole."""
+    """Send a publish frame by frame, so that the fast path never sees a complete one."""
     return b"".join(wire.produce(one.raw[:9]) + wire.produce(one.raw[9:]) for one in split(message))
 
 
@@ -68,7 +68,7 @@ def test_a_silent_filter_leaves_without_a_token() -> None:
 
 
 def test_a_refused_publish_is_no_publish_upstream() -> None:
-    """Not even its method frame: a close in the middle of a content would end the connection."""
+    """Not even the method frame is sent: a close in the middle of a content would end the connection."""
     wire = Wire(routed("a", carrier="carried")).open()
     bad = publish(to="carried", headers=((b"CC", many("x.o.p.e.n.x.q.1")),))
     assert slow(bad, wire) == AHEAD
@@ -261,7 +261,7 @@ def test_a_publish_whose_channel_closes_before_it_is_whole_never_leaves() -> Non
     assert wire.relay.connection.backlog.collected == 0
 
 
-# -- destinations that are nowhere ------------------------------------------------------------------------------------
+# -- missing destinations ---------------------------------------------------------------------------------------------
 
 
 def test_names_that_nobody_has_leave_where_nobody_is_instead_of_waking_the_alternate_exchange() -> None:
@@ -280,7 +280,7 @@ def test_cc_is_moved_aside_on_the_way_to_nowhere() -> None:
     assert [name for name, _ in table_of(header)] == [b"type", b"x-original-cc", b"x-original-address"]
 
 
-# -- counting ---------------------------------------------------------------------------------------------------------
+# -- counters ---------------------------------------------------------------------------------------------------------
 
 
 def test_publishes_are_counted_alike_on_both_paths() -> None:

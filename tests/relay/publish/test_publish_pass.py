@@ -41,12 +41,12 @@ def in_pieces(wire: Wire, data: bytes, cuts: Iterable[int]) -> bytes:
 
 
 def counts(wire: Wire) -> tuple[object, ...]:
-    """All that is counted of publishes."""
+    """All counters of publishes."""
     relay = wire.counters.relays["/"]
     return relay.publishes_passed, relay.bytes_passed, sorted(wire.publishes())
 
 
-# -- what leaves ------------------------------------------------------------------------------------------------------
+# -- output -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_publish_to_another_exchange_leaves_byte_for_byte() -> None:
@@ -119,12 +119,12 @@ def test_channels_interleave_between_the_frames_of_their_publishes(cuts: list[in
     assert all(one.kind != 8 for one in left)
 
 
-# -- nothing waits longer than it must --------------------------------------------------------------------------------
+# -- output without delay ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stop", [1, 2])
 def test_a_publish_of_ours_does_not_make_another_channel_wait(stop: int) -> None:
-    """A method frame, perhaps its header too, and then a short frame of another channel and nothing more."""
+    """A method frame, and possibly its header, arrives with a short frame of another channel and nothing else."""
     wire = Wire(routed("a")).open(1, 2)
     message = publish()
     wire.produce(message)
@@ -161,7 +161,7 @@ def test_half_a_frame_stays_here() -> None:
     assert wire.produce(message[-1:]) == split(message)[2].raw
 
 
-# -- what changes on the way ------------------------------------------------------------------------------------------
+# -- changes during a publish -----------------------------------------------------------------------------------------
 
 
 def test_rules_that_change_between_two_reads_count_from_the_next_publish() -> None:
@@ -176,7 +176,7 @@ def test_rules_that_change_between_two_reads_count_from_the_next_publish() -> No
 
 @pytest.mark.parametrize("stop", [1, 2])
 def test_rules_that_change_in_the_middle_of_a_publish_judge_it_once(stop: int) -> None:
-    """It is judged when its header is there, by the rules of then."""
+    """A publish is decided when its header is complete, by the rules in force at that time."""
     message = publish(body=b"x" * 100_000)
     sent = split(message)
     wire = Wire(routed("a")).open()
@@ -220,7 +220,7 @@ def test_a_channel_closed_in_the_middle_of_a_read_loses_what_comes_behind() -> N
 
 
 def test_a_channel_that_needs_the_ledger_has_it_from_then_on() -> None:
-    """Behind a publish in two copies, publishes that are remembered are counted on both sides."""
+    """After a publish in two copies, publishes with a cached decision are counted on both sides."""
     wire = Wire(several("ex")).open(confirm=True)
     plain, double = publish(to="amq.direct"), publish()
     wire.produce(plain, plain)
@@ -296,7 +296,7 @@ def test_unmatched_publishes_pass_untouched_and_are_counted_as_passed() -> None:
     assert [row[:3] for row in wire.publishes() if row[0] == b"xo" and row[2]] == [(b"xo", "passed", 1)]
 
 
-# -- what follows what ------------------------------------------------------------------------------------------------
+# -- sequences of publishes -------------------------------------------------------------------------------------------
 
 TURNS = [
     publish(key, channel=channel, headers=headers, body=body, to=exchange)
@@ -325,7 +325,7 @@ def test_whatever_follows_what_each_publish_leaves_as_it_would_alone(turns: list
     assert by_channel(in_pieces(Wire(routed("a")).open(1, 2), b"".join(turns), cuts)) == expected
 
 
-# -- faults -----------------------------------------------------------------------------------------------------------
+# -- protocol errors --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("known", [False, True])

@@ -35,14 +35,14 @@ SMALL = replace(TUNING, frame_max_producer=4096, frame_max_upstream=8192)
 
 
 def to_many(count: int, delivery: Delivery = Delivery.CARRIER, exchanges: int = 0) -> VhostState:
-    """Every message goes to this many queues with long names, and to exchanges."""
+    """Every message is routed to this many queues with long names, and to exchanges."""
     bindings = [to_queue("queue-" + "x" * 40 + f"-{number:05d}") for number in range(count)]
     bindings += [to_exchange(f"exchange-{number:05d}") for number in range(exchanges)]
     return ruled(*bindings, delivery=delivery)
 
 
 def parts(data: bytes) -> list[list[Frame]]:
-    """The publishes that the bytes are."""
+    """Split the bytes into publishes."""
     found: list[list[Frame]] = []
     for one in split(data):
         if one.name == "Basic.Publish":
@@ -51,7 +51,7 @@ def parts(data: bytes) -> list[list[Frame]]:
     return found
 
 
-# -- more keys than one header frame holds ----------------------------------------------------------------------------
+# -- more keys than fit in a header frame -----------------------------------------------------------------------------
 
 
 def test_tokens_are_spread_over_publishes_that_all_fit_and_name_each_destination_once() -> None:
@@ -83,7 +83,7 @@ def test_a_spread_publish_has_one_confirm_and_one_return() -> None:
 
 
 def test_queue_names_are_spread_without_naming_one_twice() -> None:
-    """Each part leaves under a key of its own: the broker removes duplicates within one publish only."""
+    """Each part is sent with a separate routing key: the broker removes duplicates only within one publish."""
     wire = Wire(to_many(400, Delivery.QUEUE), tuning=SMALL).open()
     left = parts(wire.produce(publish("key", frame_max=4096)))
     assert len(left) > 2
@@ -167,7 +167,7 @@ def test_without_confirms_there_is_no_ledger() -> None:
 
 
 def back(frames: list[Frame]) -> bytes:
-    """What the broker returns of a publish: all but its BCC."""
+    """The broker's return of a publish: all except its BCC."""
     exchange_name, key = address_of(frames[0])
     entries = tuple(one for one in table_of(frames[1]) if one[0] != b"BCC")
     head = frames[1].payload
@@ -208,7 +208,7 @@ def test_a_return_comes_before_the_ack() -> None:
 
 
 def test_a_return_between_copies_of_another_publish_is_not_mistaken_for_one() -> None:
-    """A routed publish in two copies is still unconfirmed when a later one, that left once, comes back."""
+    """A routed publish in two copies is still unconfirmed when a later publish, sent once, is returned."""
     both = {"x-?hkv= type": "both"}
     wire = Wire(ruled(to_queue("a", both), to_exchange("e", both), delivery=Delivery.QUEUE)).open(confirm=True)
     wire.produce(publish(headers=((b"type", Value("S", b"both")),), mandatory=True))
@@ -265,13 +265,13 @@ def test_a_malformed_header_has_none() -> None:
         fingerprint(b"e", b"k", content(1, (), b"")[:-3] + b"\x09\xce")
 
 
-# -- any interleaving -------------------------------------------------------------------------------------------------
+# -- arbitrary interleaving -------------------------------------------------------------------------------------------
 
 
 @given(st.data())
 @settings(max_examples=100, deadline=None)
 def test_whatever_the_broker_says_each_tag_is_settled_once_and_returns_come_first(data: st.DataObject) -> None:
-    """Publishes in one to three copies, some mandatory; between them the broker acks, nacks and returns as it may."""
+    """Publishes have one to three copies, some mandatory; acks, nacks and returns come in any permitted order."""
     rule = {name: {f"x-?hkv= {name}": True} for name in ("q", "e", "f")}
     bindings = to_queue("q", rule["q"]), to_exchange("e", rule["e"]), to_exchange("f", rule["f"])
     wire = Wire(ruled(*bindings, delivery=Delivery.QUEUE)).open(confirm=True)

@@ -15,7 +15,7 @@ from tests.routing.building import NOW
 
 
 class RecordingTap(list[ObservedDecision]):
-    """A watcher who looks at everything, or at one exchange alone."""
+    """Records every publish, or those to one exchange."""
 
     def __init__(self, only: bytes | None = None) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ def tapped(wire: Wire, only: bytes | None = None) -> RecordingTap:
     return tap
 
 
-#: what is published, before which rules
+#: publishes, and the rules that apply to them
 TRAFFIC: dict[str, tuple[Callable[[], VhostState], bytes]] = {
     "routed": (lambda: routed("q"), publish("k")),
     "unrouted": (lambda: routed("q"), publish("k", None)),

@@ -1,4 +1,4 @@
-"""What a producer hears of publishes that go to other brokers, alone and beside its own one."""
+"""Tests confirms and returns of publishes that are sent to other brokers, with and without copies on the own broker."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_a_lost_link_loses_what_was_sent_and_keeps_what_waits() -> None:
 
 
 class Course:
-    """A lane, link after link, and a broker that only acks what it was sent."""
+    """A lane over several successive links, to a broker that acks only what it was sent."""
 
     def __init__(self) -> None:
         self.far = Far().open()
@@ -67,7 +67,7 @@ class Course:
         self.there: list[int] = []
 
     def look(self) -> None:
-        """Note what has come over the present channel, in the order of its delivery tags."""
+        """Record what was sent over the current channel, in the order of its delivery tags."""
         self.there += [int(frame.payload) for frame in client.split(self.far.sent()) if frame.kind == 3]
 
     def send(self, number: int) -> None:
