@@ -1,6 +1,7 @@
-"""``python -m tests.conformance [--times] [FILE...]``: run vector files, print the first faults and a count.
+"""Runs vector files: ``python -m tests.conformance [--times] [FILE...]``.
 
-With ``--times`` the vectors that have a `max_ms` are timed instead; status 1 where one is late.
+Prints the first failures and the counts. With ``--times``, vectors with a `max_ms` are timed instead. The exit status
+is 1 if a vector fails or exceeds its time.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 from tests.conformance import messenger
 from tests.conformance.files import OWN_VECTORS, verdicts
 
-#: So many faults are printed; more only scroll the first ones away.
+#: Maximum number of failures that are printed.
 _SHOWN = 20
 
 

@@ -1,7 +1,7 @@
-"""What RabbitMQ itself refuses before it asks an exchange: the checks of a publish, as a stand-in.
+"""The checks that RabbitMQ applies to a publish before routing.
 
-Source: RabbitMQ 3.10, rabbit_channel (user id, expiration) and rabbit_basic (delivery mode, CC and BCC), in the
-order in which they are made.
+Source: RabbitMQ 3.10, rabbit_channel (user id, expiration) and rabbit_basic (delivery mode, CC and BCC), in the same
+order.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ _USER = "guest"
 
 
 def refusal(facts: Facts, modes_are_checked: bool = True) -> str | None:
-    """The text behind ``PRECONDITION_FAILED - `` where the broker does not take the message.
+    """The error text after ``PRECONDITION_FAILED - ``; None if the broker accepts the message.
 
     Args:
         facts: the message.
-        modes_are_checked: whether the broker knows the delivery modes 1 and 2 only; later ones don't care.
+        modes_are_checked: whether the broker accepts only the delivery modes 1 and 2; later versions accept all.
     """
     mode = _delivery_mode(facts) if modes_are_checked else None
     return _user_id(facts) or _expiration(facts) or mode or _copies(facts)
 
 
 def delivery_mode_is_known(mode: object) -> bool:
-    """Whether a message may have this delivery mode; None for a message without one."""
+    """Whether the broker knows this delivery mode; None for a message without one."""
     return mode in (None, 1, 2)
 
 

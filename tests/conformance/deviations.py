@@ -1,7 +1,7 @@
-"""The differences from the vectors that are intended; docs/explanation/deviations.md has each as a row, word by word.
+"""The intended differences from the vectors. docs/explanation/deviations.md contains each as a row, with the same text.
 
-A deviation says what must come instead: a vector counts as accounted for only if exactly that came. It looks at what a
-vector declares and publishes, never at its id.
+A deviation accounts for a vector only if the result is exactly the one that it specifies. It examines what a vector
+declares and publishes, never its id.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Version = tuple[int, ...]
 
 
 class Run(NamedTuple):
-    """Where vectors were played.
+    """The conditions under which vectors were run.
 
     Args:
         delivery: of the open exchanges, ``carrier`` or ``queue``.
         version: of RabbitMQ, e.g. ``(3, 10, 8)``.
-        carrier_type: asked for in declarations of open exchanges; "" asks for none.
+        carrier_type: requested in declarations of open exchanges; empty for none.
     """
 
     delivery: str
@@ -32,13 +32,13 @@ class Run(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """A vector of which something else came than expected.
+    """A vector with an unexpected result.
 
     Args:
         vector: the vector.
-        expected: the result that counts.
-        got: the result.
-        beside: what the broker itself answers to the same, without the sidecar; None for what only the sidecar knows.
+        expected: the expected result.
+        got: the actual result.
+        beside: the broker's result without the sidecar; None if only the sidecar knows the exchange type.
     """
 
     vector: Json
@@ -48,15 +48,15 @@ class Difference(NamedTuple):
 
 
 class Deviation(NamedTuple):
-    """A difference that is meant.
+    """An intended difference.
 
     Args:
-        name: of it.
-        where: in words.
-        vectors: how many of all vectors show it, in each run to which it applies.
-        reason: why it is so.
-        applies: whether it can be seen in a run.
-        holds: whether a difference is this one.
+        name: of the deviation.
+        where: the conditions, as text.
+        vectors: number of vectors that show it, in each run to which it applies.
+        reason: its explanation.
+        applies: whether it can occur in a run.
+        holds: whether it accounts for a difference.
     """
 
     name: str
@@ -152,10 +152,10 @@ DEVIATIONS = (
 
 
 def possible(run: Run) -> Iterator[Deviation]:
-    """The deviations that can be seen in a run."""
+    """The deviations that can occur in a run."""
     return (deviation for deviation in DEVIATIONS if deviation.applies(run))
 
 
 def accounting_for(found: Difference, run: Run) -> str:
-    """Give the name of the deviation that makes a result what it is; "" where it is a fault."""
+    """The name of the deviation that accounts for a difference; empty if there is none."""
     return next((deviation.name for deviation in possible(run) if deviation.holds(found)), "")

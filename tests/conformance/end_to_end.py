@@ -1,9 +1,9 @@
-"""Plays the vectors through a running sidecar to a real broker, and compares what arrives.
+"""Runs the vectors through a running sidecar against a real broker, and compares the results.
 
 ``python -m tests.conformance.end_to_end [FILE...] [--every N] [--delivery carrier|direct|topic|queue]`` declares, binds
-and publishes each vector as a client would, prints the first faults as id, expected, got, and as its last line
-``N passed, M deviations, F failed``; exit 1 if any failed. Vectors of other exchange types are the broker's own to
-answer: they show that the sidecar leaves them alone.
+and publishes each vector as a client would. It prints the first failures as id, expected and actual result, then
+``N passed, M deviations, F failed``; the exit status is 1 if a vector failed. The broker itself evaluates exchanges of
+other types; their vectors show that the sidecar does not change them.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from tests.private_broker import some_broker
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 
-#: Vectors of the open exchange; those of the address table have their own runner.
+#: Vectors of the open exchange; those of the address table have another runner.
 FILES = [path for path in OWN_VECTORS if path.parent.name == "open-exchange"]
 
-#: Vectors played in one virtual host, so that hosts are worked on side by side.
+#: Vectors per virtual host; several virtual hosts are used in parallel.
 _PER_HOST = 150
 _HOSTS_AT_ONCE = 4
 _SHOWN = 20
 
 
 class Verdict(NamedTuple):
-    """What became of one vector.
+    """The result of a vector.
 
     Args:
         vector: the vector.
-        expected: the result that counts.
-        got: the result.
-        deviation: name of the documented deviation that accounts for the difference, "" for none.
+        expected: the expected result.
+        got: the actual result.
+        deviation: name of the documented deviation that accounts for the difference; empty for none.
     """
 
     vector: Json
@@ -53,14 +53,14 @@ class Verdict(NamedTuple):
 
     @property
     def passed(self) -> bool:
-        """Whether it came as it should."""
+        """Whether the result is the expected one."""
         return bool(self.expected == self.got)
 
 
 def expectation(vector: Json) -> Json:
-    """The result that counts, in the form of results."""
+    """The expected result, in the form of results."""
     if "extra_exchanges" in vector and "seed_differs" not in vector:
-        # Nobody computed for chains what the specification makes of them where it wins over the plugin.
+        # For chains, the vectors do not contain the result of the specification where it differs from the plugin.
         observed = open_exchange.normal(vector["expected"])
         if open_exchange.plugin_result(vector) == observed:
             return open_exchange.result(vector)
@@ -69,7 +69,7 @@ def expectation(vector: Json) -> Json:
 
 
 def run_on(broker: Broker, delivery: str) -> Run:
-    """Say what vectors are played on: a broker and ``queue``, ``carrier``, or the type of carrier to ask for."""
+    """The conditions of a run on a broker; ``delivery`` is ``queue``, ``carrier`` or a carrier type to request."""
     if delivery in ("direct", "topic"):
         return Run("carrier", broker.version, delivery)
     return Run(delivery, broker.version)
@@ -81,12 +81,12 @@ def every_vector() -> list[Json]:
 
 
 def verdicts(broker: Broker, chosen: Iterable[Json], run: Run) -> Iterator[Verdict]:
-    """Play vectors, several virtual hosts at a time; verdicts come as they are reached.
+    """Run vectors in several virtual hosts at a time; yield their results in the order of completion.
 
     Args:
-        broker: a RabbitMQ on which virtual hosts may be made.
+        broker: a RabbitMQ on which virtual hosts may be created.
         chosen: the vectors.
-        run: on that broker, from `run_on`.
+        run: conditions on that broker, from `run_on`.
     """
     parts = list(_parts(chosen))
     hosts = [f"conformance-{secrets.token_hex(6)}" for _ in parts]
@@ -105,7 +105,7 @@ def verdicts(broker: Broker, chosen: Iterable[Json], run: Run) -> Iterator[Verdi
 
 
 def _parts(chosen: Iterable[Json]) -> Iterator[list[Json]]:
-    """Vectors that can be played in one virtual host one after another."""
+    """Groups of vectors that can be run in one virtual host in sequence."""
     for _, alike in groupby(sorted(chosen, key=Place.of), Place.of):
         of_place = list(alike)
         for at in range(0, len(of_place), _PER_HOST):
@@ -130,7 +130,7 @@ def _verdict(vector: Json, stage: Stage, run: Run) -> Verdict:
 
 
 def _alike(got: Json, expected: Json) -> Json:
-    """Leave out of a result what the vector says nothing of."""
+    """Remove from a result what the vector does not specify."""
     error = got.get("bind_error")
     if error is not None and "binding" not in expected.get("bind_error", ()):
         del error["binding"]

@@ -1,12 +1,12 @@
 """Runs vectors of the messenger-addressing format; ``python -m tests.conformance --times`` measures them.
 
-What a vector asks is seen from its members: translations have rules, addresses have parts, receiver vectors have
-``send_to`` among what they expect. The result we want is ``recommended``, else ``seed_expected``, else ``expected``; in
-receiver vectors each replaces only the keys that it lists.
+The kind of a vector follows from its members: translations have rules, addresses have parts, receiver vectors have
+``send_to`` among the expected values. The expected result is ``recommended``, else ``seed_expected``, else
+``expected``; in receiver vectors each of them replaces only the keys that it lists.
 
-What a receiver sees is asked of the code that writes ``x-original-address`` and restores addresses from it. Messenger
-also has rewrites, a second table for what receivers see. Rules files have none: in a vector with rewrites the receiver
-is expected to see the address as it was given.
+The address at the receiver comes from the code that writes ``x-original-address`` and restores addresses from it.
+Messenger also has rewrites, a second table for the addresses at the receiver. Rules files have none: in vectors with
+rewrites, the receiver is expected to see the unchanged address.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _REFUSED = "refused"
 
 
 def run(vector: Json) -> tuple[bool, object, object]:
-    """Whether the vector passes, what it expects, what we get."""
+    """Whether the vector passes, the expected result, and the actual result."""
     layers = [vector[key] for key in ("expected", "seed_expected", "recommended") if vector.get(key) is not None]
     if "send_to" in (vector["expected"] or ()):
         expected, got = _receiver(vector, {key: value for layer in layers for key, value in layer.items()})
@@ -93,7 +93,7 @@ def _got_parts(text: bytes) -> object:
 
 
 def _receiver(vector: Json, expected: Json) -> tuple[object, object]:
-    """Where the message goes, and the address that the receiver finds on it."""
+    """The target of the message, and its address at the receiver."""
     address = _bytes(vector, "address") or b""
     table = _table(vector["rules"])
     rule, result = _translated(table, address)
@@ -117,10 +117,10 @@ def _receiver(vector: Json, expected: Json) -> tuple[object, object]:
 
 
 def _received(table: AddressTable, original: Publication) -> Publication | None:
-    """Exchange and routing key that a consumer sees; None for a message that the table sends nowhere.
+    """Exchange and routing key at the consumer; None if the table has no valid target for the message.
 
-    A consumer of this broker comes through a sidecar with the same table, which restores the address. One of another
-    broker reads the header.
+    A consumer of this broker connects through a sidecar with the same table, which restores the address. A consumer of
+    another broker reads the header.
     """
     book = AddressBook(table)
     target = book.look_up(*original)
@@ -141,7 +141,7 @@ def _received(table: AddressTable, original: Publication) -> Publication | None:
 
 
 def measure(vector: Json) -> tuple[float, float]:
-    """Milliseconds that the translation of a timed vector took, best of three, and how many it may take."""
+    """Milliseconds of the translation of a timed vector, the best of three, and the permitted time."""
     table, address = _table(vector["rules"]), _bytes(vector, "address")
     best = float("inf")
     for _ in range(3):
@@ -152,7 +152,7 @@ def measure(vector: Json) -> tuple[float, float]:
 
 
 def steps_of_match(pattern: bytes, address: bytes) -> int:
-    """Lines of the matcher that one match runs; each of them is at most one pass over the address."""
+    """Number of lines that the matcher executes for one match; each is at most one pass over the address."""
     compiled, count = AddressPattern(pattern), 0
 
     def trace(frame: FrameType, event: str, argument: object) -> TraceFunction | None:

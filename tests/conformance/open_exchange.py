@@ -1,9 +1,8 @@
-"""Runs vectors of the open exchange on the decision, without a broker.
+"""Runs vectors of the open exchange on the decision core, without a broker.
 
-The runner plays the broker around it: it knows which queues and exchanges exist, drops names that don't, uses the
-alternate exchange, and refuses what a broker refuses before routing. Every vector is decided in three ways (through
-the index, with a trace and so without the index, and from only the facts that the interest names), and all three
-must agree.
+The runner takes the part of the broker: it knows which queues and exchanges exist, drops other names, applies the
+alternate exchange, and refuses what a broker refuses before routing. Every vector is decided in three ways, which must
+agree: through the index, with a trace and therefore without the index, and from only the facts of interest.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ _TESTED = b"xo"
 _ALTERNATE = b"alternate-exchange"
 _OPENING = "PRECONDITION_FAILED - "
 _REASON = re.compile(rb"(Invalid regex '.*'): (?:empty pattern|.* at offset \d+|.*\.\.\.)\Z", re.DOTALL)
-#: Any time will do: the vectors' clock patterns match always or never.
+#: An arbitrary time: the clock patterns of the vectors match always or never.
 _NOW = 1_795_248_000.0
 
 
 class PluginExchange(Exchange):
-    """What the plugin routes where it differs from the specification by row 1 of its section 12 alone.
+    """The plugin's routing, as far as it differs from the specification by row 1 of section 12.
 
-    A *plain* binding is evaluated by the plugin even behind a stop or a jump, and cancels the jump for those behind it.
-    Vectors of single exchanges carry both results. Vectors of exchange chains carry only what was observed, so for them
-    this view tells a fault of ours from that row.
+    The plugin evaluates a *plain* binding even after a stop or a jump, and the binding cancels the jump for later ones.
+    Vectors of single exchanges contain both results. Vectors of exchange chains contain only the observed result; this
+    class distinguishes an error of the sidecar from that row.
     """
 
     __slots__ = ()
@@ -66,25 +65,25 @@ class PluginExchange(Exchange):
 
 
 def run(vector: Json) -> tuple[bool, object, object]:
-    """Whether the result is right, what it should be, and what it is."""
+    """Whether the result is correct, the expected result, and the actual result."""
     expected = recommended(vector)
     got = result(vector)
     right = got == normal(expected)
     if not right and "extra_exchanges" in vector and "seed_differs" not in vector:
-        # Nobody computed for chains what the specification makes of them where it wins over the plugin.
+        # For chains, the vectors do not contain the result of the specification where it differs from the plugin.
         right = plugin_result(vector) == normal(expected)
     return right, expected, got
 
 
 def recommended(vector: Json) -> Json:
-    """The result that counts: the specification's where it differs from what was observed."""
+    """The expected result: that of the specification if it differs from the observed one."""
     if "recommended" in vector:
         return vector["recommended"]
     return vector["seed_expected"] if vector.get("seed_differs") else vector["expected"]
 
 
 def normal(expected: Json) -> Json:
-    """The expectation in the form of `result`: error texts as bytes."""
+    """The expected result in the form of `result`, with error texts as bytes."""
     for kind in ("declare_error", "bind_error", "publish_error"):
         if kind in expected:
             error = expected[kind]
@@ -95,7 +94,7 @@ def normal(expected: Json) -> Json:
 
 
 def result(vector: Json, made_of: type[Exchange] = Exchange, modes_are_checked: bool = True) -> Json:
-    """What becomes of a vector's message, on a broker that refuses unknown delivery modes or one that does not."""
+    """The result of a vector on a broker; ``modes_are_checked`` is that of `refusal`."""
     facts = facts_of(vector["message"])
     kind = vector.get("exchange_type", "x-open")
     try:
@@ -116,10 +115,10 @@ def result(vector: Json, made_of: type[Exchange] = Exchange, modes_are_checked: 
 
 
 def plugin_result(vector: Json) -> Json:
-    """What becomes of a vector's message by the plugin's goto and stop.
+    """The result of a vector with the goto and stop of the plugin.
 
-    The plugin's exchange inherits from ours, which only the sources allow: where they are compiled, another process
-    runs the sources.
+    The plugin's exchange is a subclass of the exchange, which only the sources permit. If they are compiled, another
+    process runs the sources.
     """
     if BUILD == "interpreted":
         return result(vector, PluginExchange)
@@ -133,7 +132,7 @@ def plugin_result(vector: Json) -> Json:
 
 @cache
 def _interpreter() -> subprocess.Popen[bytes]:
-    """Start a process that runs the sources, and ends with its input."""
+    """Start a process that runs the sources and ends with its input."""
     command = [sys.executable, "-m", "tests.conformance.open_exchange"]
     environment = {**os.environ, "PURE_PYTHON": "1"}
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, cwd=ROOT)
@@ -154,7 +153,7 @@ def _exchange(made_of: type[Exchange], name: bytes, kind: str, declared: Json) -
 
 
 def _bind(vector: Json, exchanges: list[Exchange]) -> Json | None:
-    """Make all bindings; the first refusal, with its place where there are several bindings."""
+    """Make all bindings; return the first refusal, with its index if the vector specifies one."""
     declared = [vector, *vector.get("extra_exchanges", ())]
     for exchange, source in reversed(list(zip(exchanges, declared, strict=True))):
         for at, binding in enumerate(source["bindings"]):
@@ -173,7 +172,7 @@ def _error(text: bytes) -> Json:
 
 
 def without_reason(text: bytes) -> bytes:
-    """Cut off why PCRE2 refuses a regular expression: the plugin's text ends with the expression."""
+    """Remove the reason of PCRE2 from the error of a regular expression: the plugin's text ends with the expression."""
     return _REASON.sub(rb"\1", text)
 
 
@@ -211,7 +210,7 @@ def _names(chosen: set[bytes], existing: set[bytes]) -> list[str]:
 
 
 def reduced_to(interest: Interest, facts: Facts) -> Facts:
-    """The message with everything left out that the interest does not name."""
+    """The message with only the facts of interest."""
     headers: Table = facts.headers
     if interest.headers is not None:
         headers = tuple(entry for entry in headers if entry[0] in interest.headers)

@@ -1,9 +1,9 @@
-"""A virtual host with queues and sinks in which vectors are played through a running sidecar.
+"""A virtual host with queues and sinks in which vectors are run through a running sidecar.
 
-Queues and sinks stay from vector to vector, since regex routes see every queue there is; exchanges and bindings come
-and go with each vector, on one channel, in one go. What a sink got is read from an exclusive queue of the connection
-that looks on: nobody else can bind it, and what is published to it by name is told apart by its address, so that what
-counts has come through the sink.
+Queues and sinks are kept between vectors, since regex routes see every existing queue. Exchanges and bindings are
+created for each vector, on one channel, without waiting for replies. The messages of a sink are read from an exclusive
+queue of a second connection. Only that connection can bind the queue, and messages published to it by name are
+recognized by their address, so that only messages through the sink count.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAKERS: dict[tuple[str, str], tuple[Callable[..., bytes], str]] = {
 
 
 class Place(NamedTuple):
-    """What exists in a virtual host while vectors are played there.
+    """The queues and exchanges of a virtual host while vectors are run there.
 
     Args:
         queues: every queue.
@@ -46,12 +46,12 @@ class Place(NamedTuple):
 
     @classmethod
     def of(cls, vector: Json) -> Self:
-        """What a vector wants to exist."""
+        """The queues and exchanges that a vector requires."""
         return cls(tuple(sorted(vector["queues"])), tuple(sorted(vector["exchanges"])))
 
 
-class Refused(Exception):  # noqa: N818 - reads as the fact it states
-    """The sidecar, or the broker behind it, closed a channel."""
+class Refused(Exception):  # noqa: N818 - named after the event
+    """The sidecar or the broker closed a channel."""
 
     def __init__(self, channel: int, code: int, text: bytes) -> None:
         super().__init__(channel, code, text)
@@ -60,20 +60,20 @@ class Refused(Exception):  # noqa: N818 - reads as the fact it states
 
 
 class Stage:
-    """A virtual host in which vectors of one place are played one after another.
+    """A virtual host in which vectors with the same queues and sinks are run in sequence.
 
     Args:
         broker: the broker.
         port: of the sidecar.
-        vhost: virtual host that exists and is empty.
-        place: what to make there.
-        carrier_type: asked for in declarations of open exchanges; "" asks for none.
+        vhost: an existing, empty virtual host.
+        place: queues and sinks to create.
+        carrier_type: requested in declarations of open exchanges; empty for none.
     """
 
     def __init__(self, broker: Broker, port: int, vhost: str, place: Place, carrier_type: str = "") -> None:
         self._place = place
         self._carrier_type = carrier_type
-        #: exchanges of the vector played last
+        #: exchanges of the previous vector
         self._left: Sequence[str] = ()
         self._at_broker = partial(Producer, broker.port, vhost, broker.username, broker.password)
         self._looker = self._at_broker().open()
@@ -86,12 +86,12 @@ class Stage:
             self._producer.declare(queue, durable=True)
 
     def leave(self) -> None:
-        """End both connections; what was made stays."""
+        """Close both connections; queues and exchanges are kept."""
         self._producer.vanish()
         self._looker.vanish()
 
     def play(self, vector: Json) -> Json:
-        """Declare, bind and publish what a vector says, and give what became of its message, in a vector's form."""
+        """Declare, bind and publish a vector; return the result in the form of vectors."""
         score = Score(vector, self._left, self._carrier_type)
         self._left = score.exchanges
         gets = [client.method(1, commands.Basic.Get(queue=queue, no_ack=True)) for queue in self._place.queues]
@@ -119,7 +119,7 @@ class Stage:
         return got
 
     def play_beside(self, vector: Json) -> Json:
-        """Do the same at the broker itself, past the sidecar; for exchanges that only the broker knows."""
+        """Run a vector directly on the broker, for exchange types that the broker evaluates."""
         through, self._producer = self._producer, self._at_broker().open()
         try:
             return self.play(vector)
@@ -128,7 +128,7 @@ class Stage:
             self._producer = through
 
     def _sunk(self, sink: str) -> bool:
-        # A regex route may have chosen the record itself; only by way of the default exchange can that reach it.
+        # A regex route may have selected this queue itself, but such a message has passed the default exchange.
         return any(message.exchange for message in self._looker.take(_record(sink)))
 
     def _reached(self, score: Score) -> list[str]:
@@ -159,17 +159,17 @@ def _record(sink: str) -> str:
 
 
 class Score:
-    """The frames of one vector, in order, and what answers them.
+    """The frames of a vector, in order, and the expected replies.
 
     Args:
         vector: the vector.
-        left: exchanges that an earlier one has left behind, to be deleted first.
-        carrier_type: asked for in declarations of open exchanges; "" asks for none.
+        left: exchanges of an earlier vector, to be deleted first.
+        carrier_type: requested in declarations of open exchanges; empty for none.
     """
 
     def __init__(self, vector: Json, left: Sequence[str], carrier_type: str = "") -> None:
         self.frames: list[bytes] = []
-        #: names of the methods that answer the frames, where nothing is refused
+        #: names of the replies if nothing is refused
         self.answers: list[str] = []
         tested = {
             "name": TESTED,
@@ -179,7 +179,7 @@ class Score:
             "unbind": vector.get("unbind", ()),
         }
         exchanges = [tested, *vector.get("extra_exchanges", ())]
-        #: names of what is declared
+        #: names of the declared exchanges
         self.exchanges = [exchange["name"] for exchange in exchanges]
         for name in left:
             self._add(client.method(1, commands.Exchange.Delete(exchange=name)), "Exchange.DeleteOk")
@@ -215,11 +215,11 @@ class Score:
         self._add(make(1, *(name.encode() for name in names), entries), answer)
 
     def refused(self, answered: int, error: Json) -> Json:
-        """Give the result of a vector of which a step was refused.
+        """The result of a vector with a refused step.
 
         Args:
-            answered: how many steps were not.
-            error: of the step behind them.
+            answered: number of the steps before it.
+            error: of the refused step.
         """
         if answered < self._declared:
             return {"declare_error": error}
@@ -228,7 +228,7 @@ class Score:
         return {"publish_error": error}
 
     def fault(self, message: Message) -> str:
-        """Say in what a message that arrived differs from the one that was published; "" where it does not."""
+        """The difference between the received message and the published one; empty if there is none."""
         if message.address != (TESTED, self._key.decode()):
             return f"arrived as from {message.address}"
         if message.body != self._body:

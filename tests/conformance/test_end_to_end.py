@@ -1,6 +1,6 @@
-"""Vectors through a running sidecar and a real RabbitMQ: one in five always, all of them in the matrix.
+"""Tests vectors through a running sidecar against a real RabbitMQ: one in five, or all of them in the matrix.
 
-The sample alternates between the kinds of delivery: each of its vectors is played once.
+The sample alternates between the kinds of delivery, so that each of its vectors runs once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DELIVERIES = pytest.mark.parametrize("delivery", KINDS)
 
 
 def played(broker: Broker, chosen: Iterable[Json], delivery: str) -> tuple[list[tuple[str, Json, Json]], Counter[str]]:
-    """Give the faults as id, expected and got; and how many vectors passed (under "") or deviated, by name."""
+    """Return failures as id, expected and actual result; and the number of vectors per deviation (passed: empty)."""
     faults, counts = [], Counter[str]()
     for verdict in verdicts(broker, chosen, run_on(broker, delivery)):
         if verdict.passed or verdict.deviation:

@@ -9,7 +9,7 @@ from proxy.routing.bindings.binding import Binding
 from proxy.routing.decision import Facts
 from proxy.values import Table, Value
 
-#: Parsed JSON; its shape is the vectors' README.
+#: Parsed JSON; the README of the vectors describes its form.
 Json = Any
 
 
@@ -32,7 +32,7 @@ def value_of(typed: Json) -> Value:
         case "d":
             return Value(letter, float(content))
         case "l" | "L":
-            # RabbitMQ reads both as signed.
+            # RabbitMQ decodes both as signed.
             return Value(letter, (content + (1 << 63)) % (1 << 64) - (1 << 63))
     return Value(letter, content)
 
