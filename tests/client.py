@@ -1,7 +1,7 @@
-"""The test producer: builds frames from words and reads frames back into words. No sockets, no state.
+"""Builds AMQP frames from names and values, and decodes frames. No sockets, no state.
 
-Independent of proxy.amqp on purpose: methods go through pamqp, content is packed by hand. Only what
-has tables that pamqp can't write is encoded by proxy.amqp: header tables, and binds with their arguments as entries.
+Independent of proxy.amqp: methods are encoded by pamqp, contents here. Only what contains tables that pamqp cannot
+encode is encoded by proxy.amqp: header tables, and binds whose arguments are given as encoded entries.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PROPERTIES = (
 
 
 class Frame(NamedTuple):
-    """One frame as it stood on the wire."""
+    """A frame as sent on the wire."""
 
     kind: int
     channel: int
@@ -52,7 +52,7 @@ class Frame(NamedTuple):
 
     @property
     def method(self) -> base.Frame:
-        """The method, decoded by pamqp."""
+        """The decoded method."""
         decoded = pamqp_frame.unmarshal(self.raw)[2]
         assert isinstance(decoded, base.Frame)
         return decoded
@@ -85,7 +85,7 @@ def publish(
     mandatory: bool = False,
     frame_max: int = 131072,
 ) -> bytes:
-    """Method, content header and body frames of one publish; ``headers`` None sends no header table."""
+    """Method, content header and body frames of a publish. If ``headers`` is None, it has no header table."""
     names = b"".join(bytes((len(name),)) + name for name in (exchange, key))
     start = frame(1, channel, struct.pack(">HHH", 60, 40, 0) + names + bytes((mandatory,)))
     return start + content(channel, headers, body, properties, frame_max=frame_max)
@@ -99,7 +99,7 @@ def content(
     *,
     frame_max: int = 131072,
 ) -> bytes:
-    """Content header and body frames, as they follow a publish, deliver, return or get-ok."""
+    """Content header and body frames, as they follow publish, deliver, return or get-ok."""
     entries = None if headers is None else encode_table(headers)
     size = frame_max - 8
     bodies = (frame(3, channel, body[at : at + size]) for at in range(0, len(body), size))
@@ -112,13 +112,13 @@ def content_header(
     entries: bytes | None = None,
     properties: dict[str, bytes | int] | None = None,
 ) -> bytes:
-    """A content header frame; ``entries`` are the raw bytes of the header table without its length."""
+    """A content header frame. ``entries`` is the encoded header table without its length."""
     flags, encoded = encode_properties(properties or {}, entries)
     return frame(2, channel, struct.pack(">HHQH", 60, 0, body_size_bytes, flags) + encoded)
 
 
 def encode_properties(properties: dict[str, bytes | int], entries: bytes | None = None) -> tuple[int, bytes]:
-    """Property flags, and the properties behind them."""
+    """Property flags and encoded properties."""
     flags, encoded = 0, b""
     for bit, (name, code) in enumerate(PROPERTIES):
         value = properties.get(name, entries if name == "headers" else None)
@@ -133,7 +133,7 @@ def encode_properties(properties: dict[str, bytes | int], entries: bytes | None 
 
 
 def split(data: bytes) -> list[Frame]:
-    """Cut whole frames; anything else in the bytes fails the test."""
+    """Split bytes into frames; incomplete or invalid frames fail the test."""
     frames = []
     while data:
         kind, channel, size = struct.unpack_from(">BHI", data)
@@ -144,7 +144,7 @@ def split(data: bytes) -> list[Frame]:
 
 
 def cut(data: bytes, cuts: Iterable[int]) -> list[bytes]:
-    """Cut bytes at any numbers, each taken modulo their length."""
+    """Cut bytes at these positions, each modulo their length + 1."""
     edges = sorted({0, len(data), *(each % (len(data) + 1) for each in cuts)})
     return [data[left:right] for left, right in pairwise(edges)]
 

@@ -1,7 +1,7 @@
-"""A peer with a socket: the frames of ``client`` sent to a broker or a sidecar, and the answers read one by one.
+"""An AMQP client on a blocking socket that sends the frames of ``client`` to a broker or a sidecar.
 
-Blocking, in one thread, each wait bounded. It hides nothing: heartbeats are left out, every other frame is given as
-it came. Independent of proxy.net and of every AMQP library but pamqp.
+Every wait has a deadline. Heartbeats are skipped; all other frames are returned unchanged. Independent of proxy.net
+and of every AMQP library except pamqp.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from proxy.values import Table, Value
 from tests import client
 from tests.client import Frame
 
-#: Seconds that one answer may take; on loopback a millisecond is usual.
+#: Deadline of a reply in seconds; on loopback one usually takes a millisecond.
 ANSWER_SECONDS = 30.0
 
 CAPABILITIES = {
@@ -35,12 +35,12 @@ CAPABILITIES = {
 }
 
 
-class Gone(Exception):  # noqa: N818 - reads as the fact it states
-    """The other side closed the socket."""
+class Gone(Exception):  # noqa: N818 - named after the event
+    """The peer closed the socket."""
 
 
-class Closed(Exception):  # noqa: N818 - reads as the fact it states
-    """The other side closed a channel (or, with channel 0, the connection)."""
+class Closed(Exception):  # noqa: N818 - named after the event
+    """The peer closed a channel, or the connection if the channel is 0."""
 
     def __init__(self, channel: int, code: int, text: str, method: tuple[int, int]) -> None:
         super().__init__(channel, code, text, method)
@@ -54,11 +54,11 @@ class Message(NamedTuple):
     """A delivery, a get-ok or a return, with its content.
 
     Args:
-        method: the method's arguments.
+        method: arguments of the method.
         flags: property flags.
-        properties: raw bytes of the properties.
-        entries: raw entries of the header table, None where there is none.
-        body: all of it.
+        properties: encoded properties.
+        entries: encoded entries of the header table; None if it is missing.
+        body: the whole body.
     """
 
     method: Mapping[str, object]
@@ -82,21 +82,21 @@ class Message(NamedTuple):
 
     @property
     def headers(self) -> dict[str, Value]:
-        """The header table; names that occur twice fail the test."""
+        """The header table; duplicate names fail the test."""
         table = decode_table(self.entries or b"", 0, len(self.entries or b""))
         assert len({name for name, _ in table}) == len(table)
         return {name.decode(): value for name, value in table}
 
 
 class Settled(NamedTuple):
-    """What became of one publish in confirm mode: acked or not, and what came back before."""
+    """The result of a publish in confirm mode: whether it was acked, and the returns before that."""
 
     acked: bool
     returned: list[Message]
 
 
 def value(plain: object) -> Value:
-    """An AMQP value as a person means it; a Value stays."""
+    """Convert a Python value to an AMQP value; a Value is unchanged."""
     match plain:
         case Value():
             return plain
@@ -118,28 +118,28 @@ def value(plain: object) -> Value:
 
 
 def headers(plain: Mapping[str, object]) -> Table:
-    """A header table as a person means it."""
+    """A header table from Python values."""
     return tuple((name.encode(), value(one)) for name, one in plain.items())
 
 
 def stored_by_4(table: Table) -> Table:
-    """A header table as RabbitMQ stores it from 4.0 on: sorted by name, of each name the first entry."""
+    """A header table as RabbitMQ 4.0 and later store it: sorted by name, with the first of duplicate names."""
     return tuple(sorted(dict(reversed(table)).items()))
 
 
 class Producer:
-    """One AMQP connection, open as soon as this object is made.
+    """An AMQP connection; the constructor opens it.
 
     Args:
-        port: on loopback.
+        port: port on loopback.
         vhost: virtual host.
-        username: user.
-        password: its password.
-        frame_max: asked for in TuneOk, 0 takes what is offered.
-        heartbeat: seconds, asked for in TuneOk.
-        channel_max: asked for in TuneOk, 0 takes what is offered.
-        header: protocol header that it begins with.
-        log_in: False leaves the socket as it is, without a byte sent.
+        username: user name.
+        password: password.
+        frame_max: requested in TuneOk; 0 accepts the offered value.
+        heartbeat: seconds, requested in TuneOk.
+        channel_max: requested in TuneOk; 0 accepts the offered value.
+        header: protocol header to send.
+        log_in: if False, nothing is sent.
         tls: context for TLS to ``localhost``; None for plain TCP.
     """
 
@@ -208,14 +208,14 @@ class Producer:
         return self
 
     def close(self) -> None:
-        """Say goodbye and wait for the answer."""
+        """Close the connection and wait for the reply."""
         self.call(commands.Connection.Close(200, "", 0, 0), channel=0)
         while self.frame().name != "Connection.CloseOk":
             pass
         self.vanish()
 
     def vanish(self) -> None:
-        """Close the socket without a word."""
+        """Close the socket without closing the connection."""
         self.socket.close()
 
     # -- frames --------------------------------------------------------------------------------------------------
@@ -224,20 +224,20 @@ class Producer:
         self.socket.sendall(b"".join(pieces))
 
     def call(self, command: base.Frame, channel: int = 1) -> None:
-        """Send a method, wait for nothing."""
+        """Send a method without waiting."""
         self.send(client.method(channel, command))
 
     def ask(self, command: base.Frame, channel: int = 1) -> Frame:
-        """Send a method and give its answer.
+        """Send a method and return the reply.
 
         Raises:
-            Closed: the answer is a close.
+            Closed: the reply is a close.
         """
         self.call(command, channel)
         return self.expect(f"{command.name}Ok")
 
     def frame(self) -> Frame:
-        """Give the next frame that is no heartbeat.
+        """Return the next frame that is not a heartbeat.
 
         Raises:
             Gone: the socket was closed.
@@ -250,10 +250,10 @@ class Producer:
                 self._read()
 
     def expect(self, *names: str) -> Frame:
-        """Give the next frame, which has one of these names.
+        """Return the next frame, which must have one of these names.
 
         Raises:
-            Closed: it closes channel or connection instead.
+            Closed: the frame is a close.
         """
         found = self.frame()
         method = found.method if found.kind == 1 else None
@@ -265,7 +265,7 @@ class Producer:
         raise AssertionError(f"expected {' or '.join(names)}, got {found.name} on channel {found.channel}")
 
     def closed(self, channel: int = 1) -> Closed:
-        """Give the close that comes next on a channel, and answer it."""
+        """Return the next close on a channel, and send the close-ok."""
         with pytest.raises(Closed) as caught:
             self.expect("Channel.Close" if channel else "Connection.Close")
         assert caught.value.channel == channel
@@ -273,7 +273,7 @@ class Producer:
         return caught.value
 
     def gone(self) -> bool:
-        """Wait until the other side has closed the socket."""
+        """Wait until the peer has closed the socket."""
         try:
             self.frame()
         except Gone:
@@ -281,7 +281,7 @@ class Producer:
         return False
 
     def heartbeat(self) -> None:
-        """Wait for a heartbeat, throwing away what comes before it."""
+        """Wait for a heartbeat; discard earlier frames."""
         while True:
             found = self._whole()
             if found is None:
@@ -290,7 +290,7 @@ class Producer:
                 return
 
     def silent(self) -> bool:
-        """Whether nothing has come that was not read yet."""
+        """Whether there is no unread input."""
         self.socket.setblocking(False)
         try:
             data = self.socket.recv(65536)
@@ -302,7 +302,7 @@ class Producer:
         return False
 
     def unread(self) -> bytes:
-        """Give the bytes that came and were not read as frames, for who takes the socket over."""
+        """Take the input that was not read as frames, for use of the socket by other code."""
         rest = bytes(self._input)
         self._input.clear()
         return rest
@@ -339,7 +339,7 @@ class Producer:
         mandatory: bool = False,
         **properties: bytes | int,
     ) -> None:
-        """Send one publish; ``table`` None sends no header table."""
+        """Send a publish. If ``table`` is None, it has no header table."""
         if isinstance(table, Mapping):
             table = headers(table)
         frames = client.publish(
@@ -355,7 +355,7 @@ class Producer:
         self.send(frames)
 
     def settle(self, channel: int = 1, tag: int | None = None) -> Settled:
-        """Read until one publish is settled; the channel is in confirm mode.
+        """Read until a publish is confirmed; the channel must be in confirm mode.
 
         Args:
             channel: channel.
@@ -385,12 +385,12 @@ class Producer:
             open_tags.discard(tag)
 
     def send_settled(self, exchange: str, key: str = "", *arguments: object, **more: object) -> Settled:
-        """Publish on channel 1, which is in confirm mode, and wait for the confirm."""
+        """Publish on channel 1, which must be in confirm mode, and wait for the confirm."""
         self.publish(exchange, key, *arguments, **more)  # type: ignore[arg-type]
         return self.settle()
 
     def message(self, method: Frame) -> Message:
-        """Read the content behind a method frame."""
+        """Read the content that follows a method frame."""
         header = self.expect_content("Header")
         size, flags = struct.unpack_from(">QH", header, 4)
         body = b""
@@ -405,7 +405,7 @@ class Producer:
         return found.payload
 
     def get(self, queue: str, channel: int = 1) -> Message | None:
-        """Take one message from a queue, None where it is empty."""
+        """Take a message from a queue; None if the queue is empty."""
         self.call(commands.Basic.Get(queue=queue, no_ack=True), channel)
         found = self.expect("Basic.GetOk", "Basic.GetEmpty")
         return self.message(found) if found.name == "Basic.GetOk" else None
@@ -430,7 +430,7 @@ class Producer:
         return self.message(self.expect("Basic.Deliver"))
 
     def declare(self, queue: str = "", channel: int = 1, **more: bool) -> str:
-        """Declare a queue and give its name; ``more`` are bits of pamqp's Queue.Declare."""
+        """Declare a queue and return its name; ``more`` are flags of pamqp's Queue.Declare."""
         declare = commands.Queue.Declare(queue=queue)
         for name, bit in more.items():
             setattr(declare, name, bit)
@@ -450,7 +450,7 @@ def _entries(flags: int, properties: bytes) -> bytes | None:
 
 
 def until(holds: Callable[[], object], seconds: float = ANSWER_SECONDS, every: float = 0.02) -> None:
-    """Wait until something holds; a deadline fails the test."""
+    """Wait until a condition holds; fail the test after the deadline."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "waited too long"
