@@ -48,7 +48,7 @@ def test_wildcards_from_the_65th_on_match_and_are_not_kept() -> None:
 
 
 def reference(pattern: bytes, address: bytes) -> list[bytes] | None:
-    """The definition, written as a recursion."""
+    """The definition as a recursive function."""
     if not pattern:
         return None if address else []
     if pattern[:1] not in (b"*", b"%"):

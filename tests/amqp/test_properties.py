@@ -34,7 +34,7 @@ _sets = st.fixed_dictionaries({}, optional=dict(_layout))
 
 
 def _encode(properties: dict[str, bytes | int], entries: bytes) -> tuple[bytes, int]:
-    """Content of a header behind its flags, and the flags; ``entries`` fill the table where there is one."""
+    """The encoded properties and their flags; ``entries`` are those of the header table, if any."""
     others = {name: content for name, content in properties.items() if name != "headers"}
     flags, encoded = encode_properties(others, entries if "headers" in properties else None)
     return encoded, flags

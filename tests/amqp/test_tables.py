@@ -22,7 +22,7 @@ from proxy.amqp.tables import (
 from proxy.errors import LocalProtocolError, ProtocolError, Scope
 from proxy.values import Table, Value
 
-#: Letter, Python value, bytes behind the letter (AMQP 0-9-1 errata, "Field types", as RabbitMQ reads them).
+#: Letter, Python value, bytes after the letter (AMQP 0-9-1 errata, "Field types", as RabbitMQ decodes them).
 EVERY_LETTER: list[tuple[str, object, bytes]] = [
     ("t", True, b"\x01"),
     ("t", False, b"\x00"),
@@ -131,7 +131,7 @@ def test_without_keeps_bytes_that_would_be_encoded_otherwise() -> None:
 
 
 def refusal(read: Callable[[], object]) -> tuple[int, Scope] | None:
-    """Code and scope with which bytes are refused; None where they are read."""
+    """Reply code and scope of the error for these bytes; None if they are valid."""
     try:
         read()
     except ProtocolError as error:

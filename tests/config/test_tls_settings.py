@@ -10,7 +10,7 @@ from proxy.errors import ConfigErrors
 
 FILES = ("cert.pem", "key.pem", "ca.pem")
 
-#: As the interface has it, without comments.
+#: The example of the configuration reference, without comments.
 INTERFACE = """
 listen:
   - address: 127.0.0.1:5673
@@ -139,6 +139,6 @@ def test_a_broker_whose_certificate_is_not_checked_is_a_warning(folder: Path) ->
 
 
 def test_a_file_that_can_not_even_be_looked_for_is_said(folder: Path) -> None:
-    """A name that is too long for the system, as a folder that we may not enter is to who is not root."""
+    """A name that is too long for the system fails like a directory that other users may not enter."""
     said = faults(folder, f"upstream: {{tls: {{ca: {'x' * 300}}}}}")
     assert [line.rpartition(": ")[2] for line in said] in (["File name too long"], ["file does not exist"])

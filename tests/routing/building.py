@@ -1,4 +1,4 @@
-"""The words of the routing tests: values, bindings, messages and decisions in one short line each."""
+"""Short constructors for the routing tests: values, bindings, messages and decisions."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from proxy.routing.message import Message
 from proxy.routing.router import Router
 from proxy.values import EXCHANGE, QUEUE, Table, Value
 
-#: What a test may write for a value: text, number or boolean as a person means them, or a Value.
+#: A value as written in tests: string, number or boolean, or a Value.
 Plain = str | int | float | bool | Value
 
 NOW = 1_795_248_000.0  # 2026-11-21T08:00:00Z

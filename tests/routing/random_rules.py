@@ -1,7 +1,7 @@
-"""Random bindings, exchanges and messages, from so few names and values that they meet often.
+"""Random bindings, exchanges and messages from small sets of names and values, so that bindings often match.
 
-Rare names and values are there too, but most draws are from a handful: a binding that is never true, or whose
-condition no message comes near, tests nothing.
+Rare names and values are included, but most draws are from a handful: a binding that is never true, or whose
+condition no message approaches, tests nothing.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def _bindings(keys: SearchStrategy[bytes], tables: SearchStrategy[Table]) -> Sea
     return st.lists(st.tuples(_destinations, keys, tables), max_size=8).map(numbered)
 
 
-#: Bindings by exchange type; a few of an open exchange are refused.
+#: Bindings by exchange type; open exchanges refuse a few of them.
 BINDINGS = {
     "x-open": _bindings(st.just(b""), st.one_of(_equal_arguments, _open_arguments)),
     "topic": _bindings(st.sampled_from((*_TOPICS, *_KEYS)), st.just(())),
@@ -226,7 +226,7 @@ messages = st.builds(
 
 
 def visit_every_binding(exchange: Exchange) -> None:
-    """Have the index of an exchange leave nothing out: no condition of its bindings leads to them any more."""
+    """Disable the index of an exchange: every message visits every binding."""
     for compiled in exchange.entries:
         exchange._index.remove(compiled)
         compiled.index_place = ALWAYS_VISITED
@@ -234,7 +234,7 @@ def visit_every_binding(exchange: Exchange) -> None:
 
 
 def bind_valid(exchange: Exchange, bindings: Iterable[Binding]) -> list[Binding]:
-    """Bind what is not refused; what was bound."""
+    """Bind the valid bindings; return those that were bound."""
     bound = []
     for binding in bindings:
         try:

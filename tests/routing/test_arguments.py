@@ -48,13 +48,13 @@ def test_decimal_inside_a_table_is_not_looked_at() -> None:
     ("entries", "text"),
     [
         ({"x-match": "bad", "x-?hkv= a": many(1)}, "Invalid binding type"),
-        # Lists: from the greatest key down, before anything else.
+        # Lists are checked first, from the greatest key down.
         ({"x-?hkv< a": many(1), "x-?hkv= a": many(1)}, _NO_EQUAL),
         ({"x-?dture": many("a"), "x-addqre-ontrue": many("a")}, _NO_ROUTE),
         ({"x-?hkex": many(many("a")), "x-?rk=": many("b")}, _NO_EQUAL),
-        # Then lists in lists.
+        # Then nested lists.
         ({"a": _DECIMAL, "x-?hkex": many(many("a"))}, _DEEP),
-        # Then each from the smallest key up.
+        # Then all other arguments, from the smallest key up.
         ({"x-zzz": "a", "x-aaa": "a"}, _unknown("x-aaa")),
         ({"a": _DECIMAL, "x-foo": ""}, "Usage of decimal type is forbidden"),
         ({"z": _DECIMAL, "x-foo": ""}, _unknown("x-foo")),

@@ -21,7 +21,7 @@ def _at(order: int, name: str, entries: dict[str, Plain] | None = None) -> Bindi
 
 
 def _asking(order: int, name: str, result: str, what: dict[str, Plain]) -> Binding:
-    """A binding that is true where the header `a` is there, and does something for one result."""
+    """A binding that matches if the header `a` exists and acts on one result only."""
     return _at(order, name, {"x-?hkex": "a", **{f"{key}-on{result}": plain for key, plain in what.items()}})
 
 

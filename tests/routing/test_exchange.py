@@ -73,7 +73,7 @@ def test_unknown_type_is_refused() -> None:
 @pytest.mark.parametrize("kind", BINDINGS)
 @given(data=st.data())
 def test_bindings_that_came_and_went_leave_no_trace(kind: str, data: st.DataObject) -> None:
-    """Bound and unbound one after another, or bound at once: the same exchange."""
+    """Binding and unbinding in sequence gives the same exchange as binding the remaining bindings only."""
     grown = Exchange(b"xo", kind)
     wanted = bind_valid(grown, data.draw(BINDINGS[kind]))
     if wanted:

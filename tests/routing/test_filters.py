@@ -10,7 +10,7 @@ from tests.routing.building import VOID, Plain, arguments, facts, many, message,
 
 
 def _breach(limits: dict[str, int], seen: Facts) -> str | None:
-    """What the first broken limit says, with a mark for silent ones."""
+    """The error of the first violated limit, with a mark for silent filters."""
     for each in read_filters(arguments(limits)):
         text = each.breach(message(seen))
         if text is not None:

@@ -16,12 +16,12 @@ from proxy.values import Value
 from tests.routing.building import decide, draw_last, exchange, facts, many, message, queues, to_queue
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages, visit_every_binding
 
-#: More than usual: the meetings that would show a slip are rare.
+#: More examples than usual, since the combinations that would show an error are rare.
 _EXAMPLES = 150
 
 
 def found(of: Exchange, seen: Facts) -> list[str]:
-    """The destinations of the bindings that would be visited, in order."""
+    """The destinations of the bindings that are visited, in order."""
     return [compiled.binding.destination.decode() for compiled in of._index.candidates(message(seen))]
 
 
@@ -36,7 +36,7 @@ def test_index_changes_no_decision(kind: str, data: st.DataObject) -> None:
     visit_every_binding(naive)
     for seen in data.draw(st.lists(messages, min_size=1, max_size=4)):
         answers = [decide(each, seen, QUEUES, draw_last) for each in (indexed, naive)]
-        # Bindings that are left out search nothing, so that only the count of searches given up may differ.
+        # Skipped bindings do not search, so only the count of abandoned searches may differ.
         assert replace(answers[0], match_limit_hits=0) == replace(answers[1], match_limit_hits=0)
 
 

@@ -12,12 +12,12 @@ from proxy.routing.router import Router
 from tests.routing.building import arguments, decide, draw_last
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages
 
-#: More than usual: the meetings that would show a slip are rare.
+#: More examples than usual, since the combinations that would show an error are rare.
 _EXAMPLES = 150
 
 
 def _mixed(interest: Interest, seen: Facts, other: Facts) -> Facts:
-    """A message with the interesting facts of one and everything else of another."""
+    """The facts of interest from the first message, everything else from the second."""
     headers = seen.headers
     if interest.headers is not None:
         wanted = interest.headers

@@ -101,8 +101,8 @@ def test_a_missing_library_names_its_package(monkeypatch: pytest.MonkeyPatch) ->
         patterns._Library()
 
 
-#: Pattern and the unit of a subject: what takes exponential, cubic or quadratic time, in forms that PCRE2 can neither
-#: skip by a character that must be there nor turn into a linear scan.
+#: Patterns of exponential, cubic or quadratic time with the unit of a subject, in forms that PCRE2 can neither skip by
+#: a required character nor turn into a linear scan.
 HOSTILE = [
     (rb"(a+)+$", b"a"),
     (rb"^(([a-z])+.)+[A-Z]([a-z])+$", b"a"),
@@ -145,12 +145,12 @@ HOSTILE = [
     (rb"(a*?)*?z|q", b"a"),
 ]
 SIZES = (20, 60, 200, 1_000, 5_000, 30_000, 131_000)
-#: Nanoseconds of CPU: what one search may take, and what all of a decision may. Twice the figures on an idle machine.
+#: CPU nanoseconds of one search, and of all searches of a decision: twice the values of an idle machine.
 SEARCH_NS, DECISION_NS = 6_000_000, 40_000_000
 
 
 def least(run: list[int]) -> int:
-    """The best of several runs: the others have met somebody else on the same core."""
+    """The minimum of several runs; the others may have shared their core."""
     return min(run)
 
 
@@ -216,7 +216,7 @@ def test_a_budget_that_does_not_suffice_says_so() -> None:
     assert 0 <= budget.left < 1000
     generous = Budget()
     assert compile_pattern(rb"(a+)+$").search(b"a" * 40 + b"b", generous) is None
-    assert not generous.spent  # the search ran into its own limit
+    assert not generous.spent  # the search reached its own limit
 
 
 def test_compiling_takes_microseconds() -> None:
@@ -226,7 +226,7 @@ def test_compiling_takes_microseconds() -> None:
         for number in range(200):
             Pattern(rb"^order\.%d\.(foo|bar)+[0-9]{1,3}$" % (run * 200 + number))
         runs.append(time.process_time_ns() - begin)
-    assert least(runs) / 200 < 72_000  # twice the 36 us that are promised
+    assert least(runs) / 200 < 72_000  # twice the documented 36 us
 
 
 @pytest.mark.parametrize("size", [1_000, 30_000, 130_000])

@@ -53,7 +53,7 @@ def test_odd_topics_are_taken(topic: bytes) -> None:
 
 
 def reference(pattern: list[bytes], words: list[bytes]) -> bool:
-    """The definition, written as a recursion."""
+    """The definition as a recursive function."""
     if not pattern:
         return not words
     if pattern[0] == b"#":

@@ -1,4 +1,4 @@
-"""How tests of this room load rules from texts: one text a file, ``a.yaml``, ``b.yaml`` and so on."""
+"""Loads rules from strings, one string per file: ``a.yaml``, ``b.yaml`` and so on."""
 
 from __future__ import annotations
 
@@ -15,42 +15,42 @@ from proxy.rules.loader import LoadedRules, compile_rules
 
 
 def load(*texts: str) -> LoadedRules:
-    """Load texts as rules files."""
+    """Load strings as rules files."""
     return compile_rules(
         [(f"{string.ascii_lowercase[index]}.yaml", dedent(text).encode()) for index, text in enumerate(texts)]
     )
 
 
 def faults(*texts: str) -> list[str]:
-    """Load texts that must be refused, and give every fault."""
+    """Load invalid strings; return all errors."""
     with pytest.raises(ConfigErrors) as raised:
         load(*texts)
     return str(raised.value).splitlines()
 
 
 def message_request(data: bytes, source: str) -> ExplainRequest:
-    """Read a message to explain."""
+    """Read a message to be explained."""
     question = read_question(data, source)
     assert isinstance(question, ExplainRequest)
     return question
 
 
 def by_line(said: Iterable[str]) -> list[str]:
-    """Messages without their columns, each of which must have one."""
+    """Messages without their columns; every message must have one."""
     parted = [re.fullmatch(r"([^:]+:\d+):[1-9]\d*(: .*)", each, re.DOTALL) for each in said]
     return ["".join(each.groups()) for each in parted if each is not None]
 
 
 def warnings(*texts: str) -> list[str]:
-    """Load texts and give the warnings."""
+    """Load strings; return the warnings."""
     return [str(warning) for warning in load(*texts).warnings]
 
 
 def exchange(*lines: str) -> str:
-    """A file with one exchange ``e`` and these further lines in it."""
+    """A file with the exchange ``e`` and these further lines in it."""
     return "exchanges:\n  - name: e\n" + "".join(f"    {line}\n" for line in lines)
 
 
 def binding(arguments: str, kind: str = "x-open") -> str:
-    """A file with one exchange and one binding, its arguments in line 4."""
+    """A file with one exchange and one binding, whose arguments are in line 4."""
     return exchange(f"type: {kind}", f"bindings: [{{queue: q, arguments: {arguments}}}]")

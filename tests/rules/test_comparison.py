@@ -31,7 +31,7 @@ QUEUES = QueueNames((b"there1", b"there2"))
 def published(
     live: LoadedRules, exchange: str = "e", key: str = "", at: float = NOW, **headers: Plain
 ) -> ObservedPublish:
-    """A publish as the live rules decided it."""
+    """A publish with the decision of the live rules."""
     message = DescribedMessage(exchange.encode(), Facts(key.encode(), arguments(headers), {}, 1))
     nothing = Decision(message.exchange, Outcome.UNROUTED)
     router = live.routers["/"]

@@ -145,7 +145,7 @@ def test_every_bad_entry_is_reported_and_the_good_ones_stay() -> None:
     assert (table, len(errors)) == (((b"b", Value("I", 1)),), 2)
 
 
-#: 2026-07-01 12:00:00 and 2026-12-01 12:00:00 in universal time
+#: 2026-07-01 12:00:00 and 2026-12-01 12:00:00 UTC
 SUMMER, WINTER = 1782907200, 1796126400
 
 

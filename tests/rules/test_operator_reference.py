@@ -1,4 +1,4 @@
-"""The reference of operators has every key that `routing` reads and no other, and each example is one."""
+"""Tests that the operator reference has exactly the keys that `routing` reads, and that its examples compile."""
 
 from __future__ import annotations
 

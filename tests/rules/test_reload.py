@@ -11,7 +11,7 @@ OLD = 1_000_000_000.0
 
 
 class Folder:
-    """A folder of rules files, and a watch on it whose clock stands where the test puts it."""
+    """A directory of rules files, and a watch on it with a clock that the test controls."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

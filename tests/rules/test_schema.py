@@ -280,7 +280,7 @@ WRONG = [
 
 
 def told(text: str) -> object:
-    """What is read of a text, with the place of everything that can be blamed later; or every fault."""
+    """All fields with their places in the file, or all errors."""
     seen: list[object] = []
 
     def look(files: Sequence[ParsedFile], _: LoadedRules) -> None:

@@ -87,7 +87,7 @@ def test_what_leaves_is_said(message: str, leaves: list[tuple[object, ...]]) -> 
 
 
 def live(missing: bool) -> VhostState:
-    """A running sidecar's virtual host where the one queue is missing, or its token not bound yet."""
+    """The virtual host of a running sidecar in which the queue is missing, or its token is not bound yet."""
     loaded = load(RULES)
     owned = {rule.name: owned_exchange(rule) for rule in loaded.rules.vhosts["/"].exchanges}
     state = VhostState("/", loaded.routers["/"], owned)
