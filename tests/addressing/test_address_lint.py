@@ -51,33 +51,31 @@ HOSTS_MISSING = [(Severity.ERROR, "hosts")]
         (b"*", b"//$1", []),
     ],
 )
-def test_what_is_said_of_a_rule(
-    pattern: bytes, translation: bytes | None, expected: list[tuple[Severity, str]]
-) -> None:
+def test_warnings_of_a_rule(pattern: bytes, translation: bytes | None, expected: list[tuple[Severity, str]]) -> None:
     assert found(pattern, translation) == expected
 
 
-def test_a_list_of_hosts_permits_a_domain_from_the_address() -> None:
+def test_a_list_of_hosts_permits_a_captured_domain() -> None:
     assert found(b"*", b"amqp://u:p@$1", hosts=(b"*",)) == []
 
 
-def test_a_configured_broker_is_no_bare_host() -> None:
+def test_a_configured_broker_is_not_reported_as_a_host() -> None:
     assert found(b"a", b"COLOSSUS", brokers=(b"COLOSSUS",)) == []
     assert found(b"a", b"u:p@COLOSSUS/q", brokers=(b"COLOSSUS",)) == []
 
 
-def test_more_wildcards_than_variables_are_mentioned() -> None:
+def test_more_wildcards_than_variables_are_a_warning() -> None:
     assert found(b"%/" * 65, b"/x") == [(Severity.WARNING, "pattern")]
 
 
-def test_hidden_rules_are_mentioned_with_what_hides_them() -> None:
+def test_hidden_rules_are_reported_with_the_rules_that_hide_them() -> None:
     table = AddressTable([AddressRule(b"*", b"/a"), AddressRule(b"x", b"/b")])
     (finding,) = check(table)
     assert (finding.rule, finding.severity, finding.other) == (1, Severity.WARNING, 0)
     assert "the earlier rule 0 matches every address" in finding.message
 
 
-def test_no_finding_quotes_a_password() -> None:
+def test_no_warning_contains_a_password() -> None:
     rules = [
         AddressRule(b"*", b"amqp://u:trustno1@" + rest) for rest in (b"h/q", b"$1", b"~h", b"h:x", b"@h", b"h/$9$x")
     ]

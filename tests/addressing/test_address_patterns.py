@@ -34,13 +34,13 @@ from tests.conformance.messenger import steps_of_match
         (b"\xff%", b"\xff\x00\n", (b"\x00\n",)),
     ],
 )
-def test_wildcards_take_the_longest_runs_from_the_left(
+def test_wildcards_match_the_longest_strings_from_the_left(
     pattern: bytes, address: bytes, taken: tuple[bytes, ...] | None
 ) -> None:
     assert AddressPattern(pattern).match(address) == taken
 
 
-def test_wildcards_from_the_65th_on_match_and_are_not_kept() -> None:
+def test_wildcards_from_the_65th_on_match_without_capture() -> None:
     pattern = AddressPattern(b"/".join([b"%"] * 70))
     taken = pattern.match(b"/".join(b"%d" % number for number in range(1, 71)))
     assert taken is not None
@@ -63,7 +63,7 @@ def reference(pattern: bytes, address: bytes) -> list[bytes] | None:
 
 @settings(max_examples=400, deadline=None)
 @given(st.text("ab/*%", max_size=9), st.text("ab/", max_size=12))
-def test_matching_is_that_of_the_definition(pattern: str, address: str) -> None:
+def test_pattern_matching_follows_the_definition(pattern: str, address: str) -> None:
     expected = reference(pattern.encode(), address.encode())
     taken = AddressPattern(pattern.encode()).match(address.encode())
     assert taken == (tuple(expected) if expected is not None else None)
@@ -71,7 +71,7 @@ def test_matching_is_that_of_the_definition(pattern: str, address: str) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.text("ab/*%", max_size=6), st.text("ab/*%", max_size=6), st.lists(st.text("ab/", max_size=4), max_size=6))
-def test_what_a_pattern_covers_it_matches(pattern: str, other: str, runs: list[str]) -> None:
+def test_a_pattern_matches_what_covered_patterns_match(pattern: str, other: str, runs: list[str]) -> None:
     if not AddressPattern(pattern.encode()).covers(AddressPattern(other.encode())):
         return
     filled = iter(runs)

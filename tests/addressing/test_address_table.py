@@ -38,7 +38,7 @@ def test_variables_are_filled(translation: bytes, expected: bytes) -> None:
     assert result(b"%/*", translation, b"a/b/c") == expected
 
 
-def test_captured_text_is_not_read_again() -> None:
+def test_captured_text_is_not_expanded() -> None:
     assert result(b"*", b"<$1>", b"$1*%$$") == b"<$1*%$$>"
 
 
@@ -48,14 +48,14 @@ def test_the_64th_variable_works_and_the_65th_gives_nothing() -> None:
     assert result(pattern, b"$64|$65", address) == b"v64|"
 
 
-def test_the_first_rule_that_fits_decides_and_its_result_is_final() -> None:
+def test_the_first_matching_rule_decides_and_its_result_is_final() -> None:
     rules = table((b"a*", b"b"), (b"ab", b"never"), (b"b", b"c"))
     assert rules.translate(b"ab") == Translation(0, (b"b",), b"b")
     assert rules.translate(b"b") == Translation(2, (), b"c")
     assert rules.translate(b"x") is None
 
 
-def test_a_missing_address_is_matched_as_the_empty_text() -> None:
+def test_a_missing_address_is_matched_as_the_empty_string() -> None:
     assert table((b"", b"x")).translate(None) == Translation(0, (), b"x")
 
 
@@ -89,7 +89,7 @@ def index_of(*patterns: bytes) -> AddressIndex:
     return AddressIndex([AddressPattern(pattern) for pattern in patterns])
 
 
-def test_patterns_that_differ_in_the_middle_only_are_told_apart() -> None:
+def test_patterns_that_differ_only_in_the_middle_are_distinguished() -> None:
     index = index_of(*(b"%%/team%d/*" % number for number in range(1000)))
     assert index.candidates(b"eu/team998/order") == [998]
     assert len(index.candidates(b"eu/nobody/order")) == 0
@@ -97,7 +97,7 @@ def test_patterns_that_differ_in_the_middle_only_are_told_apart() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.text("ab/*%", max_size=8), max_size=12), st.text("ab/", max_size=10))
-def test_no_pattern_that_fits_before_an_equal_one_is_left_out(patterns: list[str], address: str) -> None:
+def test_the_first_matching_pattern_is_always_a_candidate(patterns: list[str], address: str) -> None:
     compiled = [AddressPattern(pattern.encode()) for pattern in patterns]
     fitting = [at for at, pattern in enumerate(compiled) if pattern.match(address.encode()) is not None]
     candidates = AddressIndex(compiled).candidates(address.encode())

@@ -51,14 +51,14 @@ def test_the_address_of_a_publish_leads_back_to_it(exchange: bytes, key: bytes) 
 
 
 @given(st.text("/aequ%25F", max_size=12), st.text("/aequ%25F", max_size=12))
-def test_an_address_belongs_to_one_publish_or_none(exchange: str, key: str) -> None:
+def test_an_address_identifies_one_publish_or_none(exchange: str, key: str) -> None:
     address = f"{exchange}{key}".encode()
     found = publication_at(address)
     assert found is None or address_of(found) == address
 
 
 @pytest.mark.parametrize("address", [b"/x", b"/queue/x", b"/exchange/e", b"/exchange//k", b"/exchange/a%41/k", b"/"])
-def test_other_addresses_belong_to_no_publish(address: bytes) -> None:
+def test_other_addresses_identify_no_publish(address: bytes) -> None:
     assert publication_at(address) is None
 
 
@@ -85,7 +85,7 @@ def test_other_addresses_belong_to_no_publish(address: bytes) -> None:
         (b"//outgoing/x", (b"", b"/outgoing/x")),
     ],
 )
-def test_a_name_says_exchange_and_key(name: bytes, expected: Publication) -> None:
+def test_a_name_is_parsed_into_exchange_and_key(name: bytes, expected: Publication) -> None:
     assert publication(name) == expected
 
 
@@ -98,11 +98,11 @@ def test_a_name_says_exchange_and_key(name: bytes, expected: Publication) -> Non
         b"/queue/" + b"q" * 256,
     ],
 )
-def test_doubt_is_a_failed_translation(result: bytes) -> None:
+def test_invalid_addresses_are_failed_translations(result: bytes) -> None:
     assert isinstance(leads(result), FailedTranslation)
 
 
-def test_a_failed_translation_quotes_nothing_of_the_address() -> None:
+def test_a_failed_translation_does_not_contain_the_address() -> None:
     found = leads(b"amqp://fred:trustno1@a@b/x")
     assert isinstance(found, FailedTranslation)
     assert "trustno1" not in repr(found)
@@ -148,7 +148,7 @@ def test_passwords_are_not_shown() -> None:
     assert "trustno1" not in repr(found) + str(found)
 
 
-def test_a_publish_that_no_rule_is_for_is_left_alone() -> None:
+def test_a_publish_without_a_rule_is_unchanged() -> None:
     book = AddressBook(AddressTable([AddressRule(b"/exchange/logs/*.error", b"/queue/errors.$1")]))
     assert book.look_up(b"logs", b"x.info") is None
     assert book.look_up(b"", b"logs") is None
@@ -157,7 +157,7 @@ def test_a_publish_that_no_rule_is_for_is_left_alone() -> None:
     assert book.look_up(b"logs", b"x.error") is found
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_translations_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.addressing.targets._KEPT_TARGETS", 2)
     book = AddressBook(AddressTable([AddressRule(b"*", b"/$1")]))
     first = book.look_up(b"", b"a")
@@ -172,7 +172,7 @@ def test_any_result_is_a_target_or_a_failed_translation(result: bytes) -> None:
     assert isinstance(leads(result), Target | FailedTranslation)
 
 
-def test_a_rule_that_meets_an_address_with_a_password_says_so_once() -> None:
+def test_a_rule_warns_once_of_an_address_with_a_password() -> None:
     rules = [AddressRule(b"amqp://*", b"/queue/q"), AddressRule(b"*", b"/queue/r")]
     book = AddressBook(AddressTable(rules))
     for key in (b"amqp://h/x", b"user@h", b"a:b"):

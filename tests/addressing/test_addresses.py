@@ -31,7 +31,7 @@ def test_an_address_is_split_into_its_parts() -> None:
         (b"x/y://z", b"x", None, b"y://z"),
     ],
 )
-def test_host_port_and_name(address: bytes, host: bytes, port: int | None, name: bytes | None) -> None:
+def test_an_address_has_host_port_and_name(address: bytes, host: bytes, port: int | None, name: bytes | None) -> None:
     parsed = parse_address(address)
     assert (parsed.host, parsed.port, parsed.name) == (host, port, name)
 
@@ -61,7 +61,7 @@ def test_scheme_decides_tls_and_the_default_port(address: bytes, port: int, tls:
     "address",
     b"http://h ://h a@b@c [::1 [::1]x:1 ::1 h:0 h:65536 h:x u%00:p@h u:p\0@h h:1:2 amqp:h u:p/w@h".split(),
 )
-def test_doubtful_addresses_are_refused(address: bytes) -> None:
+def test_ambiguous_addresses_are_refused(address: bytes) -> None:
     with pytest.raises(InvalidAddress):
         parse_address(address)
 
@@ -84,12 +84,12 @@ def test_percent_without_two_hex_digits_stays() -> None:
         (b"amqp://$1:pw@$2/x", b"amqp://$1:***@$2/x"),
     ],
 )
-def test_passwords_are_hidden_from_people(address: bytes, shown: bytes) -> None:
+def test_passwords_are_masked(address: bytes, shown: bytes) -> None:
     assert without_password(address) == shown
 
 
 @given(st.text("ab:@/[]~%.", max_size=20))
-def test_what_can_be_parsed_is_shown_without_its_password(text: str) -> None:
+def test_parsed_addresses_are_shown_without_passwords(text: str) -> None:
     try:
         parsed = parse_address(f"amqp://u:SECRET@{text}".encode())
     except InvalidAddress:

@@ -18,9 +18,7 @@ def taken(buffer: FrameBuffer) -> list[RawFrame]:
 
 
 @given(_frames, st.integers(1, 20), st.binary(max_size=6))
-def test_frames_come_out_as_they_went_in_however_they_are_cut(
-    frames: list[tuple[int, int, bytes]], size: int, rest: bytes
-) -> None:
+def test_frames_are_read_in_any_chunking(frames: list[tuple[int, int, bytes]], size: int, rest: bytes) -> None:
     data = b"".join(frame(*one) for one in frames) + rest
     buffer = FrameBuffer(LIMIT)
     found = []
@@ -41,14 +39,14 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(
     ],
     ids=["the largest frame", "the head of one that is larger by a byte", "unknown type", "wrong frame end"],
 )
-def test_frames_that_nobody_may_send_are_refused(data: bytes, code: tuple[int, Scope] | None) -> None:
+def test_invalid_frames_are_refused(data: bytes, code: tuple[int, Scope] | None) -> None:
     buffer = FrameBuffer(LIMIT)
     buffer.feed(data)
     assert refusal(lambda: taken(buffer)) == code
     assert bool(len(buffer)) is (code is not None)
 
 
-def test_what_waits_is_limited() -> None:
+def test_buffered_input_is_limited() -> None:
     buffer = FrameBuffer(10)
     buffer.feed(bytes(10))
     buffer.check_limit()
@@ -56,7 +54,7 @@ def test_what_waits_is_limited() -> None:
     assert refusal(buffer.check_limit) == (506, Scope.CONNECTION)
 
 
-def test_bytes_are_looked_at_taken_and_forgotten() -> None:
+def test_bytes_are_peeked_taken_and_discarded() -> None:
     buffer = FrameBuffer(LIMIT)
     buffer.feed(b"AMQPrest")
     assert buffer.peek(4) == b"AMQP"

@@ -19,11 +19,11 @@ def test_shortstr_is_its_length_and_its_bytes() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_frame_as_large_as_agreed_is_fine(kind: int) -> None:
+def test_a_frame_of_maximum_size_is_accepted(kind: int) -> None:
     check_head(kind, 1, 4096 - OVERHEAD, 4096)
 
 
-def test_frame_one_byte_larger_is_refused_as_soon_as_its_length_is_read() -> None:
+def test_a_frame_one_byte_larger_is_refused_at_its_header() -> None:
     with pytest.raises(ProtocolError, match="4097 bytes on channel 7 is larger than frame_max 4096") as caught:
         check_head(3, 7, 4096 - OVERHEAD + 1, 4096)
     assert (caught.value.reply_code, caught.value.scope) == (501, Scope.CONNECTION)
@@ -37,7 +37,7 @@ def test_unknown_frame_type_is_a_frame_error(kind: int) -> None:
 
 
 @pytest.mark.parametrize(("size", "sizes"), [(0, []), (1, [1]), (8, [8]), (9, [8, 1]), (24, [8, 8, 8])])
-def test_body_is_cut_into_the_fewest_frames(size: int, sizes: list[int]) -> None:
+def test_a_body_is_split_into_the_fewest_frames(size: int, sizes: list[int]) -> None:
     body = bytes(range(size))
     frames = split(b"".join(body_frames(5, body, 16)))
     assert [len(one.payload) for one in frames] == sizes

@@ -43,7 +43,7 @@ _SAMPLES: dict[str, list[Argument]] = {
 
 @pytest.mark.parametrize("pick", [0, 1])
 @pytest.mark.parametrize(("fields", "method"), FIELDS)
-def test_each_argument_is_read_under_its_own_name(fields: type[NamedTuple], method: int, pick: int) -> None:
+def test_each_argument_is_read_into_its_field(fields: type[NamedTuple], method: int, pick: int) -> None:
     kind = cast("type[base.Frame]", commands.INDEX_MAPPING[method])
     names = kind.attributes()
     values = {

@@ -69,7 +69,9 @@ TABLE = b"\x01aV"
         (frames.confirm_select(1), 1, methods.CONFIRM_SELECT, (False,)),
     ],
 )  # fmt: skip
-def test_frame_says_what_was_asked(frame: bytes, channel: int, method: int, values: tuple[Argument, ...]) -> None:
+def test_frames_contain_their_method_and_arguments(
+    frame: bytes, channel: int, method: int, values: tuple[Argument, ...]
+) -> None:
     assert frame[:3] == b"\x01" + channel.to_bytes(2, "big")
     assert (method_of(frame[7:-1]), arguments(frame[7:-1])) == (method, values)
 
@@ -83,7 +85,7 @@ def test_frame_says_what_was_asked(frame: bytes, channel: int, method: int, valu
         (frames.exchange_delete(1, b"e"), methods.EXCHANGE_DELETE_OK),
     ],
 )
-def test_a_method_of_ours_is_answered_by_one_method(frame: bytes, reply: int) -> None:
+def test_each_request_of_the_sidecar_has_one_reply(frame: bytes, reply: int) -> None:
     assert methods.reply_to(frame) == reply
 
 
@@ -102,11 +104,11 @@ def test_long_reply_text_is_cut_between_characters() -> None:
 
 
 @given(st.integers(0, 600), st.text(max_size=300))
-def test_reply_text_fits_and_stays_text(reply_code: int, text: str) -> None:
+def test_a_reply_text_fits_and_is_valid_utf8(reply_code: int, text: str) -> None:
     cut = frames.reply_text(reply_code, text.encode())
     assert len(cut) <= 255
     assert cut.decode().rstrip(".")[:200] in f"{frames.REPLY_NAMES.get(reply_code, b'').decode()} - {text}"
 
 
-def test_text_that_is_no_utf8_is_cut_anyway() -> None:
+def test_a_reply_text_that_is_not_utf8_is_truncated() -> None:
     assert frames.reply_text(0, b"\x80" * 300) == b"\x80" * 252 + b"..."

@@ -67,7 +67,7 @@ def test_arguments_of_every_method_survive_a_round_trip(call: tuple[int, tuple[A
 
 
 @given(calls)
-def test_every_prefix_of_a_method_and_bytes_behind_it_are_a_502_with_its_ids(
+def test_truncated_methods_and_trailing_bytes_are_a_502_with_the_method_ids(
     call: tuple[int, tuple[Argument, ...]],
 ) -> None:
     method, values = call
@@ -115,12 +115,12 @@ def test_bits_share_an_octet_lowest_first() -> None:
     [(), (b"a", b"b"), ("text",), (1,), (b"x" * 256,)],
     ids=["too few", "too many", "text", "number", "long"],
 )
-def test_arguments_that_do_not_fit_are_our_own_error(values: tuple[Argument, ...]) -> None:
+def test_encoding_invalid_arguments_is_a_local_protocol_error(values: tuple[Argument, ...]) -> None:
     with pytest.raises(LocalProtocolError, match=r"Basic\.ConsumeOk"):
         method_frame(1, METHODS["Basic.ConsumeOk"], *values)
 
 
-def test_number_that_is_too_large_is_our_own_error() -> None:
+def test_encoding_a_number_that_is_too_large_is_a_local_protocol_error() -> None:
     with pytest.raises(LocalProtocolError):
         method_frame(1, methods.BASIC_ACK, 2**64, False)
 
@@ -133,7 +133,7 @@ def test_replies_pair_requests_with_their_answers() -> None:
     assert all(methods.REPLIES.values())
 
 
-def test_what_a_producer_may_send_is_told_from_what_only_a_broker_sends() -> None:
+def test_methods_of_producers_and_of_brokers_are_distinguished() -> None:
     from_producer = {name for method, name in methods.NAMES.items() if method not in methods.ONLY_FROM_BROKER}
     assert from_producer == {
         "Connection.StartOk", "Connection.SecureOk", "Connection.TuneOk", "Connection.Open",

@@ -41,7 +41,7 @@ def _encode(properties: dict[str, bytes | int], entries: bytes) -> tuple[bytes, 
 
 
 @given(_sets, tables, st.integers(0, 3))
-def test_every_set_of_properties_is_read_and_the_low_bits_mean_nothing(
+def test_every_set_of_properties_is_read_regardless_of_the_low_flag_bits(
     properties: dict[str, bytes | int], table: Table, low_bits: int
 ) -> None:
     encoded, flags = _encode(properties, encode_table(table))
@@ -63,19 +63,19 @@ def test_table_span_encloses_exactly_the_entries(properties: dict[str, bytes | i
 
 
 @given(_sets, st.frozensets(st.sampled_from([name for name, _ in _layout])))
-def test_only_wanted_properties_are_given(properties: dict[str, bytes | int], wanted: frozenset[str]) -> None:
+def test_only_requested_properties_are_returned(properties: dict[str, bytes | int], wanted: frozenset[str]) -> None:
     encoded, flags = _encode(properties, b"")
     found = decode_properties(encoded, 0, len(encoded), flags, wanted)
     assert set(found) == set(properties) & wanted - {"headers"}
 
 
-def test_empty_text_is_not_an_absent_one() -> None:
+def test_an_empty_string_differs_from_a_missing_property() -> None:
     assert decode_properties(b"\x00", 0, 1, 0x8000) == {"content_type": b""}
     assert decode_properties(b"", 0, 0, 0) == {}
 
 
 @given(_sets, st.data())
-def test_properties_cut_short_are_an_error_even_with_bytes_behind(
+def test_truncated_properties_are_an_error_even_with_further_bytes(
     properties: dict[str, bytes | int], data: st.DataObject
 ) -> None:
     encoded, flags = _encode(properties, b"\x01aV")
@@ -88,7 +88,7 @@ def test_properties_cut_short_are_an_error_even_with_bytes_behind(
         assert (refused.value.reply_code, refused.value.scope) == (502, Scope.CONNECTION)
 
 
-def test_bytes_behind_the_last_property_are_an_error() -> None:
+def test_bytes_after_the_last_property_are_an_error() -> None:
     with pytest.raises(ProtocolError):
         decode_properties(b"\x01a\x00", 0, 3, 0x8000)
 

@@ -80,14 +80,14 @@ tables: st.SearchStrategy[Table] = st.lists(
 
 
 @pytest.mark.parametrize(("letter", "content", "encoded"), EVERY_LETTER)
-def test_every_letter_has_its_bytes_in_both_directions(letter: str, content: object, encoded: bytes) -> None:
+def test_every_field_type_is_encoded_and_decoded(letter: str, content: object, encoded: bytes) -> None:
     raw = letter.encode() + encoded
     assert decode_value(raw) == Value(letter, content)
     assert encode_value(Value(letter, content)) == raw
 
 
 @pytest.mark.parametrize(("letter", "content", "encoded"), EVERY_LETTER)
-def test_every_letter_is_walked_over_and_picked(letter: str, content: object, encoded: bytes) -> None:
+def test_every_field_type_is_skipped_and_picked(letter: str, content: object, encoded: bytes) -> None:
     raw = letter.encode() + encoded
     data = b"\x01a" + raw + b"\x01bV"
     assert pick(data, 0, len(data), frozenset({b"b"})) == [(b"b", b"V")]
@@ -99,7 +99,7 @@ def test_not_a_number_is_decoded() -> None:
         assert math.isnan(cast(float, decode_value(raw).value))
 
 
-def test_boolean_is_any_octet_but_zero() -> None:
+def test_every_octet_except_zero_is_true() -> None:
     assert decode_value(b"t\x02") == Value("t", True)
 
 
@@ -117,15 +117,13 @@ def test_pick_gives_the_raw_bytes_of_wanted_entries_in_order_with_duplicates(tab
 
 
 @given(tables, st.sets(st.sampled_from([b"", b"a", b"b", b"BCC"])))
-def test_without_cuts_every_entry_of_the_names_and_keeps_the_bytes_of_the_others(
-    table: Table, names: set[bytes]
-) -> None:
+def test_without_removes_entries_by_name_and_keeps_the_bytes_of_others(table: Table, names: set[bytes]) -> None:
     data = b"--" + encode_table(table) + b"--"
     expected = encode_table(tuple(entry for entry in table if entry[0] not in names))
     assert without(data, 2, len(data) - 2, frozenset(names)) == expected
 
 
-def test_without_keeps_bytes_that_would_be_encoded_otherwise() -> None:
+def test_without_keeps_bytes_in_another_encoding() -> None:
     odd = b"\x01at\x07" + b"\x03BCCA\0\0\0\0" + b"\x01bf\x7f\xa0\x00\x01"  # true as 7; a signalling NaN
     assert without(odd, 0, len(odd), frozenset({b"BCC"})) == b"\x01at\x07\x01bf\x7f\xa0\x00\x01"
 
@@ -155,7 +153,7 @@ _nearly_tables = st.builds(
 
 
 @given(st.binary(max_size=80) | _nearly_tables)
-def test_any_bytes_are_a_table_or_a_connection_error(data: bytes) -> None:
+def test_arbitrary_bytes_are_a_table_or_a_connection_error(data: bytes) -> None:
     decoded = refusal(lambda: decode_table(data, 0, len(data)))
     picked = refusal(lambda: pick(data, 0, len(data), frozenset({b""})))
     cut = refusal(lambda: without(data, 0, len(data), frozenset({b""})))
@@ -165,12 +163,12 @@ def test_any_bytes_are_a_table_or_a_connection_error(data: bytes) -> None:
 
 
 @given(st.binary(max_size=40) | _nearly_tables.map(lambda encoded: encoded[1:]))
-def test_any_bytes_are_a_value_or_a_connection_error(raw: bytes) -> None:
+def test_arbitrary_bytes_are_a_value_or_a_connection_error(raw: bytes) -> None:
     assert refusal(lambda: decode_value(raw)) in (None, (502, Scope.CONNECTION))
 
 
 @given(tables.filter(bool), st.data())
-def test_table_cut_short_is_an_error_even_with_bytes_behind_it(table: Table, data: st.DataObject) -> None:
+def test_a_truncated_table_is_an_error_even_with_further_bytes(table: Table, data: st.DataObject) -> None:
     encoded = encode_table(table)
     last = len(encode_table(table[:-1]))
     end = data.draw(st.integers(last + 1, len(encoded) - 1))
@@ -186,7 +184,7 @@ def test_table_cut_short_is_an_error_even_with_bytes_behind_it(table: Table, dat
 
 
 @pytest.mark.parametrize("letter", sorted(set(range(256)) - {ord(letter) for letter, _, _ in EVERY_LETTER}))
-def test_unknown_letter_is_refused(letter: int) -> None:
+def test_an_unknown_field_type_is_refused(letter: int) -> None:
     data = b"\x01a" + bytes((letter,)) + bytes(8)
     with pytest.raises(ProtocolError):
         decode_table(data, 0, len(data))
@@ -209,7 +207,7 @@ def test_nesting_is_limited() -> None:
         decode_value(_nested(20_000))
 
 
-def test_bytes_behind_a_value_are_refused() -> None:
+def test_bytes_after_a_value_are_refused() -> None:
     with pytest.raises(ProtocolError):
         decode_value(b"t\x01\x00")
 
@@ -219,13 +217,13 @@ def test_bytes_behind_a_value_are_refused() -> None:
     [Value("B", 256), Value("S", "text"), Value("f", 1e39), Value("D", 3), Value("V", 0), Value("Z", 0),
      Value("I", None), Value("F", ((b"n" * 256, Value("V", None)),))],
 )  # fmt: skip
-def test_value_that_does_not_fit_its_letter_is_our_own_error(value: Value) -> None:
+def test_encoding_a_value_that_does_not_fit_its_type_is_an_error(value: Value) -> None:
     with pytest.raises(LocalProtocolError):
         encode_value(value)
 
 
 @given(st.lists(st.sampled_from("AF"), min_size=MAX_NESTING - 2, max_size=MAX_NESTING + 3), tables)
-def test_too_deep_is_what_decoding_refuses(letters: list[str], before: Table) -> None:
+def test_too_deep_agrees_with_decoding(letters: list[str], before: Table) -> None:
     value = Value("V", None)
     for letter in letters:
         value = Value(letter, (value,) if letter == "A" else ((b"k", value),))

@@ -28,37 +28,37 @@ def overridden(**environ: str) -> tuple[Shape, list[str]]:
     return shape(found), [str(error) for error in faults.errors]
 
 
-def test_a_variable_replaces_what_the_file_says() -> None:
+def test_a_variable_replaces_a_value_of_the_file() -> None:
     found = overridden(OXPROXY_LOG__LEVEL="debug")
     assert found == ({"log": {"level": "debug"}, "listen": [{"address": "a:1"}], "upstream": ""}, [])
 
 
-def test_a_variable_adds_what_the_file_does_not_say() -> None:
+def test_a_variable_adds_a_value_missing_in_the_file() -> None:
     found, errors = overridden(OXPROXY_ADMIN__ADDRESS="b:2", OXPROXY_UPSTREAM__CONTROL__USERNAME="me")
     assert isinstance(found, dict)
     assert (found["admin"], found["upstream"], errors) == ({"address": "b:2"}, {"control": {"username": "me"}}, [])
 
 
-def test_an_item_of_a_list_is_reached_by_its_number() -> None:
+def test_an_item_of_a_list_is_set_by_its_index() -> None:
     found, errors = overridden(OXPROXY_LISTEN__0__ADDRESS="b:2", OXPROXY_LISTEN__1__ADDRESS="c:3")
     assert isinstance(found, dict)
     assert (found["listen"], errors) == ([{"address": "b:2"}, {"address": "c:3"}], [])
 
 
-def test_a_list_that_the_file_does_not_have_begins_with_item_0() -> None:
+def test_a_new_list_begins_with_item_0() -> None:
     found, errors = overridden(OXPROXY_BROKERS__0__ADDRESS="b:2")
     assert isinstance(found, dict)
     assert (found["brokers"], errors) == ([{"address": "b:2"}], [])
 
 
-def test_a_deeper_variable_refines_a_shorter_one() -> None:
+def test_a_nested_variable_overrides_part_of_a_shorter_one() -> None:
     found, errors = overridden(OXPROXY_UPSTREAM="{address: a:1, management: b}", OXPROXY_UPSTREAM__ADDRESS="c:3")
     assert isinstance(found, dict)
     assert (found["upstream"], errors) == ({"address": "c:3", "management": "b"}, [])
 
 
 @pytest.mark.parametrize("name", ["OXPROXY_LISTEN__2__ADDRESS", "OXPROXY_LISTEN__ADDRESS", "OXPROXY_LOG__LEVEL__X"])
-def test_a_variable_that_leads_nowhere_is_a_fault_under_its_name(name: str) -> None:
+def test_an_invalid_variable_is_an_error_with_its_name(name: str) -> None:
     errors = overridden(**{name: "x"})[1]
     key = name.removeprefix("OXPROXY_").lower().replace("__", ".")
     assert errors == [f"{name}: {key}: there is no such key"]
@@ -76,7 +76,7 @@ def test_a_variable_that_leads_nowhere_is_a_fault_under_its_name(name: str) -> N
         "OTHER_LOG__LEVEL",
     ],
 )
-def test_variables_that_are_not_ours_change_nothing(name: str) -> None:
+def test_other_variables_are_ignored(name: str) -> None:
     assert overridden(**{name: "tcp://10.0.0.1:5672"}) == overridden()
 
 
@@ -87,7 +87,7 @@ def test_an_empty_variable_counts_as_not_set() -> None:
 @pytest.mark.parametrize(
     "environ", [{}, {"OXPROXY_UPSTREAM__CONTROL__PASSWORD_ENV": "OXPROXY_SECRET"}], ids=["file", "variable"]
 )
-def test_a_variable_that_is_named_for_a_password_is_no_key(environ: dict[str, str]) -> None:
+def test_a_variable_named_as_a_password_source_is_not_a_key(environ: dict[str, str]) -> None:
     faults = Faults()
     text = "{}" if environ else "upstream: {control: [{password_env: OXPROXY_SECRET}]}"
     root = read_document(text, "f.yaml", faults)

@@ -57,7 +57,7 @@ def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
     assert settings.folder == tmp_path
 
 
-def test_every_key_of_the_interface_is_read(tmp_path: Path) -> None:
+def test_every_configuration_key_is_read(tmp_path: Path) -> None:
     text = """
 listen: [{address: 0.0.0.0:5673}]
 upstream:
@@ -78,7 +78,7 @@ admin: {address: 127.0.0.1:1}
     assert (settings.rules, settings.admin.address) == (("rules/*.yaml",), HostPort("127.0.0.1", 1))
 
 
-def test_all_faults_are_reported_at_once_with_file_and_line(tmp_path: Path) -> None:
+def test_all_errors_are_reported_together_with_file_and_line(tmp_path: Path) -> None:
     text = "listen:\n  - adress: a:1\nlimits: {connections: 0}\nlog: {level: loud}\nnothing: {directory: x}\n"
     assert faults(tmp_path, text, OXPROXY_ADMIN__ADDRESS="nowhere") == [
         "oxproxy.yaml:2:5: listen[0].adress: unknown key; did you mean address?",
@@ -91,7 +91,7 @@ def test_all_faults_are_reported_at_once_with_file_and_line(tmp_path: Path) -> N
     ]
 
 
-def test_what_holds_for_clients_declarations_is_read(tmp_path: Path) -> None:
+def test_settings_of_client_declarations_are_read(tmp_path: Path) -> None:
     text = "declared: {delivery: queue, unbind: broker, client_routes: any, announce: true, snapshot: state/kept}\n"
     declared = load(tmp_path, text).declared
     assert (declared.delivery, declared.unbind, declared.client_routes) == ("queue", "broker", "any")
@@ -105,17 +105,17 @@ def test_a_flag_is_true_or_false(tmp_path: Path) -> None:
     ]
 
 
-def test_a_key_that_is_there_without_a_value_is_a_fault(tmp_path: Path) -> None:
+def test_a_key_without_a_value_is_an_error(tmp_path: Path) -> None:
     assert faults(tmp_path, "upstream:\n  address:\n") == [
         "oxproxy.yaml:2:11: upstream.address: seen no value, expected host:port such as 127.0.0.1:5672 or [::1]:5672"
     ]
 
 
-def test_a_list_in_place_of_the_configuration_is_a_fault(tmp_path: Path) -> None:
+def test_a_list_as_configuration_is_an_error(tmp_path: Path) -> None:
     assert faults(tmp_path, "- a\n") == ["oxproxy.yaml:1:1: seen a list, expected a mapping"]
 
 
-def test_a_file_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigErrors, match="can't be read: No such file"):
         load_settings(tmp_path / "none.yaml", {})
 
@@ -137,13 +137,13 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
     assert settings.rules == ("one.yaml", "two.yaml")
 
 
-def test_an_unknown_variable_is_a_fault_under_its_name(tmp_path: Path) -> None:
+def test_an_unknown_variable_is_an_error_with_its_name(tmp_path: Path) -> None:
     assert faults(tmp_path, "{}", OXPROXY_LOG__LEVL="info") == [
         "OXPROXY_LOG__LEVL: log.levl: unknown key; did you mean level?"
     ]
 
 
-def test_a_password_comes_from_the_environment_as_it_stands(tmp_path: Path) -> None:
+def test_a_password_from_the_environment_is_used_unchanged(tmp_path: Path) -> None:
     settings = load(tmp_path, "{}", OXPROXY_UPSTREAM__CONTROL__PASSWORD="a: #b [c")
     assert settings.upstream.control.password.get_secret_value() == "a: #b [c"
 
@@ -153,21 +153,21 @@ def test_a_password_is_read_from_a_named_variable(tmp_path: Path) -> None:
     assert settings.upstream.control.password.get_secret_value() == "hunter2"
 
 
-def test_a_named_variable_that_is_not_set_is_a_fault(tmp_path: Path) -> None:
+def test_a_named_variable_that_is_not_set_is_an_error(tmp_path: Path) -> None:
     assert faults(tmp_path, "upstream:\n  control: {password_env: SECRET}\n") == [
         'oxproxy.yaml:2:13: upstream.control.password_env: there is no environment variable "SECRET"'
     ]
 
 
 @pytest.mark.parametrize("content", ["hunter2", "hunter2\n", "hunter2\r\n"])
-def test_a_password_is_read_from_a_file_beside_the_configuration(tmp_path: Path, content: str) -> None:
+def test_a_password_file_is_relative_to_the_configuration(tmp_path: Path, content: str) -> None:
     (tmp_path / "password").write_bytes(content.encode())
     settings = load(tmp_path, "upstream: {control: {password_file: password}}")
     assert settings.upstream.control.password.get_secret_value() == "hunter2"
 
 
 @pytest.mark.parametrize("content", [None, b"\xff"])
-def test_a_password_file_that_can_not_be_read_is_a_fault(tmp_path: Path, content: bytes | None) -> None:
+def test_an_unreadable_password_file_is_an_error(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
         (tmp_path / "password").write_bytes(content)
     errors = faults(tmp_path, "upstream: {control: {password_file: password}}")
@@ -175,14 +175,14 @@ def test_a_password_file_that_can_not_be_read_is_a_fault(tmp_path: Path, content
     assert errors[0].startswith("oxproxy.yaml:1:22: upstream.control.password_file: password ")
 
 
-def test_two_ways_to_give_the_password_are_a_fault(tmp_path: Path) -> None:
+def test_two_sources_of_a_password_are_an_error(tmp_path: Path) -> None:
     text = "upstream:\n  control:\n    password: a\n    password_env: B\n"
     assert faults(tmp_path, text, B="b") == [
         "oxproxy.yaml:4:5: upstream.control.password_env: seen password and password_env, expected one of them"
     ]
 
 
-def test_a_password_in_the_environment_wins_over_the_ways_of_the_file(tmp_path: Path) -> None:
+def test_a_password_in_the_environment_overrides_the_file(tmp_path: Path) -> None:
     text = "upstream: {control: {password_file: none}}"
     assert (
         load(tmp_path, text, OXPROXY_UPSTREAM__CONTROL__PASSWORD="b").upstream.control.password.get_secret_value()
@@ -190,7 +190,7 @@ def test_a_password_in_the_environment_wins_over_the_ways_of_the_file(tmp_path: 
     )
 
 
-def test_a_password_as_text_is_a_warning_unless_every_broker_is_on_loopback(tmp_path: Path) -> None:
+def test_a_plain_text_password_is_a_warning_unless_every_broker_is_on_loopback(tmp_path: Path) -> None:
     control = "  control: {password: a}\n"
     assert warnings(tmp_path, "upstream:\n  address: [127.0.0.1:1, localhost:2, '[::1]:3']\n" + control) == []
     assert warnings(tmp_path, "upstream:\n  tls: {}\n  address: [127.0.0.1:1, rabbit:2]\n" + control) == [
@@ -208,7 +208,7 @@ SECRET = bytes(range(32))
 @pytest.mark.parametrize(
     "content", [SECRET, SECRET.hex().encode() + b"\n", b64encode(SECRET) + b"\n", bytes(31) + b"\n"], ids=str
 )
-def test_a_secret_is_32_bytes_as_they_are_in_hexadecimal_or_in_base64(tmp_path: Path, content: bytes) -> None:
+def test_a_secret_is_32_bytes_raw_or_in_hexadecimal_or_base64(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "current").write_bytes(content)
     settings = load(tmp_path, "declared: {secrets: [{file: current}]}")
     assert [source.value for source in settings.declared.secrets] == [content if len(content) == 32 else SECRET]
@@ -216,7 +216,7 @@ def test_a_secret_is_32_bytes_as_they_are_in_hexadecimal_or_in_base64(tmp_path: 
     assert str(SECRET) not in repr(settings)
 
 
-def test_secrets_come_from_variables_as_well_and_the_broker_may_be_elsewhere(tmp_path: Path) -> None:
+def test_secrets_are_read_from_variables_for_remote_brokers(tmp_path: Path) -> None:
     upstream = "upstream: {address: 'rabbit:1', tls: {}, control: {password_env: B}}\n"
     path = write(tmp_path, upstream + "declared: {secrets: [{env: OXPROXY_SECRET}, {env: B}]}")
     settings, said = load_settings(path, {"OXPROXY_SECRET": SECRET.hex(), "B": b64encode(bytes(32)).decode()})
@@ -261,7 +261,7 @@ def test_guest_with_its_default_password_is_for_brokers_on_loopback(tmp_path: Pa
     ]
 
 
-def test_secrets_that_cannot_be_used_are_faults(tmp_path: Path) -> None:
+def test_unusable_secrets_are_errors(tmp_path: Path) -> None:
     (tmp_path / "short").write_text("hunter2")
     text = "declared:\n  secrets:\n  - file: short\n  - {env: A}\n  - {}\n  - {file: a, env: B}\n  - file: none\n"
     found = faults(tmp_path, text, A="z" * 64)
@@ -300,24 +300,24 @@ def test_a_wrong_url_is_described_without_its_text(tmp_path: Path, value: str, s
     assert "hunter2" not in found
 
 
-def test_no_fault_and_no_text_of_the_settings_shows_a_password(tmp_path: Path) -> None:
+def test_errors_and_settings_show_no_password(tmp_path: Path) -> None:
     text = "upstream: {control: {password: [hunter2]}, management: 'http://guest:hunter2@a'}\nlog: {level: x}\n"
     assert "hunter2" not in "\n".join(faults(tmp_path, text))
     assert "hunter2" not in repr(load(tmp_path, "upstream: {control: {password: hunter2}}"))
 
 
-def test_a_way_to_give_the_password_that_is_null_is_not_given(tmp_path: Path) -> None:
+def test_a_null_password_source_is_ignored(tmp_path: Path) -> None:
     settings = load(tmp_path, "upstream: {control: {password: a, password_env: null, password_file: ~}}")
     assert settings.upstream.control.password.get_secret_value() == "a"
 
 
 @pytest.mark.parametrize("way", ["password_env: NONE", "password_file: none"])
-def test_a_password_that_is_kept_elsewhere_can_be_left_out_of_a_check(tmp_path: Path, way: str) -> None:
+def test_check_accepts_missing_external_passwords(tmp_path: Path, way: str) -> None:
     found = load_settings(write(tmp_path, f"upstream: {{control: {{{way}}}}}"), {}, secrets_required=False)[1]
     assert len(found) == 1
 
 
-def test_a_check_says_that_the_folder_of_the_audit_log_can_not_be_made(tmp_path: Path) -> None:
+def test_check_reports_an_audit_directory_that_can_not_be_created(tmp_path: Path) -> None:
     path = write(tmp_path, "audit: {directory: logs/audit}")
     (warning,) = load_settings(path, {}, secrets_required=False)[1]
     logs = tmp_path / "logs"
@@ -327,7 +327,7 @@ def test_a_check_says_that_the_folder_of_the_audit_log_can_not_be_made(tmp_path:
 
 
 @given(st.dictionaries(KEYS, TREES, max_size=6), st.dictionaries(VARIABLES, st.text('ab:[]{}" 5s', max_size=8)))
-def test_any_file_and_environment_give_settings_or_faults(file: object, environ: dict[str, str]) -> None:
+def test_any_file_and_environment_give_settings_or_errors(file: object, environ: dict[str, str]) -> None:
     faults = Faults()
     with contextlib.suppress(ConfigErrors):
         parse_settings(yaml.safe_dump(file).encode(), Path("f.yaml"), environ, faults)
@@ -335,7 +335,7 @@ def test_any_file_and_environment_give_settings_or_faults(file: object, environ:
 
 
 @pytest.mark.parametrize("source", ["hash_key_env: KEY", "hash_key_file: none"])
-def test_a_key_of_hashes_that_is_not_there_is_an_error_where_it_is_needed(tmp_path: Path, source: str) -> None:
+def test_a_missing_hash_key_is_an_error_if_it_is_needed(tmp_path: Path, source: str) -> None:
     text = f"audit: {{directory: log, hash: [rk], {source}}}\n"
     (said,) = faults(tmp_path, text)
     assert said.startswith(f"oxproxy.yaml:1:37: audit.{source.split(':')[0]}: ")
@@ -343,13 +343,13 @@ def test_a_key_of_hashes_that_is_not_there_is_an_error_where_it_is_needed(tmp_pa
     assert any(f"audit.{source.split(':')[0]}: warning: " in str(each) for each in warned)
 
 
-def test_the_fields_that_can_be_hashed_are_those_of_records(tmp_path: Path) -> None:
+def test_hashable_fields_are_fields_of_records(tmp_path: Path) -> None:
     found = load(tmp_path, f"audit: {{hash: [{', '.join(sorted(HASHABLE))}], hash_key_env: KEY}}\n", KEY="k" * 16)
     assert set(found.audit.hash) == HASHABLE
     assert HASH_KEY_BYTES == KEY_BYTES
 
 
-def test_variables_that_nothing_replaces_are_warned_of_without_showing_them(tmp_path: Path) -> None:
+def test_unreplaced_variables_are_warnings_without_their_text(tmp_path: Path) -> None:
     text = "upstream:\n  control: {username: me, password: '${HUNTER2}'}\nrules: ['{{ dir }}/a.yaml', b.yaml]\n"
     assert warnings(tmp_path, text) == [
         "oxproxy.yaml:2:37: upstream.control.password: warning: seen a variable reference, which is not expanded: "
@@ -359,7 +359,7 @@ def test_variables_that_nothing_replaces_are_warned_of_without_showing_them(tmp_
     assert warnings(tmp_path, "log: {level: info}", OXPROXY_AUDIT__HEADERS="${x}") == []
 
 
-def test_what_has_changed_since_a_start_is_named_by_key(tmp_path: Path) -> None:
+def test_changed_settings_are_listed_by_key(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("0" * 64)
     (tmp_path / "password").write_text("one")
     text = "upstream: {control: {username: me, password_file: password}}\ndeclared: {secrets: [{file: secret}]}\n"

@@ -41,7 +41,7 @@ def faults(folder: Path, text: str) -> list[str]:
     return str(raised.value).replace(f"{folder}/", "").splitlines()
 
 
-def test_the_example_of_the_interface_is_read(folder: Path) -> None:
+def test_the_example_of_the_reference_is_read(folder: Path) -> None:
     settings, warnings = load(folder, INTERFACE)
     assert settings.listen[0].tls == ListenTls(
         certificate="cert.pem", key="key.pem", client_ca="ca.pem", client_verify="required"
@@ -50,22 +50,22 @@ def test_the_example_of_the_interface_is_read(folder: Path) -> None:
     assert warnings == []
 
 
-def test_plain_and_tls_stand_side_by_side(folder: Path) -> None:
+def test_plain_and_tls_listeners_can_be_combined(folder: Path) -> None:
     text = "listen: [{address: a:1}, {address: a:2, tls: {certificate: cert.pem, key: key.pem}}]\n"
     assert [one.tls is not None for one in load(folder, text)[0].listen] == [False, True]
 
 
 @pytest.mark.parametrize("nothing", ["", "listen: [{address: a:1, tls: null}]\nupstream: {tls: ~}\n"])
-def test_without_it_or_with_null_there_is_none(folder: Path, nothing: str) -> None:
+def test_without_tls_or_with_null_there_is_none(folder: Path, nothing: str) -> None:
     settings = load(folder, nothing)[0]
     assert (settings.listen[0].tls, settings.upstream.tls) == (None, None)
 
 
-def test_an_empty_mapping_trusts_the_authorities_of_the_system(folder: Path) -> None:
+def test_an_empty_tls_mapping_trusts_the_system_authorities(folder: Path) -> None:
     assert load(folder, "upstream: {tls: {}}")[0].upstream.tls == UpstreamTls()
 
 
-def test_the_environment_gives_it_as_well(folder: Path) -> None:
+def test_tls_is_configured_by_the_environment(folder: Path) -> None:
     environ = {"OXPROXY_LISTEN__0__TLS": "{certificate: cert.pem, key: key.pem}", "OXPROXY_UPSTREAM__TLS__CA": "ca.pem"}
     path = folder / "oxproxy.yaml"
     path.touch()
@@ -111,11 +111,11 @@ def test_the_environment_gives_it_as_well(folder: Path) -> None:
         ),
     ],
 )
-def test_what_can_not_be_is_a_fault(folder: Path, text: str, expected: list[str]) -> None:
+def test_invalid_tls_settings_are_errors(folder: Path, text: str, expected: list[str]) -> None:
     assert faults(folder, text + "\n") == expected
 
 
-def test_files_need_not_be_on_the_machine_that_checks(tmp_path: Path) -> None:
+def test_check_does_not_require_the_certificate_files(tmp_path: Path) -> None:
     assert load(tmp_path, INTERFACE, required=False)[1] == [
         "oxproxy.yaml:4:11: listen[0].tls.certificate: warning: cert.pem: file does not exist",
         "oxproxy.yaml:4:34: listen[0].tls.key: warning: key.pem: file does not exist",
@@ -124,7 +124,7 @@ def test_files_need_not_be_on_the_machine_that_checks(tmp_path: Path) -> None:
     ]
 
 
-def test_passwords_in_plain_text_to_a_broker_elsewhere_are_a_warning(folder: Path) -> None:
+def test_passwords_over_plain_tcp_to_a_remote_broker_are_a_warning(folder: Path) -> None:
     far = "upstream:\n  address: [127.0.0.1:1, rabbit:2]\n"
     message = "without upstream.tls, passwords are sent to rabbit:2 in plain text"
     said = f"oxproxy.yaml:2:3: upstream.address: warning: {message}"
@@ -133,12 +133,12 @@ def test_passwords_in_plain_text_to_a_broker_elsewhere_are_a_warning(folder: Pat
     assert load(folder, "upstream: {address: ['[::1]:1', localhost:2]}\n")[1] == []
 
 
-def test_a_broker_whose_certificate_is_not_checked_is_a_warning(folder: Path) -> None:
+def test_an_unchecked_broker_certificate_is_a_warning(folder: Path) -> None:
     (warning,) = load(folder, "upstream:\n  tls: {verify: false}\n")[1]
     assert warning.startswith("oxproxy.yaml:2:9: upstream.tls.verify: warning: anyone on the network path")
 
 
-def test_a_file_that_can_not_even_be_looked_for_is_said(folder: Path) -> None:
+def test_a_file_whose_path_can_not_be_accessed_is_an_error(folder: Path) -> None:
     """A name that is too long for the system fails like a directory that other users may not enter."""
     said = faults(folder, f"upstream: {{tls: {{ca: {'x' * 300}}}}}")
     assert [line.rpartition(": ")[2] for line in said] in (["File name too long"], ["file does not exist"])

@@ -42,14 +42,14 @@ def holds_for_every_vector(broker: Broker, delivery: str) -> None:
 
 @DELIVERIES
 @pytest.mark.timeout(300)
-def test_one_vector_in_five_reaches_what_it_should(broker: Broker, delivery: str) -> None:
+def test_one_vector_in_five_has_the_expected_result(broker: Broker, delivery: str) -> None:
     chosen = every_vector()[::5][KINDS.index(delivery) :: len(KINDS)]
     faults, counts = played(broker, chosen, delivery)
     assert faults == []
     assert counts.total() == len(chosen) == 452
 
 
-def test_a_vector_that_reaches_something_else_is_a_fault(broker: Broker) -> None:
+def test_a_vector_with_another_result_is_a_failure(broker: Broker) -> None:
     vector = next(each for each in every_vector() if each["expected"].get("queues") == ["q1"])
     vector["expected"] = {"queues": []}
     faults, counts = played(broker, [vector], "carrier")
@@ -69,13 +69,13 @@ def newer_broker() -> Iterator[Broker]:
 @DELIVERIES
 @pytest.mark.matrix
 @pytest.mark.timeout(900)
-def test_every_vector_reaches_what_it_should(broker: Broker, delivery: str) -> None:
+def test_every_vector_has_the_expected_result(broker: Broker, delivery: str) -> None:
     holds_for_every_vector(broker, delivery)
 
 
 @DELIVERIES
 @pytest.mark.matrix
 @pytest.mark.timeout(900)
-def test_every_vector_reaches_what_it_should_on_a_newer_broker(newer_broker: Broker, delivery: str) -> None:
+def test_every_vector_has_the_expected_result_on_a_newer_broker(newer_broker: Broker, delivery: str) -> None:
     assert newer_broker.version[:2] == VERSION
     holds_for_every_vector(newer_broker, delivery)

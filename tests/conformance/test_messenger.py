@@ -12,19 +12,19 @@ from tests.conformance.files import OWN_VECTORS, vectors
 FILES = [path for path in OWN_VECTORS if path.parent.name == "messenger"]
 
 
-def test_all_vectors_of_the_format_are_there() -> None:
+def test_the_number_of_vectors() -> None:
     assert sum(1 for path in FILES for _ in vectors(path)) == 2144
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name.partition(".")[0])
-def test_a_vector_with_another_answer_fails(path: Path) -> None:
+def test_a_vector_with_another_result_fails(path: Path) -> None:
     results = Counter(
         messenger.run(vector | {"address": "none of the vectors' addresses"})[0] for vector in vectors(path)
     )
     assert results[False] > 0
 
 
-def test_the_steps_of_slow_patterns_stay_within_their_length() -> None:
+def test_the_steps_of_slow_patterns_are_linear_in_the_pattern() -> None:
     timed = [vector for path in FILES for vector in vectors(path) if "max_ms" in vector]
     assert len(timed) == 46
     for vector in timed:
@@ -34,7 +34,7 @@ def test_the_steps_of_slow_patterns_stay_within_their_length() -> None:
             assert messenger.steps_of_match(pattern, vector["address"].encode()) <= 20 * len(pattern) + 20
 
 
-def test_measuring_says_who_is_late(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_measuring_reports_slow_vectors(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(messenger, "measure", lambda vector: (vector["max_ms"] + 1.0, vector["max_ms"]))
     assert main(["--times", *map(str, FILES)]) == 1
     assert capsys.readouterr().out.splitlines()[-1] == "0 in time, 46 late"

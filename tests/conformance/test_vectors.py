@@ -17,11 +17,11 @@ def test_every_vector_has_its_recommended_result(path: Path) -> None:
     assert faults == []
 
 
-def test_there_are_vectors_of_the_open_exchange() -> None:
+def test_the_number_of_open_exchange_vector_files() -> None:
     assert sum(path.parent.name == "open-exchange" for path in OWN_VECTORS) == 16
 
 
-def test_plugin_view_is_what_was_observed_where_only_goto_and_stop_differ() -> None:
+def test_plugin_results_are_the_observed_ones_if_only_goto_and_stop_differ() -> None:
     observed = [
         (open_exchange.plugin_result(vector), vector["expected"])
         for path in OWN_VECTORS
@@ -32,7 +32,7 @@ def test_plugin_view_is_what_was_observed_where_only_goto_and_stop_differ() -> N
     assert [each for each in observed if each[0] != each[1]] == []
 
 
-def test_a_wrong_result_is_counted_and_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_result_is_counted_and_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "wrong.jsonl"
     path.write_text(
         '{"id": "one", "group": "x", "note": "", "exchange_arguments": {}, "queues": ["q"], "exchanges": [],'

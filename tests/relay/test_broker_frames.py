@@ -62,7 +62,7 @@ def original(body: bytes = b"body", channel: int = 1) -> bytes:
 # -- forwarded unchanged ----------------------------------------------------------------------------------------------
 
 
-def test_methods_of_classes_that_nobody_knows_reach_the_producer_too() -> None:
+def test_methods_of_unknown_classes_reach_the_producer() -> None:
     answer = frame(1, 1, b"\0\x1e\0\x0b\0\1")
     assert Wire(QUEUE).open().answer(answer) == answer
 
@@ -70,7 +70,7 @@ def test_methods_of_classes_that_nobody_knows_reach_the_producer_too() -> None:
 @pytest.mark.parametrize("command", [DELIVER, GET_OK, commands.Basic.Return(312, "NO_ROUTE", "e", "k")])
 @pytest.mark.parametrize("body_size", [0, 1, 131064, 131065, 400_000])
 @pytest.mark.parametrize("of", [routed("a"), QUEUE], ids=["carrier", "queue"])
-def test_contents_reach_the_producer_as_they_are(of: object, body_size: int, command: base.Frame) -> None:
+def test_contents_reach_the_producer_unchanged(of: object, body_size: int, command: base.Frame) -> None:
     wire = Wire(of).open()  # type: ignore[arg-type]
     whole = delivery(bytes(body_size), command=command)
     assert wire.answer(whole, whole) == whole * 2
@@ -100,7 +100,7 @@ def test_confirms_in_a_row_are_counted_across_every_octet_of_their_tags(last: in
     assert (wire.counters.relay("/").confirms_acked, confirms.settled.low) == (last + 3, last + 3)
 
 
-def test_acks_on_a_channel_without_confirms_are_the_consumers_business() -> None:
+def test_acks_on_a_channel_without_confirms_are_not_counted() -> None:
     wire = Wire(routed("a")).open(9)
     assert wire.answer(ack(1, channel=9)) == ack(1, channel=9)
 
@@ -109,25 +109,25 @@ def test_acks_on_a_channel_without_confirms_are_the_consumers_business() -> None
 
 
 @pytest.mark.parametrize("body_size", [0, 5, 300_000])
-def test_a_consumer_sees_where_a_message_was_published(body_size: int) -> None:
+def test_a_delivery_has_the_original_exchange_and_routing_key(body_size: int) -> None:
     wire = Wire(QUEUE).open()
     assert wire.answer(moved(bytes(body_size))) == original(bytes(body_size))
     assert not wire.relay.connection.deliveries.inspected
 
 
-def test_a_get_sees_it_too() -> None:
+def test_a_get_ok_has_the_original_exchange_and_routing_key() -> None:
     got = Wire(QUEUE).open().answer(moved(command=commands.Basic.GetOk(3, True, "", "q", 9)))
     assert got == method(1, commands.Basic.GetOk(3, True, "xo", "key", 9)) + content(1, REPORT, b"body")
 
 
-def test_a_return_names_what_the_producer_wrote() -> None:
+def test_a_return_has_the_original_exchange_and_routing_key() -> None:
     wire = Wire(QUEUE).open()
     left = wire.answer(moved(command=commands.Basic.Return(312, "NO_ROUTE", "", "q")))
     assert address_of(split(left)[0]) == ("xo", "key")
     assert wire.counters.relays["/"].returns == 1
 
 
-def test_channels_interleave_while_originals_are_put_back() -> None:
+def test_channels_interleave_while_addresses_are_restored() -> None:
     wire = Wire(QUEUE).open(1, 2)
     frames = [[one.raw for one in split(moved(b"x" * 9, channel))] for channel in (1, 2)]
     left = wire.answer(*(one for pair in zip(*frames, strict=True) for one in pair))
@@ -140,7 +140,7 @@ def test_channels_interleave_while_originals_are_put_back() -> None:
 
 
 @pytest.mark.parametrize("sent", [1, 2, 3])
-def test_a_close_of_ours_waits_for_the_end_of_a_content_on_its_channel(sent: int) -> None:
+def test_a_close_of_the_sidecar_waits_for_the_end_of_a_content_on_its_channel(sent: int) -> None:
     wire = Wire(routed("a")).open()
     wire.produce(publish())
     frames = [one.raw for one in split(delivery(bytes(300_000)))]
@@ -153,7 +153,7 @@ def test_a_close_of_ours_waits_for_the_end_of_a_content_on_its_channel(sent: int
     assert wire.answer(delivery()) == b""
 
 
-def test_both_answers_of_closes_that_cross_wait_for_it() -> None:
+def test_replies_to_crossing_closes_wait_for_the_end_of_a_content() -> None:
     wire = Wire(routed("a")).open()
     wire.produce(publish())
     frames = [one.raw for one in split(delivery(bytes(300_000)))]
@@ -164,7 +164,7 @@ def test_both_answers_of_closes_that_cross_wait_for_it() -> None:
     assert names(left)[-2:] == ["Channel.Close", "Channel.CloseOk"]
 
 
-def test_a_close_of_ours_on_another_channel_waits_for_nothing() -> None:
+def test_a_close_of_the_sidecar_does_not_wait_for_contents_of_other_channels() -> None:
     wire = Wire(routed("a")).open(1, 2)
     wire.answer(*(one.raw for one in split(delivery(bytes(300_000), 2))[:2]))
     wire.produce(RESERVED)
@@ -181,14 +181,14 @@ def test_a_refusal_follows_what_the_broker_sent_before() -> None:
     assert wire.answer(delivery()) == b""
 
 
-def test_an_earlier_error_of_the_broker_takes_the_place_of_a_refusal() -> None:
+def test_an_earlier_error_of_the_broker_replaces_a_refusal() -> None:
     wire = Wire(routed("a")).open()
     assert wire.produce(RESERVED, publish()) == AHEAD
     assert wire.answer(NOT_FOUND) == NOT_FOUND
     assert wire.upstream() == b""
 
 
-def test_a_content_that_is_held_back_does_not_count_as_begun() -> None:
+def test_a_held_content_does_not_count_as_begun() -> None:
     wire = Wire(QUEUE).open()
     assert wire.answer(split(moved())[0].raw) == b""
     wire.produce(RESERVED)
@@ -207,7 +207,7 @@ def held(of: object = None) -> Wire:
     return wire
 
 
-def test_a_declare_ok_waits_and_all_behind_it_on_its_channel() -> None:
+def test_a_held_declare_ok_holds_later_frames_of_its_channel() -> None:
     wire = held()
     behind = delivery() + say(1, commands.Basic.ConsumeOk("c"))
     assert wire.answer(behind, delivery(channel=2)) == delivery(channel=2)
@@ -218,14 +218,14 @@ def test_a_declare_ok_waits_and_all_behind_it_on_its_channel() -> None:
     assert wire.answer(delivery()) == delivery()
 
 
-def test_what_is_kept_back_is_looked_at_when_it_leaves() -> None:
+def test_held_frames_are_processed_when_they_are_sent() -> None:
     wire = held(QUEUE)
     assert wire.answer(moved(), moved()) == b""
     wire.relay.answer(wire.request())
     assert wire.producer() == DECLARED + original() * 2
 
 
-def test_a_second_declare_ok_among_it_waits_for_its_own_queue() -> None:
+def test_a_second_held_declare_ok_waits_for_its_queue() -> None:
     wire = held()
     wire.produce(DECLARE)
     wire.answer(DECLARED, delivery())
@@ -235,20 +235,20 @@ def test_a_second_declare_ok_among_it_waits_for_its_own_queue() -> None:
     assert wire.producer() == DECLARED + delivery()
 
 
-def test_a_close_of_the_broker_brings_what_was_kept_back() -> None:
+def test_a_close_of_the_broker_releases_held_frames() -> None:
     wire = held(QUEUE)
     assert wire.answer(moved(), NOT_FOUND) == DECLARED + original() + NOT_FOUND
     wire.relay.answer(wire.request())
     assert wire.producer() == b""
 
 
-def test_a_close_ok_of_the_broker_brings_it_too() -> None:
+def test_a_close_ok_of_the_broker_releases_held_frames() -> None:
     wire = held()
     wire.produce(CLOSE)
     assert wire.answer(CLOSE_OK) == DECLARED + CLOSE_OK
 
 
-def test_a_publish_that_goes_on_does_not_lose_what_is_kept_back() -> None:
+def test_a_continued_publish_does_not_lose_held_frames() -> None:
     wire = held(chosen("new"))
     declared = wire.request()
     wire.produce(publish("new"))
@@ -258,7 +258,7 @@ def test_a_publish_that_goes_on_does_not_lose_what_is_kept_back() -> None:
     assert wire.producer() == DECLARED
 
 
-def test_what_is_kept_back_is_counted_and_stops_the_reading() -> None:
+def test_held_output_is_counted_and_stops_the_reading() -> None:
     wire = held()
     full = []
     for _ in range(2):
@@ -269,7 +269,7 @@ def test_what_is_kept_back_is_counted_and_stops_the_reading() -> None:
     assert wire.relay.connection.backlog.held_back == 0
 
 
-def test_an_answer_that_waits_for_our_own_channel_leaves_early_rather_than_never() -> None:
+def test_a_held_reply_is_released_early_if_it_stops_the_reading() -> None:
     """The bind-ok arrives after the held frames. If these stop the reading, it never arrives."""
     of = routed("q", bound=())
     wire = Wire(of, ears=Ears([b"q"]), limits=RelayLimits(held_bytes=2000)).open()
@@ -287,7 +287,7 @@ SMALL = replace(TUNING, frame_max_producer=4096)
 
 
 @pytest.mark.parametrize("body_size", [0, 4088, 4089, 8176, 8177, 100_000])
-def test_bodies_are_cut_to_what_the_producer_takes(body_size: int) -> None:
+def test_bodies_are_split_to_the_frame_max_of_the_producer(body_size: int) -> None:
     wire = Wire(tuning=SMALL).open()
     body = bytes(range(256)) * (body_size // 256 + 1)
     left = wire.answer(delivery(body[:body_size]))
@@ -295,7 +295,7 @@ def test_bodies_are_cut_to_what_the_producer_takes(body_size: int) -> None:
     assert not wire.relay.connection.deliveries.unfinished
 
 
-def test_a_header_that_it_does_not_take_ends_the_connection_with_the_reason() -> None:
+def test_a_header_larger_than_the_producers_frame_max_ends_the_connection() -> None:
     wire = Wire(tuning=SMALL).open()
     large = method(1, DELIVER) + content_header(1, 4, bytes(5000))
     left = wire.answer(large)
@@ -307,7 +307,7 @@ def test_a_header_that_it_does_not_take_ends_the_connection_with_the_reason() ->
     )
 
 
-def test_a_header_that_fits_once_it_is_restored_is_fine() -> None:
+def test_a_header_that_fits_after_restoring_is_forwarded() -> None:
     wire = Wire(QUEUE, tuning=SMALL).open()
     fill = encode_table(((b"x", REPORT[0][1]._replace(value=bytes(3980))),))
     entries = fill + entry(OriginalAddress(b"xo", b"key"), OriginalAddress(b"", b"q"))
@@ -321,7 +321,7 @@ def test_a_header_that_fits_once_it_is_restored_is_fine() -> None:
 
 
 @pytest.mark.parametrize("body_size", [0, 10, 200_000])
-def test_a_return_that_stays_here_goes_with_its_whole_content(body_size: int) -> None:
+def test_a_suppressed_return_is_removed_with_its_content(body_size: int) -> None:
     wire = Wire(several("e")).open()
     sent = split(wire.produce(publish("key", mandatory=True, body=bytes(body_size))))
     header = sent[1].raw
@@ -343,14 +343,14 @@ def test_a_return_that_stays_here_goes_with_its_whole_content(body_size: int) ->
         frame(9, 7, b"x"),
     ],
 )
-def test_a_broker_that_breaks_its_frames_is_gone_and_the_producer_reads_why(data: bytes) -> None:
+def test_invalid_frames_of_the_broker_close_the_producer_with_the_reason(data: bytes) -> None:
     wire = Wire(QUEUE).open()
     channel, code, text, _ = closed(wire.answer(data + bytes(8)))
     assert (channel, code) == (0, 320)
     assert "the broker sent malformed frames" in text
 
 
-def test_behind_the_end_of_the_connection_nothing_is_relayed() -> None:
+def test_nothing_is_relayed_after_the_end_of_the_connection() -> None:
     wire = Wire(routed("a")).open(1, 2, confirm=True)
     wire.produce(publish(), frame(9, 1, b""))
     assert closed(wire.producer())[:2] == (0, 501)

@@ -69,7 +69,7 @@ def exclusive(wire: Wire, queue: str = "q") -> Wire:
     return wire
 
 
-def test_an_exclusive_queue_is_bound_on_a_channel_of_our_own_before_the_declare_ok() -> None:
+def test_an_exclusive_queue_is_bound_on_the_sidecars_channel_before_declare_ok() -> None:
     wire = exclusive(Wire(routed("q", bound=()), ears=Ears([b"q"])))
     (bind,) = split(wire.upstream())
     assert (bind.channel, bind.arguments["queue"], bind.arguments["exchange"]) == (OWN, "q", "xo")
@@ -79,7 +79,7 @@ def test_an_exclusive_queue_is_bound_on_a_channel_of_our_own_before_the_declare_
     assert wire.produce(message) == with_tokens(message, "q")
 
 
-def test_it_is_bound_to_every_carrier_that_names_it() -> None:
+def test_an_exclusive_queue_is_bound_to_every_carrier_that_names_it() -> None:
     one, other = exchange(to_queue("q"), name="one"), exchange(to_queue("q"), name="other")
     third = exchange(to_queue("else"), name="third")
     of = state(*((made, owned(made, bound=())) for made in (one, other, third)))
@@ -90,7 +90,7 @@ def test_it_is_bound_to_every_carrier_that_names_it() -> None:
     assert wire.answer(OWN_BIND_OK) == DECLARED
 
 
-def test_a_refused_bind_is_a_missing_destination_and_no_error_of_the_producer() -> None:
+def test_a_refused_bind_of_the_sidecar_is_a_missing_destination() -> None:
     wire = exclusive(Wire(routed("q", bound=()), ears=Ears([b"q"])))
     wire.upstream()
     refusal = commands.Channel.Close(403, "ACCESS_REFUSED - no", 50, 20)
@@ -101,14 +101,14 @@ def test_a_refused_bind_is_a_missing_destination_and_no_error_of_the_producer() 
     assert wire.produce(message) == message
 
 
-def test_a_passive_declare_of_a_queue_that_has_its_tokens_waits_for_nothing() -> None:
+def test_a_passive_declare_of_a_bound_queue_is_answered_immediately() -> None:
     wire = Wire(routed("q"), ears=Ears([b"q"])).open()
     wire.produce(say(1, commands.Queue.Declare(0, "q", passive=True, exclusive=True)))
     assert wire.answer(DECLARED) == DECLARED
     assert (wire.relay.connection.pending.requests, wire.upstream()) == ([], b"")
 
 
-def test_a_passive_declare_finds_a_queue_that_has_none_yet() -> None:
+def test_a_passive_declare_of_an_unbound_queue_binds_its_tokens() -> None:
     wire = Wire(routed("q", bound=()), ears=Ears([b"q"])).open()
     wire.produce(say(1, commands.Queue.Declare(0, "q", passive=True)))
     assert wire.answer(DECLARED) == b""
@@ -116,7 +116,7 @@ def test_a_passive_declare_finds_a_queue_that_has_none_yet() -> None:
     assert wire.producer() == DECLARED
 
 
-def test_a_deleted_queue_is_told_by_its_name() -> None:
+def test_a_deleted_queue_is_reported_with_its_name() -> None:
     wire = Wire(ears=Ears()).open()
     wire.produce(say(1, commands.Queue.Delete(0, "one")), say(1, commands.Queue.Declare(0, "two")))
     wire.answer(say(1, commands.Queue.DeleteOk(0)), say(1, commands.Queue.DeclareOk("two", 0, 0)))
@@ -125,7 +125,7 @@ def test_a_deleted_queue_is_told_by_its_name() -> None:
     assert wire.heard == [("deleted", b"one"), ("declared", b"two", False), ("deleted", b"two")]
 
 
-def test_answers_belong_to_requests_in_order_whatever_stands_between() -> None:
+def test_replies_are_matched_to_requests_in_order() -> None:
     wire = Wire(routed("q"), ears=Ears([b"q"])).open()
     binds = say(1, commands.Queue.Bind(0, "x", "e", "k"), commands.Queue.Declare(0, "q"), commands.Queue.Delete(0, "x"))
     wire.produce(binds)
@@ -137,7 +137,7 @@ def test_answers_belong_to_requests_in_order_whatever_stands_between() -> None:
     assert wire.heard[1:] == [("deleted", b"x")]
 
 
-def test_our_channel_is_not_the_producers_business() -> None:
+def test_frames_on_the_sidecars_channel_are_not_forwarded() -> None:
     wire = exclusive(Wire(routed("q", bound=()), ears=Ears([b"q"])))
     wire.upstream()
     said = wire.answer(content_header(OWN, 0), OWN_BIND_OK, content_header(OWN, 0))
@@ -159,7 +159,7 @@ def test_a_confirm_is_timed() -> None:
 # -- closing the connection -------------------------------------------------------------------------------------------
 
 
-def test_a_close_of_the_broker_reaches_the_producer_as_it_is_and_so_does_the_answer() -> None:
+def test_a_close_of_the_broker_and_its_close_ok_are_forwarded_unchanged() -> None:
     wire = Wire().open()
     assert wire.answer(FORCED) == FORCED
     assert wire.counters.relays["/"].channels == 0
@@ -167,7 +167,7 @@ def test_a_close_of_the_broker_reaches_the_producer_as_it_is_and_so_does_the_ans
     assert wire.relay.connection.lifecycle.phase is Phase.CLOSED
 
 
-def test_a_close_of_the_broker_while_goodbye_waits_ends_both() -> None:
+def test_a_close_of_the_broker_during_a_held_connection_close_ends_both_sides() -> None:
     wire = Wire(chosen("new")).open()
     assert wire.produce(publish("new"), GOODBYE) == b""
     assert wire.answer(FORCED) == GOODBYE_OK
@@ -194,7 +194,7 @@ def test_blocked_and_unblocked_reach_the_producer_and_the_gauge() -> None:
     assert [*gauge, counters.upstream_blocked] == [1, 1, 0, 0, 1, 0]
 
 
-def test_a_close_ok_that_nobody_asked_for_ends_nothing() -> None:
+def test_an_unexpected_close_ok_is_ignored() -> None:
     wire = Wire().open()
     message = publish(to="other")
     size = len(message) - len(b"body") - 8  # all but the body frame

@@ -104,13 +104,13 @@ def conversations(draw: st.DrawFn) -> list[bytes]:
 
 @settings(max_examples=100)
 @given(data=damaged_tables() | st.binary(max_size=60))
-def test_both_builds_read_the_same_bytes_alike(builds: Builds, data: bytes) -> None:
+def test_both_builds_decode_bytes_equally(builds: Builds, data: bytes) -> None:
     same(builds, "codec", data)
 
 
 @pytest.mark.parametrize("depth", [1, 127, 128, 129, 5000])
 @pytest.mark.parametrize("letter", [b"F", b"A"])
-def test_both_builds_refuse_deep_tables_alike(builds: Builds, depth: int, letter: bytes) -> None:
+def test_both_builds_refuse_deep_tables(builds: Builds, depth: int, letter: bytes) -> None:
     data = b""
     for _ in range(depth):
         data = letter + len(data).to_bytes(4, "big") + data
@@ -125,7 +125,7 @@ def test_both_builds_refuse_deep_tables_alike(builds: Builds, depth: int, letter
     app_id=st.sampled_from((b"", b"1", b"x")),
     bindings=BINDINGS["x-open"],
 )
-def test_both_builds_decide_alike(
+def test_both_builds_decide_equally(
     builds: Builds, key: bytes, headers: Table, app_id: bytes, bindings: list[Binding]
 ) -> None:
     arguments = [encode_table(binding.arguments) for binding in bindings]
@@ -134,10 +134,10 @@ def test_both_builds_decide_alike(
 
 @settings(max_examples=60)
 @given(pieces=conversations())
-def test_both_builds_relay_alike(builds: Builds, pieces: list[bytes]) -> None:
+def test_both_builds_relay_equally(builds: Builds, pieces: list[bytes]) -> None:
     same(builds, "relay", *pieces)
 
 
-def test_the_rules_of_these_conversations_route(builds: Builds) -> None:
+def test_the_rules_of_these_tests_route_a_message(builds: Builds) -> None:
     told = same(builds, "relay", b"\0" + publish("order.1", ((b"amount", Value("I", 900)),)), b"\1" + ack(1))
     assert "x.o.p.e.n.x." in told

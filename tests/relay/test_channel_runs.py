@@ -397,7 +397,9 @@ STEPS = st.lists(st.tuples(WHAT, st.integers(1, 2), st.integers(0, 7)), max_size
 
 @given(STEPS, st.booleans())
 @settings(max_examples=400, deadline=None)
-def test_a_producer_that_keeps_to_the_protocol(steps: list[tuple[int, int, int]], confirm: bool) -> None:
+def test_invariants_hold_for_a_producer_that_follows_the_protocol(
+    steps: list[tuple[int, int, int]], confirm: bool
+) -> None:
     run = Run()
     run.open(1)
     if confirm:
@@ -413,7 +415,7 @@ def test_a_producer_that_keeps_to_the_protocol(steps: list[tuple[int, int, int]]
 
 @given(STEPS, st.lists(st.tuples(st.integers(0, 79), st.integers(1, 2), st.integers(0, len(STRAY))), max_size=3))
 @settings(max_examples=400, deadline=None)
-def test_a_producer_that_sends_something_out_of_turn_never_ends_the_connection_upstream(
+def test_out_of_order_frames_of_a_producer_do_not_end_the_upstream(
     steps: list[tuple[int, int, int]], strays: list[tuple[int, int, int]]
 ) -> None:
     run = Run()
@@ -435,7 +437,7 @@ def steps(*given: tuple[str, Iterable[object]]) -> Run:
     return run
 
 
-def test_a_confirm_before_the_brokers_would_be_found() -> None:
+def test_the_invariants_detect_a_premature_confirm() -> None:
     run = steps(("open", [1]), ("request", [1, commands.Confirm.Select()]), ("publish", [1, "plain", False]))
     run.deliver(2)
     with pytest.raises(AssertionError, match="a confirm before"):

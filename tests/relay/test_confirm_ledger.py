@@ -40,7 +40,7 @@ def histories(draw: st.DrawFn) -> tuple[int, list[int], list[tuple[int, bool, bo
 
 
 @given(histories())
-def test_the_ledger_settles_each_tag_once_whatever_the_broker_says(
+def test_the_ledger_settles_each_tag_once_for_any_broker_replies(
     history: tuple[int, list[int], list[tuple[int, bool, bool]]],
 ) -> None:
     before, copies, steps = history
@@ -73,7 +73,7 @@ def test_the_ledger_settles_each_tag_once_whatever_the_broker_says(
 # -- returns --------------------------------------------------------------------------------------------------------
 
 
-def test_the_oldest_is_forgotten_where_there_are_too_many() -> None:
+def test_the_oldest_awaited_returns_are_dropped_above_the_limit() -> None:
     returns = Returns()
     for tag in range(WAITING_RETURNS + 1):
         returns.expect(tag, (f"{tag}a", f"{tag}b"))

@@ -56,7 +56,7 @@ def audited(log: Log, *, confirm: bool = False) -> Wire:
     return wire.open(confirm=confirm)
 
 
-def test_each_publish_has_one_line_whatever_becomes_of_it() -> None:
+def test_each_publish_has_one_line_for_every_outcome() -> None:
     log = Log()
     wire = audited(log)
     wire.produce(publish("k1"), publish("k2", headers=None), publish("k3", to="amq.direct"))
@@ -67,7 +67,7 @@ def test_each_publish_has_one_line_whatever_becomes_of_it() -> None:
     ]
 
 
-def test_a_decision_is_timed_in_the_line_of_the_publish_that_it_was_made_for() -> None:
+def test_the_decision_time_is_in_the_line_of_its_publish() -> None:
     log = Log()
     wire = audited(log)
     for _ in range(2):
@@ -75,7 +75,7 @@ def test_a_decision_is_timed_in_the_line_of_the_publish_that_it_was_made_for() -
     assert [line.endswith(" timed") for line in log.lines] == [True, False, False, True] + [False] * 4
 
 
-def test_the_size_of_each_message_stands_in_its_line() -> None:
+def test_each_line_has_the_message_size() -> None:
     log = Log()
     wire = audited(log)
     for to in ("amq.direct", "xo"):
@@ -84,7 +84,7 @@ def test_the_size_of_each_message_stands_in_its_line() -> None:
     assert [line.split()[5] for line in log.lines] == ["3", "3", "5", "3"] * 2
 
 
-def test_runs_of_publishes_are_numbered_through() -> None:
+def test_publishes_in_one_read_are_numbered_consecutively() -> None:
     log = Log()
     wire = audited(log)
     for _ in range(2):
@@ -92,13 +92,13 @@ def test_runs_of_publishes_are_numbered_through() -> None:
     assert [line.split()[1] for line in log.lines] == [str(number) for number in range(1, 21)]
 
 
-def test_publishes_that_no_rule_touches_are_left_out_where_only_ruled_ones_are_wanted() -> None:
+def test_publishes_without_rules_are_omitted_if_only_evaluated_ones_are_audited() -> None:
     log = Log(ruled_only=True)
     audited(log).produce(publish("k1", to="amq.direct"), publish("k2"))
     assert [line.split()[2] for line in log.lines] == ["xo"]
 
 
-def test_message_id_and_allowed_headers_are_read_past_every_other_property() -> None:
+def test_message_id_and_allowed_headers_are_read_among_all_properties() -> None:
     log = Log([b"type"])
     table: Table = (*REPORT, (b"secret", Value("S", b"x")))
     wire = audited(log)
@@ -118,7 +118,7 @@ def test_message_id_and_allowed_headers_are_read_past_every_other_property() -> 
     assert log.lines == ["c/1 1 xo routed k the-id 4 type timed", "c/1 2 amq.direct passed k the-id 4 type"]
 
 
-def test_numbers_go_on_where_tags_begin_anew() -> None:
+def test_line_numbers_continue_when_delivery_tags_restart() -> None:
     log = Log()
     wire = audited(log)
     wire.produce(publish("k1"))
@@ -127,7 +127,7 @@ def test_numbers_go_on_where_tags_begin_anew() -> None:
     assert [line.split()[1] for line in log.lines] == ["1", "2"]
 
 
-def test_a_nack_and_a_return_name_the_publish_they_are_about() -> None:
+def test_nacks_and_returns_name_their_publish() -> None:
     log = Log()
     wire = audited(log, confirm=True)
     wire.produce(publish("k1", mandatory=True), publish("k2", mandatory=True), publish("k3", mandatory=True))
@@ -138,7 +138,7 @@ def test_a_nack_and_a_return_name_the_publish_they_are_about() -> None:
     assert (1, 3, "nacked") in log.settled
 
 
-def test_what_nobody_will_confirm_any_more_is_lost() -> None:
+def test_publishes_unconfirmed_at_the_end_are_lost() -> None:
     log = Log()
     wire = audited(log, confirm=True)
     wire.produce(publish("k1"), publish("k2"))
@@ -148,7 +148,7 @@ def test_what_nobody_will_confirm_any_more_is_lost() -> None:
     assert (1, 1, "lost") not in log.settled
 
 
-def test_lines_of_what_passes_name_the_rules_in_force() -> None:
+def test_lines_of_passed_publishes_name_the_rules_in_force() -> None:
     log = Log()
     wire = audited(log)
     wire.produce(publish("k", to="amq.direct"))
@@ -159,7 +159,7 @@ def test_lines_of_what_passes_name_the_rules_in_force() -> None:
     assert [line.split()[3] for line in log.lines] == ["passed", "passed", "passed/v2"]
 
 
-def test_a_mandatory_publish_is_forgotten_once_it_is_confirmed() -> None:
+def test_a_mandatory_publish_is_dropped_when_it_is_confirmed() -> None:
     wire = audited(log := Log(), confirm=True)
     channel = wire.relay.connection.channels[1]
     wire.produce(*[publish("k", mandatory=True)] * 1000)

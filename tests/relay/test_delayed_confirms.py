@@ -59,7 +59,7 @@ def written(wire: Wire, disk: Disk, line: int | None = None) -> bytes:
     return wire.producer()
 
 
-def test_a_confirm_waits_for_the_last_line_of_its_channel_and_has_it_written() -> None:
+def test_a_confirm_requests_and_awaits_the_last_line_of_its_channel() -> None:
     wire = strict(disk := Disk())
     wire.produce(publish(), publish())
     assert (wire.answer(ack(1)), disk.asked) == (b"", 1)
@@ -84,7 +84,7 @@ def test_a_publish_without_a_line_is_confirmed_at_once() -> None:
     assert written(wire, disk) == ack(1)
 
 
-def test_everything_else_passes_in_its_order() -> None:
+def test_other_frames_are_forwarded_in_order() -> None:
     wire = strict(disk := Disk(), 1, 2)
     wire.produce(publish(mandatory=True), publish())
     back = returned("xo", "", b"".join(frame.raw for frame in split(publish())[1:]))
@@ -95,14 +95,14 @@ def test_everything_else_passes_in_its_order() -> None:
     assert written(wire, disk) == ack(1) + ack(2)
 
 
-def test_a_nack_stays_behind_an_ack_that_it_would_take_back() -> None:
+def test_a_nack_does_not_overtake_an_ack_that_covers_it() -> None:
     wire = strict(disk := Disk())
     wire.produce(publish(), publish())
     assert wire.answer(ack(1), nack(2, multiple=True)) == b""
     assert written(wire, disk) == ack(1) + nack(2, multiple=True)
 
 
-def test_a_commit_waits() -> None:
+def test_a_commit_ok_waits_for_the_lines() -> None:
     wire = strict(disk := Disk(), confirm=False)
     wire.answer(say(1, commands.Tx.SelectOk()))
     assert wire.answer(say(1, commands.Tx.CommitOk())) == say(1, commands.Tx.CommitOk())
@@ -111,14 +111,14 @@ def test_a_commit_waits() -> None:
     assert written(wire, disk) == say(1, commands.Tx.CommitOk())
 
 
-def test_a_joined_confirm_waits() -> None:
+def test_a_confirm_of_several_copies_waits_for_the_lines() -> None:
     wire = strict(disk := Disk(), wire=Wire(several("other", queues=("a", "b"))))
     wire.produce(publish())
     assert wire.answer(ack(2, multiple=True)) == b""
     assert written(wire, disk) == ack(1)
 
 
-def test_no_confirm_stands_between_the_frames_of_a_content() -> None:
+def test_confirms_do_not_interrupt_a_content() -> None:
     wire = strict(disk := Disk())
     wire.produce(publish())
     wire.answer(ack(1))
@@ -129,7 +129,7 @@ def test_no_confirm_stands_between_the_frames_of_a_content() -> None:
     assert wire.answer(frames[1]) == frames[1] + ack(1)
 
 
-def test_what_waits_counts_against_the_limit_that_stops_the_reading_of_the_broker() -> None:
+def test_waiting_confirms_count_towards_the_limit_that_stops_the_reading() -> None:
     wire = strict(disk := Disk())
     for tag in range(1, 11):
         wire.produce(publish())
@@ -148,7 +148,7 @@ CLOSES = {
 
 
 @pytest.mark.parametrize("case", CLOSES)
-def test_the_end_waits_for_confirms_that_are_being_written(case: str) -> None:
+def test_the_close_waits_for_confirms_whose_lines_are_being_written(case: str) -> None:
     asked, close = CLOSES[case]
     wire = strict(disk := Disk(), 1, 2)
     wire.produce(publish())
@@ -163,7 +163,7 @@ def test_the_end_waits_for_confirms_that_are_being_written(case: str) -> None:
 
 @pytest.mark.parametrize("case", CLOSES)
 @pytest.mark.parametrize("late", [False, True])
-def test_the_end_does_not_wait_for_a_disk_that_refuses_lines(case: str, late: bool) -> None:
+def test_the_close_does_not_wait_for_a_disk_that_refuses_lines(case: str, late: bool) -> None:
     asked, close = CLOSES[case]
     wire = strict(disk := Disk(), 1, 2)
     wire.produce(publish())
@@ -181,7 +181,7 @@ def test_the_end_does_not_wait_for_a_disk_that_refuses_lines(case: str, late: bo
     assert written(wire, disk) == b""
 
 
-def test_a_second_end_waits_too_and_nothing_overtakes() -> None:
+def test_a_second_close_waits_and_keeps_the_order() -> None:
     wire = strict(disk := Disk(), 1, 2, 3)
     wire.produce(publish())
     wire.answer(ack(1))
@@ -194,7 +194,7 @@ def test_a_second_end_waits_too_and_nothing_overtakes() -> None:
     assert written(wire, disk) == ack(1) + NOT_FOUND + reply + ack(1, channel=2) + close_2
 
 
-def test_what_we_close_waits_for_its_confirms() -> None:
+def test_a_close_of_the_sidecar_waits_for_confirms() -> None:
     wire = strict(disk := Disk())
     wire.produce(publish())
     wire.answer(ack(1))

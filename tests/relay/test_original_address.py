@@ -34,7 +34,7 @@ def test_the_header_holds_the_original_pair_and_the_new_one() -> None:
 
 
 @given(NAMES, NAMES, NAMES, NAMES)
-def test_what_is_written_is_read_back(exchange: bytes, key: bytes, new_exchange: bytes, new_key: bytes) -> None:
+def test_an_encoded_address_is_decoded_again(exchange: bytes, key: bytes, new_exchange: bytes, new_key: bytes) -> None:
     one, other = OriginalAddress(exchange, key), OriginalAddress(new_exchange, new_key)
     around = longstr_entry(b"a", b"b")
     assert read(around + entry(one, other) + around) == (one, other)
@@ -56,11 +56,11 @@ def test_what_is_written_is_read_back(exchange: bytes, key: bytes, new_exchange:
         address(*PAIR[:3], (b"new-routing-key", Value("x", b"printer"))),
     ],
 )
-def test_a_header_that_we_would_not_write_is_none(entries: bytes) -> None:
+def test_a_header_in_another_form_is_ignored(entries: bytes) -> None:
     assert read(entries) is None
 
 
-def test_of_two_headers_the_first_counts() -> None:
+def test_the_first_of_duplicate_headers_counts() -> None:
     assert read(longstr_entry(ADDRESS_HEADER, b"forged") + entry(FROM, TO)) is None
     assert read(entry(FROM, TO) + entry(TO, FROM)) == (FROM, TO)
 
@@ -68,7 +68,7 @@ def test_of_two_headers_the_first_counts() -> None:
 CC = Value("A", (text(b"one"), text(b"two")))
 
 
-def test_restored_entries_are_those_of_the_producer_with_its_cc_back() -> None:
+def test_restored_entries_are_the_producers_including_cc() -> None:
     own: Table = ((b"type", text(b"report")), (b"priority", Value("s", 4)))
     aside: Table = ((CC_ASIDE, CC),)
     left = encode_table(own) + encode_table(aside) + entry(FROM, TO)

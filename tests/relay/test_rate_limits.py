@@ -17,9 +17,7 @@ def test_a_bucket_gives_its_burst_at_once_and_then_its_rate() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 1000), st.floats(0, 10)), max_size=50), st.integers(1, 1000))
-def test_who_waits_as_long_as_it_is_told_never_gets_more_than_burst_and_rate(
-    takes: list[tuple[int, float]], rate: int
-) -> None:
+def test_waiting_as_required_never_exceeds_burst_and_rate(takes: list[tuple[int, float]], rate: int) -> None:
     bucket, now, taken, last = TokenBucket(rate, 1), 0.0, 0, 0
     for amount, pause in takes:
         now += bucket.take(amount, now) + pause
@@ -27,19 +25,19 @@ def test_who_waits_as_long_as_it_is_told_never_gets_more_than_burst_and_rate(
     assert taken - last <= rate * (1 + now) + 1e-6 * (1 + taken)
 
 
-def test_the_limit_that_is_owed_more_is_named() -> None:
+def test_the_limit_with_the_longest_wait_is_named() -> None:
     both = UserRateLimit(RateLimits(publishes=10, read_bytes=1000, burst_seconds=1))
     assert both.take(10, 1000, 0.0) == (0.0, "")
     assert both.take(5, 100, 0.0) == (0.5, "publish_rate")
     assert both.take(0, 900, 0.0) == (1.0, "publish_bytes")
 
 
-def test_what_is_not_limited_is_not_charged() -> None:
+def test_unlimited_values_are_not_charged() -> None:
     assert UserRateLimit(RateLimits(read_bytes=10)).take(10**6, 1, 0.0) == (0.0, "")
     assert UserRateLimit(RateLimits(publishes=10)).take(1, 10**9, 0.0) == (0.0, "")
 
 
-def test_patience_runs_from_the_first_debt_and_begins_anew_once_the_buckets_are_full() -> None:
+def test_patience_runs_from_the_first_debt_until_the_buckets_are_full() -> None:
     user = UserRateLimit(RateLimits(publishes=10, patience_seconds=5))
     assert user.patience_left(0.0) == float("inf")
     user.take(20, 0, 0.0)
@@ -50,7 +48,7 @@ def test_patience_runs_from_the_first_debt_and_begins_anew_once_the_buckets_are_
     assert user.patience_left(10.0) == float("inf")
 
 
-def test_connections_of_one_user_share_what_it_may_and_a_new_one_begins_with_the_debt_of_the_last() -> None:
+def test_connections_of_one_user_share_limits_and_debt() -> None:
     users = UserRateLimits(RateLimits(publishes=10))
     first = users.acquire("anna", 0.0)
     assert users.acquire("anna", 0.0) is first
@@ -61,7 +59,7 @@ def test_connections_of_one_user_share_what_it_may_and_a_new_one_begins_with_the
     assert users.acquire("anna", 1.0) is first
 
 
-def test_users_who_have_left_and_owe_nothing_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disconnected_users_without_debt_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proxy.relay.rate_limits.REMEMBERED", 3)
     users = UserRateLimits(RateLimits(publishes=10))
     stays, owes, gone = (users.acquire(name, 0.0) for name in ("stays", "owes", "gone"))

@@ -34,7 +34,7 @@ from tests.relay.wire import (
 # -- a lost upstream --------------------------------------------------------------------------------------------------
 
 
-def test_a_lost_upstream_is_told_with_320_at_once() -> None:
+def test_a_lost_upstream_is_reported_with_320_immediately() -> None:
     wire = Wire(routed("a")).open(confirm=True)
     wire.produce(publish())
     wire.relay.upstream_lost("upstream connection lost")
@@ -44,14 +44,14 @@ def test_a_lost_upstream_is_told_with_320_at_once() -> None:
     assert (wire.relay.connection.lifecycle.phase, wire.relay.connection.lifecycle.fault) == (Phase.CLOSED, None)
 
 
-def test_a_lost_upstream_is_told_once() -> None:
+def test_a_lost_upstream_is_reported_once() -> None:
     wire = Wire().open()
     for _ in range(2):
         wire.relay.upstream_lost("gone")
     assert closed(wire.producer())[:2] == (0, 320)
 
 
-def test_an_upstream_that_is_lost_during_goodbye_is_no_reason_to_let_the_producer_wait() -> None:
+def test_connection_close_is_answered_if_the_upstream_is_lost() -> None:
     wire = Wire().open()
     wire.produce(GOODBYE)
     wire.relay.upstream_lost("gone")
@@ -59,7 +59,7 @@ def test_an_upstream_that_is_lost_during_goodbye_is_no_reason_to_let_the_produce
     assert wire.relay.connection.lifecycle.phase is Phase.CLOSED
 
 
-def test_an_upstream_that_is_lost_while_goodbye_waits_is_none_either() -> None:
+def test_a_held_connection_close_is_answered_if_the_upstream_is_lost() -> None:
     wire = Wire(chosen("new")).open()
     wire.produce(publish("new"), GOODBYE)
     wire.relay.upstream_lost("gone")
@@ -67,7 +67,7 @@ def test_an_upstream_that_is_lost_while_goodbye_waits_is_none_either() -> None:
     assert wire.control() == b""
 
 
-def test_a_close_of_ours_goes_to_both_sides_behind_what_was_published() -> None:
+def test_a_close_of_the_sidecar_is_sent_to_both_sides_after_earlier_publishes() -> None:
     wire = Wire(routed("a")).open()
     message = publish()
     wire.relay.producer_sent(message, 0.0)
@@ -80,7 +80,7 @@ def test_a_close_of_ours_goes_to_both_sides_behind_what_was_published() -> None:
     assert wire.relay.connection.lifecycle.phase is Phase.CLOSED
 
 
-def test_a_producer_that_says_goodbye_is_not_closed_on_top_of_it() -> None:
+def test_a_producer_that_closes_its_connection_is_not_closed_again() -> None:
     wire = Wire().open()
     wire.produce(GOODBYE)
     wire.relay.connection.close(320, b"the proxy is shutting down")
@@ -88,7 +88,7 @@ def test_a_producer_that_says_goodbye_is_not_closed_on_top_of_it() -> None:
     assert wire.answer(GOODBYE_OK) == GOODBYE_OK
 
 
-def test_unsettled_are_publishes_without_a_confirm() -> None:
+def test_unsettled_counts_unconfirmed_publishes() -> None:
     wire = Wire(several("e")).open(1, 2).open(3, confirm=True)
     wire.produce(publish(channel=1), publish(channel=3), publish(channel=3), publish(channel=3, to="other"))
     assert wire.relay.connection.unsettled == 3
@@ -108,7 +108,7 @@ def ahead(*channels: int, of: VhostState | None = None) -> Wire:
     return wire
 
 
-def test_a_producer_streams_as_long_as_many_of_its_publishes_are_unconfirmed() -> None:
+def test_a_producer_with_many_unconfirmed_publishes_is_streaming() -> None:
     wire = ahead(1)
     assert streams(wire)
     wire.answer(ack(1))
@@ -119,7 +119,7 @@ def test_a_producer_streams_as_long_as_many_of_its_publishes_are_unconfirmed() -
     assert not streams(wire)
 
 
-def test_nobody_streams_while_the_broker_blocks_an_answer_is_due_or_the_connection_ends() -> None:
+def test_no_streaming_while_blocked_awaiting_a_reply_or_closing() -> None:
     wire = ahead(1)
     wire.answer(method(0, commands.Connection.Blocked("low on memory")))
     assert not streams(wire)
@@ -138,7 +138,7 @@ def deliveries(count: int) -> bytes:
     return delivery * count
 
 
-def test_a_consumer_streams_when_a_read_brings_many_deliveries() -> None:
+def test_a_consumer_with_many_deliveries_per_read_is_streaming() -> None:
     wire = Wire().open(1)
     wire.answer(deliveries(STREAMED_DELIVERIES - 1))
     assert not streams(wire)
@@ -156,7 +156,7 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 
 @pytest.mark.parametrize("side", ["producer", "broker"])
-def test_a_large_frame_that_comes_in_many_reads_is_joined_once(side: str) -> None:
+def test_a_large_frame_in_many_reads_is_joined_once(side: str) -> None:
     size = 32 << 20
     wire = Wire(tuning=replace(TUNING, frame_max_producer=size + 8, frame_max_upstream=size + 8)).open()
     data = publish(to="other", body=bytes(size), frame_max=size + 8)
@@ -180,7 +180,7 @@ def test_a_large_frame_that_comes_in_many_reads_is_joined_once(side: str) -> Non
 # -- repeated Connection.Close -----------------------------------------------------------------------------------------
 
 
-def test_further_goodbyes_are_answered_when_the_broker_has_answered_the_first() -> None:
+def test_repeated_connection_closes_are_answered_after_the_brokers_reply() -> None:
     wire = Wire().open(1, confirm=True)
     assert wire.produce(GOODBYE, GOODBYE, GOODBYE) == GOODBYE
     assert wire.producer() == b""
@@ -193,14 +193,14 @@ def test_further_goodbyes_are_answered_when_the_broker_has_answered_the_first() 
     assert not wire.relay.connection.lifecycle.producer_ends
 
 
-def test_further_goodbyes_are_answered_when_the_upstream_is_lost() -> None:
+def test_repeated_connection_closes_are_answered_if_the_upstream_is_lost() -> None:
     wire = Wire().open(1)
     wire.produce(GOODBYE, GOODBYE)
     wire.relay.upstream_lost("lost")
     assert wire.producer() == GOODBYE_OK * 2
 
 
-def test_a_further_goodbye_is_counted_while_the_first_waits_for_a_publish() -> None:
+def test_a_repeated_connection_close_is_counted_while_the_first_waits() -> None:
     wire = Wire(routed("a", bound=())).open()
     assert wire.produce(publish(), GOODBYE, GOODBYE) == b""
     assert wire.control().endswith(GOODBYE)
@@ -265,7 +265,7 @@ SIDES = st.sampled_from(["producer", "broker", "control"])
 
 @given(st.lists(st.tuples(SIDES, st.binary(max_size=60)), max_size=12), st.sampled_from(STATES))
 @settings(max_examples=150, deadline=None)
-def test_random_bytes_are_answered_never_raised(steps: list[tuple[str, bytes]], of: Callable[[], VhostState]) -> None:
+def test_random_bytes_raise_no_exception(steps: list[tuple[str, bytes]], of: Callable[[], VhostState]) -> None:
     wire = Wire(of(), ears=Ears(None)).open()
     upstream, _ = drive(wire, steps)
     split(upstream)
@@ -331,7 +331,7 @@ def frame_by_frame(draw: st.DrawFn) -> list[tuple[str, bytes]]:
 
 @given(frame_by_frame(), st.sampled_from(STATES))
 @settings(max_examples=400, deadline=None)
-def test_whatever_frames_come_the_broker_gets_whole_contents_and_no_exception_is_raised(
+def test_for_any_frames_the_broker_gets_complete_contents_without_exceptions(
     steps: list[tuple[str, bytes]], of: Callable[[], VhostState]
 ) -> None:
     wire = Wire(of(), ears=Ears(None)).open(1, 2)
@@ -375,7 +375,7 @@ def legal_broker(draw: st.DrawFn) -> list[tuple[str, bytes]]:
 
 @given(legal_broker(), st.sampled_from(STATES))
 @settings(max_examples=400, deadline=None)
-def test_whatever_happens_the_producer_gets_whole_contents(
+def test_the_producer_always_gets_complete_contents(
     steps: list[tuple[str, bytes]], of: Callable[[], VhostState]
 ) -> None:
     """No method of the sidecar interrupts a delivery, get-ok or return."""
@@ -386,7 +386,7 @@ def test_whatever_happens_the_producer_gets_whole_contents(
 
 @given(frame_by_frame(), st.sampled_from(STATES), st.lists(st.integers(0, 400), max_size=20))
 @settings(max_examples=150, deadline=None)
-def test_the_same_frames_in_other_pieces_give_the_same(
+def test_the_relay_does_not_depend_on_chunking(
     steps: list[tuple[str, bytes]], of: Callable[[], VhostState], cuts: list[int]
 ) -> None:
     pieces = [(side, piece) for side, data in steps for piece in cut(data, cuts) or [b""]]
@@ -394,6 +394,6 @@ def test_the_same_frames_in_other_pieces_give_the_same(
     assert [split(data) for data in in_pieces] == [split(data) for data in whole]
 
 
-def test_a_method_in_a_content_would_be_found() -> None:
+def test_the_check_detects_a_method_within_a_content() -> None:
     with pytest.raises(AssertionError, match="in the middle"):
         check_contents(split(publish())[0].raw + ack(1), {})

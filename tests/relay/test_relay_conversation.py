@@ -198,11 +198,11 @@ def compared(of: Callable[[], VhostState | None], cut: Callable[[bytes], list[by
 
 
 @pytest.mark.parametrize("of", STATES)
-def test_whole_steps_leave_as_they_came(of: Callable[[], VhostState | None]) -> None:
+def test_complete_steps_are_forwarded_unchanged(of: Callable[[], VhostState | None]) -> None:
     compared(of, lambda data: [data])
 
 
-def test_single_bytes_leave_as_they_came() -> None:
+def test_single_bytes_are_forwarded_unchanged() -> None:
     """Large pieces are cut into single bytes only at their beginning and end."""
 
     def cut(data: bytes) -> list[bytes]:
@@ -216,7 +216,7 @@ def test_single_bytes_leave_as_they_came() -> None:
 
 @given(st.integers(0, 2**32), st.sampled_from(STATES))
 @settings(max_examples=8, deadline=None)
-def test_random_pieces_leave_as_they_came(seed: int, of: Callable[[], VhostState | None]) -> None:
+def test_random_pieces_are_forwarded_unchanged(seed: int, of: Callable[[], VhostState | None]) -> None:
     pick = random.Random(seed)
 
     def cut(data: bytes) -> list[bytes]:
@@ -226,7 +226,7 @@ def test_random_pieces_leave_as_they_came(seed: int, of: Callable[[], VhostState
     compared(of, cut)
 
 
-def test_heartbeats_end_here_wherever_they_stand() -> None:
+def test_heartbeats_at_any_position_are_not_forwarded() -> None:
     wire = Wire()
     for side, data in TALK.steps:
         frames = [one.raw for one in client.split(data)[:50]]
@@ -237,7 +237,7 @@ def test_heartbeats_end_here_wherever_they_stand() -> None:
             assert by_channel(say(data)) == by_channel(data)
 
 
-def test_the_conversation_has_every_method_there_is() -> None:
+def test_the_conversation_contains_every_method() -> None:
     said = {
         (side, one.method.name)
         for side, data in TALK.steps

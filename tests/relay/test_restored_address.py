@@ -53,7 +53,7 @@ def alternated(delivery: Delivery) -> VhostState:
         ]
     ],
 )
-def test_what_a_delivery_writes_is_restored_and_nothing_else(
+def test_only_addresses_written_by_deliveries_are_restored(
     of: VhostState, first: OriginalAddress, new: OriginalAddress, restores: bool
 ) -> None:
     assert can_produce(of, first, new) is restores
@@ -70,7 +70,7 @@ def translating(queues: int, exchanges: int = 0) -> VhostState:
     return found
 
 
-def test_a_destination_that_the_table_sends_on_is_known_by_where_it_came() -> None:
+def test_an_address_of_a_redirected_destination_is_restored() -> None:
     of = translating(3, exchanges=9)
     assert can_produce(of, FROM, OriginalAddress(b"of.2", b"key"))
     assert can_produce(of, FROM, OriginalAddress(b"seven", b"key"))
@@ -79,7 +79,7 @@ def test_a_destination_that_the_table_sends_on_is_known_by_where_it_came() -> No
     assert not can_produce(of, FROM, OriginalAddress(b"seven", b"other"))
 
 
-def test_where_destinations_are_sent_on_follows_their_bindings() -> None:
+def test_redirected_addresses_follow_the_bindings() -> None:
     of = translating(3)
     assert not can_produce(of, FROM, OriginalAddress(b"of.5", b"key"))
     fifth = to_queue("q.5")
@@ -92,9 +92,7 @@ def test_where_destinations_are_sent_on_follows_their_bindings() -> None:
 
 @pytest.mark.parametrize("delivery", Delivery)
 @pytest.mark.parametrize("route", ["x-addqre-ontrue", "x-msg-addq-ontrue", "x-msg-adde-ontrue"])
-def test_a_chosen_destination_that_the_table_sends_to_an_exchange_can_be_restored(
-    delivery: Delivery, route: str
-) -> None:
+def test_a_dynamic_destination_redirected_to_an_exchange_is_restored(delivery: Delivery, route: str) -> None:
     made = exchange(to_queue("q", {route: "^team" if route == "x-addqre-ontrue" else ""}))
     of = state((made, owned(made, delivery)))
     rules = [AddressRule(b"team.%", b"/exchange/teams/$1"), AddressRule(b"/exchange/other/*", b"/exchange/teams/x.$1")]
@@ -106,7 +104,7 @@ def test_a_chosen_destination_that_the_table_sends_to_an_exchange_can_be_restore
     assert not can_produce(of, FROM, OriginalAddress(b"teams", b"red"))
 
 
-def test_consumers_see_the_original_address_if_a_regex_chose_the_queue_that_the_table_replaces() -> None:
+def test_the_address_is_restored_if_a_regex_selected_the_redirected_queue() -> None:
     made = exchange(to_queue("q", {"x-addqre-ontrue": "^team"}))
     of = state((made, owned(made, Delivery.CARRIER, bound=[("queue", b"q")])))
     of.queues = QueueNames((b"q", b"team.red"), 1)
@@ -138,7 +136,7 @@ def cpu_seconds(of: VhostState) -> float:
     return time.process_time() - begun
 
 
-def test_what_a_delivery_costs_does_not_depend_on_the_number_of_destinations() -> None:
+def test_the_cost_of_a_delivery_does_not_depend_on_the_number_of_destinations() -> None:
     few, many_destinations = translating(4, exchanges=8), translating(2000, exchanges=2000)
     assert cpu_seconds(many_destinations) < 10 * min(
         cpu_seconds(few) for _ in range(3)
@@ -153,7 +151,7 @@ METHODS = [
 
 
 @pytest.mark.parametrize("command", METHODS, ids=lambda one: one.name)
-def test_the_address_comes_back_and_all_else_stays(command: base.Frame) -> None:
+def test_the_address_is_restored_and_the_rest_is_unchanged(command: base.Frame) -> None:
     own = encode_table(table(type="report"))
     frames = (method(9, command), content_header(9, 4, own + entry(FROM, TO), {"message_id": b"m1", "priority": 2}))
     before, after = (split(b"".join(pair))[0] for pair in (frames, restored_content(QUEUE, *frames)))
@@ -163,7 +161,7 @@ def test_the_address_comes_back_and_all_else_stays(command: base.Frame) -> None:
     assert after.channel == 9
 
 
-def test_a_cc_that_was_moved_aside_is_cc_again() -> None:
+def test_a_renamed_cc_is_restored() -> None:
     entries = encode_table(((CC_ASIDE, many("one", "two")),)) + entry(FROM, TO)
     _, header = restored_content(QUEUE, method(1, METHODS[0]), content_header(1, 0, entries))
     assert table_of(split(header)[0]) == ((b"CC", many("one", "two")),)
@@ -201,11 +199,11 @@ def nested(depth: int) -> bytes:
         "deeper than we read",
     ],
 )
-def test_any_other_content_stays_as_it_came(header: bytes) -> None:
+def test_other_contents_are_unchanged(header: bytes) -> None:
     deliver = method(1, METHODS[0])
     assert restored_content(QUEUE, deliver, header) == (deliver, header)
 
 
-def test_a_rule_that_is_gone_restores_nothing() -> None:
+def test_a_removed_rule_restores_nothing() -> None:
     deliver, header = method(1, METHODS[0]), content_header(1, 4, entry(FROM, TO))
     assert restored_content(replace(QUEUE, exchanges={}), deliver, header) == (deliver, header)

@@ -15,12 +15,12 @@ def test_the_first_secret_signs_and_all_verify() -> None:
 
 
 @pytest.mark.parametrize("fields", [(b"a",), (b"ab",), (b"", b"ab"), (b"a", b"b", b""), (b"a", b"c")])
-def test_a_signature_holds_for_its_own_fields_alone(fields: tuple[bytes, ...]) -> None:
+def test_a_signature_is_valid_for_its_fields_only(fields: tuple[bytes, ...]) -> None:
     secrets = Secrets([NEW])
     assert secrets.verify(secrets.sign(b"a", b"b"), *fields) is None
 
 
-def test_nobody_else_and_nothing_damaged_is_accepted() -> None:
+def test_other_secrets_and_damaged_signatures_are_refused() -> None:
     signed = Secrets([NEW]).sign(b"a")
     for wrong in (
         b"",
@@ -33,7 +33,7 @@ def test_nobody_else_and_nothing_damaged_is_accepted() -> None:
         assert Secrets([NEW]).verify(wrong, b"a") is None
 
 
-def test_tokens_have_keys_of_their_own() -> None:
+def test_tokens_are_derived_with_separate_keys() -> None:
     secrets = Secrets([NEW, OLD])
     assert len({NEW, OLD, *secrets.token_keys}) == 4
     assert secrets.token_keys[0] == Secrets([NEW]).token_keys[0]

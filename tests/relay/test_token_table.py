@@ -73,7 +73,7 @@ def test_every_event_in_every_state(state: TokenState, event: str) -> None:
     assert bool(table.reason(A)) == (expected is TokenState.MISSING)
 
 
-def test_a_listing_does_not_undo_what_happened_since_it_was_asked_for() -> None:
+def test_a_listing_does_not_revert_later_changes() -> None:
     table = TokenTable([A])
     look = table.look(0.0)
     table.deleted(A)
@@ -84,7 +84,7 @@ def test_a_listing_does_not_undo_what_happened_since_it_was_asked_for() -> None:
     assert table.bound == {A}
 
 
-def test_what_rules_released_is_retired_though_its_pins_have_gone_meanwhile() -> None:
+def test_released_tokens_are_retired_although_their_pins_are_gone() -> None:
     table = TokenTable([A, B])
     for destination in (A, B):
         table.release(destination)
@@ -94,7 +94,7 @@ def test_what_rules_released_is_retired_though_its_pins_have_gone_meanwhile() ->
     assert (table.retire(A), table.retire(B), table.retire(A)) == (True, False, False)
 
 
-def test_pins_from_before_the_tokens_changed_are_known_until_they_are_unbound() -> None:
+def test_pins_of_former_tokens_are_kept_until_unbound() -> None:
     table = TokenTable()
     table.asserted(A, 1, 0.0, None)
     table.asserted(A, b"p", 0.0, None)
@@ -106,7 +106,7 @@ def test_pins_from_before_the_tokens_changed_are_known_until_they_are_unbound() 
     assert table.former_pins(A) == ()
 
 
-def test_what_is_deleted_while_somebody_needs_it_has_a_reason() -> None:
+def test_deleting_a_needed_destination_has_a_reason() -> None:
     table = TokenTable([A, B])
     table.need(A, Need.RULES)
     assert [table.deleted(one) for one in (A, B)] == [True, True]
@@ -114,7 +114,7 @@ def test_what_is_deleted_while_somebody_needs_it_has_a_reason() -> None:
     assert table.state(B) is TokenState.UNKNOWN
 
 
-def test_an_assertion_is_relied_on_by_its_own_connection_for_a_while() -> None:
+def test_an_assertion_is_valid_for_its_connection_for_a_limited_time() -> None:
     table = TokenTable()
     mine, other = object(), object()
     table.asserted(A, 1, 10.0, mine)
@@ -126,7 +126,7 @@ def test_an_assertion_is_relied_on_by_its_own_connection_for_a_while() -> None:
     assert not table.may_rely(A, mine, 11.0)
 
 
-def test_what_was_withdrawn_meanwhile_does_not_hold() -> None:
+def test_an_assertion_withdrawn_in_the_meantime_is_invalid() -> None:
     table = TokenTable()
     table.asserted(A, 1, 10.0, None)
     since = table.events
@@ -136,7 +136,7 @@ def test_what_was_withdrawn_meanwhile_does_not_hold() -> None:
     assert not table.holds(A, since, 11.0)
 
 
-def test_own_pins_go_at_once_and_those_of_others_when_they_are_settled() -> None:
+def test_own_pins_are_removed_at_once_and_those_of_others_when_settled() -> None:
     table = TokenTable()
     table.asserted(A, b"mine", 0.0, None)
     rows: Rows = {A: frozenset({b"mine", b"theirs", PLAIN, 7})}
@@ -148,7 +148,7 @@ def test_own_pins_go_at_once_and_those_of_others_when_they_are_settled() -> None
     assert table.removable(A) == (b"mine", b"theirs")
 
 
-def test_where_rules_may_rely_on_pins_of_others_these_stay_until_every_sidecar_has_looked() -> None:
+def test_pins_of_others_that_rules_may_rely_on_stay_until_every_sidecar_has_reconciled() -> None:
     table = TokenTable(handover_seconds=15.0)
     table.asserted(A, pin_row("mine", 2), 0.0, None)
     rows: Rows = {A: frozenset({pin_row("mine", 2), pin_row("theirs", 1)})}
@@ -160,7 +160,7 @@ def test_where_rules_may_rely_on_pins_of_others_these_stay_until_every_sidecar_h
     assert set(table.removable(A)) == set(rows[A])
 
 
-def test_what_rules_need_is_bound_for_them_whatever_else_stands() -> None:
+def test_tokens_that_rules_need_are_bound_in_addition_to_other_bindings() -> None:
     table = TokenTable()
     table.listed(table.look(0.0), {A: frozenset({7}), B: frozenset({7})}, 0.1)
     assert table.lacking({A, B}, {B}) == {B}
@@ -168,7 +168,7 @@ def test_what_rules_need_is_bound_for_them_whatever_else_stands() -> None:
     assert table.lacking({A, B}, {B}) == set()
 
 
-def test_what_rules_need_is_bound_for_them_though_a_client_has_bound_it_since_the_listing_was_asked_for() -> None:
+def test_tokens_that_rules_need_are_bound_despite_a_client_bind_during_the_listing() -> None:
     table = TokenTable()
     look = table.look(0.0)
     table.asserted(A, 7, 0.1, None)
@@ -176,7 +176,7 @@ def test_what_rules_need_is_bound_for_them_though_a_client_has_bound_it_since_th
     assert table.lacking({A}, {A}) == {A}
 
 
-def test_what_a_client_is_about_to_unbind_is_left_alone_for_a_look() -> None:
+def test_a_binding_that_a_client_is_unbinding_is_kept_for_one_pass() -> None:
     table = TokenTable()
     rows: Rows = {A: frozenset({7}), B: frozenset({7})}
     table.listed(table.look(0.0), rows, 0.1)
@@ -189,7 +189,7 @@ def test_what_a_client_is_about_to_unbind_is_left_alone_for_a_look() -> None:
     assert table.lacking({A, B}, set()) == {A, B}  # its connection may have closed
 
 
-def test_older_pins_of_others_go_where_a_later_one_of_ours_stands() -> None:
+def test_older_pins_of_others_are_removed_after_a_later_own_pin() -> None:
     table = TokenTable()
     older, own, later = (pin_row("sidecar", number) for number in (9, 10, 11))
     table.asserted(A, own, 0.0, None)
@@ -200,7 +200,7 @@ def test_older_pins_of_others_go_where_a_later_one_of_ours_stands() -> None:
     assert table.outdated() == [(A, (older,))]
 
 
-def test_a_mark_of_another_sidecar_is_replaced_before_it_goes() -> None:
+def test_a_mark_of_another_sidecar_is_replaced_before_it_is_removed() -> None:
     table = TokenTable()
     rows: Rows = {A: frozenset({7})}
     table.listed(table.look(0.0), rows, 0.1)
@@ -211,7 +211,7 @@ def test_a_mark_of_another_sidecar_is_replaced_before_it_goes() -> None:
     assert TokenTable(shared=False).unbind_plan(A, {7}, needed=False) == (False, False, (PLAIN,))
 
 
-def test_what_two_looks_find_needless_is_idle() -> None:
+def test_a_token_unneeded_in_two_passes_is_idle() -> None:
     table = TokenTable([A, B])
 
     def look(at: float) -> list[Destination]:

@@ -33,7 +33,7 @@ def test_tokens_of_different_destinations_differ(one: bytes, other: bytes) -> No
     assert NOWHERE not in tokens
 
 
-def test_nowhere_is_under_the_reserved_prefix() -> None:
+def test_the_unroutable_key_has_the_reserved_prefix() -> None:
     assert NOWHERE.startswith(RESERVED_PREFIX)
 
 
@@ -42,7 +42,7 @@ def test_nowhere_is_under_the_reserved_prefix() -> None:
 SECRETS = (b"current", b"previous")
 
 
-def test_a_destination_has_a_token_of_each_secret_and_an_unkeyed_one_last() -> None:
+def test_a_destination_has_a_token_per_secret_and_an_unkeyed_one_last() -> None:
     tokens = Tokens("/", SECRETS)
     current, previous, unkeyed = tokens.of("queue", b"orders")
     assert unkeyed == token("queue", b"orders")
@@ -53,7 +53,7 @@ def test_a_destination_has_a_token_of_each_secret_and_an_unkeyed_one_last() -> N
 
 
 @given(NAMES)
-def test_a_keyed_token_is_one_of_its_secret_virtual_host_kind_and_name(name: bytes) -> None:
+def test_a_keyed_token_depends_on_secret_virtual_host_kind_and_name(name: bytes) -> None:
     made = {
         Tokens(vhost, (key,)).of(kind, name)[0]
         for vhost in ("/", "other")
@@ -69,7 +69,7 @@ def test_a_keyed_token_is_one_of_its_secret_virtual_host_kind_and_name(name: byt
     assert not is_keyed(token("queue", name))
 
 
-def test_retired_tokens_are_former_ones() -> None:
+def test_tokens_of_retired_secrets_are_former_tokens() -> None:
     tokens = Tokens("/", SECRETS)
     current, previous, unkeyed = tokens.of("queue", b"q")
     first = tokens.without(UNKEYED)
@@ -79,7 +79,7 @@ def test_retired_tokens_are_former_ones() -> None:
     assert set(last.former("queue", b"q")) == {previous, unkeyed}
 
 
-def test_what_says_that_tokens_are_retired_can_not_be_written_without_a_newer_secret() -> None:
+def test_a_retirement_record_requires_a_newer_secret() -> None:
     markers = Tokens("/", SECRETS).markers()
     assert set(markers.values()) == {(b"current", b"previous"), (b"current", UNKEYED), (b"previous", UNKEYED)}
     assert set(Tokens("/", (b"previous",)).markers()) < set(markers)
@@ -91,7 +91,7 @@ def test_what_says_that_tokens_are_retired_can_not_be_written_without_a_newer_se
 
 
 @given(NAMES)
-def test_a_token_of_a_topic_carrier_is_one_word_that_is_no_pattern(name: bytes) -> None:
+def test_a_token_of_a_topic_carrier_is_one_word_without_wildcards(name: bytes) -> None:
     for kind in ("queue", "exchange"):
         tokens = Tokens("/", SECRETS).in_form(TokenForm.ONE_WORD).of(kind, name)
         assert len(tokens) == 2, "one of each secret: version 0.1 uses no topic carrier"
@@ -102,7 +102,7 @@ def test_a_token_of_a_topic_carrier_is_one_word_that_is_no_pattern(name: bytes) 
             assert not is_eight_words(made)
 
 
-def test_while_a_carrier_changes_its_form_destinations_have_both_tokens() -> None:
+def test_destinations_have_both_tokens_while_a_carrier_changes_its_form() -> None:
     direct = Tokens("/", (b"current",))
     queue = "queue", b"orders"
     (word,) = direct.in_form(TokenForm.ONE_WORD).of(*queue)
@@ -114,7 +114,7 @@ def test_while_a_carrier_changes_its_form_destinations_have_both_tokens() -> Non
     assert direct.in_form(TokenForm.CHANGING) is changing, "compared by identity"
 
 
-def test_what_is_bound_under_one_word_is_not_found_by_eight() -> None:
+def test_tokens_of_one_word_and_of_eight_words_do_not_match() -> None:
     one_word, changing, eight_words = (
         Tokens("/", SECRETS).in_form(form) for form in (TokenForm.ONE_WORD, TokenForm.CHANGING, TokenForm.EIGHT_WORDS)
     )
@@ -123,7 +123,7 @@ def test_what_is_bound_under_one_word_is_not_found_by_eight() -> None:
     assert not one_word.lead_to(eight_words)
 
 
-def test_tokens_of_a_retired_secret_are_former_ones_in_every_form() -> None:
+def test_tokens_of_a_retired_secret_are_former_tokens_in_every_form() -> None:
     tokens = Tokens("/", SECRETS).without(b"previous").in_form(TokenForm.EIGHT_WORDS)
     former = tokens.former("queue", b"orders")
     assert len(tokens.of("queue", b"orders")) == 1

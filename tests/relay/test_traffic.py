@@ -39,7 +39,7 @@ def named(bindings: int = 2, limit: int = 500) -> Traffic:
     return traffic
 
 
-def test_folding_moves_a_tally_into_all_its_totals_once() -> None:
+def test_folding_adds_a_tally_to_all_its_totals_once() -> None:
     traffic = named()
     tally = traffic.tally("/", X, "routed", ((X, "b0"), (X, "b1")), (b"q1",))
     count(tally, 3, 30)
@@ -66,7 +66,7 @@ def test_bindings_above_the_limit_count_as_other_in_file_order() -> None:
     assert matches(traffic) == {(X, "b0"): 4, (X, "b1"): 0, (b"other", "other"): 4}
 
 
-def test_bindings_of_clients_take_the_room_that_the_rules_leave() -> None:
+def test_bindings_of_clients_use_the_remaining_series() -> None:
     traffic = named(bindings=1, limit=2)
     both: Matched = ((X, "client1"), (X, "client2"))
     traffic.add("/", X, "routed", both, (), 1, 0)
@@ -79,7 +79,7 @@ def test_destinations_that_no_rule_names_have_no_total() -> None:
     assert destinations(traffic) == {b"q1": 1, b"q2": 0}
 
 
-def test_a_change_of_rules_keeps_what_stays_and_drops_what_goes() -> None:
+def test_a_change_of_rules_keeps_remaining_totals_and_drops_removed_ones() -> None:
     traffic = named(bindings=2)
     held = traffic.tally("/", X, "routed", ((X, "b0"), (X, "b1"), (X, "client")), (b"q1", b"q2"))
     count(held, 2)
@@ -89,7 +89,7 @@ def test_a_change_of_rules_keeps_what_stays_and_drops_what_goes() -> None:
     assert destinations(traffic) == {b"q2": 2}
 
 
-def test_a_tally_of_rules_that_are_gone_still_counts_without_a_series_of_its_own() -> None:
+def test_a_tally_of_removed_rules_counts_in_other_series() -> None:
     traffic = named(bindings=1)
     held = traffic.tally("/", X, "routed", ((X, "b0"),), ())
     traffic.name(traffic.labels([], [], []))

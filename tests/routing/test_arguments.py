@@ -19,7 +19,7 @@ def _unknown(key: str) -> str:
     return f"Unknown or invalid argument's key '<<\"{key}\">>'"
 
 
-def test_set_of_a_huge_number_is_out_of_reach() -> None:
+def test_a_huge_number_in_a_set_is_out_of_range() -> None:
     made = exchange(to_queue("q", {"x-match": "set " + "9" * 5000, "a": 1}))
     assert queues(made, facts(headers={"a": 1})) == []
 
@@ -36,11 +36,11 @@ def test_set_of_a_huge_number_is_out_of_reach() -> None:
         {"x-match": "any", "x-?hkv= a": many(), "x-?hk!ex": "b"},
     ],
 )
-def test_empty_list_is_no_operator_and_is_not_looked_at(entries: dict[str, Plain]) -> None:
+def test_an_empty_list_is_ignored(entries: dict[str, Plain]) -> None:
     assert queues(exchange(to_queue("q", entries), to_queue("r"))) == ["q", "r"]
 
 
-def test_decimal_inside_a_table_is_not_looked_at() -> None:
+def test_a_decimal_within_a_table_is_ignored() -> None:
     assert exchange(to_queue("q", {"a": Value("F", ((b"k", _DECIMAL),))}))
 
 
@@ -79,13 +79,13 @@ def test_lists_are_refused_for_operators_with_a_single_value(key: str, element: 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("kind", ["x-open", "headers", "topic", "direct", "fanout"])
-def test_numbers_that_are_none_are_refused(number: float, kind: str) -> None:
+def test_infinity_and_nan_are_refused(number: float, kind: str) -> None:
     for entry in (value(number), Value("f", number), table(k=number), table(k=many(number))):
         text = refusal(to_queue("q", {"a": entry}), kind)
         assert text == "Argument 'a' holds a number that is infinite or not a number"
 
 
-def test_numbers_that_are_none_are_refused_in_a_list() -> None:
+def test_infinity_and_nan_are_refused_in_a_list() -> None:
     text = refusal(to_queue("q", {"x-match": "any", "a": many(1, float("nan"))}))
     assert text == "Argument 'a' holds a number that is infinite or not a number"
 

@@ -26,11 +26,11 @@ def _with(value: Value) -> Binding:
         replace(_PLAIN, exchange=b"another"),
     ],
 )
-def test_anything_declared_makes_another_binding(other: Binding) -> None:
+def test_every_declared_field_distinguishes_bindings(other: Binding) -> None:
     assert other.identity != _PLAIN.identity
 
 
-def test_order_of_arguments_id_and_sequence_make_no_other_binding() -> None:
+def test_order_of_arguments_id_and_sequence_do_not_distinguish_bindings() -> None:
     assert replace(to_queue("q1", {"b": "x", "a": 1}), id="named", sequence=7).identity == _PLAIN.identity
 
 
@@ -50,7 +50,7 @@ def test_order_of_arguments_id_and_sequence_make_no_other_binding() -> None:
         (table(), many()),
     ],
 )
-def test_types_of_values_tell_bindings_apart(one: Value, other: Value) -> None:
+def test_types_of_values_distinguish_bindings(one: Value, other: Value) -> None:
     assert _with(one).identity != _with(other).identity
 
 
@@ -66,7 +66,7 @@ def test_the_two_letters_of_64_bits_are_one_type(one: Value, other: Value) -> No
     assert _with(one).identity == _with(other).identity
 
 
-def test_hash_is_short_stable_and_blind_to_the_order_of_arguments() -> None:
+def test_the_hash_is_short_stable_and_independent_of_the_argument_order() -> None:
     hashes = {
         binding_hash(binding.destination_type, binding.destination, binding.routing_key, binding.arguments)
         for binding in (_PLAIN, to_queue("q1", {"b": "x", "a": 1}))

@@ -34,20 +34,20 @@ def leaves(*queues: bytes, exchanges: tuple[bytes, ...] = (), key: bytes = b"k")
     return translate_destinations(BOOK, queues, exchanges, key, {b"open"})
 
 
-def test_what_no_rule_is_for_stays() -> None:
+def test_destinations_without_a_rule_are_unchanged() -> None:
     assert leaves(b"a", b"b", exchanges=(b"x",)) == TranslatedDestinations((b"a", b"b"), (b"x",))
 
 
-def test_queues_that_become_the_same_one_are_one() -> None:
+def test_queues_translated_to_the_same_queue_are_merged() -> None:
     found = leaves(b"moved", b"twin", b"new")
     assert (found.queues, found.rule) == ((b"new",), 0)
 
 
-def test_a_result_is_not_looked_up_again() -> None:
+def test_a_result_is_not_translated_again() -> None:
     assert leaves(exchanges=(b"q",), key=b"moved").queues == (b"moved",)
 
 
-def test_two_ways_to_one_place_elsewhere_are_one() -> None:
+def test_equal_remote_destinations_are_merged() -> None:
     found = leaves(b"far", b"same")
     assert [target.publication for target in found.remotes] == [(b"", b"far")]
 
@@ -60,27 +60,27 @@ def test_two_ways_to_one_place_elsewhere_are_one() -> None:
         (b"plain", b"plain", (b"outside",), ()),
     ],
 )
-def test_an_exchange_under_the_message_s_key_is_one_like_others(
+def test_an_exchange_with_the_key_of_the_message_is_an_ordinary_destination(
     queue: bytes, key: bytes, exchanges: tuple[bytes, ...], publications: tuple[Publication, ...]
 ) -> None:
     found = leaves(queue, key=key)
     assert (found.exchanges, found.publications) == (exchanges, publications)
 
 
-def test_an_exchange_is_looked_up_with_the_message_s_key() -> None:
+def test_an_exchange_is_translated_with_the_key_of_the_message() -> None:
     assert leaves(exchanges=(b"e",), key=b"k").exchanges == (b"f",)
 
 
-def test_what_leads_nowhere_is_told_and_the_rest_goes_on() -> None:
+def test_failed_translations_are_reported_and_the_rest_is_delivered() -> None:
     found = leaves(b"lost", b"a")
     assert (found.queues, [each.rule for each in found.failed]) == ((b"a",), [4])
 
 
-def test_nothing_is_evaluated_behind_a_decision() -> None:
+def test_no_exchange_is_evaluated_after_a_decision() -> None:
     assert [each.reason for each in leaves(b"loop").failed] == [EVALUATED_HERE]
 
 
-def test_what_stands_in_place_of_a_destination_before_there_is_a_message() -> None:
+def test_static_destinations_are_translated_without_a_message() -> None:
     table = {
         b"moved": b"/queue/new",
         b"far": b"archive/queue/far",
@@ -134,7 +134,7 @@ def test_what_stands_in_place_of_a_destination_before_there_is_a_message() -> No
         (None, False),
     ],
 )
-def test_a_rule_may_lead_to_an_exchange_here(translation: bytes | None, leads: bool) -> None:
+def test_a_rule_may_translate_to_an_exchange_of_this_broker(translation: bytes | None, leads: bool) -> None:
     book = AddressBook(AddressTable([AddressRule(b"*", translation)]), [b"archive"])
     assert book.may_lead_to(b"open") is leads
 

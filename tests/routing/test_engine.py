@@ -36,12 +36,12 @@ def test_bindings_are_visited_by_order_the_default_being_10000() -> None:
     assert _visited(made, _FALSE) == ["a", "b", "c", "d"]
 
 
-def test_of_equal_orders_the_greater_sequence_comes_first() -> None:
+def test_bindings_of_equal_order_are_visited_by_descending_sequence() -> None:
     made = exchange(to_queue("a", sequence=1), to_queue("b", sequence=3), to_queue("c", sequence=2))
     assert _visited(made, _FALSE) == ["b", "c", "a"]
 
 
-def test_of_equal_sequences_the_later_one_comes_first() -> None:
+def test_bindings_of_equal_sequence_are_visited_latest_first() -> None:
     made = exchange(to_queue("a"), to_queue("b"), to_queue("c"))
     assert _visited(made, _FALSE) == ["c", "b", "a"]
 
@@ -55,7 +55,7 @@ def test_of_equal_sequences_the_later_one_comes_first() -> None:
         ("false", _TRUE, ["1", "2", "3", "4", "5"]),
     ],
 )
-def test_goto_leaves_out_lower_orders(result: str, seen: Facts, visited: list[str]) -> None:
+def test_goto_skips_lower_orders(result: str, seen: Facts, visited: list[str]) -> None:
     behind = [_at(200, "2"), _at(299, "3"), _at(300, "4"), _at(400, "5")]
     assert _visited(exchange(_asking(100, "1", result, {"x-goto": 300}), *behind), seen) == visited
 
@@ -70,12 +70,12 @@ def test_goto_leaves_out_lower_orders(result: str, seen: Facts, visited: list[st
         (999_999, ["1"]),
     ],
 )
-def test_goto_goes_to_the_next_order_that_is_not_lower_and_never_back(target: int, visited: list[str]) -> None:
+def test_goto_continues_at_the_next_order_that_is_not_lower(target: int, visited: list[str]) -> None:
     made = exchange(_at(200, "2"), _at(200, "1", {"x-goto-ontrue": target}), _at(300, "3"))
     assert _visited(made, _FALSE) == visited
 
 
-def test_goto_leaves_out_ties_only_of_lower_orders() -> None:
+def test_goto_skips_ties_of_lower_orders_only() -> None:
     made = exchange(_at(300, "c"), _at(300, "b"), _at(200, "skipped"), _at(100, "a", {"x-goto-ontrue": 300}))
     assert _visited(made, _FALSE) == ["a", "b", "c"]
 
@@ -99,13 +99,13 @@ def test_routes_of_a_binding_that_stops_come_first() -> None:
     assert queues(made) == ["1", "more"]
 
 
-def test_named_deletion_takes_the_bindings_own_destination_and_a_later_one_adds_it_again() -> None:
+def test_a_deletion_removes_the_bindings_destination_until_a_later_binding_adds_it() -> None:
     first = _at(100, "q", {"x-delq-ontrue": "q"})
     assert queues(exchange(first)) == []
     assert queues(exchange(first, to_queue("q"))) == ["q"]
 
 
-def test_bindings_that_are_true_are_marked_in_order() -> None:
+def test_matching_bindings_are_recorded_in_order() -> None:
     matched: list[tuple[bytes, str]] = []
     made = exchange(_at(200, "b"), _at(100, "a"), _asking(150, "c", "true", {}))
     route(made.entries, message(_FALSE), matched)
@@ -124,25 +124,25 @@ _INVALID = facts(headers={"x-delqre-onfalse": "("})
         {"x-?hkex": "a", "x-msg-adde-ontrue": ""},
     ],
 )
-def test_invalid_regex_of_the_producer_is_noticed_by_whoever_could_use_one(entries: dict[str, Plain]) -> None:
+def test_an_invalid_producer_regex_is_reported_by_every_regex_binding(entries: dict[str, Plain]) -> None:
     seen = message(_INVALID)
     assert route(exchange(to_queue("q", entries)).entries, seen, []) is None
     assert seen.producer.error == b"Invalid regex '(': missing closing parenthesis at offset 1"
 
 
 @pytest.mark.parametrize("entries", [{}, {"x-addq-ontrue": "r"}, {"x-?hkex": "x-delqre-onfalse"}])
-def test_invalid_regex_of_the_producer_is_not_noticed_by_others(entries: dict[str, Plain]) -> None:
+def test_an_invalid_producer_regex_is_ignored_by_other_bindings(entries: dict[str, Plain]) -> None:
     routed = route(exchange(to_queue("q", entries)).entries, message(_INVALID), [])
     assert (QUEUE, b"q") in (routed or ())
 
 
-def test_invalid_regex_of_the_producer_is_not_noticed_behind_a_stop() -> None:
+def test_an_invalid_producer_regex_is_ignored_after_a_stop() -> None:
     made = exchange(_at(100, "1", {"x-stop-ontrue": ""}), to_queue("q", {"x-msg-addq-ontrue": ""}))
     assert queues(made, _INVALID) == ["1"]
 
 
 @given(bindings=BINDINGS["x-open"], seen=st.lists(messages, min_size=1, max_size=4))
-def test_explaining_changes_nothing(bindings: list[Binding], seen: list[Facts]) -> None:
+def test_a_trace_does_not_change_the_decision(bindings: list[Binding], seen: list[Facts]) -> None:
     made = Exchange(b"xo", "x-open")
     bind_valid(made, bindings)
     for each in seen:

@@ -26,11 +26,11 @@ _COLUMN = len("Unknown or invalid argument's key '")
         (b"x" * 200, '<<"' + "x" * 200 + '">>'),
     ],
 )
-def test_binary_is_printed_as_text_where_all_of_it_is_printable(content: bytes, printed: str) -> None:
+def test_a_printable_binary_is_printed_as_text(content: bytes, printed: str) -> None:
     assert format_binary(content, _COLUMN) == printed
 
 
-def test_long_list_of_bytes_is_broken_under_its_opening() -> None:
+def test_a_long_list_of_bytes_is_wrapped_and_indented() -> None:
     # As io_lib:format("Unknown or invalid argument's key '~p'", [Key]) of Erlang/OTP 25 gives it.
     indent = "\n" + " " * (_COLUMN + 2)
     assert format_binary(bytes([128] * 24), _COLUMN) == (
@@ -64,19 +64,19 @@ def test_values_are_printed_as_erlang_terms(value: Value, printed: str) -> None:
     assert format_term(value) == printed
 
 
-def test_text_is_utf8_where_it_can_be_and_latin1_else() -> None:
+def test_text_is_decoded_as_utf8_or_else_as_latin1() -> None:
     assert decode_text("é€".encode()) == "é€"
     assert decode_text(b"\xff(") == "ÿ("
 
 
-def test_reply_text_is_latin1_where_it_can_be_and_utf8_else() -> None:
+def test_a_reply_text_is_encoded_as_latin1_or_else_as_utf8() -> None:
     assert encode_error_text("é") == b"\xe9"
     assert encode_error_text("é€") == "é€".encode()
 
 
 @pytest.mark.parametrize("letter", ["a", "é", "€"])
 @pytest.mark.parametrize("length", [232, 233, 234, 400])
-def test_reply_text_fits_a_short_string_together_with_its_opening(letter: str, length: int) -> None:
+def test_a_reply_text_with_its_prefix_fits_a_short_string(letter: str, length: int) -> None:
     whole = letter * length
     cut = encode_error_text(whole)
     assert len(cut) <= 255 - len("PRECONDITION_FAILED - ")

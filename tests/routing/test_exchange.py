@@ -13,7 +13,7 @@ from tests.routing.building import decide, draw_last, exchange, facts, many, que
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages
 
 
-def test_binding_that_is_there_already_changes_nothing() -> None:
+def test_an_existing_binding_changes_nothing() -> None:
     made = exchange(to_queue("a"), to_queue("b"))
     assert not made.bind(to_queue("a"))
     assert [each.destination for each in made.bindings] == [b"a", b"b"]
@@ -21,7 +21,7 @@ def test_binding_that_is_there_already_changes_nothing() -> None:
     assert made.changes == 2
 
 
-def test_binding_again_after_unbinding_comes_first_among_its_ties() -> None:
+def test_a_binding_made_again_comes_first_among_its_ties() -> None:
     made = exchange(to_queue("a"), to_queue("b"))
     assert made.unbind(to_queue("a"))
     assert made.bind(to_queue("a"))
@@ -36,7 +36,7 @@ def test_unbinding_needs_the_same_identity() -> None:
     assert list(made.bindings) == []
 
 
-def test_refused_binding_leaves_everything_as_it_was() -> None:
+def test_a_refused_binding_changes_nothing() -> None:
     made = exchange(to_queue("q", {"a": 1}))
     with pytest.raises(ProtocolError):
         made.bind(to_queue("r", {"b": 1, "x-nope": ""}))
@@ -44,7 +44,7 @@ def test_refused_binding_leaves_everything_as_it_was() -> None:
     assert made.destinations == {(QUEUE, b"q")}
 
 
-def test_binding_of_no_name_is_known_by_its_hash() -> None:
+def test_a_binding_without_an_id_is_identified_by_its_hash() -> None:
     made = exchange(replace(to_queue("a"), id="named"), to_queue("b"))
     named, hashed = sorted(id for _, id in decide(made).matched)[::-1]
     assert named == "named"
@@ -52,7 +52,7 @@ def test_binding_of_no_name_is_known_by_its_hash() -> None:
     assert hashed == sorted(id for _, id in decide(exchange(to_queue("b"))).matched)[0]
 
 
-def test_destinations_are_named_as_long_as_a_binding_names_them() -> None:
+def test_destinations_are_listed_while_a_binding_names_them() -> None:
     routed = to_queue("q", {"x-addq-ontrue": many("r", "s"), "x-adde-onfalse": "e"})
     made = exchange(routed, to_queue("r"), to_exchange("e"))
     everything = {(QUEUE, b"q"), (QUEUE, b"r"), (QUEUE, b"s"), (EXCHANGE, b"e")}
@@ -72,7 +72,7 @@ def test_unknown_type_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", BINDINGS)
 @given(data=st.data())
-def test_bindings_that_came_and_went_leave_no_trace(kind: str, data: st.DataObject) -> None:
+def test_removed_bindings_leave_no_trace(kind: str, data: st.DataObject) -> None:
     """Binding and unbinding in sequence gives the same exchange as binding the remaining bindings only."""
     grown = Exchange(b"xo", kind)
     wanted = bind_valid(grown, data.draw(BINDINGS[kind]))

@@ -69,7 +69,7 @@ def test_each_value_has_its_weight(plain: Plain, weight: int) -> None:
     assert _breach({"max-headers-size": exact - 1, "max-headers-depth": 9}, seen) == "Max headers size"
 
 
-def test_duplicate_headers_weigh_both() -> None:
+def test_duplicate_headers_both_count() -> None:
     twice = Facts(b"", ((b"a", Value("S", b"xx")), (b"a", Value("S", b"xx"))))
     assert _breach({"max-headers-size": 6}, twice) is None
     assert _breach({"max-headers-size": 5}, twice) == "Max headers size"
@@ -86,7 +86,7 @@ def test_duplicate_headers_weigh_both() -> None:
         (many(table(k=many(1))), 1),
     ],
 )
-def test_depth_is_lists_inside_each_other(plain: Plain, depth: int) -> None:
+def test_depth_is_the_nesting_of_lists(plain: Plain, depth: int) -> None:
     seen = _heavy(a=plain, b=many(1))
     limit = max(depth, 1)
     assert _breach({"max-headers-depth": limit}, seen) is None
@@ -94,14 +94,14 @@ def test_depth_is_lists_inside_each_other(plain: Plain, depth: int) -> None:
         assert _breach({"max-headers-depth": depth - 1}, seen) == "Max headers depth"
 
 
-def test_very_deep_lists_need_no_stack() -> None:
+def test_very_deep_lists_do_not_exhaust_the_stack() -> None:
     deep = many()
     for _ in range(5000):
         deep = many(deep)
     assert _breach({"max-headers-depth": 10_000, "max-headers-size": 10**9}, _heavy(a=deep)) is None
 
 
-def test_one_headers_limit_brings_the_default_of_the_other() -> None:
+def test_one_headers_limit_enables_the_default_of_the_other() -> None:
     deep, large = _heavy(a=many(many(many()))), _heavy(a="x" * 16384)
     assert _breach({"max-headers-size": 100}, deep) == "Max headers depth"
     assert _breach({"max-headers-depth": 5}, large) == "Max headers size"
@@ -110,11 +110,11 @@ def test_one_headers_limit_brings_the_default_of_the_other() -> None:
 
 
 @pytest.mark.parametrize("limit", ["max-headers-depth", "max-headers-size"])
-def test_negative_headers_limit_lets_nothing_through(limit: str) -> None:
+def test_a_negative_headers_limit_rejects_every_message(limit: str) -> None:
     assert _breach({limit: -1}, facts()) == f"M{limit[1:].replace('-', ' ')}"
 
 
-def test_walk_goes_by_header_name() -> None:
+def test_headers_are_checked_in_the_order_of_their_names() -> None:
     limits = {"max-headers-depth": 1, "max-headers-size": 20}
     assert _breach(limits, _heavy(b=many(many()), a="x" * 30)) == "Max headers size"
     assert _breach(limits, _heavy(a=many(many()), b="x" * 30)) == "Max headers depth"
@@ -125,7 +125,7 @@ def test_depth_of_a_header_is_tested_before_its_size() -> None:
     assert _breach(limits, _heavy(a=many("xxxxxxxxx", many()))) == "Max headers depth"
 
 
-def test_both_headers_limits_are_checked_at_the_place_of_the_later_one() -> None:
+def test_both_headers_limits_are_checked_at_the_position_of_the_later_one() -> None:
     seen = facts(headers={"a": many(many())}, size=11)
     limits = {"max-headers-depth": 1, "max-payload-size": 10}
     assert _breach(limits, seen) == "Max size payload"
@@ -133,7 +133,7 @@ def test_both_headers_limits_are_checked_at_the_place_of_the_later_one() -> None
 
 
 @pytest.mark.parametrize("letter", "bBsuIilL")
-def test_limits_are_of_any_integer_type(letter: str) -> None:
+def test_limits_may_have_any_integer_type(letter: str) -> None:
     [made] = read_filters(((b"max-payload-size", Value(letter, 5)),))
     assert made == PayloadFilter(b"max-payload-size", 5, False, False)
 
@@ -153,11 +153,11 @@ def test_limits_of_another_type_are_refused(name: str, odd: Plain) -> None:
     assert (caught.value.reply_code, caught.value.text) == (406, b"Invalid exchange argument.")
 
 
-def test_other_arguments_are_no_filters() -> None:
+def test_other_arguments_are_not_filters() -> None:
     assert read_filters(arguments({"alternate-exchange": "ae", "max-headers-size-silent": "x"})) == ()
 
 
-def test_cut_is_the_first_size_on_the_other_side() -> None:
+def test_a_size_threshold_is_the_first_size_with_the_other_result() -> None:
     assert PayloadFilter(b"", 10, True, False).cut == 10
     assert PayloadFilter(b"", 10, False, False).cut == 11
     assert HeadersFilter(b"", 1, 1).silent is False

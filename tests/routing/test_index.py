@@ -28,7 +28,7 @@ def found(of: Exchange, seen: Facts) -> list[str]:
 @pytest.mark.parametrize("kind", BINDINGS)
 @settings(max_examples=_EXAMPLES)
 @given(data=st.data())
-def test_index_changes_no_decision(kind: str, data: st.DataObject) -> None:
+def test_the_index_does_not_change_decisions(kind: str, data: st.DataObject) -> None:
     bindings = data.draw(BINDINGS[kind])
     indexed, naive = Exchange(b"xo", kind), Exchange(b"xo", kind)
     bind_valid(indexed, bindings)
@@ -41,7 +41,7 @@ def test_index_changes_no_decision(kind: str, data: st.DataObject) -> None:
 
 
 @given(bindings=BINDINGS["x-open"], seen=messages, data=st.data())
-def test_index_forgets_what_was_removed(bindings: list[Binding], seen: Facts, data: st.DataObject) -> None:
+def test_removed_bindings_are_removed_from_the_index(bindings: list[Binding], seen: Facts, data: st.DataObject) -> None:
     made = Exchange(b"xo", "x-open")
     bound = bind_valid(made, bindings)
     for binding in data.draw(st.permutations(bound)):
@@ -66,14 +66,14 @@ def test_index_forgets_what_was_removed(bindings: list[Binding], seen: Facts, da
         ({"x-match": "any", "x-?hkv= type": "NAME", "x-?rk=": "NAME"}, facts("q7")),
     ],
 )
-def test_only_the_binding_whose_equality_holds_is_visited(arguments: dict[str, str], seen: Facts) -> None:
+def test_only_the_binding_with_the_matching_equality_is_visited(arguments: dict[str, str], seen: Facts) -> None:
     bindings = [
         to_queue(f"q{at}", {key: text.replace("NAME", f"q{at}") for key, text in arguments.items()}) for at in range(20)
     ]
     assert found(exchange(*bindings), seen) == ["q7"]
 
 
-def test_binding_stands_under_the_equality_that_tells_most_messages_apart() -> None:
+def test_a_binding_is_indexed_by_its_most_selective_equality() -> None:
     bindings = [to_queue(f"q{at}", {"x-?hkv= kind": "order", "x-?hkv= number": at}) for at in range(20)]
     seen = facts(headers={"kind": "order", "number": 7})
     assert len(found(exchange(*bindings), seen)) <= 2
@@ -95,7 +95,7 @@ def test_binding_stands_under_the_equality_that_tells_most_messages_apart() -> N
         {"x-match": "set 1", "x-?hkv= type": "other", "x-?hkex": "more"},
     ],
 )
-def test_binding_that_can_do_something_without_its_equality_is_always_visited(
+def test_a_binding_that_may_act_without_its_equality_is_always_visited(
     arguments: dict[str, str | int],
 ) -> None:
     assert found(exchange(to_queue("q1", arguments)), facts()) == ["q1"]
@@ -132,18 +132,18 @@ def test_every_header_of_a_name_is_looked_up() -> None:
         (1, Value("d", float("nan")), False),
     ],
 )
-def test_index_knows_what_is_equal_across_types(bound: int | Value, seen: Value | str, equal: bool) -> None:
+def test_the_index_compares_numbers_across_types(bound: int | Value, seen: Value | str, equal: bool) -> None:
     made = exchange(to_queue("q1", {"x-?hkv= a": bound}))
     assert queues(made, facts(headers={"a": seen})) == (["q1"] if equal else [])
 
 
-def test_expiration_is_found_by_the_integer_that_it_spells() -> None:
+def test_expiration_is_indexed_as_an_integer() -> None:
     made = exchange(to_queue("q1", {"x-?pr= expiration": 5}))
     assert found(made, facts(properties={"expiration": "+005"})) == ["q1"]
     assert found(made, facts(properties={"expiration": "five"})) == []
 
 
-def test_found_and_always_visited_bindings_are_put_in_one_order() -> None:
+def test_indexed_and_always_visited_bindings_are_visited_in_one_order() -> None:
     made = exchange(
         to_queue("first", {"x-order": 100}),
         to_queue("second", {"x-order": 200, "x-?hkv= a": 1}),

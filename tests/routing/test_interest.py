@@ -45,7 +45,7 @@ _LIMITS = st.dictionaries(
 @pytest.mark.parametrize("kind", BINDINGS)
 @settings(max_examples=_EXAMPLES)
 @given(data=st.data(), limits=_LIMITS)
-def test_decision_depends_on_nothing_but_the_interest(kind: str, data: st.DataObject, limits: dict[str, int]) -> None:
+def test_a_decision_depends_only_on_the_interest(kind: str, data: st.DataObject, limits: dict[str, int]) -> None:
     made = Exchange(b"xo", kind, arguments(limits))
     bind_valid(made, data.draw(BINDINGS[kind]))
     router = Router([made])
@@ -56,7 +56,7 @@ def test_decision_depends_on_nothing_but_the_interest(kind: str, data: st.DataOb
 
 
 @given(data=st.data())
-def test_queues_and_clock_matter_only_where_the_interest_says_so(data: st.DataObject) -> None:
+def test_queues_and_clock_affect_a_decision_only_if_in_the_interest(data: st.DataObject) -> None:
     made = Exchange(b"xo", "x-open")
     bind_valid(made, data.draw(BINDINGS["x-open"]))
     router = Router([made])

@@ -41,5 +41,5 @@ def test_clock_text_has_date_time_weekday_and_week(now: float, hours: int, text:
         (7, 7),
     ],
 )
-def test_expiration_is_the_integer_that_it_spells(text: bytes | int, number: int | None) -> None:
+def test_expiration_is_read_as_an_integer(text: bytes | int, number: int | None) -> None:
     assert spelled_integer(text) == number

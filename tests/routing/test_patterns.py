@@ -65,7 +65,7 @@ def test_a_refused_pattern_has_the_reason_of_pcre2_with_its_offset(pattern: byte
     assert str(raised.value) == reason
 
 
-def test_words_and_case_are_those_of_latin_1() -> None:
+def test_word_characters_and_case_follow_latin_1() -> None:
     words = {byte for byte in range(256) if search(rb"^\w$", bytes([byte]))}
     letters = (
         string.ascii_letters + "ªµº" + "".join(chr(code) for code in range(0xC0, 0x100) if code not in (0xD7, 0xF7))
@@ -81,7 +81,7 @@ def test_lower_case_letters_are_those_of_latin_1() -> None:
     assert lower == {*string.ascii_lowercase.encode(), 0xB5, *range(0xDF, 0x100)} - {0xF7}
 
 
-def test_utf8_is_characters_only_where_the_pattern_says_so() -> None:
+def test_utf8_characters_are_matched_only_if_the_pattern_requests_it() -> None:
     text = "é".encode()
     assert search(b"^..$", text)
     assert search(b"(*UTF)^.$", text)
@@ -162,7 +162,7 @@ def timed(pattern: Pattern, subject: bytes) -> int:
 
 @pytest.mark.parametrize(("source", "unit"), HOSTILE)
 @pytest.mark.parametrize("jit", [True, False])
-def test_a_search_without_end_is_given_up_in_time(
+def test_an_exponential_search_is_abandoned_in_time(
     source: bytes, unit: bytes, jit: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not jit:
@@ -178,7 +178,7 @@ def test_a_search_without_end_is_given_up_in_time(
 
 @pytest.mark.parametrize("size", [30, 1_000, 30_000])
 @pytest.mark.parametrize(("source", "unit"), HOSTILE[::3])
-def test_all_searches_of_a_budget_together_are_bounded(source: bytes, unit: bytes, size: int) -> None:
+def test_all_searches_of_a_budget_together_are_limited(source: bytes, unit: bytes, size: int) -> None:
     subject = unit * (size // len(unit))
     many = [Pattern(source if source.startswith(b"(*") else source + b"|zz%d" % number) for number in range(200)]
     runs = []
@@ -202,14 +202,14 @@ def test_a_search_costs_the_same_every_time() -> None:
     assert len(costs) == 1
 
 
-def test_what_ends_at_once_costs_nothing_however_often() -> None:
+def test_short_searches_do_not_use_up_the_budget() -> None:
     budget = Budget()
     for number in range(10_000):
         assert compile_pattern(rb"^order\.%d\.[a-z]+$" % (number % 50)).search(b"order.1234.abc", budget) is False
     assert (budget.left, budget.spent) == (Budget().left, False)
 
 
-def test_a_budget_that_does_not_suffice_says_so() -> None:
+def test_an_exceeded_budget_is_reported() -> None:
     budget = Budget(1000)
     assert compile_pattern(rb"(a+)+$").search(b"a" * 40 + b"b", budget) is None
     assert budget.spent
@@ -230,7 +230,7 @@ def test_compiling_takes_microseconds() -> None:
 
 
 @pytest.mark.parametrize("size", [1_000, 30_000, 130_000])
-def test_long_subjects_get_their_answer(size: int) -> None:
+def test_long_subjects_are_searched_completely(size: int) -> None:
     text = (b"The quick brown fox jumps over the lazy dog; " * (size // 45 + 1))[-size:] + b"ERROR 2024-01-02\n"
     for pattern in (b"ERROR", b"(?i)error", rb"\d{4}-\d\d-\d\d$", b".*", rb"\bERROR\b", rb"(?s)^.*ERROR", rb"^.*ERROR"):
         assert search(pattern, text) is True
@@ -238,7 +238,7 @@ def test_long_subjects_get_their_answer(size: int) -> None:
         assert search(pattern, text) is False
 
 
-def test_the_counted_form_finds_what_the_plain_form_finds() -> None:
+def test_the_counting_form_of_a_pattern_matches_like_the_plain_form() -> None:
     for source in (b"b+c", b"^a.*c$", b"(?i)B", b"a|c$", rb"(\w+)-(\w+)", b"x?y{2,3}", b"^$", b"(?:ab)*c", b"[^a]c"):
         pattern = compile_pattern(source)
         for subject in (b"", b"abc", b"aabbcc", b"ab-cd", b"xyyz", b"ABC", b"ac\n"):
@@ -252,7 +252,7 @@ def test_a_pattern_can_lower_its_limit_but_not_raise_it() -> None:
     assert search(b"(*LIMIT_MATCH=4000000000)(a+)+$", b"a" * 100 + b"b") is None
 
 
-def test_a_quantifier_without_a_minimum_is_what_the_library_says() -> None:
+def test_a_quantifier_without_a_minimum_is_read_as_by_the_library() -> None:
     pcre2 = ctypes.PyDLL("libpcre2-8.so.0")
     version = ctypes.create_string_buffer(64)
     pcre2.pcre2_config_8(11, version)
@@ -260,14 +260,14 @@ def test_a_quantifier_without_a_minimum_is_what_the_library_says() -> None:
     assert search(b"^a{,3}$", b"aa") is ((int(major), int(minor)) >= (10, 43))
 
 
-def test_where_memory_may_not_be_executed_the_interpreter_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_executable_memory_the_interpreter_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patterns._Library, "jit", lambda *_: False)
     assert patterns.jit_compiles() is False
     pattern = Pattern(rb"^order\.(\d+)$")
     assert (pattern.search(b"order.1", Budget()), pattern.search(b"order.x", Budget())) == (True, False)
 
 
-def test_compiled_code_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_code_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     library = patterns._library()
     free = library.free
     freed: list[object] = []
@@ -282,7 +282,7 @@ def test_compiled_code_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=40), st.binary(max_size=60))
-def test_any_bytes_are_a_pattern_or_refused(pattern: bytes, subject: bytes) -> None:
+def test_arbitrary_bytes_are_compiled_or_refused(pattern: bytes, subject: bytes) -> None:
     try:
         compiled = Pattern(pattern)
     except InvalidPattern:

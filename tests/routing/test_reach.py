@@ -29,7 +29,7 @@ def reach() -> Reach:
         ({"x-msg-addqre-ontrue": ""}, {"x-addq!re-ontrue": "^a$"}, ""),
     ],
 )
-def test_routes_lead_only_to_what_is_within_reach(
+def test_routes_select_only_destinations_within_reach(
     reach: Reach, routes: dict[str, Plain], headers: dict[str, Plain], key: str
 ) -> None:
     made = exchange(replace(to_queue("a", routes), reach=reach))
@@ -39,7 +39,7 @@ def test_routes_lead_only_to_what_is_within_reach(
     assert not decision.keep
 
 
-def test_a_binding_without_reach_leads_anywhere() -> None:
+def test_a_binding_without_reach_may_select_any_destination() -> None:
     decision = decide(exchange(to_queue("a", {"x-addqre-ontrue": "."})), facts(), _NAMES)
     assert decision.queues == (b"a", b"b", b"c")
     assert decision.keep
@@ -63,7 +63,7 @@ def test_exchanges_must_be_within_reach(reach: Reach) -> None:
     assert decision.unchecked == {(reach, (EXCHANGE, b"f"))}
 
 
-def test_what_was_refused_is_not_asked_for_again(reach: Reach) -> None:
+def test_refused_destinations_are_not_requested_again(reach: Reach) -> None:
     reach.refused[QUEUE, b"c"] = "403"
     decision = decide(exchange(replace(to_queue("a", {"x-addqre-ontrue": "."}), reach=reach)), facts(), _NAMES)
     assert decision.unchecked == {(reach, (QUEUE, b"a"))}
@@ -73,19 +73,19 @@ def test_what_was_refused_is_not_asked_for_again(reach: Reach) -> None:
     assert decision.keep
 
 
-def test_what_is_out_of_reach_does_not_wake_the_alternate_exchange(reach: Reach) -> None:
+def test_destinations_out_of_reach_do_not_use_the_alternate_exchange(reach: Reach) -> None:
     made = exchange(
         replace(to_queue("a", {"x-del-dest": "", "x-addq-ontrue": "c"}), reach=reach), alternate="elsewhere"
     )
     assert not decide(made, facts(), _NAMES).alternate
 
 
-def test_what_one_binding_does_not_reach_another_may_add(reach: Reach) -> None:
+def test_a_destination_out_of_reach_of_one_binding_may_be_added_by_another(reach: Reach) -> None:
     made = exchange(replace(to_queue("a", {"x-addq-ontrue": "c"}), reach=reach), to_queue("c", {"x-order": 100}))
     assert queues(made, facts(), _NAMES) == ["a", "c"]
 
 
-def test_a_random_pick_is_made_among_what_is_within_reach(reach: Reach) -> None:
+def test_a_random_pick_is_made_among_destinations_within_reach(reach: Reach) -> None:
     made = exchange(replace(to_queue("a", {"x-add1qre-ontrue": "^[bc]$"}), reach=reach))
     assert queues(made, facts(), _NAMES) == ["a", "b"]
     reach.allowed.add((QUEUE, b"c"))
@@ -97,6 +97,6 @@ def test_a_pick_with_nothing_within_reach_picks_nothing() -> None:
     assert queues(made, facts(), _NAMES) == ["a"]
 
 
-def test_reach_is_no_part_of_what_a_binding_is(reach: Reach) -> None:
+def test_reach_does_not_distinguish_bindings(reach: Reach) -> None:
     assert replace(to_queue("a"), reach=reach) == to_queue("a")
     assert replace(to_queue("a"), reach=reach).identity == to_queue("a").identity

@@ -42,28 +42,28 @@ def test_decision_names_queues_and_exchanges_sorted() -> None:
     assert decision.trace is None
 
 
-def test_nothing_chosen_is_unrouted() -> None:
+def test_a_message_without_destinations_is_unrouted() -> None:
     decision = decide(exchange())
     assert (decision.outcome, decision.alternate) == (Outcome.UNROUTED, False)
 
 
-def test_names_that_nobody_has_are_still_routed() -> None:
+def test_missing_destinations_are_still_routed() -> None:
     assert decide(exchange(to_queue("", {"x-msg-destq-rk": ""})), facts("")).outcome is Outcome.ROUTED
 
 
-def test_alternate_exchange_is_for_the_broker_where_it_is_not_ours() -> None:
+def test_an_alternate_exchange_of_the_broker_is_left_to_the_broker() -> None:
     assert decide(exchange(alternate="ae")).alternate
     assert not decide(exchange(to_queue("q"), alternate="ae")).alternate
 
 
-def test_alternate_exchange_of_ours_is_evaluated() -> None:
+def test_an_open_alternate_exchange_is_evaluated() -> None:
     router = Router([exchange(alternate="next"), exchange(to_queue("q"), name="next")])
     decision = decide(router)
     assert (decision.outcome, decision.queues, decision.alternate) == (Outcome.ROUTED, (b"q",), False)
 
 
 @given(st.sets(st.sampled_from("abcd")), st.sets(st.sampled_from(("one", "two", "far"))), st.booleans())
-def test_what_is_named_is_what_stands_among_the_destinations(queues: set[str], chain: set[str], last: bool) -> None:
+def test_named_destinations_are_those_of_the_bindings(queues: set[str], chain: set[str], last: bool) -> None:
     bindings = [to_queue(name) for name in queues] + [to_exchange(name) for name in chain]
     one = exchange(*bindings, name="one", alternate="two" if last else "far")
     router = Router([one, exchange(to_queue("d"), to_exchange("one"), name="two", alternate="behind")])
@@ -73,20 +73,20 @@ def test_what_is_named_is_what_stands_among_the_destinations(queues: set[str], c
         assert {known for known in every if router.names(start, known)} == router.destinations(start)
 
 
-def test_loud_filter_rejects() -> None:
+def test_a_filter_that_rejects_refuses_the_message() -> None:
     decision = decide(_filtered({"max-payload-size": 1}, "ae"), facts(size=2))
     assert decision.outcome is Outcome.REJECTED
     assert decision.error == b"Max size payload hit."
     assert (decision.queues, decision.alternate, decision.matched) == ((), False, ())
 
 
-def test_silent_filter_drops_and_leaves_the_alternate_exchange() -> None:
+def test_a_silent_filter_drops_without_using_the_alternate_exchange() -> None:
     assert decide(_filtered({"max-payload-size-silent": 1}), facts(size=2)).outcome is Outcome.FILTERED
     decision = decide(_filtered({"max-payload-size-silent": 1}, "ae"), facts(size=2))
     assert (decision.outcome, decision.alternate) == (Outcome.FILTERED, True)
 
 
-def test_silent_filter_with_an_alternate_exchange_of_ours_routes() -> None:
+def test_a_silent_filter_with_an_open_alternate_exchange_routes() -> None:
     router = Router([_filtered({"max-payload-size-silent": 1}, "next"), exchange(to_queue("r"), name="next")])
     decision = decide(router, facts(size=2))
     assert (decision.outcome, decision.queues) == (Outcome.ROUTED, (b"r",))
@@ -104,7 +104,7 @@ def test_chain_gives_each_exchange_the_same_message() -> None:
     assert decide(router, facts("k")).queues == (b"q1",)
 
 
-def test_cycle_ends_by_itself() -> None:
+def test_a_cycle_of_exchanges_terminates() -> None:
     router = Router(
         [
             exchange(to_exchange("next"), to_exchange("xo")),
@@ -121,18 +121,18 @@ def test_empty_nested_exchange_uses_its_alternate() -> None:
     assert decide(router).queues == (b"q",)
 
 
-def test_alternate_is_not_used_because_nested_exchanges_chose_nothing() -> None:
+def test_an_alternate_exchange_is_not_used_if_a_nested_exchange_matches_nothing() -> None:
     decision = decide(Router([exchange(to_exchange("next"), alternate="ae"), exchange(name="next")]))
     assert (decision.outcome, decision.alternate) == (Outcome.UNROUTED, False)
 
 
-def test_loud_filter_of_a_nested_exchange_rejects_the_whole() -> None:
+def test_a_rejecting_filter_of_a_nested_exchange_refuses_the_message() -> None:
     router = Router([exchange(to_exchange("next"), to_queue("q")), _filtered({"max-payload-size": 1}, name="next")])
     decision = decide(router, facts(size=2))
     assert (decision.outcome, decision.queues) == (Outcome.REJECTED, ())
 
 
-def test_of_two_nested_exchanges_that_reject_the_last_name_is_asked_first() -> None:
+def test_the_rejecting_nested_exchange_with_the_last_name_decides() -> None:
     router = Router(
         [
             exchange(to_exchange("a"), to_exchange("b"), to_exchange("c")),
@@ -144,7 +144,7 @@ def test_of_two_nested_exchanges_that_reject_the_last_name_is_asked_first() -> N
     assert decide(router, facts(size=2)).error == b"Min size payload hit."
 
 
-def test_silent_filter_of_a_nested_exchange_drops_only_its_part() -> None:
+def test_a_silent_filter_of_a_nested_exchange_drops_only_its_destinations() -> None:
     router = Router(
         [exchange(to_exchange("next"), to_queue("q1")), _filtered({"max-payload-size-silent": 1}, name="next")]
     )
@@ -152,7 +152,7 @@ def test_silent_filter_of_a_nested_exchange_drops_only_its_part() -> None:
     assert (decision.outcome, decision.queues) == (Outcome.ROUTED, (b"q1",))
 
 
-def test_long_error_of_a_producers_regex_is_cut() -> None:
+def test_a_long_producer_regex_error_is_truncated() -> None:
     decision = decide(
         exchange(to_queue("q", {"x-msg-addq-ontrue": ""})), facts(headers={"x-addqre-ontrue": "(" + "a" * 400})
     )
@@ -160,13 +160,13 @@ def test_long_error_of_a_producers_regex_is_cut() -> None:
     assert decision.error == b"Invalid regex '(" + b"a" * (230 - 16) + b"..."
 
 
-def test_bindings_that_are_true_are_listed_with_their_exchange() -> None:
+def test_matching_bindings_are_listed_with_their_exchange() -> None:
     outer = exchange(replace(to_exchange("next"), id="outer"))
     inner = exchange(replace(to_queue("q"), id="inner"), replace(to_queue("r", {"a": 1}), id="false"), name="next")
     assert decide(Router([outer, inner])).matched == ((b"xo", "outer"), (b"next", "inner"))
 
 
-def test_interest_is_that_of_all_exchanges_a_message_can_come_to() -> None:
+def test_the_interest_covers_all_reachable_exchanges() -> None:
     outer = exchange(to_exchange("next", {"a": 1}), alternate="spare")
     inner = exchange(to_queue("q", {"b": 1}), name="next")
     spare = exchange(to_queue("q", key="k"), name="spare", kind="direct")
@@ -188,14 +188,14 @@ def test_interest_follows_the_bindings() -> None:
     assert router.interest(b"xo") == Interest()
 
 
-def test_producer_that_may_add_exchanges_can_come_to_all_of_them() -> None:
+def test_a_route_named_by_the_producer_reaches_all_exchanges() -> None:
     outer = exchange(to_queue("q", {"x-msg-adde-ontrue": ""}))
     router = Router([outer, exchange(to_queue("r", {"c": 1}), name="apart")])
     assert b"c" in (router.interest(b"xo").headers or ())
     assert decide(router, facts(headers={"x-adde-ontrue": "apart", "c": 1})).queues == (b"q", b"r")
 
 
-def test_destinations_are_all_that_leave_the_router() -> None:
+def test_destinations_are_all_outputs_of_the_router() -> None:
     outer = exchange(to_exchange("next"), to_exchange("out"), to_queue("q1"), alternate="own alternate")
     inner = exchange(to_queue("q2", {"x-adde-ontrue": "away"}), name="next", alternate="ae")
     router = Router([outer, inner])
@@ -210,20 +210,20 @@ def test_destinations_are_all_that_leave_the_router() -> None:
     assert (QUEUE, b"q3") in router.destinations(b"xo")
 
 
-def test_random_pick_is_not_kept() -> None:
+def test_a_random_pick_is_not_cached() -> None:
     made = exchange(to_queue("q", {"x-add1qre-ontrue": "^a", "x-del-dest": ""}))
     names = queue_names("a1", "a2")
     decision = decide(made, names=names, draw=lambda _count: 1)
     assert (decision.queues, decision.keep) == ((b"a2",), False)
 
 
-def test_searches_given_up_are_counted() -> None:
+def test_abandoned_searches_are_counted() -> None:
     made = exchange(to_queue("q", {"x-?hkv!re a": "(x+)+$"}))
     decision = decide(made, facts(headers={"a": "x" * 60 + "y"}))
     assert (decision.queues, decision.match_limit_hits) == ((b"q",), 1)
 
 
-def test_odd_numbers_of_a_producer_harm_nobody() -> None:
+def test_unusual_numbers_of_a_producer_cause_no_error() -> None:
     made = exchange(to_queue("q", {"x-?hkv!= a": 1}), to_queue("r", {"x-?hkv< a": 1}), to_queue("s", {"a": 1}))
     for number in (float("nan"), float("inf")):
         assert decide(made, facts(headers={"a": Value("d", number)})).queues == (b"q",)
@@ -235,7 +235,7 @@ _kinds = st.sampled_from(tuple(BINDINGS))
 
 
 @given(data=st.data())
-def test_chains_give_one_answer_whichever_way_they_are_asked(data: st.DataObject) -> None:
+def test_chains_give_the_same_decision_with_and_without_index(data: st.DataObject) -> None:
     made: list[tuple[Exchange, Exchange]] = []
     for name in _NAMES:
         kind = data.draw(_kinds)
@@ -257,7 +257,7 @@ def test_chains_give_one_answer_whichever_way_they_are_asked(data: st.DataObject
 
 
 @pytest.mark.parametrize("count", [10, 3000])
-def test_work_for_a_message_does_not_grow_with_bindings_of_other_values(
+def test_the_cost_of_a_message_does_not_depend_on_bindings_with_other_values(
     count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = exchange(

@@ -28,7 +28,7 @@ from proxy.routing.bindings.operators import Topic, open_topic
         (b"stock#", [b"stock#"], [b"stock"]),
     ],
 )
-def test_a_topic_matches_by_words(pattern: bytes, matching: list[bytes], other: list[bytes]) -> None:
+def test_topic_patterns_match_words(pattern: bytes, matching: list[bytes], other: list[bytes]) -> None:
     topic = Topic(pattern)
     assert [key for key in matching if not topic.matches(key)] == []
     assert [key for key in other if topic.matches(key)] == []
@@ -42,13 +42,13 @@ def test_case_can_be_ignored() -> None:
 
 @pytest.mark.parametrize("topic", [b"", b"a(b", b"[z", b"a)"])
 @pytest.mark.parametrize("ignore_case", [False, True])
-def test_what_the_open_exchange_refuses_is_no_topic_of_its_operators(topic: bytes, ignore_case: bool) -> None:
+def test_topics_that_the_open_exchange_refuses(topic: bytes, ignore_case: bool) -> None:
     with pytest.raises(ProtocolError):
         open_topic(topic, ignore_case)
 
 
 @pytest.mark.parametrize("topic", [b"#.#", b"#.*.#", b"stock(x)", b"a.#.b.#.c", b"stock{2}", b"..", b"#a#", rb"\w.eu"])
-def test_odd_topics_are_taken(topic: bytes) -> None:
+def test_unusual_topics_are_accepted(topic: bytes) -> None:
     assert open_topic(topic).pattern == topic
 
 
@@ -69,9 +69,9 @@ PATTERNS = st.lists(st.sampled_from([b"a", b"b", b"*", b"#", b"", b"ab"]), max_s
 
 @settings(max_examples=300, deadline=None)
 @given(PATTERNS, WORDS)
-def test_matching_is_that_of_the_definition(pattern: list[bytes], words: list[bytes]) -> None:
+def test_topic_matching_follows_the_definition(pattern: list[bytes], words: list[bytes]) -> None:
     assert Topic(b".".join(pattern)).matches(b".".join(words)) is reference(pattern, words)
 
 
-def test_many_wildcards_do_not_multiply() -> None:
+def test_many_wildcards_take_linear_time() -> None:
     assert not Topic(b"#.a." * 60 + b"b").matches(b".".join([b"a"] * 127))

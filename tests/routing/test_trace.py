@@ -14,7 +14,7 @@ def _steps(made: Exchange | Router, headers: dict[str, str | int]) -> list[Bindi
     return [step for each in trace.exchanges for step in each.visits]
 
 
-def test_every_binding_that_is_visited_is_there_whether_or_not_it_was_true() -> None:
+def test_a_trace_contains_every_visited_binding() -> None:
     made = exchange(to_queue("q1", {"x-?hkv= a": 1, "x-order": 100}), to_queue("q2", {"x-?hkv= a": 2}))
     first, second = _steps(made, {"a": 2})
     assert (first.binding.destination, first.true, first.added) == (b"q1", False, ())
@@ -22,7 +22,7 @@ def test_every_binding_that_is_visited_is_there_whether_or_not_it_was_true() -> 
     assert (second.order, second.match_type) == (10_000, "all")
 
 
-def test_each_operator_says_what_it_expected_and_saw() -> None:
+def test_a_trace_has_expected_and_actual_values_of_each_operator() -> None:
     [step] = _steps(
         exchange(to_queue("q", {"x-match": "any", "x-?hkv= a": many("x", "y"), "x-?hkex": "b", "x-?rk=": "key"})),
         {"a": "y"},
@@ -35,7 +35,7 @@ def test_each_operator_says_what_it_expected_and_saw() -> None:
     }
 
 
-def test_routes_jumps_and_stops_are_told() -> None:
+def test_a_trace_contains_routes_jumps_and_stops() -> None:
     made = exchange(
         to_queue("q1", {"x-order": 100, "x-goto-ontrue": 300}),
         to_queue("q2", {"x-order": 200}),
@@ -49,18 +49,18 @@ def test_routes_jumps_and_stops_are_told() -> None:
     assert last.removed == ((QUEUE, b"q1"),)
 
 
-def test_jump_that_leads_nowhere_is_none() -> None:
+def test_a_goto_without_effect_is_not_in_the_trace() -> None:
     [step] = _steps(exchange(to_queue("q", {"x-order": 200, "x-goto-ontrue": 100})), {})
     assert step.jump is None
 
 
-def test_binding_at_which_the_producers_regex_is_refused_is_the_last_one() -> None:
+def test_a_trace_ends_at_the_binding_that_refuses_the_producer_regex() -> None:
     made = exchange(to_queue("q1", {"x-msg-addq-ontrue": "", "x-order": 100}), to_queue("q2"))
     [step] = _steps(made, {"x-addqre-ontrue": "("})
     assert step.error == b"Invalid regex '(': missing closing parenthesis at offset 1"
 
 
-def test_filters_are_told_up_to_the_first_that_is_broken() -> None:
+def test_a_trace_contains_filters_up_to_the_first_violated_one() -> None:
     limits = {"min-payload-size": 5, "max-payload-size-silent": 10, "max-payload-size": 100}
     made = Exchange(b"xo", "x-open", arguments(limits))
     trace = Trace()
@@ -73,7 +73,7 @@ def test_filters_are_told_up_to_the_first_that_is_broken() -> None:
     ]
 
 
-def test_each_exchange_of_a_chain_has_its_step() -> None:
+def test_a_trace_has_a_step_for_each_exchange_of_a_chain() -> None:
     trace = Trace()
     router = Router(
         [

@@ -34,19 +34,19 @@ def left_out(*tables: dict[str, Plain]) -> list[tuple[str, str]]:
     return [(queue(one), queue(other)) for one, other in unreachable(entries(*tables))]
 
 
-def test_behind_an_unconditional_stop_nothing_is_visited() -> None:
+def test_bindings_after_an_unconditional_stop_are_unreachable() -> None:
     assert left_out(STOP, {}, {"a": 1}) == [("q1", "q0"), ("q2", "q0")]
 
 
-def test_behind_a_stop_for_both_results_nothing_is_visited() -> None:
+def test_bindings_after_a_stop_for_both_results_are_unreachable() -> None:
     assert left_out({"a": 1, "x-stop-ontrue": "", "x-stop-onfalse": ""}, {}) == [("q1", "q0")]
 
 
-def test_a_conditional_stop_leaves_a_way() -> None:
+def test_bindings_after_a_conditional_stop_are_reachable() -> None:
     assert left_out({"a": 1, **STOP}, {}) == []
 
 
-def test_a_goto_leaves_out_what_lies_between() -> None:
+def test_bindings_skipped_by_a_goto_are_unreachable() -> None:
     tables: tuple[dict[str, Plain], ...] = (
         {"x-order": 100, "x-goto-ontrue": 3000},
         {"x-order": 2000},
@@ -55,7 +55,7 @@ def test_a_goto_leaves_out_what_lies_between() -> None:
     assert left_out(*tables) == [("q1", "q0")]
 
 
-def test_an_earlier_goto_leads_past_a_stop() -> None:
+def test_an_earlier_goto_can_skip_a_stop() -> None:
     tables: list[dict[str, Plain]] = [
         {"x-order": 100, "a": 1, "x-goto-ontrue": 3000},
         {"x-order": 2000, **STOP},
@@ -65,7 +65,7 @@ def test_an_earlier_goto_leads_past_a_stop() -> None:
     assert left_out(*tables) == [("q2", "q1")]
 
 
-def test_a_stop_that_is_never_true_stops_nobody() -> None:
+def test_a_stop_that_never_matches_has_no_effect() -> None:
     assert left_out({"x-match": "any", **STOP}, {}) == []
 
 
@@ -79,29 +79,29 @@ def test_a_stop_that_is_never_true_stops_nobody() -> None:
         (1000, [("q0", "x-goto-ontrue")]),
     ],
 )
-def test_a_goto_that_leads_nowhere_is_found(goto: int, found: list[tuple[str, str]]) -> None:
+def test_invalid_gotos_are_found(goto: int, found: list[tuple[str, str]]) -> None:
     bindings = entries({"x-order": 1000, "a": 1, "x-goto-ontrue": goto}, {"x-order": 3000})
     assert [(queue(one), key) for one, key, _ in invalid_gotos(bindings)] == found
 
 
-def test_the_same_condition_to_the_same_queue_adds_nothing() -> None:
+def test_a_repeated_condition_for_the_same_queue_is_redundant() -> None:
     bindings = entries({"a": 1, "x-order": 100}, {"a": 1, "x-order": 200}, {"a": 2, "x-order": 300}, queue="q")
     assert [(one.order, other.order) for one, other in redundant(bindings)] == [(200, 100)]
 
 
-def test_beside_an_unconditional_binding_another_adds_nothing() -> None:
+def test_a_binding_next_to_an_unconditional_one_is_redundant() -> None:
     bindings = entries({"a": 1, "x-order": 100}, {"x-order": 200}, queue="q")
     assert [(one.order, other.order) for one, other in redundant(bindings)] == [(100, 200)]
 
 
-def test_where_something_is_taken_away_order_matters() -> None:
+def test_bindings_are_not_redundant_if_a_destination_is_deleted() -> None:
     bindings = entries({"x-order": 100}, {"x-order": 200, "x-delq-ontrue": "q"}, {"x-order": 300}, queue="q")
     assert list(redundant(bindings)) == []
 
 
 @settings(max_examples=200)
 @given(data=st.data())
-def test_what_is_said_to_be_in_vain_is(data: st.DataObject) -> None:
+def test_unreachable_and_redundant_bindings_have_no_effect(data: st.DataObject) -> None:
     exchange = Exchange(b"xo", "x-open")
     bind_valid(exchange, data.draw(BINDINGS["x-open"]))
     compiled = exchange.entries
@@ -148,7 +148,7 @@ tests:
     return check_files([tmp_path / "r.yaml"], {})
 
 
-def test_everything_in_vain_is_found_at_its_line(found: Findings) -> None:
+def test_bindings_without_effect_are_reported_with_their_lines(found: Findings) -> None:
     assert found.errors == []
     assert found.failures == []
     assert [(*each.place[1:], each.message.split(":")[0]) for each in found.warnings] == [
@@ -160,11 +160,11 @@ def test_everything_in_vain_is_found_at_its_line(found: Findings) -> None:
     ]
 
 
-def test_bindings_that_no_test_makes_true_are_known(found: Findings) -> None:
+def test_bindings_without_a_matching_test_are_reported(found: Findings) -> None:
     assert [each.place.line for each in found.uncovered] == [5, 9, 11, 13, 17, 18]
 
 
-def test_destinations_that_the_rules_do_not_make_are_known(found: Findings) -> None:
+def test_destinations_that_the_rules_do_not_declare_are_reported(found: Findings) -> None:
     assert [(each.kind, each.name, each.place.line) for each in found.destinations] == [
         ("queue", b"never", 5),
         ("queue", b"jumps", 7),
@@ -182,10 +182,10 @@ def test_findings_as_json(found: Findings) -> None:
 
 
 @pytest.mark.parametrize("pattern", [b"^abc$", b"^[a-z]+\\.[0-9]+$", b"(?i)^doc", b"a.*b", b"("])
-def test_usual_patterns_have_an_answer(pattern: bytes) -> None:
+def test_usual_patterns_stay_within_the_match_limit(pattern: bytes) -> None:
     assert exceeds_match_limit(pattern) is None
 
 
 @pytest.mark.parametrize("pattern", [b"^(a+)+$", b"^(z|z)*$", b"^(\\d+)*$"])
-def test_patterns_that_explode_give_up(pattern: bytes) -> None:
+def test_exponential_patterns_exceed_the_match_limit(pattern: bytes) -> None:
     assert exceeds_match_limit(pattern) is not None

@@ -17,7 +17,7 @@ def broker(text: str) -> BrokerRule:
     return load(f"brokers: {{archive: {text}}}").rules.vhosts["/"].brokers[0]
 
 
-def test_rules_of_the_table_are_read_in_order_and_files_follow_each_other() -> None:
+def test_address_rules_are_read_in_the_order_of_files_and_lines() -> None:
     loaded = load(
         """
         addresses:
@@ -32,7 +32,7 @@ def test_rules_of_the_table_are_read_in_order_and_files_follow_each_other() -> N
     assert loaded.books["/"].table.rules == rules
 
 
-def test_tables_of_two_virtual_hosts_are_apart() -> None:
+def test_each_virtual_host_has_its_own_table() -> None:
     loaded = load("vhost: one\naddresses: [{pattern: a, translation: /b}]", "vhost: two\nqueues: [q]")
     assert list(loaded.books) == ["one"]
 
@@ -49,7 +49,7 @@ def test_a_broker_has_its_defaults() -> None:
     assert (found.deadline_seconds, found.unconfirmed, found.unconfirmed_bytes) == (10.0, 50_000, 32 << 20)
 
 
-def test_a_broker_says_how_it_is_reached() -> None:
+def test_a_broker_with_all_connection_settings_is_read() -> None:
     found = broker(
         "{address: 'h:1', tls: {server_name: n}, username: u, password_env: P, vhost: v, deadline: 2s, unconfirmed: 5,"
         " unconfirmed_mib: 1}"
@@ -108,13 +108,13 @@ def test_a_broker_says_how_it_is_reached() -> None:
         ("brokers: {a: {address: 'h:1', deadline: 5}}", "brokers.a.deadline: seen the number 5"),
     ],
 )
-def test_what_is_wrong_is_a_fault_with_its_line_and_shows_no_password(text: str, message: str) -> None:
+def test_errors_have_lines_and_show_no_password(text: str, message: str) -> None:
     found = faults(text)
     assert any(line.startswith(f"a.yaml:1: {message}") for line in by_line(found)), found
     assert SECRET not in "\n".join(found)
 
 
-def test_a_broker_in_two_files_is_a_fault() -> None:
+def test_a_broker_in_two_files_is_an_error() -> None:
     text = "brokers: {a: {address: 'h:1'}}"
     assert faults(text, text) == ["b.yaml:1:11: brokers.a: a.yaml:1 already defines a broker with this name"]
 
@@ -131,13 +131,13 @@ def test_a_broker_in_two_files_is_a_fault() -> None:
         ("brokers: {a: {address: 'h:1', username: u, password_env: P}}", "without tls the password is sent"),
     ],
 )
-def test_what_is_doubtful_is_a_warning_and_shows_no_password(text: str, message: str) -> None:
+def test_warnings_show_no_password(text: str, message: str) -> None:
     found = warnings(text)
     assert any(message in line for line in found), found
     assert SECRET not in "\n".join(found)
 
 
-def test_a_configured_broker_may_be_named_bare() -> None:
+def test_a_translation_to_the_name_of_a_configured_broker_is_not_a_warning() -> None:
     assert (
         warnings("{brokers: {COLOSSUS: {address: '127.0.0.1:1'}}, addresses: [{pattern: a, translation: COLOSSUS}]}")
         == []
@@ -162,7 +162,7 @@ def test_a_password_comes_from_one_of_three_places(tmp_path: Path) -> None:
     assert none.errors == []
 
 
-def test_a_password_that_is_not_there_is_a_fault(tmp_path: Path) -> None:
+def test_a_missing_password_is_an_error(tmp_path: Path) -> None:
     found = Faults()
     broker_password(broker("{address: 'h:1', username: u, password_env: P}"), {}, found)
     broker_password(BrokerRule(b"a", "h", 1, username="u", password_file=tmp_path / "none"), {}, found)
@@ -195,17 +195,17 @@ tests:
         "publish: {exchange: '', routing_key: lost}, expect: {outcome: unrouted}",
     ],
 )
-def test_tests_of_a_rules_file_see_where_the_table_leads(test: str) -> None:
+def test_tests_of_a_rules_file_apply_the_address_table(test: str) -> None:
     assert load(f"{TABLE}  - {{name: t, {test}}}\n").failures() == []
 
 
-def test_a_translation_that_leads_nowhere_fails_a_test_that_does_not_expect_it() -> None:
+def test_a_failed_translation_fails_a_test_that_does_not_expect_it() -> None:
     test = "{name: t, publish: {exchange: '', routing_key: lost}, expect: {}}"
     (failure,) = load(f"{TABLE}  - {test}\n").failures()
     assert failure.differences == ("a translation failed: an address with an empty exchange or queue name",)
 
 
-def test_a_rule_is_numbered_as_in_explain_and_audit_and_the_file_of_the_one_that_hides_it_is_named() -> None:
+def test_a_hidden_rule_is_reported_with_its_number_and_the_file_of_the_rule_that_hides_it() -> None:
     texts = "addresses: [{pattern: a/*, translation: /queue/q}]", "addresses: [{pattern: a/b, translation: /queue/r}]"
     (warning,) = warnings(*texts)
     assert warning == (
@@ -216,7 +216,7 @@ def test_a_rule_is_numbered_as_in_explain_and_audit_and_the_file_of_the_one_that
     assert lookup.rule == 0
 
 
-def test_a_host_that_nearly_is_the_name_of_a_broker_is_warned_of() -> None:
+def test_a_host_similar_to_a_broker_name_is_a_warning() -> None:
     brokers = "brokers: {archive: {address: 'archive.example:5671'}}\n"
     table = "addresses:\n  - {{pattern: a, translation: {0}}}\n"
     (warning,) = warnings(brokers + table.format("amqps://archiv/queue/q"))
@@ -238,19 +238,19 @@ def test_a_host_that_nearly_is_the_name_of_a_broker_is_warned_of() -> None:
         ("amqps://other/queue/q, hosts: [another]", "a host that the rule does not permit"),
     ],
 )
-def test_a_translation_that_leads_nowhere_whatever_the_address_is_warned_of(translation: str, reason: str) -> None:
+def test_a_translation_that_fails_for_every_address_is_a_warning(translation: str, reason: str) -> None:
     (warning,) = warnings(f"addresses:\n  - {{pattern: a/*, translation: {translation}}}\n")
     where = "a.yaml:2:20: addresses[0].translation"
     assert warning == f"{where}: warning: the translation fails for every address: {reason}"
 
 
 @pytest.mark.parametrize("translation", ["/queues/a%$1", "/queue/$1", "/exchange/$1/k", "$0"])
-def test_a_translation_that_leads_somewhere_for_some_addresses_is_not(translation: str) -> None:
+def test_a_translation_that_succeeds_for_some_addresses_is_not_a_warning(translation: str) -> None:
     hosts = ", hosts: [a]" if translation == "$0" else ""
     assert warnings(f"addresses:\n  - {{pattern: a/*, translation: {translation}{hosts}}}\n") == []
 
 
-def test_a_variable_that_nothing_replaces_is_warned_of_without_showing_it() -> None:
+def test_an_unreplaced_variable_is_a_warning_without_its_text() -> None:
     found = warnings("brokers: {a: {address: 'localhost:1', username: '${USER}', password: '${PASS}word'}}")
     assert [each.partition(": warning: ")[2] for each in found] == [
         "seen a variable reference, which is not expanded: write the value itself",

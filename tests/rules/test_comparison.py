@@ -48,7 +48,7 @@ def compared(live: str, candidate: str, *publishes: dict[str, Any]) -> dict[str,
     return found.as_json()
 
 
-def test_publishes_are_counted_as_equal_or_different_with_an_example_of_each_kind() -> None:
+def test_equal_and_different_publishes_are_counted_with_examples() -> None:
     found = compared(LIVE, OTHER, {"type": "report"}, {"type": "bill"}, {"type": "bill"}, {"type": "note"})
     assert (found["compared"], found["equal"], found["different"], found["random"]) == (4, 2, 2, 0)
     (exchange,) = found["exchanges"]
@@ -60,12 +60,12 @@ def test_publishes_are_counted_as_equal_or_different_with_an_example_of_each_kin
     assert [(each["binding"], each["matches"]) for each in found["bindings"]] == [("reports", 1), ("bills", 2)]
 
 
-def test_both_versions_are_named() -> None:
+def test_a_comparison_names_both_versions() -> None:
     found = compared(LIVE, OTHER)
     assert found["live"] == load(LIVE).rules.version != found["candidate"] == load(OTHER).rules.version
 
 
-def test_an_exchange_that_only_one_side_has_differs() -> None:
+def test_an_exchange_on_only_one_side_is_a_difference() -> None:
     found = compared(
         LIVE, OTHER.replace("name: e\n", "name: f\n"), {"type": "report"}, {"exchange": "f", "type": "bill"}
     )
@@ -74,11 +74,11 @@ def test_an_exchange_that_only_one_side_has_differs() -> None:
     assert (kinds["f"]["live"]["outcome"], kinds["f"]["candidate"]["queues"]) == ("passed", ["bills"])
 
 
-def test_an_exchange_that_neither_has_is_equal() -> None:
+def test_an_exchange_on_neither_side_is_equal() -> None:
     assert compared(LIVE, OTHER, {"exchange": "x"})["equal"] == 1
 
 
-def test_a_virtual_host_that_only_the_candidate_has_is_untouched_by_the_live_rules() -> None:
+def test_a_virtual_host_of_only_the_candidate_is_compared_with_no_rules() -> None:
     live, candidate = load(LIVE), load(OTHER)
     seen = published(candidate, type="bill")
     away = ObservedPublish("elsewhere", seen.message, seen.at, seen.queues, seen.decision)
@@ -87,7 +87,7 @@ def test_a_virtual_host_that_only_the_candidate_has_is_untouched_by_the_live_rul
     assert found.as_json()["equal"] == 1
 
 
-def test_a_refusal_differs_by_its_text() -> None:
+def test_refusals_with_different_texts_differ() -> None:
     loud = LIVE + "    arguments: {max-payload-size: 0}\n"
     found = compared(LIVE, loud, {"type": "report"})
     assert found["exchanges"][0]["differences"][0]["candidate"]["outcome"] == "rejected"
@@ -151,14 +151,14 @@ def test_equal_address_tables_are_equal() -> None:
     assert found.as_json()["equal"] == 2
 
 
-def test_what_rules_touch() -> None:
+def test_only_publishes_affected_by_rules_are_compared() -> None:
     assert ComparedRules(load(LIVE)).touches("/", b"e")
     assert not ComparedRules(load(LIVE)).touches("/", b"")
     assert not ComparedRules(load(LIVE)).touches("elsewhere", b"e")
     assert ComparedRules(load(ADDRESSED)).touches("/", b"")
 
 
-def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_result_is_limited_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "KINDS", 2)
     monkeypatch.setattr(comparison, "EXCHANGES", 2)
     found = compared(LIVE, ADDRESSED, *({"exchange": f"x{number}"} for number in range(5)))

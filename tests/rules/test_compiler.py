@@ -36,14 +36,14 @@ from tests.rules.loading import binding, exchange, faults, load
         ('"": 1', "[\"\"]: Binding's argument key can't be empty"),
     ],
 )
-def test_a_refusal_of_the_broker_s_kind_comes_back_at_its_argument(argument: str, message: str) -> None:
+def test_a_refusal_with_the_brokers_text_is_reported_at_its_argument(argument: str, message: str) -> None:
     separator = "" if message.startswith("[") else "."
     assert faults(binding(f"{{{argument}}}")) == [
         f"a.yaml:4:39: exchanges[0].bindings[0].arguments{separator}{message}"
     ]
 
 
-def test_every_fault_of_a_binding_is_reported_at_its_own_line() -> None:
+def test_every_error_of_a_binding_is_reported_with_its_line() -> None:
     text = """
         exchanges:
           - name: e
@@ -72,7 +72,7 @@ def test_a_restriction_that_depends_on_the_match_type_is_found() -> None:
     assert load(binding('{x-match: all, "x-?hkv!= a": [1]}')).rules.vhosts
 
 
-def test_faults_of_several_bindings_and_of_the_exchange_are_found_at_once() -> None:
+def test_errors_of_several_bindings_and_of_the_exchange_are_reported_together() -> None:
     text = exchange(
         "arguments: {max-payload-size: big, min-payload-size: 1, max-headers-depth: 1.5}",
         "bindings:",
@@ -116,22 +116,22 @@ def test_faults_of_several_bindings_and_of_the_exchange_are_found_at_once() -> N
         ),
     ],
 )
-def test_a_key_or_value_that_is_refused_says_what_was_seen_and_what_is_expected(written: str, message: str) -> None:
+def test_a_refused_key_or_value_is_reported_with_the_expected_one(written: str, message: str) -> None:
     (error,) = faults(binding(f"{{{written}}}"))
     assert error.partition("]: ")[2] == message or error.partition(f"{written.split(':')[0]}: ")[2] == message
 
 
-def test_the_same_binding_twice_is_a_fault_that_names_the_first() -> None:
+def test_a_duplicate_binding_is_an_error_that_names_the_first() -> None:
     text = exchange("bindings:", "  - {queue: q, arguments: {a: 1, b: 2}}", "  - {queue: q, arguments: {b: 2, a: 1}}")
     assert faults(text) == ["a.yaml:5:9: exchanges[0].bindings[1]: the same binding as on line 4"]
 
 
-def test_bindings_that_differ_in_a_type_alone_are_two() -> None:
+def test_bindings_that_differ_only_in_a_type_are_distinct() -> None:
     text = exchange("bindings:", "  - {queue: q, arguments: {a: 1}}", "  - {queue: q, arguments: {a: !int64 1}}")
     assert len(load(text).rules.vhosts["/"].exchanges[0].bindings) == 2
 
 
-def test_a_headers_exchange_has_its_own_refusals() -> None:
+def test_an_invalid_x_match_of_a_headers_exchange_is_an_error() -> None:
     (error,) = faults(binding("{x-match: some}", "headers"))
     assert error == (
         'a.yaml:4:39: exchanges[0].bindings[0].arguments.x-match: seen the string "some", expected all, any, '

@@ -38,7 +38,7 @@ def refused(data: bytes) -> str:
     return str(raised.value)
 
 
-def test_the_text_tells_each_visit_with_each_operator_s_verdict_and_what_it_saw() -> None:
+def test_the_text_contains_each_visit_with_the_result_of_each_operator() -> None:
     message = "{exchange: orders, routing_key: k, headers: {kind: urgent}, properties: {priority: 9}, body_size: 7}"
     version = load(RULES).rules.version
     assert as_text(explained(message)).splitlines() == [
@@ -69,7 +69,7 @@ def test_the_text_tells_each_visit_with_each_operator_s_verdict_and_what_it_saw(
     ]
 
 
-def test_the_text_tells_what_is_removed_and_where_the_visit_ends() -> None:
+def test_the_text_contains_removals_and_the_end_of_the_visit() -> None:
     lines = as_text(explained("{exchange: orders, routing_key: x}")).splitlines()
     assert "      absent    x-?pr> priority: 4" in lines
     assert "      removes queue b" in lines
@@ -95,11 +95,11 @@ def test_the_text_tells_what_is_removed_and_where_the_visit_ends() -> None:
         ("{exchange: other}", "          no rules file names other: the message is passed to the broker unchanged"),
     ],
 )
-def test_the_text_tells_why_a_message_goes_nowhere(message: str, line: str) -> None:
+def test_the_text_contains_the_reason_of_an_unrouted_message(message: str, line: str) -> None:
     assert line in as_text(explained(message)).splitlines()
 
 
-def test_the_text_tells_of_the_alternate_exchange() -> None:
+def test_the_text_contains_the_alternate_exchange() -> None:
     rules = "exchanges: [{name: e, arguments: {alternate-exchange: rest}}]"
     lines = as_text(explained("exchange: e", rules)).splitlines()
     assert lines[-6:] == [
@@ -112,14 +112,14 @@ def test_the_text_tells_of_the_alternate_exchange() -> None:
     ]
 
 
-def test_a_bad_regex_of_the_producer_is_told_at_the_binding() -> None:
+def test_an_invalid_producer_regex_is_reported_at_the_binding() -> None:
     rules = "exchanges: [{name: e, bindings: [{queue: q, arguments: {x-msg-addqre-ontrue: ''}}]}]"
     found = explained('{exchange: e, headers: {x-addqre-ontrue: "("}}', rules)
     assert "      Invalid regex '(': missing closing parenthesis at offset 1" in as_text(found).splitlines()
     assert found.result.outcome == "rejected"
 
 
-def test_the_answer_as_json_says_the_same() -> None:
+def test_the_json_result_contains_the_same() -> None:
     answer = as_json(
         explained("{exchange: orders, routing_key: k, headers: {kind: urgent}, properties: {priority: 9}}")
     )
@@ -160,12 +160,12 @@ def test_the_answer_as_json_says_the_same() -> None:
     }
 
 
-def test_regex_routes_see_the_queues_of_the_rules_and_of_the_question() -> None:
+def test_regex_routes_see_queues_of_rules_and_request() -> None:
     rules = "queues: [spare]\nexchanges: [{name: e, bindings: [{queue: q, arguments: {x-addqre-ontrue: ^s}}]}]"
     assert explained("{exchange: e, queues: [s2]}", rules).result.queues == ("q", "s2", "spare")
 
 
-def test_an_exchange_of_two_virtual_hosts_needs_the_name_of_one() -> None:
+def test_an_exchange_in_two_virtual_hosts_requires_a_virtual_host() -> None:
     one, two = "vhost: one\nexchanges: [{name: e}]\n", "vhost: two\nexchanges: [{name: e}]\n"
     with pytest.raises(ConfigErrors, match=r"m\.yaml: vhost: missing, expected one of one, two"):
         explain(load(one, two), message_request(b"exchange: e", "m.yaml"), NOON)
@@ -173,7 +173,7 @@ def test_an_exchange_of_two_virtual_hosts_needs_the_name_of_one() -> None:
     assert explain(load(one, two), question, NOON).vhost == "two"
 
 
-def test_every_fault_of_a_message_is_told_with_its_line() -> None:
+def test_every_error_of_a_message_is_reported_with_its_line() -> None:
     assert refused(b"exchange: 5\nbody_size: x\nbody: a\n").splitlines() == [
         "m.yaml:1:11: exchange: seen the number 5, expected the name of the exchange: put it in quotes",
         'm.yaml:2:12: body_size: seen the string "x", expected a whole number from 0 to 9223372036854775807',
@@ -182,16 +182,16 @@ def test_every_fault_of_a_message_is_told_with_its_line() -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"# nothing\n"])
-def test_an_empty_message_is_a_fault(data: bytes) -> None:
+def test_an_empty_message_is_an_error(data: bytes) -> None:
     assert refused(data) == "m.yaml: the file is empty, expected a message: exchange, routing_key, headers, ..."
 
 
-def test_a_message_that_is_no_yaml_is_a_fault() -> None:
+def test_a_message_that_is_not_yaml_is_an_error() -> None:
     assert refused(b"exchange: [").startswith("m.yaml:2:1: YAML syntax: ")
 
 
 @pytest.mark.parametrize("text", ["\U0001f600", "a\\ud83d\\ude00", "\\", '"', "\n\t\u0000é", "\\\\U0001f600"])
-def test_a_message_as_json_writes_it_is_read_as_it_was_meant(text: str) -> None:
+def test_a_message_in_json_is_read(text: str) -> None:
     data = json.dumps({"exchange": "e", "headers": {"a": text}}).encode()
     assert message_request(data, "m.json").message.facts.headers == ((b"a", Value("S", text.encode())),)
 

@@ -33,7 +33,7 @@ def test_an_address_is_explained_with_rule_captures_result_and_target() -> None:
     ]
 
 
-def test_an_address_without_a_rule_says_so() -> None:
+def test_an_address_without_a_rule_is_explained() -> None:
     found = explain_address(load(RULES), b"other")
     assert (found.rule, list(as_lines(found))[-1]) == (None, "          no rule of the address table matches")
 
@@ -46,7 +46,7 @@ def test_no_password_is_shown_whether_it_comes_from_the_rule_or_from_the_address
         assert SECRET not in "\n".join(as_lines(found)) + json.dumps(found.as_json())
 
 
-def test_an_explanation_of_a_message_shows_what_the_table_said_of_each_destination() -> None:
+def test_an_explanation_contains_the_translation_of_each_destination() -> None:
     answer = explain(load(RULES), message_request(b"exchange: documents", "m"), 0)
     assert (answer.result.queues, [lookup.rule for lookup in answer.lookups]) == (("new",), [0])
     assert "target    queue new here" in as_text(answer)
@@ -62,7 +62,7 @@ def test_an_explanation_of_a_message_shows_what_the_table_said_of_each_destinati
         ("none", "passed", (), ()),
     ],
 )
-def test_a_message_to_an_exchange_of_no_file_is_explained_by_the_table(
+def test_a_message_to_an_exchange_without_rules_is_explained_by_the_table(
     key: str, outcome: str, queues: tuple[str, ...], remotes: tuple[str, ...]
 ) -> None:
     answer = explain(load(RULES), message_request(f"{{exchange: '', routing_key: {key}}}".encode(), "m"), 0)
@@ -70,6 +70,6 @@ def test_a_message_to_an_exchange_of_no_file_is_explained_by_the_table(
     assert SECRET not in as_text(answer)
 
 
-def test_without_a_table_an_address_can_not_be_asked_about() -> None:
+def test_without_a_table_explaining_an_address_is_an_error() -> None:
     with pytest.raises(ConfigErrors, match="expected a rules file with addresses:"):
         explain_address(load("queues: [q]"), b"a")

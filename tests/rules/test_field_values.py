@@ -69,7 +69,7 @@ def single(written: str) -> Value:
         ("!float32 2", Value("f", 2.0)),
     ],
 )
-def test_a_value_becomes_what_a_person_expects(written: str, value: Value) -> None:
+def test_values_are_converted_to_amqp_types(written: str, value: Value) -> None:
     found = single(written)
     assert found == value
     assert type(found.value) is type(value.value)
@@ -80,7 +80,7 @@ def test_entries_keep_their_order() -> None:
 
 
 @pytest.mark.parametrize("key", ["x-?hkv= type", "x-?rkre", "plain"])
-def test_a_key_without_a_value_is_a_fault_that_says_to_quote(key: str) -> None:
+def test_a_key_without_a_value_is_an_error_that_suggests_quotes(key: str) -> None:
     table, errors = read(f"first: 1\n{key}: # not a value\n")
     assert [name for name, _ in table] == [b"first"]
     assert len(errors) == 1
@@ -89,7 +89,7 @@ def test_a_key_without_a_value_is_a_fault_that_says_to_quote(key: str) -> None:
     assert "in quotes" in errors[0]
 
 
-def test_a_list_item_without_a_value_is_a_fault_at_its_place() -> None:
+def test_a_list_item_without_a_value_is_an_error_with_its_position() -> None:
     assert read("a:\n  - 1\n  -\n")[1][0].startswith("f.yaml:3:4: arguments.a[1]: no value")
 
 
@@ -113,7 +113,7 @@ def test_a_list_item_without_a_value_is_a_fault_at_its_place() -> None:
         ("!float32 x", "seen !float32 x, expected a finite single-precision number"),
     ],
 )
-def test_a_value_that_no_message_can_carry_is_a_fault(written: str, seen: str) -> None:
+def test_a_value_without_an_amqp_encoding_is_an_error(written: str, seen: str) -> None:
     assert read(f"a: {written}\n") == ((), [f"f.yaml:1:4: arguments.a: {seen}"])
 
 
@@ -124,23 +124,23 @@ def test_a_timestamp_is_whole_seconds_or_a_time_with_its_zone(written: str) -> N
     assert "expected a time such as 2026-11-21T08:00:00Z or whole seconds" in read(f"a: !timestamp {written}\n")[1][0]
 
 
-def test_an_unknown_tag_is_a_fault_that_lists_the_known_ones() -> None:
+def test_an_unknown_tag_is_an_error_that_lists_the_known_ones() -> None:
     error = read("a: !re x\n")[1][0]
     assert "seen the tag !re, expected one of !bytes, " in error
     assert "quotes" in error
 
 
-def test_a_fault_inside_a_nested_value_names_its_path() -> None:
+def test_an_error_in_a_nested_value_names_its_path() -> None:
     assert read("a:\n  b c:\n    - 1\n    - .nan\n")[1] == [
         'f.yaml:4:7: arguments.a["b c"][1]: seen .nan, expected a finite number'
     ]
 
 
-def test_a_key_longer_than_a_short_string_is_a_fault() -> None:
+def test_a_key_longer_than_a_short_string_is_an_error() -> None:
     assert "seen a key of 256 bytes, expected at most 255" in read(f"{'é' * 128}: 1\n")[1][0]
 
 
-def test_every_bad_entry_is_reported_and_the_good_ones_stay() -> None:
+def test_every_invalid_entry_is_reported_and_the_valid_ones_are_kept() -> None:
     table, errors = read("a: .nan\nb: 1\nc: !foo 1\n")
     assert (table, len(errors)) == (((b"b", Value("I", 1)),), 2)
 
@@ -166,7 +166,7 @@ def test_the_system_zone_follows_summer_and_winter(seconds: int, hour: int, name
 
 
 @pytest.mark.usefixtures("berlin")
-def test_a_moment_of_the_system_zone_leads_back_to_its_instant() -> None:
+def test_a_local_time_converts_back_to_its_instant() -> None:
     assert datetime.fromtimestamp(SUMMER, SystemZone()).astimezone(UTC).timestamp() == SUMMER
 
 
@@ -177,7 +177,7 @@ def test_a_zone_is_found_by_its_name() -> None:
 
 
 @pytest.mark.parametrize("name", ["Nowhere/City", "", "../etc/passwd", "/etc/localtime", "a\0b", "Europe"])
-def test_what_is_no_zone_gives_none(name: str) -> None:
+def test_an_unknown_zone_is_none(name: str) -> None:
     assert zone(name) is None
 
 
@@ -196,5 +196,5 @@ def test_an_instant_is_seconds_since_the_epoch(text: str, seconds: float) -> Non
 
 
 @pytest.mark.parametrize("text", ["2026-07-01T12:00:00", "2026-07-01", "noon", "", "1782907200"])
-def test_a_time_without_zone_is_no_instant(text: str) -> None:
+def test_a_time_without_zone_is_not_an_instant(text: str) -> None:
     assert instant(text) is None

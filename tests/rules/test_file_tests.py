@@ -47,7 +47,7 @@ def failures(test: str) -> list[str]:
         "{name: t, publish: {exchange: pick}, expect: {queues: [a, p]}}",
     ],
 )
-def test_a_test_that_says_what_happens_holds(test: str) -> None:
+def test_a_test_with_the_actual_result_passes(test: str) -> None:
     assert failures(test) == []
 
 
@@ -80,11 +80,11 @@ def test_a_test_that_says_what_happens_holds(test: str) -> None:
         ("publish: {exchange: clock}, expect: {}", "the rules depend on the clock, so the test needs the key `at`"),
     ],
 )
-def test_a_test_that_says_something_else_fails_with_every_difference(test: str, difference: str) -> None:
+def test_a_test_with_another_result_fails_with_every_difference(test: str, difference: str) -> None:
     assert failures(f"{{name: the name, {test}}}") == [f"a.yaml:15:5: tests[0]: the name: {difference}"]
 
 
-def test_every_failing_test_of_every_file_is_told() -> None:
+def test_every_failed_test_of_every_file_is_reported() -> None:
     test = "{name: t, publish: {exchange: e}, expect: {queues: [b]}}"
     rules = "exchanges: [{name: e, bindings: [{queue: a}]}]\n"
     found = load(rules + f"tests: [{test}]\n", f"tests: [{test}, {test}]\n").failures()
@@ -95,7 +95,7 @@ def test_every_failing_test_of_every_file_is_told() -> None:
     ]
 
 
-def test_a_test_asks_the_rules_of_its_file_s_virtual_host() -> None:
+def test_a_test_uses_the_rules_of_the_virtual_host_of_its_file() -> None:
     one = "vhost: one\nexchanges: [{name: e, bindings: [{queue: a}]}]\n"
     two = "vhost: two\nexchanges: [{name: e, bindings: [{queue: b}]}]\n"
     assert load(one, two + "tests: [{name: t, publish: {exchange: e}, expect: {queues: [b]}}]\n").failures() == []
@@ -131,7 +131,7 @@ def test_a_test_asks_the_rules_of_its_file_s_virtual_host() -> None:
         ("publish: {exchange: e}, expect: {queue: [a]}", "expect.queue: unknown key; did you mean queues?"),
     ],
 )
-def test_a_test_that_can_not_be_read_is_a_fault(test: str, message: str) -> None:
+def test_an_invalid_test_is_an_error(test: str, message: str) -> None:
     assert by_line(faults(f"tests: [{{name: t, {test}}}]")) == [f"a.yaml:1: tests[0].{message}"]
 
 

@@ -43,7 +43,7 @@ def warnings(data: bytes, *only: str) -> list[str]:
     return [str(each) for each in import_definitions(data, "definitions.json", "/", only)[1]]
 
 
-def test_an_open_exchange_comes_with_filters_and_bindings() -> None:
+def test_an_open_exchange_is_imported_with_filters_and_bindings() -> None:
     data = definitions(
         "x-open", binding("e", "q", {"x-match": "any", "x-?hkv= a": 1, "x-?rkre": "^a|b"}), alternate_exchange="alt"
     )
@@ -57,13 +57,13 @@ def test_an_open_exchange_comes_with_filters_and_bindings() -> None:
 
 
 @pytest.mark.parametrize("kind", ["topic", "direct"])
-def test_other_types_come_with_their_keys_and_a_carrier_of_another_name(kind: str) -> None:
+def test_other_types_are_imported_with_their_keys_and_another_carrier(kind: str) -> None:
     exchange = imported(definitions(kind, binding("e", "q", key="a.#"), binding("e", "q", key="b")))
     assert (exchange.type, exchange.carrier) == (kind, b"e.oxproxy")
     assert [each.routing_key for each in exchange.bindings] == [b"a.#", b"b"]
 
 
-def test_what_a_type_ignores_is_left_out() -> None:
+def test_arguments_that_a_type_ignores_are_omitted() -> None:
     exchange = imported(
         definitions("fanout", binding("e", "q", {"a": 1}, "one"), binding("e", "q", key="two"), binding("e", "r"))
     )
@@ -73,7 +73,7 @@ def test_what_a_type_ignores_is_left_out() -> None:
     ]
 
 
-def test_the_brokers_own_exchanges_and_other_types_are_left_alone() -> None:
+def test_predeclared_exchanges_and_other_types_are_not_imported() -> None:
     exchanges = [
         {"name": name, "vhost": vhost, "type": kind, "arguments": {}}
         for name, vhost, kind in (("amq.topic", "/", "topic"), ("h", "/", "x-hash"), ("o", "other", "x-open"))
@@ -82,14 +82,14 @@ def test_the_brokers_own_exchanges_and_other_types_are_left_alone() -> None:
     assert compile_rules([("i.yaml", text.encode())]).rules.vhosts["/"].exchanges == ()
 
 
-def test_carriers_that_sidecars_made_are_left_alone() -> None:
+def test_carriers_declared_by_sidecars_are_not_imported() -> None:
     text, _ = import_definitions(
         definitions("direct", binding("e", "q", key="x.o.p.e.n.x.q.0")), "definitions.json", "/"
     )
     assert "name:" not in text
 
 
-def test_an_order_of_declaration_that_decides_is_warned_of() -> None:
+def test_a_significant_order_of_declaration_is_a_warning() -> None:
     stops = binding("e", "q", {"x-stop-ontrue": "", "x-?hkv= a": 1})
     (warning,) = warnings(definitions("x-open", stops, binding("e", "r")))
     assert "exchange e" in warning
@@ -98,16 +98,16 @@ def test_an_order_of_declaration_that_decides_is_warned_of() -> None:
     assert warnings(definitions("x-open", binding("e", "q", {"a": 1}), binding("e", "r"))) == []
 
 
-def test_what_a_rules_file_refuses_is_said() -> None:
+def test_definitions_that_a_rules_file_refuses_are_a_warning() -> None:
     assert any("imported unchanged" in each for each in warnings(definitions("x-open", binding("e", "q", key="key"))))
 
 
-def test_an_exchange_that_is_not_there_is_said() -> None:
+def test_a_missing_exchange_is_a_warning() -> None:
     assert any("exchange other" in each for each in warnings(definitions("topic"), "other"))
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"exchanges": 1, "bindings": []}', b'{"bindings": [1]}'])
-def test_anything_else_is_refused(data: bytes) -> None:
+def test_other_input_is_refused(data: bytes) -> None:
     with pytest.raises(ConfigErrors, match="expected definitions"):
         import_definitions(data, "definitions.json", "/")
 
@@ -121,7 +121,7 @@ plain = st.one_of(
 
 
 @given(plain, st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=5))
-def test_values_and_names_are_read_as_they_were(value: object, name: str) -> None:
+def test_values_and_names_are_imported_unchanged(value: object, name: str) -> None:
     ((key, read),) = imported(definitions("headers", binding("e", "q", {f"n{name}": value}))).bindings[0].arguments
     assert key == f"n{name}".encode()
     assert read.value == (value.encode() if isinstance(value, str) else value)

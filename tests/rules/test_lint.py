@@ -8,12 +8,12 @@ PASS = "{name: e, carrier: c, unmatched: pass}"
 UNREACHABLE = "an exchange with unmatched: pass cannot be the destination of another evaluated exchange"
 
 
-def test_one_exchange_in_two_files_is_a_fault_that_names_both() -> None:
+def test_an_exchange_in_two_files_is_an_error_that_names_both() -> None:
     text = "exchanges:\n  - {name: e}\n"
     assert faults(text, text) == ["b.yaml:2:6: exchanges[0].name: a.yaml:2 already defines an exchange of this name"]
 
 
-def test_one_exchange_twice_in_a_file_is_a_fault() -> None:
+def test_a_duplicate_exchange_in_a_file_is_an_error() -> None:
     text = "exchanges:\n  - {name: e}\n  - {name: e}\n"
     assert faults(text) == ["a.yaml:3:6: exchanges[1].name: a.yaml:2 already defines an exchange of this name"]
 
@@ -23,18 +23,18 @@ def test_equal_names_in_two_virtual_hosts_are_two_exchanges() -> None:
     assert sorted(loaded.rules.vhosts) == ["one", "two"]
 
 
-def test_two_files_may_ask_for_the_same_queue_with_the_same_arguments() -> None:
+def test_two_files_may_declare_a_queue_with_equal_arguments() -> None:
     text = "queues: [{name: q, arguments: {x-message-ttl: 5}}]\n"
     assert len(load(text, text).rules.vhosts["/"].queues) == 1
 
 
-def test_two_files_may_not_ask_for_a_queue_with_different_arguments() -> None:
+def test_two_files_may_not_declare_a_queue_with_different_arguments() -> None:
     assert faults("queues: [q]\n", "queues: [{name: q, arguments: {x-message-ttl: 5}}]\n") == [
         "b.yaml:1:10: queues[0]: a.yaml:1 declares the same queue with different arguments"
     ]
 
 
-def test_a_queue_twice_in_a_file_is_a_fault() -> None:
+def test_a_duplicate_queue_in_a_file_is_an_error() -> None:
     assert faults("queues:\n  - q\n  - q\n") == ["a.yaml:3:5: queues[1]: the same queue as on line 2"]
 
 
@@ -55,18 +55,18 @@ def test_a_queue_twice_in_a_file_is_a_fault() -> None:
         ),
     ],
 )
-def test_two_exchanges_can_not_have_one_carrier(exchanges: str, message: str) -> None:
+def test_two_exchanges_can_not_share_a_carrier(exchanges: str, message: str) -> None:
     assert faults("exchanges:\n" + exchanges) == [message]
 
 
-def test_two_bindings_of_an_exchange_can_not_have_one_name() -> None:
+def test_two_bindings_of_an_exchange_can_not_share_an_id() -> None:
     text = "exchanges:\n  - name: e\n    bindings:\n      - {queue: a, name: n}\n      - {queue: b, name: n}\n"
     assert faults(text) == ["a.yaml:5:20: exchanges[0].bindings[1].name: the same name as on line 4"]
     one_line = "exchanges: [{name: e, bindings: [{queue: a, name: n}, {queue: b, name: n}]}]"
     assert faults(one_line) == ["a.yaml:1:66: exchanges[0].bindings[1].name: the same name as on line 1"]
 
 
-def test_bindings_of_two_exchanges_may_have_one_name() -> None:
+def test_bindings_of_two_exchanges_may_share_an_id() -> None:
     bindings = "bindings: [{queue: a, name: n}]"
     assert load(f"exchanges: [{{name: e, {bindings}}}, {{name: f, {bindings}}}]").rules.vhosts
 
@@ -77,7 +77,7 @@ def test_an_exchange_is_not_its_own_alternate() -> None:
     ]
 
 
-def test_what_passes_unmatched_messages_has_no_alternate_that_is_evaluated_here() -> None:
+def test_an_exchange_with_unmatched_pass_can_not_have_an_open_alternate_exchange() -> None:
     text = "exchanges: [{name: e, carrier: c, unmatched: pass, arguments: {alternate-exchange: f}}, {name: f}]"
     assert faults(text) == [
         "a.yaml:1:64: exchanges[0].arguments.alternate-exchange: an exchange with unmatched: pass can't have an "
@@ -85,7 +85,7 @@ def test_what_passes_unmatched_messages_has_no_alternate_that_is_evaluated_here(
     ]
 
 
-def test_an_alternate_beside_unmatched_pass_is_a_warning() -> None:
+def test_an_alternate_exchange_with_unmatched_pass_is_a_warning() -> None:
     assert warnings("exchanges: [{name: e, carrier: c, unmatched: pass, arguments: {alternate-exchange: f}}]") == [
         "a.yaml:1:64: exchanges[0].arguments.alternate-exchange: warning: `unmatched: pass` takes precedence, so "
         "only messages dropped by a `-silent` filter are sent to the alternate exchange"
@@ -100,7 +100,7 @@ def test_an_alternate_beside_unmatched_pass_is_a_warning() -> None:
         ("arguments: {alternate-exchange: e}", "arguments.alternate-exchange"),
     ],
 )
-def test_an_exchange_that_passes_unmatched_messages_is_reached_by_producers_alone(other: str, key: str) -> None:
+def test_an_exchange_with_unmatched_pass_can_not_be_a_destination(other: str, key: str) -> None:
     text = f"exchanges:\n  - {PASS}\n  - {{name: f, {other}}}\n"
     assert by_line(faults(text)) == [f"a.yaml:3: exchanges[1].{key}: {UNREACHABLE}"]
 
@@ -133,11 +133,11 @@ def test_a_carrier_is_not_a_destination() -> None:
         ),
     ],
 )
-def test_what_a_type_ignores_is_a_warning(exchange: str, key: str, message: str) -> None:
+def test_arguments_that_a_type_ignores_are_a_warning(exchange: str, key: str, message: str) -> None:
     assert by_line(warnings(f"exchanges: [{exchange}]")) == [f"a.yaml:1: exchanges[0].{key}: warning: {message}"]
 
 
-def test_operators_in_a_headers_exchange_are_a_warning_unless_asked_for() -> None:
+def test_operators_in_a_headers_exchange_are_a_warning_unless_permitted() -> None:
     assert warnings(binding('{"x-?hkv= a": 1}', "headers")) == [
         'a.yaml:4:39: exchanges[0].bindings[0].arguments["x-?hkv= a"]: warning: is an operator of type x-open and has '
         "no effect for type headers"
@@ -184,7 +184,7 @@ def test_operators_in_a_headers_exchange_are_a_warning_unless_asked_for() -> Non
         ),
     ],
 )
-def test_what_is_surely_meant_otherwise_is_warned_of(arguments: str, message: str) -> None:
+def test_probable_mistakes_are_warnings(arguments: str, message: str) -> None:
     (warning,) = warnings(binding(arguments))
     assert warning.partition(": warning: ")[2] == message
 
@@ -198,11 +198,11 @@ def test_what_is_surely_meant_otherwise_is_warned_of(arguments: str, message: st
         '{"x-?dture": "(*UCP)^2026"}',
     ],
 )
-def test_keys_and_patterns_that_mean_what_they_say_are_not(arguments: str) -> None:
+def test_plausible_keys_and_patterns_are_not_warnings(arguments: str) -> None:
     assert warnings(binding(arguments)) == []
 
 
-def test_an_x_match_in_capitals_of_a_headers_exchange_is_warned_of() -> None:
+def test_an_uppercase_x_match_of_a_headers_exchange_is_a_warning() -> None:
     (warning,) = warnings(binding("{X-Match: any}", "headers"))
     assert warning.endswith("operators begin with a lower-case x-: did you mean x-match?")
 
@@ -226,7 +226,7 @@ def test_a_direct_carrier_with_many_destinations_is_a_warning(more: str, alterna
     assert said(least, "direct") == said(least + 1, "auto") == said(least + 1, "topic") == []
 
 
-def test_a_type_of_carrier_that_is_none_is_a_fault() -> None:
+def test_an_unknown_carrier_type_is_an_error() -> None:
     assert faults("exchanges:\n  - {name: e, carrier_type: fanout}\n") == [
         'a.yaml:2:29: exchanges[0].carrier_type: seen the string "fanout", expected one of auto, direct, topic'
     ]

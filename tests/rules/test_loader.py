@@ -61,7 +61,7 @@ FILES = st.dictionaries(KEYS, TREES, max_size=6) | st.fixed_dictionaries(
 
 
 @given(FILES)
-def test_any_file_gives_rules_that_can_be_asked_or_faults_with_their_lines(file: object) -> None:
+def test_any_file_gives_usable_rules_or_errors_with_lines(file: object) -> None:
     text = yaml.safe_dump(file, allow_unicode=True).encode()
     noted = Faults()
     with contextlib.suppress(ConfigErrors):
@@ -74,7 +74,7 @@ def decided(loaded: LoadedRules, exchange: bytes, key: bytes = b"", vhost: str =
     return decision.queues + decision.exchanges
 
 
-def test_rules_route_as_soon_as_they_are_loaded() -> None:
+def test_loaded_rules_route() -> None:
     loaded = load("exchanges: [{name: e, type: topic, bindings: [{queue: a, routing_key: 'x.#'}, {queue: b}]}]")
     assert decided(loaded, b"e", b"x.y") == (b"a",)
 
@@ -94,7 +94,7 @@ def test_equal_orders_are_visited_top_to_bottom() -> None:
     assert decided(load(text), b"e") == (b"a",)
 
 
-def test_every_fault_of_every_file_is_reported_at_once() -> None:
+def test_every_error_of_every_file_is_reported_together() -> None:
     assert faults("exchanges: [{name: 5}]\nqueus: []\n", "a: *x\n", "tests: {}\n") == [
         "a.yaml:1:20: exchanges[0].name: seen the number 5, expected the name of an exchange: put it in quotes",
         "a.yaml:2:1: queus: unknown key; did you mean queues?",
@@ -104,15 +104,15 @@ def test_every_fault_of_every_file_is_reported_at_once() -> None:
     ]
 
 
-def test_a_file_that_says_nothing_is_a_warning() -> None:
+def test_an_empty_file_is_a_warning() -> None:
     assert warnings("# later\n") == ["a.yaml: warning: the file defines nothing"]
 
 
-def test_no_file_gives_no_rules() -> None:
+def test_without_files_there_are_no_rules() -> None:
     assert load().rules.vhosts == {}
 
 
-def test_the_version_says_what_the_files_say_and_not_where_they_are(tmp_path: Path) -> None:
+def test_the_version_depends_on_content_and_not_on_paths(tmp_path: Path) -> None:
     one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
     one.write_text("queues: [a]\n")
     two.write_text("queues: [a]\n")
@@ -127,7 +127,7 @@ def test_the_version_is_a_short_hash() -> None:
     assert set(version) <= set("0123456789abcdef")
 
 
-def test_a_file_that_can_not_be_read_is_a_fault(tmp_path: Path) -> None:
+def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigErrors, match="can't be read: No such file"):
         load_rules([tmp_path / "none.yaml"])
 
@@ -149,7 +149,7 @@ def test_a_rules_file_can_be_named_by_an_absolute_path_or_pattern(tmp_path: Path
     assert rules_files(settings) == [tmp_path / "a.yaml"]
 
 
-def test_a_name_or_pattern_that_leads_to_no_file_is_a_fault(tmp_path: Path) -> None:
+def test_a_name_or_pattern_without_a_file_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigErrors) as raised:
         rules_files(Settings(rules=("none.yaml", "rules/*.yaml"), folder=tmp_path))
     assert str(raised.value).replace(str(tmp_path), "") == (
@@ -157,7 +157,7 @@ def test_a_name_or_pattern_that_leads_to_no_file_is_a_fault(tmp_path: Path) -> N
     )
 
 
-def test_the_garbage_collector_is_as_it_was_after_a_load() -> None:
+def test_the_garbage_collector_state_is_restored_after_a_load() -> None:
     assert gc.isenabled()
     load("queues: [a]")
     assert gc.isenabled()

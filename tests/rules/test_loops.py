@@ -33,7 +33,7 @@ def loops(*texts: str) -> list[str]:
         ("192.0.2.1", 5673, False),
     ],
 )
-def test_an_address_leads_back_where_its_text_says_so(host: str, port: int, back: bool) -> None:
+def test_addresses_of_the_sidecar_itself_are_recognized(host: str, port: int, back: bool) -> None:
     assert is_own_address(host, port, LISTENING) is back
 
 
@@ -58,11 +58,11 @@ def test_an_address_leads_back_where_its_text_says_so(host: str, port: int, back
         ),
     ],
 )
-def test_a_way_back_is_a_fault_with_its_line(text: str, key: str) -> None:
+def test_a_loop_is_an_error_with_its_line(text: str, key: str) -> None:
     assert loops(text) == [f"{key}: leads back to this proxy"]
 
 
-def test_a_rule_of_a_second_file_is_named_as_that_file_has_it() -> None:
+def test_a_rule_of_a_second_file_is_numbered_within_that_file() -> None:
     first = "addresses: [{pattern: a, translation: /q}]"
     second = "addresses:\n  - {pattern: b, translation: 'localhost:5673'}"
     assert loops(first, second) == ["b.yaml:2:18: addresses[0].translation: leads back to this proxy"]
@@ -77,5 +77,5 @@ def test_a_rule_of_a_second_file_is_named_as_that_file_has_it() -> None:
         "brokers: {localhost: {address: 'h:1'}}\naddresses: [{pattern: a, translation: localhost}]",
     ],
 )
-def test_what_leads_elsewhere_is_none(text: str) -> None:
+def test_addresses_of_other_hosts_are_not_loops(text: str) -> None:
     assert loops(text) == []

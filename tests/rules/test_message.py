@@ -51,14 +51,14 @@ def test_a_message_needs_an_exchange_and_nothing_else() -> None:
     assert read("{}")[1] == ["f.yaml:1:1: exchange: missing, expected the name of the exchange"]
 
 
-def test_every_text_property_is_read() -> None:
+def test_every_string_property_is_read() -> None:
     section = ", ".join(f"{key}: {key}" for key in TEXT_PROPERTIES)
     message, errors = read(f"exchange: a\nproperties: {{{section}}}\n")
     assert message is not None
     assert (message.facts.properties, errors) == ({key: key.encode() for key in TEXT_PROPERTIES}, [])
 
 
-def test_the_header_that_the_broker_takes_out_is_not_seen_by_rules() -> None:
+def test_rules_do_not_see_bcc() -> None:
     message, _ = read("exchange: a\nheaders: {BCC: [b], CC: [c]}\n")
     assert message is not None
     assert [name for name, _ in message.facts.headers] == [b"CC"]
@@ -101,16 +101,16 @@ def test_an_expiration_keeps_its_text(written: str, value: bytes) -> None:
         "[]",
     ],
 )
-def test_properties_that_the_broker_would_refuse_are_faults(written: str) -> None:
+def test_properties_that_the_broker_refuses_are_errors(written: str) -> None:
     assert len(read(f"exchange: a\nproperties: {written}\n")[1]) == 1
 
 
 @pytest.mark.parametrize("line", ["routing_key: x.o.p.e.n.x.q.1", "body_size: -1", "headers: [a]", "rk: a"])
-def test_other_keys_and_values_are_faults(line: str) -> None:
+def test_other_keys_and_values_are_errors(line: str) -> None:
     assert len(read(f"exchange: a\n{line}\n")[1]) == 1
 
 
-def test_a_property_of_another_name_is_a_fault_that_names_every_property() -> None:
+def test_an_unknown_property_is_an_error_that_names_every_property() -> None:
     assert read("exchange: a\nproperties: {prio: 1}\n")[1] == [
         "f.yaml:2:14: properties.prio: unknown key; did you mean priority?"
     ]
@@ -136,11 +136,11 @@ def test_a_property_of_another_name_is_a_fault_that_names_every_property() -> No
         (Value("F", ((b"k", Value("d", 1.5)),)), {"k": 1.5}),
     ],
 )
-def test_values_are_shown_as_json_can_carry_them(seen: object, shown: object) -> None:
+def test_values_are_converted_to_json(seen: object, shown: object) -> None:
     assert json_value(seen) == shown
 
 
-def test_texts_are_quoted_and_numbers_are_not() -> None:
+def test_strings_are_quoted_and_numbers_are_not() -> None:
     assert [quoted(seen) for seen in (b"a", 5, Value("S", b"b"))] == ['"a"', "5", '"b"']
 
 

@@ -22,12 +22,12 @@ def documented(*excluded: OperatorSection) -> set[str]:
     return {key.removesuffix(" NAME") for key in keys} - {"NAME"}
 
 
-def test_every_key_of_a_binding_is_documented_and_no_other() -> None:
+def test_exactly_the_keys_of_bindings_are_documented() -> None:
     known = {key.decode() for key in (*HEADER_KEYS, *KEYS)} | _PROPERTY_KEYS
     assert documented(MATCH_TYPES, FILTERS) == known
 
 
-def test_every_filter_is_documented_and_no_other() -> None:
+def test_exactly_the_filters_are_documented() -> None:
     keys = {key for entry in FILTERS.entries for key in entry.keys}
     assert keys == {name.decode() for name in ARGUMENTS} - {"alternate-exchange"}
 

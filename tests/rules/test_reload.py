@@ -39,18 +39,18 @@ class Folder:
         return [self.watch.look() for _ in range(count)]
 
 
-def test_files_as_they_were_loaded_are_not_new(tmp_path: Path) -> None:
+def test_loaded_files_are_not_reported_as_changed(tmp_path: Path) -> None:
     assert not any(Folder(tmp_path).looks(3))
 
 
-def test_new_content_is_found_at_the_second_look(tmp_path: Path) -> None:
+def test_changed_content_is_reported_by_the_second_check(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.looks(2)
     folder.write("a.yaml", "another")
     assert folder.looks(2) == [False, True]
 
 
-def test_what_was_taken_is_not_found_again(tmp_path: Path) -> None:
+def test_a_change_is_reported_once(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.write("a.yaml", "another")
     assert folder.looks(2) == [False, True]
@@ -58,7 +58,7 @@ def test_what_was_taken_is_not_found_again(tmp_path: Path) -> None:
     assert not any(folder.looks(3))
 
 
-def test_a_file_that_is_still_growing_is_not_taken(tmp_path: Path) -> None:
+def test_a_growing_file_is_not_reported(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     for length in range(1, 5):
         folder.write("a.yaml", "x" * 10 * length)
@@ -66,14 +66,14 @@ def test_a_file_that_is_still_growing_is_not_taken(tmp_path: Path) -> None:
     assert folder.watch.look()
 
 
-def test_a_touched_file_is_no_new_one(tmp_path: Path) -> None:
+def test_a_touched_file_is_not_reported(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.looks(2)
     folder.write("a.yaml", "one", OLD + 5)
     assert not any(folder.looks(3))
 
 
-def test_a_second_write_of_the_same_size_within_one_tick_of_the_clock_is_found(tmp_path: Path) -> None:
+def test_a_second_write_with_the_same_size_and_timestamp_is_reported(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.now = OLD + 0.5
     assert not any(folder.looks(3))
@@ -81,14 +81,14 @@ def test_a_second_write_of_the_same_size_within_one_tick_of_the_clock_is_found(t
     assert folder.watch.look()
 
 
-def test_another_file_is_found(tmp_path: Path) -> None:
+def test_an_added_file_is_reported(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.looks(2)
     folder.write("b.yaml", "more")
     assert folder.looks(2) == [False, True]
 
 
-def test_a_turned_symbolic_link_is_found(tmp_path: Path) -> None:
+def test_a_changed_symbolic_link_is_reported(tmp_path: Path) -> None:
     mount = tmp_path / "mount"
     for number, text in enumerate(("one", "two")):
         (mount / f"..{number}").mkdir(parents=True)
@@ -105,7 +105,7 @@ def test_a_turned_symbolic_link_is_found(tmp_path: Path) -> None:
     assert [watch.look(), watch.look()] == [False, True]
 
 
-def test_files_that_are_gone_count_as_new(tmp_path: Path) -> None:
+def test_removed_files_are_reported(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     (tmp_path / "a.yaml").unlink()
     assert folder.looks(2) == [False, True]
@@ -113,20 +113,20 @@ def test_files_that_are_gone_count_as_new(tmp_path: Path) -> None:
     assert not any(folder.looks(2))
 
 
-def test_a_folder_in_place_of_a_file_does_not_end_the_watch(tmp_path: Path) -> None:
+def test_a_directory_in_place_of_a_file_does_not_end_the_watch(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     (tmp_path / "b.yaml").mkdir()
     assert folder.looks(2) == [False, True]
 
 
-def test_what_is_to_be_tried_again_is_found_again(tmp_path: Path) -> None:
+def test_a_change_to_be_retried_is_reported_again(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     assert not any(folder.looks(3))
     folder.watch.again()
     assert folder.watch.look()
 
 
-def test_a_file_that_is_a_mount_point_is_mounted_alone(tmp_path: Path) -> None:
+def test_a_file_that_is_a_mount_point_is_recognized(tmp_path: Path) -> None:
     lone, usual = tmp_path / "lone file.yaml", tmp_path / "usual.yaml"
     lone.touch()
     usual.touch()

@@ -47,7 +47,7 @@ def compiled(arguments: dict[str, Plain], kind: str = "x-open", key: str = "") -
         ({"x-match": "any", "x-?pr> priority": 255}, "no operator can match"),
     ],
 )
-def test_a_contradiction_is_named(arguments: dict[str, Plain], reason: str) -> None:
+def test_a_contradiction_is_reported(arguments: dict[str, Plain], reason: str) -> None:
     assert unsatisfiable_reason(compiled(arguments)) == reason
 
 
@@ -71,11 +71,11 @@ def test_a_contradiction_is_named(arguments: dict[str, Plain], reason: str) -> N
         {"x-?pr> expiration": 255},
     ],
 )
-def test_what_can_match_is_left_alone(arguments: dict[str, Plain]) -> None:
+def test_satisfiable_conditions_are_not_reported(arguments: dict[str, Plain]) -> None:
     assert unsatisfiable_reason(compiled(arguments)) is None
 
 
-def test_void_of_a_headers_exchange_is_presence_whatever_the_name() -> None:
+def test_a_void_argument_of_a_headers_exchange_tests_presence() -> None:
     assert unsatisfiable_reason(compiled({"x-match": "all-with-x", "x-?hkexs": VOID, "a": value(1)}, "headers")) is None
 
 
@@ -92,14 +92,16 @@ def test_void_of_a_headers_exchange_is_presence_whatever_the_name() -> None:
         ("direct", "#", {}, False),
     ],
 )
-def test_some_bindings_are_always_true(kind: str, key: str, arguments: dict[str, Plain], expected: bool) -> None:
+def test_bindings_that_always_match_are_recognized(
+    kind: str, key: str, arguments: dict[str, Plain], expected: bool
+) -> None:
     assert always_true(compiled(arguments, kind, key)) is expected
 
 
 @pytest.mark.parametrize("kind", sorted(BINDINGS))
 @settings(max_examples=150)
 @given(data=st.data())
-def test_what_is_said_to_never_or_always_match_does(kind: str, data: st.DataObject) -> None:
+def test_predictions_of_never_and_always_matching_hold(kind: str, data: st.DataObject) -> None:
     exchange = Exchange(b"xo", kind)
     bind_valid(exchange, data.draw(BINDINGS[kind]))
     facts: list[Facts] = data.draw(st.lists(messages, min_size=1, max_size=6))

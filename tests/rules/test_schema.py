@@ -63,7 +63,7 @@ def test_every_key_of_a_rules_file_is_read() -> None:
     assert (topics.type, topics.delivery, topics.bindings[0].routing_key) == ("topic", "queue", b"a.#")
 
 
-def test_what_is_not_written_has_its_default() -> None:
+def test_missing_keys_have_defaults() -> None:
     loaded = load("exchanges: [{name: e}]")
     found = loaded.rules.vhosts["/"].exchanges[0]
     assert (found.type, found.delivery, found.carrier, found.unmatched_pass) == ("x-open", "carrier", b"e", False)
@@ -71,14 +71,14 @@ def test_what_is_not_written_has_its_default() -> None:
     assert isinstance(found.local_time, SystemZone)
 
 
-def test_earlier_bindings_have_greater_sequences_and_so_win_ties() -> None:
+def test_earlier_bindings_have_greater_sequences() -> None:
     found = rule(exchange("bindings: [{queue: a}, {queue: b}, {queue: c}]"))
     sequences = [each.sequence for each in found.bindings]
     assert sequences == sorted(sequences, reverse=True)
     assert len(set(sequences)) == 3
 
 
-def test_without_a_time_zone_the_machine_s_own_is_used() -> None:
+def test_the_default_time_zone_is_that_of_the_system() -> None:
     local = rule("exchanges: [{name: e}]").local_time
     assert datetime.fromtimestamp(0, local).utcoffset() == datetime.fromtimestamp(0).astimezone().utcoffset()
 
@@ -121,7 +121,7 @@ def test_without_a_time_zone_the_machine_s_own_is_used() -> None:
         ("- a", "a.yaml:1:1: seen a list, expected a mapping"),
     ],
 )
-def test_what_the_file_can_not_mean_is_a_fault(text: str, message: str) -> None:
+def test_invalid_files_are_errors(text: str, message: str) -> None:
     assert faults(text) == [message]
 
 
@@ -170,17 +170,17 @@ def test_what_the_file_can_not_mean_is_a_fault(text: str, message: str) -> None:
         (["bindings: [q]"], "bindings[0]: seen a single value, expected a mapping"),
     ],
 )
-def test_what_an_exchange_can_not_mean_is_a_fault_at_its_line(lines: list[str], message: str) -> None:
+def test_invalid_exchanges_are_errors_with_lines(lines: list[str], message: str) -> None:
     number = 2 + len(lines)
     assert by_line(faults(exchange(*lines))) == [f"a.yaml:{number}: exchanges[0].{message}"]
 
 
 @pytest.mark.parametrize("carrier", [["delivery: queue"], ["carrier: other"]])
-def test_passing_on_what_nothing_matches_needs_a_name_that_is_not_the_carrier_s(carrier: list[str]) -> None:
+def test_unmatched_pass_requires_another_carrier_name(carrier: list[str]) -> None:
     assert rule(exchange("unmatched: pass", *carrier)).unmatched_pass
 
 
-def test_an_exchange_of_the_broker_s_own_names_can_be_evaluated_in_queue_delivery() -> None:
+def test_a_predeclared_exchange_can_be_evaluated_in_queue_delivery() -> None:
     assert rule("exchanges: [{name: amq.topic, type: topic, delivery: queue}]").name == b"amq.topic"
 
 
@@ -202,19 +202,19 @@ RESERVED = "x.o.p.e.n.x.q.1"
         f"tests: [{{name: t, publish: {{exchange: e, routing_key: {RESERVED}}}, expect: {{}}}}]",
     ],
 )
-def test_the_reserved_prefix_is_refused_wherever_a_name_or_a_key_stands(text: str) -> None:
+def test_the_reserved_prefix_is_refused_in_every_name_and_key(text: str) -> None:
     errors = faults(text)
     assert len(errors) == 1
     assert "reserved for the proxy" in errors[0]
 
 
-def test_an_id_can_be_a_routing_key_of_255_bytes_and_no_more() -> None:
+def test_an_id_has_at_most_255_bytes() -> None:
     keys = exchange("type: direct", f"bindings: [{{queue: q, routing_key: {'a' * 255}}}]")
     assert len(rule(keys).bindings[0].routing_key) == 255
     assert "256 bytes" in faults(keys.replace("aaa", "aaaa", 1))[0]
 
 
-def test_arguments_of_an_exchange_that_can_not_do_what_is_wanted_are_errors() -> None:
+def test_invalid_exchange_arguments_are_errors() -> None:
     assert faults(
         """
         exchanges:
@@ -299,7 +299,7 @@ def told(text: str) -> object:
 
 @pytest.mark.parametrize("wrong", [[], *([item] for item in WRONG)], ids=str)
 @pytest.mark.parametrize("style", ["flow", "block"])
-def test_bindings_read_at_once_are_those_read_by_their_model(
+def test_the_fast_reader_of_bindings_agrees_with_the_model(
     wrong: list[str], style: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     items = [*PLAIN, *wrong, *OTHER]

@@ -82,7 +82,7 @@ CASES: list[tuple[str, list[tuple[object, ...]]]] = [
 
 
 @pytest.mark.parametrize(("message", "leaves"), CASES)
-def test_what_leaves_is_said(message: str, leaves: list[tuple[object, ...]]) -> None:
+def test_an_explanation_contains_the_publishes_on_the_wire(message: str, leaves: list[tuple[object, ...]]) -> None:
     assert wire(message) == leaves
 
 
@@ -97,7 +97,7 @@ def live(missing: bool) -> VhostState:
 
 
 @pytest.mark.parametrize(("missing", "reason"), [(True, "there is no such queue"), (False, "not bound yet")])
-def test_what_cannot_be_reached_is_said_with_the_reason(missing: bool, reason: str) -> None:
+def test_an_explanation_contains_missing_destinations_with_the_reason(missing: bool, reason: str) -> None:
     message = "{exchange: carried, headers: {type: report}}"
     found = as_json(explained(message, live(missing)))["missing"]
     assert isinstance(found, dict)
@@ -106,14 +106,14 @@ def test_what_cannot_be_reached_is_said_with_the_reason(missing: bool, reason: s
     assert wire(message, live(missing)) == [("upstream", "carried", "", [], [], {}, False)]
 
 
-def test_queue_delivery_with_every_queue_missing_leaves_under_the_first_name() -> None:
+def test_queue_delivery_with_every_queue_missing_uses_the_first_name() -> None:
     state = live(False)
     state.missing.update({("queue", b"q"): "gone", ("queue", b"r"): "gone", ("exchange", b"x"): "gone"})
     (leaving,) = wire("{exchange: queued, routing_key: k}", state)
     assert leaving[2:4] == ("q", [])
 
 
-def test_a_client_s_carbon_copies_are_set_aside_where_they_would_route() -> None:
+def test_cc_of_a_client_is_renamed_if_it_would_route() -> None:
     (first, _) = wire("{exchange: queued, headers: {CC: [c]}}")
     headers = first[5]
     assert isinstance(headers, dict)

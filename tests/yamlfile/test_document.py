@@ -28,7 +28,7 @@ def read(text: str | bytes) -> tuple[Tree, list[str]]:
     return plain(root), [str(error) for error in faults.errors]
 
 
-def test_lists_mappings_and_scalars_become_a_tree() -> None:
+def test_lists_mappings_and_scalars_are_read_into_a_tree() -> None:
     text = "a: [1, two, {b: null}]\nc:\n  - 'yes'\n  - |\n    line\n  - no\n"
     assert read(text) == ({"a": [1, "two", {"b": None}], "c": ["yes", "line\n", "no"]}, [])
 
@@ -69,11 +69,11 @@ def test_every_node_knows_its_line_and_column() -> None:
         ("a: 1\n---\nb: 2\n", "f.yaml:2:1: seen a second document, expected one per file"),
     ],
 )
-def test_what_makes_a_file_mean_something_else_is_a_fault(text: str, message: str) -> None:
+def test_unsupported_yaml_is_an_error(text: str, message: str) -> None:
     assert read(text)[1] == [message]
 
 
-def test_all_faults_of_a_file_are_found_at_once() -> None:
+def test_all_errors_of_a_file_are_reported_together() -> None:
     assert [error.split(":")[1] for error in read("a: &x 1\nb: *x\na: 2\n5: 3\n")[1]] == ["1", "2", "3", "4"]
 
 
@@ -81,7 +81,7 @@ def test_the_first_of_two_equal_keys_is_kept() -> None:
     assert read("a: {b: 1}\na: {c: 2}\nd: 3\n")[0] == {"a": {"b": 1}, "d": 3}
 
 
-def test_a_list_as_a_key_does_not_put_keys_and_values_out_of_step() -> None:
+def test_a_list_as_a_key_does_not_misalign_keys_and_values() -> None:
     assert read("? [1]\n: 2\na: 3\n")[0] == {"": 2, "a": 3}
 
 
@@ -109,11 +109,11 @@ def test_a_syntax_error_names_its_line_and_what_to_do(text: str, way_out: str) -
     assert errors[0].partition("; ")[2].startswith(way_out)
 
 
-def test_faults_before_a_syntax_error_are_reported_too() -> None:
+def test_errors_before_a_syntax_error_are_reported() -> None:
     assert [error.split(": ")[1] for error in read("a: 1\na: 2\nb: %\n")[1]] == ["a", "YAML syntax"]
 
 
-def test_bytes_that_are_not_utf_8_are_a_fault_with_their_line() -> None:
+def test_bytes_that_are_not_utf_8_are_an_error_with_a_line() -> None:
     assert read("a: 1\nä: ".encode() + b"\xff\n")[1] == [
         "f.yaml:2:4: seen bytes that are not UTF-8, expected UTF-8 text"
     ]
@@ -123,35 +123,35 @@ def test_a_byte_order_mark_is_not_part_of_the_first_key() -> None:
     assert read(b"\xef\xbb\xbfa: 1\n") == ({"a": 1}, [])
 
 
-def test_control_characters_are_a_fault() -> None:
+def test_control_characters_are_an_error() -> None:
     (error,) = read("a: 1\nä: é\x01\n")[1]
     assert error.startswith("f.yaml:2:5: YAML syntax: ")
     assert error.endswith("control characters are not allowed")
 
 
-def test_an_empty_file_has_no_root_and_no_fault() -> None:
+def test_an_empty_file_has_no_root_and_no_error() -> None:
     assert read("# nothing\n") == (None, [])
 
 
 @pytest.mark.parametrize(("opening", "column"), [("[", 65), ("{a: ", 257), ("- ", 129)])
-def test_nesting_beyond_the_limit_is_a_fault_and_no_recursion_error(opening: str, column: int) -> None:
+def test_nesting_beyond_the_limit_is_an_error(opening: str, column: int) -> None:
     errors = read(opening * 50_000)[1]
     assert errors == [f"f.yaml:1:{column}: seen more than {MAX_DEPTH} levels of nested lists and mappings"]
 
 
 @pytest.mark.parametrize("text", ["!!str 5", "! 5", "'5'", '"5"'])
-def test_a_tag_or_quotes_make_a_text(text: str) -> None:
+def test_tagged_or_quoted_scalars_are_strings(text: str) -> None:
     assert read(f"a: {text}\n") == ({"a": "5"}, [])
 
 
-def test_a_local_tag_is_left_to_the_reader() -> None:
+def test_a_local_tag_is_kept() -> None:
     root = read_document("!bytes 0a", "f.yaml", Faults())
     assert isinstance(root, Scalar)
     assert (root.tag, root.text) == ("!bytes", "0a")
 
 
 @given(st.text(alphabet=st.sampled_from("ab:-?!&*[]{},#|>'\"% \n\t~1.\\<=\x00é"), max_size=60) | st.binary(max_size=40))
-def test_any_text_gives_a_tree_or_faults(text: str | bytes) -> None:
+def test_any_text_gives_a_tree_or_errors(text: str | bytes) -> None:
     faults = Faults()
     read_document(text, "f.yaml", faults)
     assert all(str(error).startswith("f.yaml") for error in faults.errors)

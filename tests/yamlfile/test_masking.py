@@ -32,7 +32,7 @@ exchanges:
 """
 
 
-def test_no_secret_stays_and_all_else_does() -> None:
+def test_secrets_are_masked_and_the_rest_is_unchanged() -> None:
     text = masked(TEXT)
     assert "secret" not in text
     assert text.count("***") == 10
@@ -47,15 +47,15 @@ def test_no_secret_stays_and_all_else_does() -> None:
     "text",
     ["brokers: {a: {password: secret", "a: [\n  password: secret\n", "a: 'amqp://u:secret@h\n", "\tpassword: 'secret"],
 )
-def test_text_that_is_no_yaml_is_masked_by_lines(text: str) -> None:
+def test_text_that_is_not_yaml_is_masked_by_lines(text: str) -> None:
     assert "secret" not in masked(text)
     assert "***" in masked(text)
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "exchanges: []\n", "a: ü\r\nb: 😀\r\n"])
-def test_a_text_without_secrets_is_the_same(text: str) -> None:
+def test_a_text_without_secrets_is_unchanged(text: str) -> None:
     assert masked(text) == text
 
 
-def test_what_stands_after_characters_of_several_bytes_is_masked_where_it_stands() -> None:
+def test_secrets_after_multi_byte_characters_are_masked() -> None:
     assert masked("a: 😀ü\nbrokers: {a: {password: secret}}\n") == "a: 😀ü\nbrokers: {a: {password: ***}}\n"

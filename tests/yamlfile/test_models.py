@@ -102,7 +102,7 @@ def read(text: str) -> tuple[House, list[str]]:
         ("- a", "f.yaml:1:1: seen a list, expected a mapping"),
     ],
 )
-def test_what_can_not_be_read_is_a_fault_at_its_line_and_column(text: str, message: str) -> None:
+def test_invalid_values_are_errors_with_line_and_column(text: str, message: str) -> None:
     faults = Faults()
     read_model(House, node(text), faults)
     assert [str(error) for error in faults.errors] == [message]
@@ -116,7 +116,7 @@ def test_a_duration_without_unit_or_out_of_bounds_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["rabbit", "'rabbit:'", "'::1:5672'", "amqp://a:1", "a:65536", "a b:1", "user@a:1", "5672", "a:0", ".:1"]
 )
-def test_what_is_no_address_is_refused(text: str) -> None:
+def test_invalid_addresses_are_refused(text: str) -> None:
     (message,) = read(f"address: {text}")[1]
     assert message.startswith("f.yaml:1:10: address: seen ")
     assert ", expected " in message
@@ -125,7 +125,7 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["127.0.0.1:15672", "ftp://a", "http://", "http://a:x", "http://a/?b", "'http://[a'", "5", "http://u:hunter2@a:1"]
 )  # fmt: skip
-def test_what_is_no_http_address_is_refused_and_not_shown(text: str) -> None:
+def test_invalid_http_addresses_are_refused_and_not_shown(text: str) -> None:
     (message,) = read(f"url: {text}")[1]
     seen = "a value that is not a string" if text == "5" else "another string"
     assert message == (
@@ -134,7 +134,7 @@ def test_what_is_no_http_address_is_refused_and_not_shown(text: str) -> None:
     )
 
 
-def test_a_secret_is_shown_by_no_message_and_no_text_of_it() -> None:
+def test_a_secret_is_not_shown_in_messages_or_strings() -> None:
     house, errors = read("front: {key: hunter2}\n")
     assert (house.front.key.get_secret_value(), errors) == ("hunter2", [])
     assert "hunter2" not in f"{house} {house!r} {house.front.key}"

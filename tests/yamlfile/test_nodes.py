@@ -24,21 +24,21 @@ HERE = Place("f.yaml", 1, 1)
 
 
 @pytest.mark.parametrize("text", ["no", "No", "off", "on", "yes", "Y", "n", "NO"])
-def test_the_words_of_yaml_1_1_for_booleans_are_texts(text: str) -> None:
+def test_yaml_1_1_booleans_are_strings(text: str) -> None:
     assert resolve(text) == text
 
 
 @pytest.mark.parametrize(
     "text", ["2026-11-21", "2026-11-21T08:00:00Z", "1:30", "190:20:30", "1_000", "0b11", "=", "<<"]
 )
-def test_other_inventions_of_yaml_1_1_are_texts(text: str) -> None:
+def test_other_yaml_1_1_scalars_are_strings(text: str) -> None:
     assert resolve(text) == text
 
 
 @pytest.mark.parametrize(
     "text", ["tRUE", "nULL", "-", "+", ".", "1.2.3", "0x", "0o8", "-0x1F", "0O7", "1e", "+.e3", "\u0661"]
 )
-def test_what_only_resembles_a_boolean_or_a_number_is_a_text(text: str) -> None:
+def test_scalars_similar_to_booleans_or_numbers_are_strings(text: str) -> None:
     assert resolve(text) == text
 
 
@@ -67,7 +67,7 @@ def test_what_only_resembles_a_boolean_or_a_number_is_a_text(text: str) -> None:
         ("-.INF", -math.inf),
     ],
 )
-def test_a_plain_scalar_is_what_the_core_schema_says(text: str, value: Plain) -> None:
+def test_plain_scalars_follow_the_core_schema(text: str, value: Plain) -> None:
     found = resolve(text)
     assert (type(found), found) == (type(value), value)
 
@@ -79,18 +79,18 @@ def test_not_a_number_is_a_float() -> None:
 
 
 @pytest.mark.parametrize("text", ["9" * 10_000, "-" + "9" * 10_000, "0x" + "f" * 10_000, "0o" + "7" * 10_000])
-def test_a_number_of_ten_thousand_digits_is_out_of_range_and_no_error(text: str) -> None:
+def test_a_number_of_ten_thousand_digits_is_out_of_range(text: str) -> None:
     found = resolve(text)
     assert isinstance(found, int)
     assert abs(found) >= 10**60
     assert (found < 0) == text.startswith("-")
 
 
-def test_a_quoted_scalar_is_a_text_whatever_it_holds() -> None:
+def test_a_quoted_scalar_is_a_string() -> None:
     assert Scalar(HERE, "5", plain=False).value == "5"
 
 
-def test_a_scalar_with_a_local_tag_is_its_text() -> None:
+def test_a_scalar_with_a_local_tag_is_its_string() -> None:
     assert Scalar(HERE, "5", plain=True, tag="!int64").value == "5"
 
 
@@ -99,7 +99,7 @@ def test_only_an_empty_plain_scalar_is_absent() -> None:
     assert [Scalar(HERE, text, plain).absent for text, plain in texts] == [True, False, False]
 
 
-def test_a_path_quotes_keys_that_are_no_words() -> None:
+def test_a_path_quotes_keys_that_are_not_identifiers() -> None:
     assert join(join("", "arguments"), "x-?hkv= document.type") == 'arguments["x-?hkv= document.type"]'
     assert join("a", "x-match") == "a.x-match"
 
@@ -122,11 +122,11 @@ def test_a_path_quotes_keys_that_are_no_words() -> None:
         (Mapping(HERE, []), "a mapping"),
     ],
 )
-def test_what_was_seen_is_said_in_words(node: Node | None, words: str) -> None:
+def test_nodes_are_described_in_error_messages(node: Node | None, words: str) -> None:
     assert describe(node) == words
 
 
-def test_a_tree_can_be_taken_apart() -> None:
+def test_a_released_tree_has_no_entries() -> None:
     place = Place("f", 1)
     leaf = Mapping(place, [(Scalar(place, "k", True), Scalar(place, "v", True))])
     root = Mapping(place, [(Scalar(place, "list", True), Sequence(place, [leaf]))])
@@ -134,7 +134,7 @@ def test_a_tree_can_be_taken_apart() -> None:
     assert (root.entries, leaf.entries) == ([], [])
 
 
-def test_every_fault_is_raised_at_once_in_line_order() -> None:
+def test_all_errors_are_raised_together_in_line_order() -> None:
     faults = Faults()
     faults.error(Place("b.yaml", 1), "k", "second file")
     faults.error(Place("a.yaml", 7, 3), "k", "later")

@@ -84,7 +84,7 @@ def keys(frames: list[Frame]) -> list[bytes]:
     return [read_method(QueueBind, frame.payload).routing_key for frame in frames]
 
 
-def test_the_first_bind_of_a_destination_is_kept_under_its_token() -> None:
+def test_the_first_bind_of_a_destination_uses_its_token_as_routing_key() -> None:
     made = wire()
     (stored,) = split(made.produce(BIND))
     assert read_method(QueueBind, stored.payload).routing_key == token("queue", b"b")
@@ -94,7 +94,7 @@ def test_the_first_bind_of_a_destination_is_kept_under_its_token() -> None:
     assert made.state.exchanges[b"xo"].bound == {("queue", b"a"), ("queue", b"b")}
 
 
-def test_the_same_bind_again_is_kept_in_the_same_place() -> None:
+def test_a_repeated_bind_uses_the_same_routing_key() -> None:
     made = wire()
     first = made.produce(BIND)
     made.answer(BIND_OK)
@@ -102,7 +102,7 @@ def test_the_same_bind_again_is_kept_in_the_same_place() -> None:
     assert made.answer(BIND_OK) == BIND_OK
 
 
-def test_a_bind_where_messages_find_the_destination_is_made_twice_and_answered_once() -> None:
+def test_a_bind_to_a_marked_destination_is_sent_twice_and_answered_once() -> None:
     made = marked()
     stored, tokened = split(made.produce(BIND))
     assert read_method(QueueBind, stored.payload).routing_key.startswith(STORAGE)
@@ -120,7 +120,7 @@ def numbered(number: int, queue: bytes = b"b") -> bytes:
     return queue_bind(1, queue, b"xo", b"", encode_table(((b"x-?hkv= n", Value("I", number)),)))
 
 
-def test_binds_behind_a_bind_do_not_wait_for_its_answer_and_are_answered_in_order() -> None:
+def test_further_binds_are_sent_without_waiting_and_answered_in_order() -> None:
     made = wire()
     assert names(made.produce(numbered(1), numbered(2, b"c"), numbered(3))) == ["Queue.Bind"] * 3
     assert [names(made.answer(BIND_OK)) for _ in range(3)] == [["Queue.BindOk"]] * 3
@@ -128,7 +128,7 @@ def test_binds_behind_a_bind_do_not_wait_for_its_answer_and_are_answered_in_orde
     assert made.produce(client.method(1, commands.Queue.Declare(queue="d"))) != b""
 
 
-def test_what_is_no_bind_waits_for_those_before_it_and_binds_behind_it_do_too() -> None:
+def test_other_methods_wait_for_earlier_binds_and_later_binds_wait_for_them() -> None:
     made = wire()
     message = publish(headers=KIND_B)
     assert len(split(made.produce(numbered(1), numbered(2), BIND))) == 3
@@ -141,7 +141,7 @@ def test_what_is_no_bind_waits_for_those_before_it_and_binds_behind_it_do_too() 
     assert names(left) == ["Basic.Publish", "Header", "Body", "Queue.Bind"]
 
 
-def test_a_bind_that_is_not_valid_is_refused_when_those_before_it_are_answered() -> None:
+def test_an_invalid_bind_is_refused_after_the_replies_to_earlier_ones() -> None:
     made = wire()
     bad = queue_bind(1, b"b", b"xo", b"not empty", ENTRIES)
     assert len(split(made.produce(numbered(1), bad, numbered(2)))) == 1
@@ -151,7 +151,7 @@ def test_a_bind_that_is_not_valid_is_refused_when_those_before_it_are_answered()
     assert len(made.state.exchanges[b"xo"].clients) == 1
 
 
-def test_of_binds_under_way_a_refused_one_ends_those_behind_it() -> None:
+def test_a_refused_bind_ends_the_binds_that_follow_it() -> None:
     made = wire()
     made.produce(numbered(1), numbered(2, b"nowhere"), numbered(3))
     close = say(1, commands.Channel.Close(404, "NOT_FOUND - no queue", 50, 20))
@@ -162,7 +162,7 @@ def test_of_binds_under_way_a_refused_one_ends_those_behind_it() -> None:
     assert names(made.produce(numbered(4))) != []
 
 
-def test_the_same_bind_twice_in_a_row_is_kept_once() -> None:
+def test_the_same_bind_twice_in_a_row_makes_one_binding() -> None:
     made = wire()
     first = split(made.produce(numbered(1), numbered(1)))
     assert len(first) == 1
@@ -174,7 +174,7 @@ def test_the_same_bind_twice_in_a_row_is_kept_once() -> None:
     assert len(stored.sequences) == 1
 
 
-def test_no_more_binds_are_under_way_than_the_broker_is_to_be_given_at_once() -> None:
+def test_the_number_of_unanswered_binds_is_limited() -> None:
     made = wire()
     frames = [numbered(number, b"q%d" % number) for number in range(600)]
     assert len(split(made.produce(*frames))) == 256
@@ -217,7 +217,7 @@ def test_a_token_that_this_connection_has_bound_is_not_bound_again() -> None:
 
 
 @pytest.mark.parametrize("how", ["declared again", "declared on another connection", "looked at", "gone"])
-def test_it_is_bound_again_where_the_queue_may_be_another(how: str) -> None:
+def test_a_token_is_bound_again_if_the_queue_may_have_been_replaced(how: str) -> None:
     made = bound()
     declare = client.method(1, commands.Queue.Declare(queue="b"))
     if how == "declared again":
@@ -231,13 +231,13 @@ def test_it_is_bound_again_where_the_queue_may_be_another(how: str) -> None:
     assert token("queue", b"b") in keys([one for one in split(made.produce(numbered(1))) if one.name == "Queue.Bind"])
 
 
-def test_another_connection_does_not_rely_on_it() -> None:
+def test_another_connection_binds_the_token_again() -> None:
     made = bound()
     other = beside(made)
     assert len(split(other.produce(numbered(1)))) == 2
 
 
-def test_a_publish_behind_a_bind_without_an_answer_sees_the_binding() -> None:
+def test_a_publish_after_an_unanswered_bind_uses_the_binding() -> None:
     made = wire()
     message = publish(headers=KIND_B)
     assert names(made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES, nowait=True) + message)) == ["Queue.Bind"]
@@ -245,7 +245,7 @@ def test_a_publish_behind_a_bind_without_an_answer_sees_the_binding() -> None:
     assert made.upstream() == with_tokens(message, "b")
 
 
-def test_a_refused_bind_is_the_brokers_own_and_changes_nothing() -> None:
+def test_a_bind_that_the_broker_refuses_changes_nothing() -> None:
     made = wire()
     made.produce(BIND)
     refusal = say(1, commands.Channel.Close(404, "NOT_FOUND - no queue 'b'", 50, 20))
@@ -253,7 +253,7 @@ def test_a_refused_bind_is_the_brokers_own_and_changes_nothing() -> None:
     assert not made.state.exchanges[b"xo"].clients
 
 
-def test_what_the_plugin_would_refuse_never_reaches_the_broker() -> None:
+def test_a_bind_that_the_plugin_refuses_is_not_sent_to_the_broker() -> None:
     made = wire()
     assert names(made.produce(queue_bind(1, b"b", b"xo", b"key", ENTRIES))) == ["Exchange.Declare"]
     assert closed(made, made.refused()) == (406, "PRECONDITION_FAILED - Forbidden declaration of binding's routing key")
@@ -274,7 +274,7 @@ def unbound(frames: list[Frame]) -> list[tuple[bytes, bool]]:
     return [(one.routing_key, bool(one.arguments)) for one in fields]
 
 
-def test_an_unbind_takes_all_away_the_binding_last_and_is_answered_once() -> None:
+def test_an_unbind_removes_the_binding_last_and_is_answered_once() -> None:
     made = bound()
     frames = split(made.produce(UNBIND))
     # An auto-delete exchange is deleted with its last binding, so later unbinds would get a 404.
@@ -283,7 +283,7 @@ def test_an_unbind_takes_all_away_the_binding_last_and_is_answered_once() -> Non
     assert not made.state.exchanges[b"xo"].clients
 
 
-def test_an_unbind_that_the_broker_never_sees_leaves_the_token() -> None:
+def test_an_unbind_that_is_not_sent_keeps_the_token() -> None:
     made = bound()
     message = publish(headers=KIND_B)
     made.produce(publish(to="nowhere"), queue_unbind(1, b"b", b"xo", b"", ENTRIES))
@@ -300,7 +300,7 @@ def test_the_token_stays_while_another_binding_needs_it() -> None:
 
 
 @pytest.mark.parametrize("refusal", [b"", say(OWN, commands.Channel.Close(404, "NOT_FOUND - no queue 'b'", 50, 20))])
-def test_a_token_comes_in_place_of_a_binding_by_which_others_are_found(refusal: bytes) -> None:
+def test_a_token_replaces_a_binding_on_which_others_rely(refusal: bytes) -> None:
     made = bound(BIND_OTHER)
     assert names(made.produce(UNBIND)) == ["Exchange.Declare"]
     made.answer(DECLARE_OK, OWN_OPEN_OK)
@@ -314,7 +314,7 @@ def test_a_token_comes_in_place_of_a_binding_by_which_others_are_found(refusal: 
     assert ("queue", b"b") in made.state.exchanges[b"xo"].bound
 
 
-def test_with_no_channel_of_ours_the_token_comes_on_the_clients() -> None:
+def test_without_a_sidecar_channel_the_token_is_bound_on_the_clients_channel() -> None:
     made = bound(BIND_OTHER)
     made.relay.connection.upstream.sidecar_channel.number = None
     (plain,) = split(made.produce(UNBIND))
@@ -324,7 +324,7 @@ def test_with_no_channel_of_ours_the_token_comes_on_the_clients() -> None:
     assert made.answer(UNBIND_OK) == UNBIND_OK
 
 
-def test_who_binds_while_the_last_binding_goes_relies_on_a_binding_of_its_own() -> None:
+def test_a_bind_during_removal_of_the_last_binding_makes_a_separate_binding() -> None:
     made = bound()
     other = beside(made)
     made.produce(UNBIND)
@@ -336,7 +336,7 @@ def test_who_binds_while_the_last_binding_goes_relies_on_a_binding_of_its_own() 
 
 
 @pytest.mark.parametrize("sure", [True, False])
-def test_a_bind_that_relied_on_what_somebody_unbinds_meanwhile_binds_the_token(sure: bool) -> None:
+def test_a_bind_that_relied_on_a_removed_binding_binds_the_token(sure: bool) -> None:
     first = bound()
     made = beside(first)
     if sure:  # it has bound the token, and its own binding is removed
@@ -357,7 +357,7 @@ def test_a_bind_that_relied_on_what_somebody_unbinds_meanwhile_binds_the_token(s
     assert ("queue", b"b") in made.state.exchanges[b"xo"].bound
 
 
-def test_a_bind_that_needs_the_token_again_is_answered_before_those_behind_it() -> None:
+def test_a_bind_that_binds_the_token_late_is_answered_before_later_binds() -> None:
     first = bound()
     made = beside(first)
     made.produce(numbered(1))
@@ -375,7 +375,7 @@ def test_a_bind_that_needs_the_token_again_is_answered_before_those_behind_it() 
     assert made.produce(client.method(1, commands.Queue.Declare(queue="d"))) != b""
 
 
-def test_a_token_that_took_a_bindings_place_goes_when_the_others_went_meanwhile() -> None:
+def test_a_replacement_token_is_removed_if_no_binding_is_left() -> None:
     made = bound(BIND_OTHER)
     made.produce(UNBIND)
     other = beside(made)
@@ -400,13 +400,13 @@ def test_a_bind_answered_when_new_rules_hold_counts_under_them() -> None:
     assert ("queue", b"b") in again.exchanges[b"xo"].bound
 
 
-def test_unbinding_with_other_arguments_is_refused_where_that_is_strict() -> None:
+def test_a_strict_unbind_with_other_arguments_is_refused() -> None:
     made = bound()
     made.produce(UNBIND_OTHER)
     assert closed(made, made.refused()) == (406, "PRECONDITION_FAILED - binding arguments do not match")
 
 
-def test_unbinding_with_other_arguments_is_silent_where_the_broker_rules() -> None:
+def test_an_unbind_with_other_arguments_succeeds_in_broker_mode() -> None:
     made = bound(strict_unbind=False)
     (frame,) = split(made.produce(UNBIND_OTHER))
     assert frame.name == "Queue.Unbind"
@@ -414,13 +414,13 @@ def test_unbinding_with_other_arguments_is_silent_where_the_broker_rules() -> No
     assert len(made.state.exchanges[b"xo"].clients) == 1
 
 
-def test_unbinding_what_nobody_bound_is_fine() -> None:
+def test_unbinding_a_missing_binding_succeeds() -> None:
     made = bound()
     made.produce(queue_unbind(1, b"nobody", b"xo", b"", ENTRIES))
     assert made.answer(UNBIND_OK) == UNBIND_OK
 
 
-def test_what_a_rules_file_binds_is_not_the_clients_to_unbind() -> None:
+def test_a_client_can_not_unbind_bindings_of_rules_files() -> None:
     made = wire()
     made.produce(queue_unbind(1, b"a", b"xo", b"", encode_table(arguments(TYPE))))
     assert closed(made, made.refused())[0] == 403
@@ -445,7 +445,7 @@ def reaching(*names_of_queues: bytes, **routes: str) -> tuple[Wire, list[Frame]]
     return made, frames + split(made.upstream())
 
 
-def test_what_routes_choose_is_asked_before_the_binding_is_kept() -> None:
+def test_permissions_for_routed_queues_are_checked_before_the_binding_is_made() -> None:
     made, frames = reaching(b"b", b"c", x_addq_ontrue="c")
     assert [(frame.channel, frame.name) for frame in frames] == [
         (1, "Queue.Bind"),
@@ -501,13 +501,13 @@ def test_a_queue_that_the_client_may_not_bind_is_out_of_reach_of_a_regex() -> No
     assert made.produce(message) == with_tokens(message, "b", "d")
 
 
-def test_a_queue_that_is_not_there_is_not_asked_about() -> None:
+def test_permissions_for_missing_queues_are_not_checked() -> None:
     made, frames = reaching(b"b", x_addq_ontrue="c")
     assert [frame.channel for frame in frames] == [1]
     assert len(made.state.exchanges[b"xo"].clients) == 1
 
 
-def test_where_clients_reach_any_queue_nobody_is_asked() -> None:
+def test_without_reach_limits_no_permissions_are_checked() -> None:
     made = wire(own_routes=False)
     made.state.queues = QueueNames((b"b", b"c"), 1)
     assert [frame.channel for frame in split(made.produce(queue_bind(1, b"b", b"xo", b"", TO_C)))] == [1]
@@ -516,7 +516,7 @@ def test_where_clients_reach_any_queue_nobody_is_asked() -> None:
     assert stored.binding.reach is None
 
 
-def test_what_was_asked_for_a_client_goes_with_its_last_binding() -> None:
+def test_granted_bindings_are_removed_with_the_last_binding_of_the_client() -> None:
     made, _ = reaching(b"b", b"c", x_addq_ontrue="c")
     made.answer(OWN_BIND_OK)
     made.answer(OWN_BIND_OK)
@@ -533,7 +533,7 @@ def test_what_was_asked_for_a_client_goes_with_its_last_binding() -> None:
     assert not made.state.exchanges[b"xo"].reaches
 
 
-def test_an_unbind_whose_channel_the_broker_closes_meanwhile_is_not_answered() -> None:
+def test_an_unbind_on_a_channel_closed_by_the_broker_is_not_answered() -> None:
     """Granted bindings are removed on the sidecar's channel. The client's channel gets no frame after its close."""
     made, _ = reaching(b"b", b"c", x_addq_ontrue="c")
     made.answer(OWN_BIND_OK, OWN_BIND_OK, BIND_OK)
@@ -544,7 +544,7 @@ def test_an_unbind_whose_channel_the_broker_closes_meanwhile_is_not_answered() -
     assert made.answer(say(OWN, commands.Queue.UnbindOk(), commands.Queue.UnbindOk())) == b""
 
 
-def test_a_message_that_chooses_what_is_not_known_waits_for_the_clients_answer() -> None:
+def test_a_message_to_an_unchecked_queue_waits_for_the_permission_check() -> None:
     made, _ = reaching(b"b", x_addqre_ontrue="^[cd]$")
     made.answer(BIND_OK)
     made.state.queues = QueueNames((b"b", b"c"), 2)
@@ -575,7 +575,7 @@ def found(made: Wire) -> bytes:
     return made.answer(OWN_OPEN_OK)
 
 
-def test_in_queue_delivery_a_bind_asks_whether_the_queue_is_there_and_may_be_bound() -> None:
+def test_in_queue_delivery_a_bind_checks_existence_and_permissions_of_the_queue() -> None:
     made = unkept()
     (frame,) = split(made.produce(BIND))
     assert (frame.name, frame.arguments["passive"]) == ("Queue.Declare", True)
@@ -586,7 +586,7 @@ def test_in_queue_delivery_a_bind_asks_whether_the_queue_is_there_and_may_be_bou
 
 
 @pytest.mark.parametrize(("refused", "shown"), [((50, 10), (50, 20)), ((60, 40), (60, 40))])
-def test_in_queue_delivery_a_queue_that_is_not_there_is_refused_as_the_bind_it_was(
+def test_in_queue_delivery_a_bind_of_a_missing_queue_is_refused_as_a_bind(
     refused: tuple[int, int], shown: tuple[int, int]
 ) -> None:
     made = unkept()
@@ -599,7 +599,7 @@ def test_in_queue_delivery_a_queue_that_is_not_there_is_refused_as_the_bind_it_w
 
 
 @pytest.mark.parametrize("nowait", [False, True], ids=["with a reply", "without a reply"])
-def test_in_queue_delivery_what_follows_the_delete_of_a_bound_queue_waits_for_it(nowait: bool) -> None:
+def test_in_queue_delivery_methods_after_the_delete_of_a_bound_queue_wait_for_it(nowait: bool) -> None:
     made = unkept()
     made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES))
     found(made)
@@ -612,7 +612,7 @@ def test_in_queue_delivery_what_follows_the_delete_of_a_bound_queue_waits_for_it
     assert made.upstream() == later
 
 
-def test_in_queue_delivery_a_client_without_the_right_is_refused() -> None:
+def test_in_queue_delivery_a_bind_without_permission_is_refused() -> None:
     made = unkept()
     made.produce(BIND)
     found(made)
@@ -621,7 +621,7 @@ def test_in_queue_delivery_a_client_without_the_right_is_refused() -> None:
     assert not made.state.exchanges[b"xo"].clients
 
 
-def test_a_binding_that_nobody_could_keep_is_refused() -> None:
+def test_a_binding_that_can_not_be_stored_is_refused() -> None:
     first, second = exchange(name="xo"), exchange(to_queue("a"), name="second")
     made = Wire(state((first, owned(first)), (second, owned(second, Delivery.QUEUE)))).open()
     made.produce(exchange_bind(1, b"second", b"xo", b"", ENTRIES))
@@ -632,7 +632,7 @@ def test_a_binding_that_nobody_could_keep_is_refused() -> None:
 
 
 @pytest.mark.parametrize("exists", [True, False])
-def test_an_open_exchange_behind_a_real_one_is_refused(exists: bool) -> None:
+def test_binding_an_open_exchange_to_a_broker_exchange_is_refused(exists: bool) -> None:
     made = wire()
     frame = exchange_bind(1, b"xo" if exists else b"another", b"amq.topic", b"#")
     left = made.produce(frame)
@@ -643,7 +643,7 @@ def test_an_open_exchange_behind_a_real_one_is_refused(exists: bool) -> None:
         assert left == frame
 
 
-def test_an_open_exchange_behind_an_open_one_needs_no_token() -> None:
+def test_binding_an_open_exchange_to_an_open_exchange_needs_no_token() -> None:
     first, second = exchange(name="xo"), exchange(to_queue("a"), name="second")
     made = Wire(state((first, owned(first)), (second, owned(second)))).open()
     (frame,) = split(made.produce(exchange_bind(1, b"second", b"xo", b"", ENTRIES)))
@@ -653,14 +653,14 @@ def test_an_open_exchange_behind_an_open_one_needs_no_token() -> None:
     assert made.state.router.destinations(b"xo") == {("queue", b"a")}
 
 
-def test_binds_to_other_exchanges_pass_as_they_came() -> None:
+def test_binds_to_other_exchanges_are_forwarded_unchanged() -> None:
     made = wire()
     for frame in (queue_bind(1, b"b", b"amq.topic", b"#"), queue_unbind(1, b"b", b"amq.topic", b"#")):
         assert made.produce(frame) == frame
     assert made.answer(BIND_OK, UNBIND_OK) == BIND_OK + UNBIND_OK
 
 
-def test_answers_of_the_client_and_of_ours_are_told_apart_by_their_order() -> None:
+def test_replies_to_client_and_sidecar_binds_are_matched_by_order() -> None:
     made = marked()
     plain = queue_bind(1, b"b", b"amq.topic", b"#")
     made.produce(plain + BIND)

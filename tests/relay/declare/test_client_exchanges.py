@@ -72,7 +72,7 @@ def refusal(wire: Wire, data: bytes = b"") -> tuple[object, str]:
     return closed.arguments["reply_code"], str(closed.arguments["reply_text"])
 
 
-def test_the_broker_is_looked_at_before_anything_is_declared() -> None:
+def test_the_exchange_is_looked_up_before_it_is_declared() -> None:
     wire = Wire().open()
     asked_before(wire, declare())
     (frame,) = split(looked_up(wire))
@@ -89,7 +89,7 @@ def test_the_broker_is_looked_at_before_anything_is_declared() -> None:
     assert ("changed", b"mine") in wire.heard
 
 
-def test_what_the_client_sends_behind_a_declare_waits_for_it() -> None:
+def test_input_after_a_declare_waits_for_its_reply() -> None:
     wire = Wire().open()
     asked_before(wire, declare(nowait=True) + publish(to="mine"))
     looked_up(wire)
@@ -99,7 +99,7 @@ def test_what_the_client_sends_behind_a_declare_waits_for_it() -> None:
     assert names(left) == ["Basic.Publish", "Header", "Body"]
 
 
-def test_flags_go_to_the_broker_as_they_came() -> None:
+def test_flags_are_forwarded_unchanged() -> None:
     wire = Wire().open()
     asked_before(wire, declare(durable=False, auto_delete=True, internal=True))
     (frame,) = split(looked_up(wire))
@@ -108,7 +108,7 @@ def test_flags_go_to_the_broker_as_they_came() -> None:
 
 
 @pytest.mark.parametrize("entries", [LIMIT, OTHER_WIDTH])
-def test_declaring_the_same_again_is_left_to_the_broker_to_permit(entries: bytes) -> None:
+def test_a_repeated_declare_is_sent_to_the_broker_for_its_permission_check(entries: bytes) -> None:
     wire = declared()
     assert names(wire.produce(declare(entries))) == ["Exchange.Declare"]
     assert names(wire.answer(DECLARE_OK)) == ["Exchange.DeclareOk"]
@@ -125,7 +125,7 @@ def test_declaring_again_stores_the_same_on_a_broker_that_has_deleted_the_exchan
     assert unpack(kept).sequence == first.sequence
 
 
-def test_an_exchange_that_a_listing_took_while_it_was_declared_again_is_there_after_the_answer() -> None:
+def test_an_exchange_dropped_by_a_listing_during_a_repeated_declare_exists_after_it() -> None:
     wire = declared()
     first = wire.state.exchanges[b"mine"]
     wire.produce(declare())
@@ -144,7 +144,7 @@ def test_declaring_something_else_is_refused_with_406() -> None:
     assert text.startswith("PRECONDITION_FAILED - inequivalent arg 'max-payload-size' for exchange 'mine'")
 
 
-def test_of_two_that_declare_at_once_the_one_that_says_something_else_is_refused() -> None:
+def test_of_two_concurrent_declares_the_one_that_differs_is_refused() -> None:
     wire = asked()
     wire.answer(DECLARE_OK)
     other = declared()
@@ -155,7 +155,7 @@ def test_of_two_that_declare_at_once_the_one_that_says_something_else_is_refused
     assert refusal(wire)[0] == 406
 
 
-def test_an_exchange_of_another_type_on_the_broker_is_in_the_way() -> None:
+def test_a_declare_is_refused_if_the_broker_has_the_exchange_with_another_type() -> None:
     wire = asked("topic")
     code, text = refusal(wire)
     assert (code, "received 'x-open' but current is 'topic'" in text) == (406, True)
@@ -168,14 +168,14 @@ def test_declaring_an_open_exchange_as_direct_is_refused() -> None:
     assert refusal(wire, wire.refused())[0] == 406
 
 
-def test_a_filter_of_a_wrong_type_is_refused_before_the_broker_hears_of_it() -> None:
+def test_a_filter_of_a_wrong_type_is_refused_without_a_request_to_the_broker() -> None:
     wire = Wire().open()
     left = wire.produce(declare(encode_table(((b"max-payload-size", Value("S", b"x")),))))
     assert names(left) == ["Exchange.Declare"]
     assert refusal(wire, wire.refused()) == (406, "PRECONDITION_FAILED - Invalid exchange argument.")
 
 
-def test_a_broker_that_refuses_leaves_nothing_behind() -> None:
+def test_a_declare_that_the_broker_refuses_changes_nothing() -> None:
     wire = asked()
     closed = say(1, commands.Channel.Close(403, "ACCESS_REFUSED - no", 40, 10))
     assert wire.answer(closed) == closed
@@ -195,12 +195,12 @@ def test_in_queue_delivery_nothing_is_declared_on_the_broker() -> None:
     assert wire.state.exchanges[b"mine"].delivery is Delivery.QUEUE
 
 
-def test_in_queue_delivery_an_exchange_of_the_broker_is_in_the_way_too() -> None:
+def test_in_queue_delivery_a_declare_is_refused_if_the_broker_has_the_exchange() -> None:
     wire = asked("direct", delivery=Delivery.QUEUE)
     assert refusal(wire)[0] == 406
 
 
-def test_a_delivery_that_nobody_knows_is_refused() -> None:
+def test_an_unknown_delivery_kind_is_refused() -> None:
     wire = Wire().open()
     wire.produce(declare(encode_table(((b"x-delivery", Value("S", b"pigeon")),))))
     assert refusal(wire, wire.refused()) == (406, "PRECONDITION_FAILED - Invalid exchange argument.")
@@ -213,7 +213,7 @@ def test_the_default_exchange_is_refused_by_the_broker() -> None:
     assert not wire.relay.connection.pending.requests
 
 
-def test_a_channel_that_was_closed_meanwhile_is_not_answered() -> None:
+def test_a_declare_on_a_channel_closed_in_the_meantime_is_not_answered() -> None:
     wire = Wire().open()
     asked_before(wire, declare())
     wire.answer(say(1, commands.Channel.Close(406, "PRECONDITION_FAILED - no", 60, 40)))
@@ -221,14 +221,14 @@ def test_a_channel_that_was_closed_meanwhile_is_not_answered() -> None:
     assert b"mine" not in wire.state.exchanges
 
 
-def test_a_passive_declare_is_the_brokers_to_answer_where_it_has_the_exchange() -> None:
+def test_a_passive_declare_is_answered_by_the_broker_if_it_has_the_exchange() -> None:
     wire = declared()
     passive = exchange_declare(1, b"mine", b"x-open", passive=True)
     assert wire.produce(passive) == passive
     assert wire.answer(DECLARE_OK) == DECLARE_OK
 
 
-def test_a_passive_declare_is_answered_in_its_place_where_nothing_is_on_the_broker() -> None:
+def test_a_passive_declare_is_answered_in_order_if_the_broker_lacks_the_exchange() -> None:
     wire = asked(delivery=Delivery.QUEUE)
     wire.producer()
     wire.produce(exchange_declare(1, b"logs", b"topic"), exchange_declare(1, b"mine", b"x-open", passive=True))
@@ -236,14 +236,14 @@ def test_a_passive_declare_is_answered_in_its_place_where_nothing_is_on_the_brok
     assert wire.answer(DECLARE_OK) == DECLARE_OK
 
 
-def test_deleting_takes_the_exchange_with_all_its_bindings() -> None:
+def test_deleting_an_exchange_removes_all_its_bindings() -> None:
     wire = declared()
     assert names(wire.produce(exchange_delete(1, b"mine"))) == ["Exchange.Delete"]
     assert names(wire.answer(DELETE_OK)) == ["Exchange.DeleteOk"]
     assert b"mine" not in wire.state.exchanges
 
 
-def test_deleting_takes_the_bindings_of_others_to_it() -> None:
+def test_deleting_an_exchange_removes_bindings_that_target_it() -> None:
     wire = Wire(routed("q")).open()
     asked_before(wire, declare())
     looked_up(wire)
@@ -264,7 +264,7 @@ def test_an_exchange_with_bindings_of_clients_is_in_use() -> None:
     assert refusal(wire, wire.refused()) == (406, "PRECONDITION_FAILED - exchange 'mine' in vhost '/' in use")
 
 
-def test_our_own_tokens_go_before_an_exchange_that_nobody_uses_is_deleted() -> None:
+def test_tokens_are_unbound_before_an_unused_exchange_is_deleted() -> None:
     wire = declared()
     wire.state.exchanges[b"mine"].tokens.bind_ok(("queue", b"q"))
     assert names(wire.produce(exchange_delete(1, b"mine", if_unused=True))) == ["Channel.Open"]
@@ -277,13 +277,13 @@ def test_our_own_tokens_go_before_an_exchange_that_nobody_uses_is_deleted() -> N
     assert b"mine" not in wire.state.exchanges
 
 
-def test_what_a_rules_file_declares_is_not_the_clients_to_delete() -> None:
+def test_a_client_can_not_delete_exchanges_of_rules_files() -> None:
     wire = Wire(routed("q")).open()
     wire.produce(exchange_delete(1, b"xo"))
     assert refusal(wire, wire.refused())[0] == 403
 
 
-def test_declares_of_other_types_pass_as_they_came() -> None:
+def test_declares_of_other_types_are_forwarded_unchanged() -> None:
     wire = Wire().open()
     frame = exchange_declare(1, b"logs", b"topic")
     assert wire.produce(frame) == frame

@@ -70,18 +70,18 @@ class Client:
         ({}, []),
     ],
 )
-def test_what_routes_choose_is_asked_about_where_it_exists(
+def test_permissions_are_checked_for_existing_routed_queues(
     entries: dict[str, Plain], chosen: list[Destination]
 ) -> None:
     assert Client("a", "b").chosen(entries) == chosen
 
 
-def test_not_all_queues_of_a_large_host_are_asked_about_at_once() -> None:
+def test_permission_checks_of_a_large_virtual_host_are_limited_in_number() -> None:
     client = Client(*(f"q{number}" for number in range(CHECKED_AT_ONCE + 10)))
     assert len(client.chosen({"x-addqre-ontrue": "."})) == CHECKED_AT_ONCE
 
 
-def test_however_many_are_asked_about_all_are_refused_where_the_broker_leaves_no_channel_to_ask_on() -> None:
+def test_all_permission_checks_fail_if_the_broker_allows_no_further_channel() -> None:
     wire = Wire(routed("z"), tuning=replace(TUNING, channel_max_upstream=TUNING.channel_max_producer))
     owned = wire.state.exchanges[b"xo"]
     destinations = [("queue", f"q{number}".encode()) for number in range(CHECKED_AT_ONCE)]
@@ -91,7 +91,7 @@ def test_however_many_are_asked_about_all_are_refused_where_the_broker_leaves_no
     assert owned.reach("").refused.keys() == set(destinations)
 
 
-def test_what_was_bound_for_a_client_stays_while_it_has_a_binding() -> None:
+def test_granted_bindings_are_kept_while_the_client_has_a_binding() -> None:
     client = Client()
     stored = client.bind(to_queue("a", {"x-addq-ontrue": "b"}))
     client.owned.grant(grant_key("", *B), B)
@@ -104,7 +104,7 @@ def test_what_was_bound_for_a_client_stays_while_it_has_a_binding() -> None:
     assert B not in client.owned.bound
 
 
-def test_what_others_need_stays() -> None:
+def test_granted_bindings_that_others_need_are_kept() -> None:
     client = Client()
     stored = client.bind(to_queue("a", {"x-addq-ontrue": "b"}))
     client.bind(to_queue("b"), "another")

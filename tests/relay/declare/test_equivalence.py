@@ -34,7 +34,7 @@ def test_integers_of_any_width_are_equal(letter: str) -> None:
     assert compared(LIMIT, ((b"max-payload-size", Value(letter, 10)),)) == ""
 
 
-def test_another_limit_is_told_with_both_values_and_types() -> None:
+def test_a_different_limit_is_reported_with_both_values_and_types() -> None:
     text = compared(LIMIT, ((b"max-payload-size", Value("l", 11)),))
     assert text == (
         "inequivalent arg 'max-payload-size' for exchange 'e' in vhost '/': received the value '11' of type 'long' "
@@ -42,30 +42,30 @@ def test_another_limit_is_told_with_both_values_and_types() -> None:
     )
 
 
-def test_a_limit_that_is_missing_is_none() -> None:
+def test_a_missing_limit_is_reported_as_none() -> None:
     assert compared(LIMIT, ()).endswith("received none but current is the value '10' of type 'signedint'")
     assert compared((), LIMIT).endswith("received the value '10' of type 'signedint' but current is none")
 
 
-def test_a_boolean_is_no_number() -> None:
+def test_a_boolean_does_not_equal_a_number() -> None:
     one: Table = ((b"max-payload-size", Value("I", 1)),)
     assert compared(one, ((b"max-payload-size", Value("t", True)),))
 
 
-def test_arguments_that_nobody_knows_are_ignored() -> None:
+def test_unknown_arguments_are_ignored() -> None:
     assert compared((), ((b"color", Value("S", b"red")),)) == ""
 
 
-def test_flags_are_told_before_arguments_as_the_broker_tells_them() -> None:
+def test_flags_are_compared_before_arguments_as_by_the_broker() -> None:
     text = compared(LIMIT, (), durable=False, auto_delete=True)
     assert text == "inequivalent arg 'durable' for exchange 'e' in vhost '/': received 'false' but current is 'true'"
 
 
-def test_what_a_rules_file_names_is_durable() -> None:
+def test_exchanges_of_rules_files_are_durable() -> None:
     assert compared((), (), declared=None) == ""
     assert "'durable'" in compared((), (), declared=None, durable=False)
 
 
-def test_another_type_is_told_before_all_else() -> None:
+def test_the_type_is_compared_first() -> None:
     text = compared(LIMIT, (), b"topic", durable=False)
     assert text == "inequivalent arg 'type' for exchange 'e' in vhost '/': received 'topic' but current is 'x-open'"

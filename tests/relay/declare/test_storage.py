@@ -29,11 +29,11 @@ def entries(*fields: tuple[bytes, Value]) -> bytes:
 
 
 @given(st.integers(0, LAST_SEQUENCE), st.binary(max_size=200), st.binary(max_size=255), st.text(max_size=300))
-def test_sequence_key_user_and_bytes_come_back(sequence: int, raw: bytes, key: bytes, client: str) -> None:
+def test_sequence_key_user_and_arguments_are_restored(sequence: int, raw: bytes, key: bytes, client: str) -> None:
     assert unpack(pack(sequence, raw, key, client)) == (sequence, key, client, raw)
 
 
-def test_what_was_cut_off_is_told_apart() -> None:
+def test_truncated_storage_keys_are_refused() -> None:
     whole = b64decode(pack(7, b"", b"key", "client"))
     for size in range(len(whole)):
         with pytest.raises(ValueError, match="expected at least"):
@@ -41,13 +41,13 @@ def test_what_was_cut_off_is_told_apart() -> None:
 
 
 @pytest.mark.parametrize("damaged", [b"", b"not base64!", b"AAAA", b"////////////"])
-def test_what_was_damaged_is_told_apart(damaged: bytes) -> None:
+def test_damaged_storage_keys_are_refused(damaged: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         unpack(damaged)
 
 
 @pytest.mark.parametrize("sequence", [LAST_SEQUENCE + 1, 2**64 - 1])
-def test_a_sequence_that_no_clock_gives_is_refused(sequence: int) -> None:
+def test_a_sequence_out_of_range_is_refused(sequence: int) -> None:
     with pytest.raises(ValueError, match="sequence"):
         unpack(pack(sequence, b""))
 
@@ -72,7 +72,7 @@ def test_equal_bindings_have_equal_keys_whatever_the_order_of_their_arguments() 
     assert storage_key("queue", b"q", b"", one).startswith(STORAGE)
 
 
-def test_types_destinations_and_keys_make_other_bindings() -> None:
+def test_different_types_destinations_and_keys_have_different_storage_keys() -> None:
     short, long = entries((b"a", Value("I", 1))), entries((b"a", Value("l", 1)))
     keys = {
         storage_key("queue", b"q", b"", short),

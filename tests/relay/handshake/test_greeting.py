@@ -36,14 +36,14 @@ def others(properties: Table) -> Table:
 
 @given(tables)
 @example(text(b"oxproxy_peer", b"forged"))
-def test_entries_of_the_broker_stay_and_ours_stands_behind_them(properties: Table) -> None:
+def test_broker_properties_are_kept_and_the_sidecars_are_appended(properties: Table) -> None:
     server = read_start(payload(start(encode_table(properties))), VERSION)
     assert server.frame == start(encode_table(others(properties) + OURS[:1]))
 
 
 @given(tables, st.binary(max_size=255).filter(lambda mechanism: mechanism != b"EXTERNAL"), st.binary(max_size=99))
 @example(text(b"oxproxy", b"forged") + text(b"oxproxy_peer", b"forged"), b"PLAIN", b"")
-def test_entries_mechanism_and_response_of_the_producer_stay(
+def test_client_properties_mechanism_and_response_are_kept(
     properties: Table, mechanism: bytes, response: bytes
 ) -> None:
     said = start_ok(encode_table(properties), mechanism, response)
@@ -51,13 +51,13 @@ def test_entries_mechanism_and_response_of_the_producer_stay(
     assert client.frame == start_ok(encode_table(others(properties) + OURS), mechanism, response)
 
 
-def test_nobody_can_pretend_to_come_through_a_proxy_or_from_elsewhere() -> None:
+def test_client_properties_can_not_forge_the_proxy_or_the_peer_address() -> None:
     forged = encode_table(text(b"oxproxy_peer", b"10.0.0.1:1") + text(b"a", b"b") + text(b"oxproxy", b"9"))
     client = read_start_ok(payload(start_ok(forged)), VERSION, PEER, 10**6)
     assert client.frame == start_ok(encode_table(text(b"a", b"b") + OURS))
 
 
-def test_our_entries_are_left_out_where_the_broker_would_not_take_the_larger_frame() -> None:
+def test_entries_are_not_added_if_the_frame_would_become_too_large() -> None:
     forged = text(b"oxproxy_peer", b"forged")
     entries = text(b"pad", bytes(FRAME_MIN_BYTES - 70))
     client = read_start_ok(payload(start_ok(encode_table(entries + forged))), VERSION, PEER, FRAME_MIN_BYTES)
@@ -88,7 +88,7 @@ def test_floor_of_the_frame_size_follows_the_version_of_rabbitmq(product: bytes,
     assert read_start(payload(start(entries)), VERSION).frame_min_bytes == floor
 
 
-def test_product_and_version_are_told_to_logs() -> None:
+def test_product_and_version_are_read_for_the_log() -> None:
     assert read_start(payload(start(SERVER_PROPERTIES)), VERSION).product == "RabbitMQ 3.10.8"
     assert read_start(payload(start(b"")), VERSION).product == ""
 
@@ -109,7 +109,7 @@ def test_product_and_version_are_told_to_logs() -> None:
         (b"OAUTHBEARER", b"\0guest\0s3cret", ""),
     ],
 )
-def test_user_is_read_where_the_mechanism_says_it_and_the_password_never(
+def test_the_user_is_read_from_known_mechanisms_and_the_password_never(
     mechanism: bytes, response: bytes, user: str
 ) -> None:
     client = read_start_ok(payload(start_ok(CLIENT_PROPERTIES, mechanism, response)), VERSION, PEER, 4096)
@@ -135,13 +135,13 @@ def test_connection_name_and_capabilities_are_read() -> None:
     assert (client.name, client.capabilities) == ("orders", frozenset({b"authentication_failure_close"}))
 
 
-def test_capability_that_is_not_true_is_none() -> None:
+def test_a_capability_that_is_not_true_does_not_count() -> None:
     capabilities = Value("F", ((b"a", Value("t", False)), (b"b", Value("S", b"true")), (b"c", Value("t", True))))
     entries = encode_table(((b"capabilities", capabilities), (b"capabilities", Value("V", None))))
     assert read_start_ok(payload(start_ok(entries)), VERSION, PEER, 4096).capabilities == {b"c"}
 
 
-def test_own_start_says_what_a_client_needs_to_answer() -> None:
+def test_the_sidecars_start_contains_what_a_client_needs() -> None:
     (own,) = split(own_start(VERSION))
     assert own.name == "Connection.Start"
     assert (own.arguments["version_major"], own.arguments["version_minor"]) == (0, 9)

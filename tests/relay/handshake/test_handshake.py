@@ -51,7 +51,7 @@ def refusal(handshake: Handshake) -> tuple[object, ...]:
     return tuple(closed.arguments.values())
 
 
-def test_whole_conversation_opens_with_each_word_passed_on_once() -> None:
+def test_a_complete_handshake_forwards_each_frame_once() -> None:
     handshake = new()
     heard = []
     for side, data in CONVERSATION:
@@ -74,7 +74,7 @@ def test_whole_conversation_opens_with_each_word_passed_on_once() -> None:
     assert handshake.ending is None
 
 
-def test_upstream_is_wanted_as_soon_as_the_protocol_header_is_whole() -> None:
+def test_the_upstream_is_requested_when_the_protocol_header_is_complete() -> None:
     handshake = new()
     for at_byte in range(8):
         assert not handshake.wants_upstream
@@ -98,7 +98,7 @@ def test_upstream_is_wanted_as_soon_as_the_protocol_header_is_whole() -> None:
         (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", "TLS on a port without TLS"),
     ],
 )
-def test_wrong_protocol_header_is_answered_with_ours_and_closed(header: bytes, seen: str) -> None:
+def test_a_wrong_protocol_header_is_answered_with_the_supported_one_and_closed(header: bytes, seen: str) -> None:
     handshake = new()
     handshake.receive_from_producer(header)
     assert handshake.to_producer == [PROTOCOL_HEADER]
@@ -107,7 +107,7 @@ def test_wrong_protocol_header_is_answered_with_ours_and_closed(header: bytes, s
     assert handshake.ending == Ending(HandshakeSide.PRODUCER, 0, f"{seen}, expected the protocol header AMQP 0 0 9 1")
 
 
-def test_the_header_of_amqp_0_9_is_taken_and_the_broker_gets_ours() -> None:
+def test_the_amqp_0_9_header_is_accepted_and_the_broker_gets_0_9_1() -> None:
     handshake = new()
     for byte in b"AMQP\x01\x01\x00\x09":
         assert not handshake.wants_upstream
@@ -116,19 +116,19 @@ def test_the_header_of_amqp_0_9_is_taken_and_the_broker_gets_ours() -> None:
     assert (handshake.to_upstream, handshake.to_producer) == ([PROTOCOL_HEADER], [])
 
 
-def test_start_keeps_the_brokers_own_bytes_and_gains_our_version() -> None:
+def test_start_keeps_the_brokers_bytes_and_adds_the_version() -> None:
     handshake = at(State.AWAITING_START)
     handshake.receive_from_upstream(start())
     assert said_to_producer(handshake) == start(SERVER_PROPERTIES + encode_table(OURS[:1]))
 
 
-def test_start_ok_keeps_the_producers_own_bytes_and_gains_version_and_peer() -> None:
+def test_start_ok_keeps_the_producers_bytes_and_adds_version_and_peer() -> None:
     handshake = at(State.AWAITING_START_OK)
     handshake.receive_from_producer(start_ok())
     assert said_to_upstream(handshake) == start_ok(CLIENT_PROPERTIES + encode_table(OURS))
 
 
-def test_leftovers_of_both_sides_are_kept_for_the_relay() -> None:
+def test_input_after_the_handshake_is_kept_for_the_relay() -> None:
     handshake = at(State.AWAITING_OPEN)
     handshake.receive_from_producer(OPEN + b"pipelined")
     assert handshake.leftover_producer == b"pipelined"
@@ -138,7 +138,7 @@ def test_leftovers_of_both_sides_are_kept_for_the_relay() -> None:
     assert (handshake.leftover_producer, handshake.leftover_upstream) == (b"pipelined more", b"blocked")
 
 
-def test_producer_that_says_everything_at_once_gets_its_turns_all_the_same() -> None:
+def test_a_producer_may_send_all_its_handshake_frames_at_once() -> None:
     handshake = new()
     handshake.receive_from_producer(PROTOCOL_HEADER + start_ok() + tune_ok() + OPEN + b"publish")
     handshake.receive_from_upstream(start())
@@ -201,7 +201,7 @@ def test_close_of_the_broker_before_start_ok_waits_for_it() -> None:
     assert said_to_upstream(handshake) == CLOSE_OK
 
 
-def test_unreachable_broker_is_a_start_of_our_own_and_a_320_behind_start_ok() -> None:
+def test_an_unreachable_broker_is_reported_with_320_after_start_ok() -> None:
     handshake = at(State.AWAITING_START)
     handshake.upstream_lost(UNREACHABLE)
     own = only(said_to_producer(handshake))
@@ -219,14 +219,14 @@ def test_unreachable_broker_is_a_start_of_our_own_and_a_320_behind_start_ok() ->
     assert handshake.close_after_flush_producer
 
 
-def test_start_ok_that_came_early_is_refused_at_once_when_the_broker_is_not_there() -> None:
+def test_an_early_start_ok_is_refused_immediately_if_the_broker_is_unreachable() -> None:
     handshake = new()
     handshake.receive_from_producer(PROTOCOL_HEADER + start_ok())
     handshake.upstream_lost(UNREACHABLE)
     assert names(b"".join(handshake.to_producer)) == ["Connection.Start", "Connection.Close"]
 
 
-def test_broker_that_does_not_answer_is_named_in_the_text() -> None:
+def test_a_broker_timeout_is_reported_in_the_reply_text() -> None:
     handshake = at(State.AWAITING_OPEN_OK)
     assert handshake.waiting_for is HandshakeSide.UPSTREAM
     handshake.upstream_lost(UpstreamError(UpstreamFailure.TIMEOUT, "no answer within 10 s"))
@@ -243,13 +243,13 @@ def test_refused_login_without_the_capability_is_a_closed_socket_as_at_the_broke
     assert handshake.ending.side is HandshakeSide.UPSTREAM
 
 
-def test_broker_that_drops_a_client_with_the_capability_is_a_lost_one() -> None:
+def test_a_dropped_login_despite_the_capability_is_a_lost_upstream() -> None:
     handshake = at(State.AWAITING_TUNE)
     handshake.upstream_lost(None)
     assert refusal(handshake) == (320, "CONNECTION_FORCED - upstream connection lost", 0, 0)
 
 
-def test_broker_of_another_protocol_is_named_as_such() -> None:
+def test_a_broker_with_another_protocol_is_reported() -> None:
     handshake = at(State.AWAITING_START)
     handshake.receive_from_upstream(b"AMQP\x00\x01\x00\x00")
     handshake.receive_from_producer(start_ok())
@@ -267,7 +267,7 @@ def test_producer_that_closes_gets_its_close_ok_before_the_socket_ends() -> None
     assert handshake.ending == Ending(HandshakeSide.PRODUCER, 200, "bye")
 
 
-def test_producer_that_vanishes_takes_the_upstream_with_it() -> None:
+def test_the_upstream_is_closed_when_the_producer_disconnects() -> None:
     handshake = at(State.AWAITING_TUNE_OK)
     handshake.producer_lost()
     assert handshake.close_upstream
@@ -275,7 +275,7 @@ def test_producer_that_vanishes_takes_the_upstream_with_it() -> None:
     assert handshake.ending == Ending(HandshakeSide.PRODUCER, 0, "disconnected while waiting for Connection.TuneOk")
 
 
-def test_everything_but_close_ok_is_discarded_after_our_close() -> None:
+def test_after_the_sidecars_close_all_input_except_close_ok_is_discarded() -> None:
     handshake = at(State.CLOSING)
     handshake.receive_from_producer(tune_ok() + frame(2, 1, bytes(14)) + HEARTBEAT + frame(1, 5, b"\0\x14\0\x0a\0"))
     handshake.receive_from_upstream(tune())
@@ -312,7 +312,7 @@ def test_malformed_bytes_are_refused_with_the_ids_of_the_method_that_they_belong
     assert handshake.close_after_flush_producer is (code == 501)
 
 
-def test_producer_that_talks_on_while_the_broker_thinks_is_held_to_the_limit() -> None:
+def test_input_during_a_pending_broker_reply_is_limited() -> None:
     handshake = at(State.AWAITING_TUNE, HandshakeLimits(waiting_bytes=5000))
     handshake.receive_from_producer(bytes(5000))
     assert handshake.state is State.AWAITING_TUNE
@@ -322,7 +322,7 @@ def test_producer_that_talks_on_while_the_broker_thinks_is_held_to_the_limit() -
     assert handshake.close_upstream
 
 
-def test_password_is_not_kept_once_it_is_sent() -> None:
+def test_the_password_is_not_kept_after_it_is_sent() -> None:
     handshake = at(State.AWAITING_TUNE)
     seen: list[object] = []
     todo: list[object] = [handshake]
@@ -338,7 +338,7 @@ def test_password_is_not_kept_once_it_is_sent() -> None:
 
 
 @pytest.mark.parametrize("state", [State.OPEN, State.CLOSED, State.CLOSING, State.REFUSING, State.AWAITING_HEADER])
-def test_losing_an_upstream_that_does_not_matter_changes_nothing(state: State) -> None:
+def test_losing_an_unneeded_upstream_changes_nothing(state: State) -> None:
     handshake = at(state)
     handshake.upstream_lost(UNREACHABLE)
     assert handshake.state is state

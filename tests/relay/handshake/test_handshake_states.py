@@ -143,7 +143,7 @@ def test_every_input_of_the_broker_in_every_state(state: HandshakeState) -> None
 
 
 @given(st.lists(st.lists(st.integers(0, 999), max_size=6), min_size=len(CONVERSATION), max_size=len(CONVERSATION)))
-def test_pieces_make_no_difference(cuts: list[list[int]]) -> None:
+def test_the_handshake_does_not_depend_on_chunking(cuts: list[list[int]]) -> None:
     whole, chunked = new(), new()
     for (side, data), where in zip(CONVERSATION, cuts, strict=True):
         last = b"behind" if data in (OPEN, OPEN_OK) else b""
@@ -190,7 +190,7 @@ def _is_told_in_order(told: list[str]) -> bool:
 
 
 @given(st.sampled_from(State), _events)
-def test_whatever_comes_whenever_both_sides_are_told_well_formed_words_in_order(
+def test_for_any_input_both_sides_get_valid_methods_in_order(
     state: HandshakeState, events: list[tuple[str, bytes]]
 ) -> None:
     limit = 6000

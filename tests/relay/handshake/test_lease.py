@@ -45,18 +45,18 @@ def say(stand_in: LeaseNegotiation, *frames: bytes) -> bytes:
     return b"".join(stand_in.take([frame]) for frame in frames)
 
 
-def test_with_none_kept_everything_passes_and_is_noted() -> None:
+def test_without_a_kept_connection_the_handshake_is_forwarded_and_recorded() -> None:
     lease = leased()
     assert (lease.start, lease.tune, lease.open_ok) == (START, TUNE, OPEN_OK)
     assert (lease.tune_ok, lease.open) == (TUNE_OK, OPEN)
 
 
-def test_no_secret_is_kept() -> None:
+def test_no_password_is_kept_in_a_lease() -> None:
     lease = leased()
     assert not [name for name in Lease.__slots__ if b"s3cret" in getattr(lease, name)]
 
 
-def test_a_producer_of_the_same_login_is_answered_without_the_broker() -> None:
+def test_a_producer_with_the_same_login_is_answered_without_the_broker() -> None:
     kept = leased()
     stand_in = new(kept)
     assert say(stand_in, PROTOCOL_HEADER, START_OK) == START + TUNE
@@ -75,7 +75,7 @@ def test_a_producer_of_the_same_login_is_answered_without_the_broker() -> None:
     ],
     ids=["password", "mechanism", "capabilities"],
 )
-def test_another_login_is_the_brokers_to_judge(other: bytes) -> None:
+def test_another_login_is_forwarded_to_the_broker(other: bytes) -> None:
     stand_in = new(leased())
     assert say(stand_in, PROTOCOL_HEADER) == START
     assert say(stand_in, other) == b""
@@ -97,7 +97,9 @@ def test_another_login_is_the_brokers_to_judge(other: bytes) -> None:
     ids=["limits", "virtual host"],
 )
 @pytest.mark.parametrize("together", [True, False])
-def test_what_differs_later_is_caught_up_with_the_broker(tune_ok: bytes, opened: bytes, together: bool) -> None:
+def test_a_later_difference_replays_the_handshake_with_the_broker(
+    tune_ok: bytes, opened: bytes, together: bool
+) -> None:
     stand_in = new(leased())
     assert say(stand_in, PROTOCOL_HEADER, START_OK) == START + TUNE
     said = stand_in.take([tune_ok, opened]) if together else say(stand_in, tune_ok, opened)
@@ -110,7 +112,7 @@ def test_what_differs_later_is_caught_up_with_the_broker(tune_ok: bytes, opened:
     assert (stand_in.lease.open_ok, stand_in.lease.open) == (OPEN_OK, opened)
 
 
-def test_a_broker_that_answers_otherwise_by_now_is_said() -> None:
+def test_a_changed_reply_of_the_broker_is_reported() -> None:
     stand_in = new(leased())
     say(stand_in, PROTOCOL_HEADER, START_OK, TUNE_OK, method(0, commands.Connection.Open("other")))
     stand_in.receive_from_upstream(START)
@@ -119,7 +121,7 @@ def test_a_broker_that_answers_otherwise_by_now_is_said() -> None:
     assert stand_in.lease.open_ok == b""
 
 
-def test_answers_in_any_pieces_are_the_same() -> None:
+def test_a_lease_does_not_depend_on_chunking() -> None:
     stand_in = new()
     say(stand_in, PROTOCOL_HEADER)
     assert b"".join(stand_in.receive_from_upstream(bytes((octet,))) for octet in START) == START
@@ -129,7 +131,7 @@ def test_answers_in_any_pieces_are_the_same() -> None:
 
 
 @pytest.mark.parametrize("wrong", [b"AMQP\x00\x00\x09\x00", b"HTTP/1.1 400", b"\x01\0\0\0\0\0\x04\0\x0a\0\x0a\0"])
-def test_what_is_no_amqp_passes_for_the_handshake_to_say_so(wrong: bytes) -> None:
+def test_input_that_is_not_amqp_is_left_to_the_handshake(wrong: bytes) -> None:
     stand_in = new()
     say(stand_in, PROTOCOL_HEADER)
     assert stand_in.receive_from_upstream(wrong) == wrong
@@ -147,7 +149,7 @@ def test_a_mechanism_of_several_steps_is_never_kept() -> None:
     assert stand_in.lease.open_ok == b""
 
 
-def test_the_first_that_fits_is_taken() -> None:
+def test_the_first_matching_connection_is_used() -> None:
     other, first, second = leased(start_ok(CLIENT_PROPERTIES, response=b"\0a\0b")), leased(), leased()
     stand_in = new(other, first, second)
     say(stand_in, PROTOCOL_HEADER, START_OK, TUNE_OK, OPEN)

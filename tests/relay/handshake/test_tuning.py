@@ -20,7 +20,9 @@ OURS = 131072
         (TuningLimits(65535, 2**32 - 1, 65535), TuningLimits(65534, 131072, 65535)),
     ],
 )
-def test_offer_keeps_the_top_channel_and_our_frame_size(broker: TuningLimits, offered: TuningLimits) -> None:
+def test_the_offer_reserves_the_top_channel_and_limits_the_frame_size(
+    broker: TuningLimits, offered: TuningLimits
+) -> None:
     assert offer(broker, OURS) == offered
 
 
@@ -34,13 +36,13 @@ def test_offer_keeps_the_top_channel_and_our_frame_size(broker: TuningLimits, of
         (TuningLimits(1, 0, 0), TuningLimits(0, 0, 0), Tuning(1, 1, 131072, 131072, 0, 0)),
     ],
 )
-def test_agreement_has_one_channel_more_upstream_and_a_heartbeat_on_each_side(
+def test_the_upstream_has_one_more_channel_and_each_side_its_heartbeat(
     broker: TuningLimits, answer: TuningLimits, agreed: Tuning
 ) -> None:
     assert agree(broker, offer(broker, OURS), answer) == agreed
 
 
-def test_frames_differ_where_the_broker_takes_no_smaller_ones() -> None:
+def test_frame_sizes_differ_if_the_broker_requires_larger_ones() -> None:
     broker = TuningLimits(2047, 131072, 60)
     tuning = agree(broker, offer(broker, OURS), TuningLimits(10, 4096, 60), FRAME_MIN_BYTES_4_1)
     assert (tuning.frame_max_producer, tuning.frame_max_upstream) == (4096, 8192)
@@ -54,7 +56,7 @@ def test_frames_differ_where_the_broker_takes_no_smaller_ones() -> None:
         (TuningLimits(0, 4095, 0), "negotiated frame_max = 4095 is lower than the minimum allowed value (4096)"),
     ],
 )
-def test_answer_outside_the_offer_is_a_530_in_the_words_of_rabbitmq(answer: TuningLimits, text: str) -> None:
+def test_a_tune_ok_outside_the_offer_is_a_530_with_the_text_of_rabbitmq(answer: TuningLimits, text: str) -> None:
     broker = TuningLimits(2047, 131072, 60)
     with pytest.raises(ProtocolError) as refused:
         agree(broker, offer(broker, OURS), answer)

@@ -57,13 +57,13 @@ def test_a_carrier_of_another_name_moves_the_publish() -> None:
     assert found.copies == (Copy(b"carried", None, (token(*A),), moved=True),)
 
 
-def test_what_is_known_to_be_missing_is_not_asked_for() -> None:
+def test_destinations_known_to_be_missing_are_not_requested() -> None:
     found = leaves(xo(Delivery.CARRIER, A), (b"a", b"b"), missing=(B,))
     assert found.copies[0].bcc == (token(*A),)
     assert found.unbound == ()
 
 
-def test_a_filtered_message_wakes_it() -> None:
+def test_a_filtered_message_is_sent_to_the_alternate_exchange() -> None:
     found = leaves(xo(alternate="ae"), outcome=Outcome.FILTERED, alternate=True)
     assert found.copies == (Copy(b"xo", None, (), moved=False),)
 
@@ -71,7 +71,7 @@ def test_a_filtered_message_wakes_it() -> None:
 # -- queue delivery ---------------------------------------------------------------------------------------------------
 
 
-def test_an_exchange_that_is_not_known_to_exist_is_asked_for_before_it_is_published_to() -> None:
+def test_an_unknown_destination_exchange_is_looked_up_before_publishing_to_it() -> None:
     found = leaves(xo(Delivery.QUEUE, E), (b"a",), (b"e", b"f"))
     assert found.copies[1:] == (Copy(b"e", None, (), moved=True),)
     assert found.unbound == (F,)
@@ -80,26 +80,26 @@ def test_an_exchange_that_is_not_known_to_exist_is_asked_for_before_it_is_publis
     assert found.unbound == ()
 
 
-def test_missing_queues_are_left_out_of_queue_delivery() -> None:
+def test_queue_delivery_skips_missing_queues() -> None:
     found = leaves(xo(Delivery.QUEUE), (b"a", b"b"), missing=(A,))
     assert found.copies == (Copy(b"", b"b", (), moved=True, hide_cc=True),)
 
 
-def test_where_all_queues_are_missing_the_first_is_tried() -> None:
+def test_if_all_queues_are_missing_the_first_is_used() -> None:
     found = leaves(xo(Delivery.QUEUE), (b"a", b"b"), missing=(A, B))
     assert found.copies == (Copy(b"", b"a", (), moved=True, hide_cc=True),)
 
 
-def test_no_destination_goes_where_nobody_is() -> None:
+def test_without_a_destination_the_publish_is_unroutable() -> None:
     assert leaves(xo(Delivery.QUEUE)).copies == (NOBODY,)
 
 
-def test_no_destination_goes_to_the_alternate_exchange_under_the_producers_key() -> None:
+def test_without_a_destination_the_alternate_exchange_gets_the_producers_key() -> None:
     found = leaves(xo(Delivery.QUEUE, alternate="ae"), alternate=True)
     assert found.copies == (Copy(b"ae", None, (), moved=True),)
 
 
-def test_a_name_that_is_no_text_is_a_queue_that_can_not_exist() -> None:
+def test_a_name_that_is_not_utf8_is_a_missing_queue() -> None:
     found = leaves(xo(Delivery.QUEUE), (b"\xff", b"a"), (b"\xfe",))
     assert found.copies == (Copy(b"", b"a", (), moved=True, hide_cc=True),)
 
@@ -117,19 +117,19 @@ QUEUE_COPY = Copy(b"", b"a", (b"b",), moved=True, hide_cc=True)
 
 @pytest.mark.parametrize("wrong", [Value("S", b"key"), Value("V", None), Value("I", 1), Value("F", ())])
 @pytest.mark.parametrize("copy", [BESIDE, QUEUE_COPY], ids=["carrier", "queue"])
-def test_a_bcc_that_is_no_array_goes_to_the_broker_as_it_is(copy: Copy, wrong: Value) -> None:
+def test_a_bcc_that_is_not_an_array_is_forwarded_unchanged(copy: Copy, wrong: Value) -> None:
     own = encode_table(((b"BCC", wrong), (b"BCC", many("x")), (b"x-original-address", Value("S", b"forged"))))
     assert table_entries(own, copy, FROM) == own
 
 
-def test_cc_is_moved_aside_where_it_would_route() -> None:
+def test_cc_is_renamed_if_it_would_route() -> None:
     own = ((b"CC", many("x")), (b"type", Value("S", b"report")), (b"CC", many("y")))
     found = decoded(table_entries(encode_table(own), QUEUE_COPY, FROM))
     assert found[:3] == (own[1], (CC_ASIDE, many("x")), (CC_ASIDE, many("y")))
     assert found[3:] == (*decoded(entry(FROM, OriginalAddress(b"", b"a"))), (b"BCC", many("b")))
 
 
-def test_a_cc_that_is_no_array_is_left_for_the_broker_to_refuse() -> None:
+def test_a_cc_that_is_not_an_array_is_left_for_the_broker_to_refuse() -> None:
     found = decoded(table_entries(encode_table(table(CC="x")), QUEUE_COPY, FROM))
     assert found[0] == (b"CC", Value("S", b"x"))
 

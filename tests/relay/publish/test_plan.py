@@ -52,7 +52,7 @@ def test_a_message_without_a_table_gets_one() -> None:
 
 
 @pytest.mark.parametrize("headers", [None, (), table(type="other")])
-def test_without_a_destination_not_a_byte_changes(headers: Table | None) -> None:
+def test_without_a_destination_the_header_is_unchanged(headers: Table | None) -> None:
     message = publish(headers=headers, body=b"", content_type=b"text/plain")
     assert forwarded(Wire(routed("a")), message) == message
 
@@ -75,7 +75,7 @@ def test_properties_survive_the_tokens(fields: dict[str, bytes | int], entries: 
 
 
 @given(properties(), tables(), st.sampled_from([b"", b"q", b"k" * 255]), st.sampled_from(Delivery))
-def test_copies_are_encoded_as_the_pass_encodes_them(
+def test_copies_have_the_same_encoding_as_on_the_fast_path(
     fields: dict[str, bytes | int], entries: Table, key: bytes, delivery: Delivery
 ) -> None:
     wire = Wire(ruled(to_queue("a"), delivery=delivery))
@@ -86,7 +86,7 @@ def test_copies_are_encoded_as_the_pass_encodes_them(
     assert b"".join(copy_frames(out.copies[0], OriginalAddress(b"xo", key), start.raw, header.raw)) == left
 
 
-def test_a_header_longer_than_what_it_holds_is_malformed_not_read_over() -> None:
+def test_a_header_that_ends_within_a_property_is_malformed() -> None:
     for flags, rest in [
         (0x8000, b"\xff" + b"t" * 20),
         (0x8000, b""),
@@ -125,7 +125,7 @@ def test_equal_messages_are_decided_once() -> None:
     assert asked(wire) == 1
 
 
-def test_headers_that_no_rule_mentions_do_not_matter() -> None:
+def test_headers_that_no_rule_uses_do_not_cause_a_new_decision() -> None:
     wire = Wire(routed("a"))
     for number in range(5):
         message = publish(headers=(*REPORT, (b"n", Value("I", number))), body=b"", message_id=b"%d" % number)
@@ -133,14 +133,14 @@ def test_headers_that_no_rule_mentions_do_not_matter() -> None:
     assert asked(wire) == 1
 
 
-def test_a_header_that_a_rule_mentions_does() -> None:
+def test_a_header_that_a_rule_uses_causes_a_new_decision() -> None:
     wire = Wire(routed("a"))
     assert chosen(wire, publish()) == (b"a",)
     assert chosen(wire, publish(headers=table(type="other"))) == ()
     assert asked(wire) == 2
 
 
-def test_the_first_of_two_headers_of_a_name_is_not_mixed_up_with_the_second() -> None:
+def test_duplicate_headers_in_another_order_are_decided_separately() -> None:
     wire = Wire(routed("a"))
     twice = [table(type="report") + table(type="other"), table(type="other") + table(type="report")]
     outcomes = [chosen(wire, publish(headers=headers)) for headers in twice]
@@ -152,13 +152,13 @@ def keyed() -> VhostState:
     return ruled(to_queue("a", {"x-?rk=": "yes"}))
 
 
-def test_the_routing_key_matters_where_a_rule_looks_at_it() -> None:
+def test_a_routing_key_that_a_rule_uses_causes_a_new_decision() -> None:
     wire = Wire(keyed())
     found = [chosen(wire, publish(key)) for key in ("yes", "no", "yes")]
     assert found == [(b"a",), (), (b"a",)]
 
 
-def test_a_moved_message_keeps_its_own_key_though_the_decision_is_shared() -> None:
+def test_messages_with_a_shared_decision_keep_their_routing_keys() -> None:
     wire = Wire(routed("a", delivery=Delivery.QUEUE))
     for key in ("one", "two"):
         head = forwarded(wire, publish(key))
@@ -166,13 +166,13 @@ def test_a_moved_message_keeps_its_own_key_though_the_decision_is_shared() -> No
     assert asked(wire) == 1
 
 
-def test_properties_and_sizes_matter_where_a_rule_looks_at_them() -> None:
+def test_properties_and_sizes_that_a_rule_uses_cause_a_new_decision() -> None:
     wire = Wire(ruled(to_queue("a", {"x-?pr= priority": 3})))
     found = [chosen(wire, publish(priority=number)) for number in (3, 4, 3)]
     assert found == [(b"a",), (), (b"a",)]
 
 
-def test_with_a_clock_a_decision_holds_for_its_second() -> None:
+def test_with_a_clock_rule_a_decision_is_cached_for_one_second() -> None:
     wire = Wire(ruled(to_queue("a", {"x-?dture": "080000"})))
     found = []
     for seconds in (0.0, 0.9, 1.1, 1.9):
@@ -182,7 +182,7 @@ def test_with_a_clock_a_decision_holds_for_its_second() -> None:
     assert asked(wire) == 2
 
 
-def test_queue_names_matter_where_a_rule_looks_at_them() -> None:
+def test_queue_names_that_a_rule_uses_cause_a_new_decision() -> None:
     of = ruled(to_queue("a", {"x-addqre-ontrue": "^jobs"}), bound=[("queue", b"a"), ("queue", b"jobs.1")])
     wire = Wire(of)
     message = publish(body=b"")
@@ -194,7 +194,7 @@ def test_queue_names_matter_where_a_rule_looks_at_them() -> None:
 # -- bounds -----------------------------------------------------------------------------------------------------------
 
 
-def test_decisions_are_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_cached_decisions_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "EXCHANGE_ENTRIES", 4)
     wire = Wire(ruled(to_queue("a", {"x-?hkv= n": 1})))
     for number in range(23):
@@ -204,7 +204,7 @@ def test_decisions_are_forgotten_when_there_are_too_many(monkeypatch: pytest.Mon
         assert len(plan_of(wire).decisions) <= 4
 
 
-def test_no_decision_is_kept_for_a_while_where_none_was_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caching_pauses_if_no_cached_decision_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "EXCHANGE_ENTRIES", 4)
     wire = Wire(ruled(to_queue("a", {"x-?hkv= n": 1})))
     kept = []
@@ -215,7 +215,7 @@ def test_no_decision_is_kept_for_a_while_where_none_was_found_again(monkeypatch:
     assert wire.plans.counters.cache_bypassed == 4 * 16
 
 
-def test_decisions_are_kept_on_where_some_were_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caching_continues_if_cached_decisions_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "EXCHANGE_ENTRIES", 4)
     wire = Wire(ruled(to_queue("a", {"x-?hkv= n": 1})))
     for number in (1, 1, 2, 3, 4, 5):
@@ -223,7 +223,7 @@ def test_decisions_are_kept_on_where_some_were_found_again(monkeypatch: pytest.M
     assert len(plan_of(wire).decisions) == 1
 
 
-def test_decisions_are_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_cached_decisions_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_module, "EXCHANGE_BYTES", 10_000)
     wire = Wire(ruled(to_queue("a", {"x-?hkv= n": "x"})))
     for number in range(50):
@@ -231,7 +231,7 @@ def test_decisions_are_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> 
         assert len(plan_of(wire).decisions) * 400 <= 10_000
 
 
-def test_messages_that_differ_share_one_form_where_the_same_was_decided() -> None:
+def test_messages_with_equal_decisions_share_one_outgoing_form() -> None:
     wire = Wire(ruled(to_queue("a", {"x-?hkv>= n": 10}), to_queue("b", {"x-?hkv>= n": 50})))
     for number in range(100):
         forwarded(wire, publish(headers=table(n=number), body=b""))
@@ -245,7 +245,7 @@ def test_messages_that_differ_share_one_form_where_the_same_was_decided() -> Non
     ]
 
 
-def test_large_facts_are_not_kept() -> None:
+def test_large_facts_are_not_cached() -> None:
     wire = Wire(ruled(to_queue("a", {"x-?hkv= n": "x"})))
     for _ in range(2):
         forwarded(wire, publish(headers=table(n="x" * FACTS_BYTES), body=b""))
@@ -253,7 +253,7 @@ def test_large_facts_are_not_kept() -> None:
     assert asked(wire) == 2
 
 
-def test_the_decisions_of_the_process_are_bounded_and_the_largest_cache_goes() -> None:
+def test_the_cache_size_of_the_process_is_limited_and_the_largest_cache_is_cleared() -> None:
     caches = DecisionCaches(limit_bytes=20_000)
     wires = []
     for _ in range(2):

@@ -80,7 +80,7 @@ REQUESTS: list[base.Frame] = [
 
 
 @pytest.mark.parametrize("command", REQUESTS, ids=lambda one: one.name)
-def test_a_request_goes_to_the_broker_as_it_is(command: base.Frame) -> None:
+def test_a_request_is_forwarded_unchanged(command: base.Frame) -> None:
     wire = Wire(routed("a")).open()
     assert wire.produce(method(1, command)) == method(1, command)
     assert wire.producer() == b""
@@ -95,7 +95,7 @@ def test_a_request_goes_to_the_broker_as_it_is(command: base.Frame) -> None:
         method(0, commands.Connection.UpdateSecret("secret", "it is time")),
     ],
 )
-def test_what_only_rabbitmq_knows_goes_to_it_too(frames: bytes) -> None:
+def test_rabbitmq_extensions_are_forwarded(frames: bytes) -> None:
     assert Wire().open().produce(frames) == frames
 
 
@@ -130,7 +130,7 @@ def test_an_unknown_method_is_not_implemented(index: int) -> None:
     ],
     ids=lambda one: one.name,
 )
-def test_what_only_a_broker_says_is_a_command_invalid(command: base.Frame) -> None:
+def test_a_method_that_only_brokers_send_is_a_command_invalid(command: base.Frame) -> None:
     index = command.index
     assert Wire().open().fault(method(1, command)) == (503, divmod(index, 1 << 16))
 
@@ -140,7 +140,7 @@ def test_content_on_channel_0_is_an_unexpected_frame(kind: int) -> None:
     assert Wire().open().fault(frame(kind, 0, b"x" * 20)) == (505, (0, 0))
 
 
-def test_a_channels_method_on_channel_0_is_a_channel_error() -> None:
+def test_a_channel_method_on_channel_0_is_a_channel_error() -> None:
     assert Wire().open().fault(method(0, commands.Basic.Ack(1))) == (504, (60, 80))
 
 
@@ -163,7 +163,7 @@ def test_a_channel_above_the_agreed_number_is_not_allowed() -> None:
     assert wire.fault(say(top + 1, commands.Channel.Open())) == (530, (0, 0))
 
 
-def test_the_fault_is_kept_for_the_log_and_counted_once() -> None:
+def test_a_protocol_error_is_recorded_for_the_log_and_counted_once() -> None:
     wire = Wire().open()
     wire.produce(frame(9, 1, b""), frame(9, 1, b""))
     wire.produce(frame(9, 1, b""))
@@ -181,7 +181,7 @@ def test_immediate_is_left_for_the_broker_to_refuse() -> None:
 # -- closing channels -------------------------------------------------------------------------------------------------
 
 
-def test_a_close_of_the_producer_is_the_brokers_to_answer() -> None:
+def test_a_close_of_the_producer_is_answered_by_the_broker() -> None:
     wire = Wire().open()
     assert wire.produce(CLOSE) == CLOSE
     assert wire.answer(CLOSE_OK) == CLOSE_OK
@@ -189,7 +189,7 @@ def test_a_close_of_the_producer_is_the_brokers_to_answer() -> None:
     assert wire.counters.relays["/"].channels == 0
 
 
-def test_behind_a_close_of_the_broker_the_producers_frames_are_discarded_until_its_close_ok() -> None:
+def test_after_a_close_of_the_broker_producer_frames_are_discarded_until_close_ok() -> None:
     wire = Wire(routed("a")).open(1, 2)
     assert wire.answer(NOT_FOUND) == NOT_FOUND
     other = publish(channel=2)
@@ -199,7 +199,7 @@ def test_behind_a_close_of_the_broker_the_producers_frames_are_discarded_until_i
     assert wire.producer() == b""
 
 
-def test_the_number_of_a_channel_the_broker_closed_is_free_behind_the_close_ok() -> None:
+def test_the_number_of_a_channel_closed_by_the_broker_is_free_after_close_ok() -> None:
     wire = Wire(routed("a")).open(confirm=True)
     wire.produce(publish())
     for _ in range(3):
@@ -212,9 +212,7 @@ def test_the_number_of_a_channel_the_broker_closed_is_free_behind_the_close_ok()
 
 @pytest.mark.parametrize("to", ["amq.direct", "xo"])
 @pytest.mark.parametrize("sent", [1, 2, 3])
-def test_a_content_that_has_begun_upstream_is_brought_to_its_end_though_its_channel_is_closed(
-    to: str, sent: int
-) -> None:
+def test_a_content_sent_in_part_is_completed_although_its_channel_is_closed(to: str, sent: int) -> None:
     """RabbitMQ closes the whole connection if a close-ok arrives in the middle of a content."""
     wire = Wire(routed("a")).open()
     message = publish(to=to, body=bytes(300_000))
@@ -227,14 +225,14 @@ def test_a_content_that_has_begun_upstream_is_brought_to_its_end_though_its_chan
     assert left == (expected if begun else b"") + CLOSE_OK
 
 
-def test_a_method_in_the_middle_of_such_a_content_is_an_unexpected_frame() -> None:
+def test_a_method_within_a_content_of_a_closed_channel_is_an_unexpected_frame() -> None:
     wire = Wire().open()
     wire.produce(b"".join(one.raw for one in split(publish(body=bytes(100)))[:2]))
     wire.answer(NOT_FOUND)
     assert wire.fault(CLOSE_OK) == (505, (60, 40))
 
 
-def test_closes_that_cross_are_both_answered_where_the_brokers_comes_first() -> None:
+def test_crossing_closes_are_both_answered_if_the_brokers_is_first() -> None:
     wire = Wire().open()
     wire.answer(NOT_FOUND)
     assert wire.produce(CLOSE) == b""
@@ -243,7 +241,7 @@ def test_closes_that_cross_are_both_answered_where_the_brokers_comes_first() -> 
 
 
 @pytest.mark.parametrize("order", [0, 1])
-def test_closes_that_cross_are_both_answered_where_the_producers_comes_first(order: int) -> None:
+def test_crossing_closes_are_both_answered_if_the_producers_is_first(order: int) -> None:
     """RabbitMQ replies to a close that crosses its own; the producer waits for that before it reuses the number."""
     wire = Wire(routed("a")).open()
     assert wire.produce(CLOSE) == CLOSE
@@ -255,7 +253,7 @@ def test_closes_that_cross_are_both_answered_where_the_producers_comes_first(ord
     assert wire.counters.relays["/"].channels == 1
 
 
-def test_behind_a_close_of_ours_frames_of_both_sides_are_discarded() -> None:
+def test_after_a_close_of_the_sidecar_frames_of_both_sides_are_discarded() -> None:
     wire = Wire(routed("a")).open()
     assert wire.produce(RESERVED, publish()) == AHEAD
     wire.refused()
@@ -266,7 +264,7 @@ def test_behind_a_close_of_ours_frames_of_both_sides_are_discarded() -> None:
     assert wire.relay.connection.channels == {}
 
 
-def test_the_number_of_a_channel_that_we_closed_is_opened_again_only_behind_the_brokers_close_ok() -> None:
+def test_a_channel_closed_by_the_sidecar_is_reopened_after_the_brokers_close_ok() -> None:
     """RabbitMQ treats an open that arrives before its close-ok as a second open of the old channel (504)."""
     wire = Wire(routed("a")).open()
     wire.produce(RESERVED)
@@ -278,7 +276,7 @@ def test_the_number_of_a_channel_that_we_closed_is_opened_again_only_behind_the_
     assert wire.answer(OPEN_OK) == OPEN_OK
 
 
-def test_closes_of_the_producer_and_of_ours_that_cross_are_both_answered() -> None:
+def test_crossing_closes_of_producer_and_sidecar_are_both_answered() -> None:
     wire = Wire(routed("a")).open()
     wire.produce(RESERVED)
     wire.refused()
@@ -289,7 +287,7 @@ def test_closes_of_the_producer_and_of_ours_that_cross_are_both_answered() -> No
     assert wire.produce(OPEN) == OPEN
 
 
-def test_closes_of_the_broker_and_of_ours_that_cross_are_both_answered() -> None:
+def test_crossing_closes_of_broker_and_sidecar_are_both_answered() -> None:
     wire = Wire(routed("a")).open()
     wire.produce(RESERVED)
     wire.refused()
@@ -303,7 +301,7 @@ def test_closes_of_the_broker_and_of_ours_that_cross_are_both_answered() -> None
 # -- queues -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_declare_without_answer_is_told_at_once() -> None:
+def test_a_nowait_declare_is_recorded_immediately() -> None:
     wire = Wire(ears=Ears()).open()
     wire.produce(say(1, commands.Queue.Declare(0, "q", nowait=True, exclusive=True)))
     wire.produce(say(1, commands.Queue.Declare(0, "q", passive=True, nowait=True)))
@@ -311,7 +309,7 @@ def test_a_declare_without_answer_is_told_at_once() -> None:
     assert wire.heard == [("declared", b"q", True)]
 
 
-def test_an_exclusive_queue_declared_without_answer_is_bound_all_the_same_before_anything_behind_it() -> None:
+def test_an_exclusive_queue_declared_with_nowait_is_bound_before_later_frames() -> None:
     """Only the declaring connection can bind it, and only after it exists, so the sidecar requests the reply."""
     wire = Wire(routed("q", bound=()), ears=Ears([b"q"])).open()
     message = publish()
@@ -327,7 +325,7 @@ def test_an_exclusive_queue_declared_without_answer_is_bound_all_the_same_before
     assert wire.upstream() == with_tokens(message, "q")
 
 
-def test_a_refusal_of_such_a_declare_is_the_brokers_own() -> None:
+def test_a_refused_nowait_declare_of_an_exclusive_queue_is_forwarded() -> None:
     wire = Wire(routed("q", bound=()), ears=Ears([b"q"])).open()
     wire.produce(say(1, commands.Queue.Declare(0, "q", exclusive=True, nowait=True)), publish())
     locked = say(1, commands.Channel.Close(405, "RESOURCE_LOCKED", 50, 10))
@@ -336,7 +334,7 @@ def test_a_refusal_of_such_a_declare_is_the_brokers_own() -> None:
     assert wire.heard == []
 
 
-def test_a_delete_without_answer_names_the_queue_declared_last_and_is_told_when_the_broker_has_done_it() -> None:
+def test_a_nowait_delete_of_the_queue_declared_last_is_recorded_when_it_is_done() -> None:
     wire = Wire(ears=Ears()).open()
     declare = say(1, commands.Queue.Declare(0, "last"))
     sent = wire.produce(declare, say(1, commands.Queue.Delete(0, "", True, nowait=True)))
@@ -347,7 +345,7 @@ def test_a_delete_without_answer_names_the_queue_declared_last_and_is_told_when_
     assert wire.heard == [("declared", b"last", False), ("deleted", b"last")]
 
 
-def test_a_delete_without_answer_that_the_broker_refuses_leaves_the_queue() -> None:
+def test_a_nowait_delete_that_the_broker_refuses_keeps_the_queue() -> None:
     wire = Wire(ears=Ears()).open()
     wire.produce(say(1, commands.Queue.Delete(0, "q", if_unused=True, nowait=True)))
     in_use = say(1, commands.Channel.Close(406, "PRECONDITION_FAILED", 50, 40))
@@ -355,7 +353,7 @@ def test_a_delete_without_answer_that_the_broker_refuses_leaves_the_queue() -> N
     assert wire.heard == []
 
 
-def test_delivery_tags_count_from_the_publish_behind_confirm_select() -> None:
+def test_delivery_tags_count_from_the_publish_after_confirm_select() -> None:
     wire = Wire(routed("a")).open()
     wire.produce(publish(), publish())
     wire.produce(say(1, commands.Confirm.Select()), publish())
@@ -367,7 +365,7 @@ def test_delivery_tags_count_from_the_publish_behind_confirm_select() -> None:
 # -- closing the connection -------------------------------------------------------------------------------------------
 
 
-def test_a_producer_that_says_goodbye_gets_the_brokers_answer() -> None:
+def test_connection_close_is_answered_by_the_broker() -> None:
     wire = Wire().open()
     assert wire.produce(GOODBYE) == GOODBYE
     assert wire.produce(publish(), HEARTBEAT, b"\xff" * 9) == b""
@@ -375,7 +373,7 @@ def test_a_producer_that_says_goodbye_gets_the_brokers_answer() -> None:
     assert wire.relay.connection.lifecycle.phase is Phase.CLOSED
 
 
-def test_goodbye_waits_for_publishes_that_wait_for_their_destinations() -> None:
+def test_connection_close_waits_for_held_publishes() -> None:
     wire = Wire(chosen("new")).open()
     message = publish("new")
     assert wire.produce(message, GOODBYE, publish("new", channel=2)) == b""
@@ -385,21 +383,21 @@ def test_goodbye_waits_for_publishes_that_wait_for_their_destinations() -> None:
     assert wire.answer(GOODBYE_OK) == GOODBYE_OK
 
 
-def test_goodbye_waits_no_longer_than_the_channel_lives() -> None:
+def test_connection_close_does_not_wait_for_closed_channels() -> None:
     wire = Wire(chosen("new")).open()
     wire.produce(publish("new"), GOODBYE)
     assert wire.answer(NOT_FOUND) == NOT_FOUND
     assert wire.upstream() == GOODBYE
 
 
-def test_confirms_that_come_behind_goodbye_still_reach_the_producer() -> None:
+def test_confirms_after_connection_close_reach_the_producer() -> None:
     wire = Wire(routed("a")).open(confirm=True)
     wire.produce(publish(), publish(), GOODBYE)
     assert wire.answer(say(1, commands.Basic.Ack(2, True))) == say(1, commands.Basic.Ack(2, True))
     assert wire.counters.relays["/"].confirms_acked == 2
 
 
-def test_connection_methods_out_of_turn_are_left_for_the_broker_to_refuse() -> None:
+def test_out_of_order_connection_methods_are_left_for_the_broker_to_refuse() -> None:
     opens = method(0, commands.Connection.Open("/"))
     assert Wire().open().produce(opens) == opens
 
@@ -407,7 +405,7 @@ def test_connection_methods_out_of_turn_are_left_for_the_broker_to_refuse() -> N
 # -- unanswered requests ----------------------------------------------------------------------------------------------
 
 
-def test_a_producer_is_read_no_further_while_the_broker_owes_it_too_many_answers() -> None:
+def test_reading_a_producer_stops_while_too_many_requests_are_unanswered() -> None:
     wire = Wire(limits=RelayLimits(unanswered=3)).open(1, 2)
     wire.produce(say(1, commands.Queue.Declare(0, "a")), say(2, commands.Exchange.Declare(0, "b", "fanout")))
     full = [wire.relay.connection.producer_full]
@@ -419,7 +417,7 @@ def test_a_producer_is_read_no_further_while_the_broker_owes_it_too_many_answers
 
 
 @pytest.mark.parametrize("closing", [404, 0])
-def test_a_channel_that_ends_is_owed_nothing(closing: int) -> None:
+def test_requests_of_a_closed_channel_do_not_count_as_unanswered(closing: int) -> None:
     wire = Wire(limits=RelayLimits(unanswered=2)).open(1, 2)
     wire.produce(*[say(1, commands.Queue.Declare(0, "a", passive=True))] * 2)
     assert wire.relay.connection.producer_full
@@ -431,7 +429,7 @@ def test_a_channel_that_ends_is_owed_nothing(closing: int) -> None:
     assert not wire.relay.connection.producer_full
 
 
-def test_declares_without_an_answer_are_answered_for_by_a_question_of_ours() -> None:
+def test_many_nowait_declares_are_followed_by_a_request_with_a_reply() -> None:
     wire = Wire(limits=RelayLimits(unanswered=600)).open()
     asked = []
     for number in range(600):
@@ -463,7 +461,7 @@ NO_METHOD = "UNEXPECTED_FRAME - expected method frame, got non method frame inst
         (True, CLOSE_OK, 503, "COMMAND_INVALID - unimplemented method", (20, 41)),
     ],
 )
-def test_a_frame_that_the_state_of_its_channel_does_not_allow_is_answered_as_rabbitmq_answers_it(
+def test_a_frame_in_the_wrong_channel_state_is_answered_as_by_rabbitmq(
     opened: bool, frames: bytes, code: int, text: str, ids: tuple[int, int]
 ) -> None:
     wire = Wire(routed("a"))
@@ -503,7 +501,7 @@ def test_a_second_close_of_the_producer_is_answered_after_the_first() -> None:
     assert wire.answer(acked, CLOSE_OK) == acked + CLOSE_OK * 2
 
 
-def test_a_close_that_waits_is_answered_where_the_broker_closes_the_channel() -> None:
+def test_a_held_close_is_answered_if_the_broker_closes_the_channel() -> None:
     wire = Wire(chosen("new")).open()
     assert wire.produce(publish("new"), CLOSE) == b""
     assert wire.answer(NOT_FOUND) + wire.producer() == NOT_FOUND + CLOSE_OK
@@ -511,7 +509,7 @@ def test_a_close_that_waits_is_answered_where_the_broker_closes_the_channel() ->
     assert wire.open().relay.connection.backlog.held == 0
 
 
-def test_a_close_that_waits_is_answered_where_we_close_the_channel() -> None:
+def test_a_held_close_is_answered_if_the_sidecar_closes_the_channel() -> None:
     wire = Wire(routed("a")).open()
     wire.produce(say(1, commands.Exchange.Declare(0, "x", "x-open")), CLOSE)
     wire.answer(say(1, commands.Exchange.DeclareOk()))
@@ -521,7 +519,7 @@ def test_a_close_that_waits_is_answered_where_we_close_the_channel() -> None:
     assert names(wire.producer()) == ["Channel.Close", "Channel.CloseOk"]
 
 
-def test_a_number_that_we_closed_is_free_where_the_broker_answers_last() -> None:
+def test_a_channel_closed_by_the_sidecar_is_free_after_the_brokers_last_reply() -> None:
     wire = Wire(routed("a")).open()
     wire.produce(RESERVED)
     wire.refused()

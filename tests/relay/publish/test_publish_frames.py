@@ -60,14 +60,14 @@ def test_a_filter_closes_its_channel_and_what_was_published_before_is_sent(body_
     assert wire.produce(beside) == with_tokens(beside, "a")
 
 
-def test_a_silent_filter_leaves_without_a_token() -> None:
+def test_a_message_dropped_silently_is_sent_without_a_token() -> None:
     wire = Wire(filtered(**{"max_payload_size_silent": 3})).open()
     message = publish()
     assert wire.produce(message, message) == message * 2
     assert wire.producer() == b""
 
 
-def test_a_refused_publish_is_no_publish_upstream() -> None:
+def test_a_refused_publish_is_not_sent_upstream() -> None:
     """Not even the method frame is sent: a close in the middle of a content would end the connection."""
     wire = Wire(routed("a", carrier="carried")).open()
     bad = publish(to="carried", headers=((b"CC", many("x.o.p.e.n.x.q.1")),))
@@ -91,7 +91,7 @@ RESERVED_KEY = "x.o.p.e.n.x.q.1"
         ("key", ((b"a", Value("S", b"b")), (b"BCC", many("fine", RESERVED_KEY)))),
     ],
 )
-def test_a_reserved_key_is_refused_on_an_exchange_that_nothing_evaluates(
+def test_a_reserved_key_is_refused_on_exchanges_without_rules(
     key: str, headers: Table, prefix: bytes, to: str, body: bytes, pieces: Callable[[bytes, Wire], bytes]
 ) -> None:
     wire = Wire().open(1, 2)
@@ -104,7 +104,7 @@ def test_a_reserved_key_is_refused_on_an_exchange_that_nothing_evaluates(
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
-def test_a_reserved_key_among_known_publishes_ends_their_run_there(count: int) -> None:
+def test_a_reserved_key_ends_a_run_of_cached_publishes(count: int) -> None:
     wire = Wire().open()
     good = publish(to="e", headers=((b"CC", many("fine")),))
     bad = publish(to="e", headers=((b"CC", many(RESERVED_KEY)),))
@@ -125,9 +125,7 @@ def test_a_reserved_key_among_known_publishes_ends_their_run_there(count: int) -
         ("key", ((b"CC", Value("F", ((RESERVED_KEY.encode(), Value("S", b"a")),))),)),
     ],
 )
-def test_the_reserved_prefix_elsewhere_in_a_passing_publish_is_content_like_any_other(
-    key: str, headers: Table | None
-) -> None:
+def test_the_reserved_prefix_is_permitted_elsewhere_in_a_publish(key: str, headers: Table | None) -> None:
     wire = Wire().open()
     message = publish(key, headers, RESERVED_KEY.encode(), to="e")
     assert wire.produce(message, message) == message * 2
@@ -148,14 +146,14 @@ def test_a_publish_waits_until_its_destination_is_bound(pieces: Callable[[bytes,
     assert wire.control("new") == with_tokens(message, "new")
 
 
-def test_a_publish_that_waited_in_vain_leaves_without_that_destination() -> None:
+def test_a_publish_is_sent_without_a_destination_that_could_not_be_bound() -> None:
     wire = Wire(chosen("new")).open()
     message = publish("new", mandatory=True)
     wire.produce(message)
     assert wire.control() == message
 
 
-def test_all_kinds_of_frames_wait_in_order_behind_it() -> None:
+def test_all_frames_after_a_held_publish_wait_in_order() -> None:
     wire = Wire(chosen("new")).open()
     message = publish("new", body=b"x" * 10)
     behind = say(1, commands.Basic.Qos(0, 1, False)) + publish(to="amq.direct") + say(1, commands.Queue.Purge(0, "q"))
@@ -163,7 +161,7 @@ def test_all_kinds_of_frames_wait_in_order_behind_it() -> None:
     assert wire.control("new") == with_tokens(message, "new") + behind
 
 
-def test_what_is_held_is_counted_and_stops_the_reading() -> None:
+def test_held_input_is_counted_and_stops_the_reading() -> None:
     wire = Wire(chosen("new"), limits=RelayLimits(held_bytes=1000)).open()
     message = publish("new", body=bytes(400))
     full = []
@@ -176,7 +174,7 @@ def test_what_is_held_is_counted_and_stops_the_reading() -> None:
         assert wire.relay.connection.backlog.held == left * len(message)
 
 
-def test_held_publishes_go_with_their_channel() -> None:
+def test_held_publishes_are_discarded_with_their_channel() -> None:
     wire = Wire(chosen("new")).open(1, 2)
     wire.produce(publish("new"), publish("new", channel=2))
     request, _ = wire.relay.connection.pending.requests
@@ -187,7 +185,7 @@ def test_held_publishes_go_with_their_channel() -> None:
     assert wire.produce(CLOSE_OK) == CLOSE_OK
 
 
-def test_an_answer_for_a_channel_that_is_gone_does_not_move_the_next_one_of_its_number() -> None:
+def test_a_reply_for_a_closed_channel_does_not_affect_its_successor() -> None:
     wire = Wire(chosen("new")).open()
     wire.produce(publish("new"))
     stale = wire.request()
@@ -200,7 +198,7 @@ def test_an_answer_for_a_channel_that_is_gone_does_not_move_the_next_one_of_its_
     assert names(wire.control()) == ["Basic.Publish", "Header", "Body"]
 
 
-def test_a_fault_among_held_frames_ends_the_connection_when_they_go_on() -> None:
+def test_a_protocol_error_in_held_frames_ends_the_connection_when_they_are_processed() -> None:
     wire = Wire(chosen("new")).open()
     message = publish("new")
     assert wire.produce(message, frame(3, 1, b"body")) == b""
@@ -226,7 +224,7 @@ def test_several_copies_repeat_the_whole_content(body_size: int) -> None:
     assert all(copy[1].payload.endswith(b"\x01m") for copy in copies)
 
 
-def test_a_body_too_large_to_repeat_is_refused_before_it_comes() -> None:
+def test_a_body_too_large_to_repeat_is_refused_at_its_header() -> None:
     wire = Wire(several("e"), limits=RelayLimits(replay_bytes=100_000)).open()
     good, bad = publish(body=bytes(100_000)), publish(body=bytes(100_001))
     assert names(wire.produce(good)).count("Basic.Publish") == 2
@@ -238,7 +236,7 @@ def test_a_body_too_large_to_repeat_is_refused_before_it_comes() -> None:
     )
 
 
-def test_bodies_that_are_collected_are_bounded_over_all_channels() -> None:
+def test_buffered_bodies_are_limited_over_all_channels() -> None:
     wire = Wire(several("e"), limits=RelayLimits(collected_bytes=400_000)).open(1, 2, 3)
     for channel in (1, 2, 3):
         wire.produce(*(one.raw for one in split(publish(body=bytes(150_000), channel=channel))[:-1]))
@@ -252,7 +250,7 @@ def test_bodies_that_are_collected_are_bounded_over_all_channels() -> None:
     assert wire.relay.connection.backlog.collected == 150_000
 
 
-def test_a_publish_whose_channel_closes_before_it_is_whole_never_leaves() -> None:
+def test_an_incomplete_publish_on_a_closed_channel_is_not_sent() -> None:
     wire = Wire(several("e")).open()
     message = publish(body=bytes(200))
     wire.produce(message[:-5])
@@ -264,7 +262,7 @@ def test_a_publish_whose_channel_closes_before_it_is_whole_never_leaves() -> Non
 # -- missing destinations ---------------------------------------------------------------------------------------------
 
 
-def test_names_that_nobody_has_leave_where_nobody_is_instead_of_waking_the_alternate_exchange() -> None:
+def test_missing_destinations_do_not_use_the_alternate_exchange() -> None:
     of = ruled(to_queue("unused", {"x-msg-destq-rk": ""}), alternate="ae", bound=())
     of.missing["queue", b"ghost"] = "404"
     wire = Wire(of).open()
@@ -274,7 +272,7 @@ def test_names_that_nobody_has_leave_where_nobody_is_instead_of_waking_the_alter
     assert [name for name, _ in table_of(header)] == [b"type", b"x-original-address"]
 
 
-def test_cc_is_moved_aside_on_the_way_to_nowhere() -> None:
+def test_cc_is_renamed_for_missing_destinations() -> None:
     wire = Wire(routed("a", delivery=Delivery.QUEUE)).open()
     _, header, _ = split(wire.produce(publish(headers=((b"CC", many("other")), *table(type="none")))))
     assert [name for name, _ in table_of(header)] == [b"type", b"x-original-cc", b"x-original-address"]
@@ -283,7 +281,7 @@ def test_cc_is_moved_aside_on_the_way_to_nowhere() -> None:
 # -- counters ---------------------------------------------------------------------------------------------------------
 
 
-def test_publishes_are_counted_alike_on_both_paths() -> None:
+def test_publishes_are_counted_equally_on_both_paths() -> None:
     for way in (slow, lambda message, wire: wire.produce(message)):
         wire = Wire(ruled(to_queue("a"))).open(confirm=True)
         for message in (publish(), publish(to="amq.direct"), publish(body=b"")):
@@ -295,7 +293,7 @@ def test_publishes_are_counted_alike_on_both_paths() -> None:
         assert sum(row[2] for row in wire.publishes()) == 2
 
 
-def test_a_publish_that_waited_in_vain_behind_one_in_several_copies_is_counted_on_both_sides() -> None:
+def test_a_publish_to_an_unbound_queue_after_one_in_several_copies_is_counted_on_both_sides() -> None:
     wire = Wire(chosen("new")).open(confirm=True)
     many_copies = exchange(to_queue("q"), to_exchange("e"), name="several")
     wire.state.add_exchange(owned(many_copies, Delivery.QUEUE), many_copies)

@@ -49,19 +49,19 @@ def counts(wire: Wire) -> tuple[object, ...]:
 # -- output -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_publish_to_another_exchange_leaves_byte_for_byte() -> None:
+def test_a_publish_to_another_exchange_is_forwarded_unchanged() -> None:
     wire, message = Wire(routed("a")).open(), publish(to="amq.direct")
     assert [wire.produce(message) for _ in range(3)] == [message] * 3
 
 
-def test_a_publish_to_ours_leaves_with_its_tokens() -> None:
+def test_a_publish_to_an_open_exchange_is_sent_with_its_tokens() -> None:
     wire, message = Wire(routed("a", "b")).open(), publish()
     assert [wire.produce(message) for _ in range(3)] == [with_tokens(message, "a", "b")] * 3
 
 
 @pytest.mark.parametrize("body_size", [0, 1, 100, 131072 - 8, 131072 - 7, 200_000, 300_000])
 @pytest.mark.parametrize("to", ["xo", "amq.direct"])
-def test_bodies_of_any_size_follow_as_they_came(to: str, body_size: int) -> None:
+def test_bodies_of_any_size_are_forwarded_unchanged(to: str, body_size: int) -> None:
     wire, message = Wire(routed("a")).open(), publish(to=to, body=bytes(body_size))
     expected = with_tokens(message, "a") if to == "xo" else message
     assert wire.produce(message, message) == expected * 2
@@ -73,12 +73,12 @@ def one_byte_frames(count: int, to: str = "xo") -> bytes:
 
 
 @pytest.mark.parametrize("to", ["xo", "amq.direct"])
-def test_ten_thousand_body_frames_of_one_byte_follow_as_they_came(to: str) -> None:
+def test_ten_thousand_body_frames_of_one_byte_are_forwarded_unchanged(to: str) -> None:
     wire, message = Wire(routed("a")).open(), one_byte_frames(10_000, to)
     assert wire.produce(message, message) == (with_tokens(message, "a") if to == "xo" else message) * 2
 
 
-def test_empty_body_frames_follow_too() -> None:
+def test_empty_body_frames_are_forwarded() -> None:
     wire = Wire(routed("a")).open()
     start, header = split(publish(body=b"ab"))[:2]
     message = start.raw + header.raw + frame(3, 1, b"") + frame(3, 1, b"a") + frame(3, 1, b"") + frame(3, 1, b"b")
@@ -87,7 +87,7 @@ def test_empty_body_frames_follow_too() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.lists(st.integers(0, 10_000), max_size=12))
-def test_any_publishes_in_any_pieces_leave_the_same(data: st.DataObject, cuts: list[int]) -> None:
+def test_output_does_not_depend_on_chunking(data: st.DataObject, cuts: list[int]) -> None:
     messages = []
     for _ in range(data.draw(st.integers(1, 5))):
         channel = data.draw(st.sampled_from([1, 2]))
@@ -123,7 +123,7 @@ def test_channels_interleave_between_the_frames_of_their_publishes(cuts: list[in
 
 
 @pytest.mark.parametrize("stop", [1, 2])
-def test_a_publish_of_ours_does_not_make_another_channel_wait(stop: int) -> None:
+def test_a_publish_to_an_open_exchange_does_not_delay_other_channels(stop: int) -> None:
     """A method frame, and possibly its header, arrives with a short frame of another channel and nothing else."""
     wire = Wire(routed("a")).open(1, 2)
     message = publish()
@@ -134,7 +134,7 @@ def test_a_publish_of_ours_does_not_make_another_channel_wait(stop: int) -> None
     assert wire.produce(*(one.raw for one in split(message)[stop:])) in with_tokens(message, "a")
 
 
-def test_a_body_in_several_frames_leaves_frame_by_frame() -> None:
+def test_a_body_in_several_frames_is_sent_frame_by_frame() -> None:
     wire = Wire(routed("a")).open()
     message = one_byte_frames(3)
     frames = split(with_tokens(message, "a"))
@@ -144,7 +144,7 @@ def test_a_body_in_several_frames_leaves_frame_by_frame() -> None:
     assert wire.produce(sent[3].raw) == frames[3].raw
 
 
-def test_a_large_body_streams() -> None:
+def test_a_large_body_is_streamed() -> None:
     wire = Wire(routed("a")).open()
     message = publish(body=bytes(1_000_000))
     frames = split(with_tokens(message, "a"))
@@ -154,7 +154,7 @@ def test_a_large_body_streams() -> None:
     assert left == b"".join(one.raw for one in frames)
 
 
-def test_half_a_frame_stays_here() -> None:
+def test_incomplete_frames_are_not_sent() -> None:
     wire = Wire(routed("a")).open()
     message = publish(to="amq.direct", body=b"x" * 50)
     assert wire.produce(message[:-1]) == b"".join(one.raw for one in split(message)[:2])
@@ -164,7 +164,7 @@ def test_half_a_frame_stays_here() -> None:
 # -- changes during a publish -----------------------------------------------------------------------------------------
 
 
-def test_rules_that_change_between_two_reads_count_from_the_next_publish() -> None:
+def test_changed_rules_apply_from_the_next_publish() -> None:
     wire = Wire(routed("a")).open()
     message = publish()
     wire.produce(message)
@@ -175,7 +175,7 @@ def test_rules_that_change_between_two_reads_count_from_the_next_publish() -> No
 
 
 @pytest.mark.parametrize("stop", [1, 2])
-def test_rules_that_change_in_the_middle_of_a_publish_judge_it_once(stop: int) -> None:
+def test_rules_changed_during_a_publish_decide_it_once(stop: int) -> None:
     """A publish is decided when its header is complete, by the rules in force at that time."""
     message = publish(body=b"x" * 100_000)
     sent = split(message)
@@ -186,7 +186,7 @@ def test_rules_that_change_in_the_middle_of_a_publish_judge_it_once(stop: int) -
     assert left == (message if stop == 1 else with_tokens(message, "a"))
 
 
-def test_an_exchange_that_comes_in_the_middle_of_a_publish_evaluates_it() -> None:
+def test_an_exchange_added_during_a_publish_evaluates_it() -> None:
     wire = Wire().open()
     message = publish(body=b"x" * 100_000)
     sent = split(message)
@@ -197,7 +197,7 @@ def test_an_exchange_that_comes_in_the_middle_of_a_publish_evaluates_it() -> Non
     assert wire.produce(message) == with_tokens(message, "a")
 
 
-def test_queue_names_that_change_are_seen_by_publishes_that_are_remembered() -> None:
+def test_changed_queue_names_apply_to_publishes_with_cached_decisions() -> None:
     of = ruled(to_queue("a", {"x-addqre-ontrue": "^jobs"}), bound=[("queue", b"a"), ("queue", b"jobs")])
     wire = Wire(of).open()
     message = publish()
@@ -207,7 +207,7 @@ def test_queue_names_that_change_are_seen_by_publishes_that_are_remembered() -> 
     assert wire.produce(message) == with_tokens(message, "a", "jobs")
 
 
-def test_a_channel_closed_in_the_middle_of_a_read_loses_what_comes_behind() -> None:
+def test_frames_after_a_channel_close_in_the_same_read_are_discarded() -> None:
     wire = Wire(ruled(to_queue("a"))).open(1, 2)
     good, bad = publish(), publish(headers=((b"CC", many("x.o.p.e.n.x.q.1")),))
     wire.produce(good, publish(channel=2))
@@ -219,7 +219,7 @@ def test_a_channel_closed_in_the_middle_of_a_read_loses_what_comes_behind() -> N
     assert closed(wire.refused())[:2] == (1, 403)
 
 
-def test_a_channel_that_needs_the_ledger_has_it_from_then_on() -> None:
+def test_a_confirm_ledger_is_kept_after_it_was_needed_once() -> None:
     """After a publish in two copies, publishes with a cached decision are counted on both sides."""
     wire = Wire(several("ex")).open(confirm=True)
     plain, double = publish(to="amq.direct"), publish()
@@ -229,7 +229,7 @@ def test_a_channel_that_needs_the_ledger_has_it_from_then_on() -> None:
     assert [wire.answer(ack(tag)) for tag in (4, 5, 6)] == [b"", ack(4), ack(5)]
 
 
-def test_a_channel_that_is_held_keeps_its_order_while_others_go_on() -> None:
+def test_a_held_channel_keeps_its_order_while_others_continue() -> None:
     wire = Wire(chosen("new", "old", bound=["old"])).open(1, 2)
     old, new = publish("old"), publish("new")
     other = publish("old", channel=2)
@@ -239,7 +239,7 @@ def test_a_channel_that_is_held_keeps_its_order_while_others_go_on() -> None:
     assert wire.control("new") == with_tokens(new, "new") + with_tokens(old, "old") + with_tokens(new, "new")
 
 
-def test_what_was_waited_for_in_vain_counts_as_missing_for_that_publish_only() -> None:
+def test_a_destination_that_could_not_be_bound_is_missing_for_that_publish_only() -> None:
     wire = Wire(chosen("a", "b", bound=["old"])).open()
     one, two = publish("a"), publish("b")
     assert wire.produce(one, two) == b""
@@ -247,7 +247,7 @@ def test_what_was_waited_for_in_vain_counts_as_missing_for_that_publish_only() -
     assert wire.control("b") == with_tokens(two, "b")
 
 
-def test_what_was_waited_for_with_success_does_not_let_the_next_go_without() -> None:
+def test_a_publish_waits_for_its_destination_although_an_earlier_one_was_bound() -> None:
     wire = Wire(chosen("a", "b", bound=["old"])).open()
     one, two = publish("a"), publish("b")
     wire.produce(one, two)
@@ -256,7 +256,7 @@ def test_what_was_waited_for_with_success_does_not_let_the_next_go_without() -> 
 
 
 @pytest.mark.parametrize("cut", [0, 30, 60, 200])
-def test_a_publish_that_is_not_whole_when_its_channel_goes_on_is_brought_to_its_end(cut: int) -> None:
+def test_an_incomplete_publish_is_completed_after_its_channel_was_held(cut: int) -> None:
     wire = Wire(chosen("a", "b", bound=["b"])).open()
     first, second = publish("a", body=bytes(70_000)), publish("b", body=b"y" * 150)
     whole = first + second
@@ -287,7 +287,7 @@ def test_a_table_that_ends_within_a_string_is_an_error(missing: int) -> None:
 # -- unmatched: pass --------------------------------------------------------------------------------------------------
 
 
-def test_unmatched_publishes_pass_untouched_and_are_counted_as_passed() -> None:
+def test_unmatched_publishes_are_forwarded_unchanged_and_counted_as_passed() -> None:
     wire = Wire(routed("a", carrier="carried", unmatched_pass=True)).open()
     message = publish(headers=((b"BCC", many("x")), *OTHER))
     assert wire.produce(message, message, message) == message * 3
@@ -315,7 +315,7 @@ TURNS = [
 
 @given(st.lists(st.sampled_from(TURNS), max_size=30), st.lists(st.integers(0, 6000), max_size=6))
 @settings(max_examples=200, deadline=None)
-def test_whatever_follows_what_each_publish_leaves_as_it_would_alone(turns: list[bytes], cuts: list[int]) -> None:
+def test_output_of_a_publish_does_not_depend_on_other_publishes(turns: list[bytes], cuts: list[int]) -> None:
     def by_channel(data: bytes) -> list[bytes]:
         frames = split(data)
         return [b"".join(one.raw for one in frames if one.channel == number) for number in (1, 2)]
@@ -346,7 +346,7 @@ def test_whatever_follows_what_each_publish_leaves_as_it_would_alone(turns: list
         ("frame larger than agreed", lambda m, h, b: m + h + frame(3, 1, bytes(140_000)), (501, (0, 0))),
     ],
 )
-def test_a_spoilt_publish_ends_the_connection_however_it_comes(
+def test_a_malformed_publish_ends_the_connection_in_any_chunking(
     name: str, spoil: Callable[[bytes, bytes, bytes], bytes], expected: tuple[int, tuple[int, int]], known: bool
 ) -> None:
     message = publish()
@@ -366,7 +366,7 @@ def test_a_spoilt_publish_ends_the_connection_however_it_comes(
 
 @pytest.mark.parametrize("number", [0, 1, 9])
 @pytest.mark.parametrize("kind", [0, 4, 7, 9, 255])
-def test_a_frame_of_no_known_type_ends_the_connection(kind: int, number: int) -> None:
+def test_a_frame_of_unknown_type_ends_the_connection(kind: int, number: int) -> None:
     assert Wire().open().fault(frame(kind, number, b"what")) == (501, (0, 0))
 
 
@@ -379,7 +379,7 @@ def test_a_frame_that_is_too_large_is_refused_when_its_length_is_read() -> None:
         assert wire.fault(head[6:]) == (501, (0, 0))
 
 
-def test_a_frame_max_that_the_producer_insists_on_is_kept() -> None:
+def test_the_frame_max_of_the_producer_is_respected() -> None:
     wire = Wire(routed("a"), tuning=replace(TUNING, frame_max_producer=4096)).open()
     for tolerated in (4096, 4097, 4104):
         message = publish(body=bytes(10_000), frame_max=tolerated)
@@ -387,7 +387,7 @@ def test_a_frame_max_that_the_producer_insists_on_is_kept() -> None:
     assert wire.fault(publish(body=bytes(10_000), frame_max=4105)) == (501, (0, 0))
 
 
-def test_nothing_is_read_behind_a_fault() -> None:
+def test_no_input_is_processed_after_a_protocol_error() -> None:
     wire = Wire(routed("a")).open()
     wire.fault(frame(9, 1, b""), publish())
     assert wire.produce(publish(), content_header(1, 5), b"\xff" * 30) == b""
@@ -407,7 +407,7 @@ def test_a_reserved_key_closes_its_channel_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("header", [b"CC", b"BCC"])
-def test_a_carrier_itself_takes_no_token_of_a_producer_however_often_it_is_tried(header: bytes) -> None:
+def test_a_producers_publish_with_a_token_to_a_carrier_is_always_refused(header: bytes) -> None:
     wire = Wire(routed("a", carrier="carried")).open(1, 2, 3, 4)
     good = publish(to="carried", headers=((header, many("a")),))
     assert wire.produce(good, good) == good * 2
@@ -420,7 +420,7 @@ def test_a_carrier_itself_takes_no_token_of_a_producer_however_often_it_is_tried
         assert closed(wire.refused(channel))[:2] == (channel, 403)
 
 
-def test_a_bcc_of_the_producer_does_not_route_on_ours() -> None:
+def test_a_bcc_of_the_producer_does_not_route_on_open_exchanges() -> None:
     wire = Wire(routed("a")).open()
     entries: Table = (*REPORT, (b"BCC", many("b", "x.o.p.e.n.x.q.1")), (b"BCC", many("c")))
     cut = publish(headers=REPORT)
@@ -428,7 +428,7 @@ def test_a_bcc_of_the_producer_does_not_route_on_ours() -> None:
         assert wire.produce(publish(headers=entries)) == with_tokens(cut, "a")
 
 
-def test_queue_delivery_leaves_for_the_default_exchange() -> None:
+def test_queue_delivery_publishes_to_the_default_exchange() -> None:
     wire = Wire(routed("a", "b", delivery=Delivery.QUEUE)).open()
     message = publish("key", mandatory=True)
     for _ in range(3):

@@ -54,7 +54,7 @@ def parts(data: bytes) -> list[list[Frame]]:
 # -- more keys than fit in a header frame -----------------------------------------------------------------------------
 
 
-def test_tokens_are_spread_over_publishes_that_all_fit_and_name_each_destination_once() -> None:
+def test_tokens_are_split_over_publishes_that_fit_with_each_destination_once() -> None:
     wire = Wire(to_many(4000, exchanges=3)).open(confirm=True)
     message = publish(headers=None, body=b"x" * 10)
     left = parts(wire.produce(message))
@@ -72,7 +72,7 @@ def test_three_thousand_tokens_are_one_publish() -> None:
     assert len(parts(wire.produce(publish()))) == 1
 
 
-def test_a_spread_publish_has_one_confirm_and_one_return() -> None:
+def test_a_split_publish_has_one_confirm_and_one_return() -> None:
     wire = Wire(to_many(4000)).open(confirm=True)
     plain = publish(to="amq.direct")
     wire.produce(plain, publish(mandatory=True), plain)
@@ -82,7 +82,7 @@ def test_a_spread_publish_has_one_confirm_and_one_return() -> None:
     assert wire.relay.connection.unsettled == 0
 
 
-def test_queue_names_are_spread_without_naming_one_twice() -> None:
+def test_queue_names_are_split_without_duplicates() -> None:
     """Each part is sent with a separate routing key: the broker removes duplicates only within one publish."""
     wire = Wire(to_many(400, Delivery.QUEUE), tuning=SMALL).open()
     left = parts(wire.produce(publish("key", frame_max=4096)))
@@ -111,7 +111,7 @@ def test_no_header_frame_is_larger_than_the_broker_takes(filling: int, count: in
 
 
 @pytest.mark.parametrize("delivery", Delivery)
-def test_headers_that_leave_no_room_for_a_destination_close_the_channel(delivery: Delivery) -> None:
+def test_headers_without_space_for_a_destination_close_the_channel(delivery: Delivery) -> None:
     wire = Wire(to_many(1, delivery), tuning=replace(TUNING, frame_max_upstream=4096, frame_max_producer=4096)).open()
     headers: Table = ((b"fill", Value("S", bytes(4096 - 8 - 14 - 4 - 10))),)
     message = publish(headers=headers, frame_max=4096)
@@ -140,7 +140,7 @@ def test_a_nack_of_one_copy_is_a_nack() -> None:
     assert wire.counters.relays["/"].confirms_nacked == 1
 
 
-def test_publishes_outstanding_when_the_ledger_begins_keep_their_tags() -> None:
+def test_publishes_unconfirmed_when_the_ledger_begins_keep_their_tags() -> None:
     wire = Wire(several("e")).open(confirm=True)
     plain = publish(to="amq.direct")
     wire.produce(plain, plain, plain)
@@ -149,7 +149,7 @@ def test_publishes_outstanding_when_the_ledger_begins_keep_their_tags() -> None:
     assert wire.answer(ack(5, True)) == ack(1) + ack(3) + ack(4)
 
 
-def test_channels_have_ledgers_of_their_own() -> None:
+def test_channels_have_separate_ledgers() -> None:
     wire = Wire(several("e")).open(1, 2, confirm=True)
     wire.produce(publish(), publish(to="amq.direct", channel=2), publish(channel=2))
     assert wire.answer(ack(1, channel=2)) == ack(1, channel=2)
@@ -179,7 +179,7 @@ def back(frames: list[Frame]) -> bytes:
 
 
 @pytest.mark.parametrize("confirm", [False, True])
-def test_a_return_is_passed_on_when_every_copy_came_back(confirm: bool) -> None:
+def test_a_return_is_forwarded_when_every_copy_is_returned(confirm: bool) -> None:
     wire = Wire(several("e", queues=("a", "b"))).open(confirm=confirm)
     message = publish("key", headers=((b"n", Value("I", 1)),), mandatory=True, message_id=b"m1")
     copies = parts(wire.produce(message))
@@ -191,7 +191,7 @@ def test_a_return_is_passed_on_when_every_copy_came_back(confirm: bool) -> None:
 
 
 @pytest.mark.parametrize("confirm", [False, True])
-def test_a_return_of_one_copy_only_stays_here(confirm: bool) -> None:
+def test_a_return_of_only_one_copy_is_not_forwarded(confirm: bool) -> None:
     wire = Wire(several("e")).open(confirm=confirm)
     copies = parts(wire.produce(publish(mandatory=True, body=b"x" * 300)))
     assert wire.answer(back(copies[0])) == b""
@@ -207,7 +207,7 @@ def test_a_return_comes_before_the_ack() -> None:
     assert names(left) == ["Basic.Return", "Header", "Body", "Basic.Ack"]
 
 
-def test_a_return_between_copies_of_another_publish_is_not_mistaken_for_one() -> None:
+def test_a_return_between_copies_of_another_publish_is_not_counted_as_one_of_them() -> None:
     """A routed publish in two copies is still unconfirmed when a later publish, sent once, is returned."""
     both = {"x-?hkv= type": "both"}
     wire = Wire(ruled(to_queue("a", both), to_exchange("e", both), delivery=Delivery.QUEUE)).open(confirm=True)
@@ -217,13 +217,13 @@ def test_a_return_between_copies_of_another_publish_is_not_mistaken_for_one() ->
     assert wire.answer(ack(3), ack(2, True)) == ack(2) + ack(1)
 
 
-def test_a_publish_that_is_not_mandatory_is_not_waited_for() -> None:
+def test_returns_of_non_mandatory_publishes_are_not_awaited() -> None:
     wire = Wire(several("e")).open()
     wire.produce(publish())
     assert not wire.relay.connection.channels[1].confirms.returns
 
 
-def test_a_publish_that_was_confirmed_is_not_waited_for_any_more() -> None:
+def test_returns_of_confirmed_publishes_are_not_awaited() -> None:
     wire = Wire(several("e")).open(confirm=True)
     wire.produce(publish(mandatory=True))
     wire.answer(ack(2, True))
@@ -233,7 +233,7 @@ def test_a_publish_that_was_confirmed_is_not_waited_for_any_more() -> None:
 # -- fingerprints -----------------------------------------------------------------------------------------------------
 
 
-def test_a_publish_and_its_return_have_one_fingerprint() -> None:
+def test_a_publish_and_its_return_have_the_same_fingerprint() -> None:
     own: Table = ((b"a", many("b")), (b"n", Value("L", 7)))
     sent = split(content(1, (*own, (b"BCC", many("q"))), b"body", {"message_id": b"m", "content_type": b"t"}))[0].raw
     came = split(content(1, own, b"body", {"message_id": b"m", "content_type": b"t"}))[0].raw
@@ -255,12 +255,12 @@ def test_a_publish_and_its_return_have_one_fingerprint() -> None:
         (b"e", b"k", content(1, ((b"a", Value("V", None)),), b"body", {"message_id": b"m"})),
     ],
 )
-def test_what_differs_has_another_fingerprint(exchange_name: bytes, key: bytes, header: bytes) -> None:
+def test_different_publishes_have_different_fingerprints(exchange_name: bytes, key: bytes, header: bytes) -> None:
     sent = split(content(1, (), b"body", {"message_id": b"m"}))[0].raw
     assert fingerprint(b"e", b"k", sent) != fingerprint(exchange_name, key, split(header)[0].raw)
 
 
-def test_a_malformed_header_has_none() -> None:
+def test_a_malformed_header_has_no_fingerprint() -> None:
     with pytest.raises(ProtocolError):
         fingerprint(b"e", b"k", content(1, (), b"")[:-3] + b"\x09\xce")
 
@@ -270,7 +270,7 @@ def test_a_malformed_header_has_none() -> None:
 
 @given(st.data())
 @settings(max_examples=100, deadline=None)
-def test_whatever_the_broker_says_each_tag_is_settled_once_and_returns_come_first(data: st.DataObject) -> None:
+def test_for_any_broker_replies_each_tag_is_settled_once_and_returns_come_first(data: st.DataObject) -> None:
     """Publishes have one to three copies, some mandatory; acks, nacks and returns come in any permitted order."""
     rule = {name: {f"x-?hkv= {name}": True} for name in ("q", "e", "f")}
     bindings = to_queue("q", rule["q"]), to_exchange("e", rule["e"]), to_exchange("f", rule["f"])

@@ -49,7 +49,7 @@ TRAFFIC: dict[str, tuple[Callable[[], VhostState], bytes]] = {
 
 @pytest.mark.parametrize("case", TRAFFIC)
 @pytest.mark.parametrize("size", [7, 40, 1 << 21])
-def test_each_publish_is_seen_once_and_leaves_as_if_nobody_looked(case: str, size: int) -> None:
+def test_a_tap_sees_each_publish_once_and_does_not_change_the_output(case: str, size: int) -> None:
     made, message = TRAFFIC[case]
     data = message * 4
     plain, seen = Wire(made()).open(confirm=True), Wire(made()).open(confirm=True)
@@ -67,7 +67,7 @@ def counted(wire: Wire) -> Counter[tuple[bytes, str]]:
     return found
 
 
-def test_what_was_seen_tells_all_that_rules_may_know() -> None:
+def test_a_tap_sees_all_facts_that_rules_can_use() -> None:
     wire = Wire(routed("q")).open()
     tap = tapped(wire)
     wire.produce(publish("k", message_id=b"m", priority=3))
@@ -80,14 +80,14 @@ def test_what_was_seen_tells_all_that_rules_may_know() -> None:
     assert observed.raw_headers(frozenset({b"type"})) == [(b"type", b"S\0\0\0\6report")]
 
 
-def test_a_message_without_headers_has_none_to_show() -> None:
+def test_a_tapped_message_without_headers_has_none() -> None:
     wire = Wire(routed("q")).open()
     tap = tapped(wire)
     wire.produce(publish("k", None))
     assert (tap[0].facts().headers, tap[0].raw_headers(frozenset({b"type"}))) == ((), [])
 
 
-def test_a_publish_that_waits_is_seen_when_it_leaves() -> None:
+def test_a_held_publish_is_tapped_when_it_is_sent() -> None:
     wire = Wire(chosen("late")).open()
     tap = tapped(wire)
     assert wire.produce(publish("late")) == b""
@@ -96,7 +96,7 @@ def test_a_publish_that_waits_is_seen_when_it_leaves() -> None:
     assert [each.routing_key for each in tap] == [b"late"]
 
 
-def test_publishes_that_the_address_table_moves_are_seen_as_they_were_addressed() -> None:
+def test_translated_publishes_are_tapped_with_their_original_address() -> None:
     wire, plain = Linked(routed("away")), Linked(routed("away"))
     tap = tapped(wire)
     data = to("in/k") + to("here/q") + to("bad")
@@ -106,7 +106,7 @@ def test_publishes_that_the_address_table_moves_are_seen_as_they_were_addressed(
     assert len(tap) == 6
 
 
-def test_publishes_to_another_broker_are_seen_and_sent() -> None:
+def test_publishes_to_another_broker_are_tapped() -> None:
     wire = Linked()
     tap = tapped(wire)
     wire.produce(to("out/q"), to("out/q"), to("out/q"))
@@ -114,7 +114,7 @@ def test_publishes_to_another_broker_are_seen_and_sent() -> None:
     assert len(wire.remotes) == 3
 
 
-def test_who_stops_looking_sees_no_more() -> None:
+def test_a_removed_tap_sees_nothing() -> None:
     wire = Wire(routed("q")).open()
     tap = tapped(wire)
     wire.produce(publish("k"))
@@ -123,14 +123,14 @@ def test_who_stops_looking_sees_no_more() -> None:
     assert len(tap) == 1
 
 
-def test_only_what_is_looked_at_is_seen() -> None:
+def test_a_tap_of_one_exchange_sees_only_its_publishes() -> None:
     wire = Wire(routed("q")).open()
     tap = tapped(wire, b"xo")
     wire.produce(publish("k"), publish("k", to="elsewhere"))
     assert [each.exchange for each in tap] == [b"xo"]
 
 
-def test_a_carrier_keeps_its_own_refusals() -> None:
+def test_publishes_to_a_carrier_are_refused_with_a_tap() -> None:
     wire = Wire(routed("q", carrier="carried")).open()
     tap = tapped(wire)
     carbon = ((b"CC", Value("A", (Value("S", b"x.o.p.e.n.x.q.0"),))),)
@@ -139,7 +139,7 @@ def test_a_carrier_keeps_its_own_refusals() -> None:
     assert tap == []
 
 
-def test_rules_that_are_replaced_are_watched_again() -> None:
+def test_a_tap_continues_after_rules_are_replaced() -> None:
     wire = Wire(routed("q")).open()
     tap = tapped(wire)
     other = routed("r")
@@ -149,7 +149,7 @@ def test_rules_that_are_replaced_are_watched_again() -> None:
     assert [each.decision.queues for each in tap] == [(b"q",), (b"r",)]
 
 
-def test_a_refusal_is_the_same() -> None:
+def test_refusals_are_the_same_with_a_tap() -> None:
     wire = Wire(routed("q")).open()
     tapped(wire)
     wire.produce(publish("x.o.p.e.n.x.q.1"))

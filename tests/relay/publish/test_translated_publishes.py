@@ -15,7 +15,7 @@ CARBONS: Table = ((b"CC", KEYS), (b"BCC", KEYS))
 
 @pytest.mark.parametrize("key", ["bad", "gone", "carrier"])
 @pytest.mark.parametrize("mandatory", [True, False])
-def test_a_translation_that_leads_nowhere_is_a_nack(key: str, mandatory: bool) -> None:
+def test_a_failed_translation_is_a_nack(key: str, mandatory: bool) -> None:
     state = routed("q", carrier="carried")
     wire = Linked(state)
     assert wire.produce(to(key, mandatory=mandatory)) == b""
@@ -24,7 +24,7 @@ def test_a_translation_that_leads_nowhere_is_a_nack(key: str, mandatory: bool) -
     assert wire.counters.relay("/").failed_translations == 1
 
 
-def test_the_table_is_asked_anew_when_it_has_changed() -> None:
+def test_a_changed_table_applies_to_the_next_publish() -> None:
     wire = Linked()
     wire.produce(to("out/q"), to("out/q"))
     wire.state.set_addresses(None)
@@ -32,13 +32,13 @@ def test_the_table_is_asked_anew_when_it_has_changed() -> None:
     assert len(wire.remotes) == 2
 
 
-def test_a_translation_to_an_exchange_of_the_rules_is_evaluated_under_the_new_key_and_looked_up_no_more() -> None:
+def test_a_translation_to_an_open_exchange_is_evaluated_under_the_new_key_only() -> None:
     wire = Linked(routed("away"))
     assert address_of(split(wire.produce(to("in/k")))[0]) == ("xo", "k")
     assert wire.remotes == []
 
 
-def test_a_publish_here_leaves_under_its_new_address_and_says_the_old_one() -> None:
+def test_a_translated_publish_has_the_new_address_and_the_old_one_in_a_header() -> None:
     wire = Linked()
     for _ in range(3):
         method, header, body = split(wire.produce(to("here/q", correlation_id=b"c")))
@@ -48,14 +48,14 @@ def test_a_publish_here_leaves_under_its_new_address_and_says_the_old_one() -> N
         assert body.payload == b"body"
 
 
-def test_the_producer_s_cc_and_bcc_mean_what_they_mean_where_nothing_of_ours_routes() -> None:
+def test_cc_and_bcc_of_the_producer_apply_to_exchanges_without_rules() -> None:
     wire = Linked()
     header = split(wire.produce(publish("here/q", CARBONS, to="")))[1]
     assert [name for name, _ in table_of(header)] == [b"CC", b"BCC", b"x-original-address"]
 
 
 @pytest.mark.parametrize("delivery", list(Delivery))
-def test_a_publish_that_is_evaluated_restores_to_its_first_address(delivery: Delivery) -> None:
+def test_an_evaluated_publish_is_restored_to_its_first_address(delivery: Delivery) -> None:
     wire = Linked(routed("q", delivery=delivery, carrier="" if delivery is Delivery.QUEUE else "carried"))
     method, header, body = split(wire.produce(to("in/k")))
     exchange, key = map(str, address_of(method))

@@ -13,7 +13,7 @@ from tests.relay.wire import ack, address_of, closed, publish, routed, say
 
 
 @pytest.mark.parametrize("result", [RemoteResult.NACKED, RemoteResult.LOST])
-def test_whatever_is_not_an_ack_is_a_nack(result: RemoteResult) -> None:
+def test_every_result_except_an_ack_is_a_nack(result: RemoteResult) -> None:
     wire = Linked()
     wire.produce(to("out/q"))
     wire.remotes.settle(result)
@@ -34,7 +34,7 @@ def test_a_publish_of_several_copies_is_acked_when_all_are(home_first: bool) -> 
         assert names(wire.answer(ack(1))) == ["Basic.Ack"]
 
 
-def test_one_copy_that_is_lost_is_a_nack_of_all() -> None:
+def test_one_lost_copy_is_a_nack() -> None:
     wire = Linked(routed("q", "away"))
     wire.produce(publish("k"))
     wire.remotes.settle(RemoteResult.LOST)
@@ -42,7 +42,7 @@ def test_one_copy_that_is_lost_is_a_nack_of_all() -> None:
 
 
 @pytest.mark.parametrize("returned_at_home", [True, False])
-def test_of_several_copies_all_must_come_back(returned_at_home: bool) -> None:
+def test_a_return_is_sent_when_all_copies_are_returned(returned_at_home: bool) -> None:
     wire = Linked(routed("q", "away"))
     sent = split(wire.produce(publish("k", mandatory=True)))
     content = sent[1].raw + sent[2].raw
@@ -82,7 +82,7 @@ def test_a_body_that_is_too_large_to_keep_is_refused() -> None:
 
 
 @pytest.mark.parametrize("end", ["channel", "connection", "lost"])
-def test_what_comes_after_the_end_of_a_channel_is_told_to_nobody_and_its_ways_are_left(end: str) -> None:
+def test_results_after_the_end_of_a_channel_are_ignored_and_its_publishers_closed(end: str) -> None:
     wire = Linked()
     wire.produce(to("out/q"), to("two"))
     if end == "channel":
@@ -101,7 +101,7 @@ def test_what_comes_after_the_end_of_a_channel_is_told_to_nobody_and_its_ways_ar
     assert wire.remotes.left == 2
 
 
-def test_tags_of_both_brokers_are_told_apart() -> None:
+def test_delivery_tags_of_both_brokers_are_distinguished() -> None:
     wire = Linked()
     wire.produce(to("a"), to("out/1"), to("b"), to("out/2"))
     wire.remotes[1].settled(RemoteResult.ACKED, "")
@@ -113,7 +113,7 @@ def test_tags_of_both_brokers_are_told_apart() -> None:
 
 
 @pytest.mark.parametrize("confirm", [True, False])
-def test_a_mandatory_publish_comes_back_as_it_was_addressed(confirm: bool) -> None:
+def test_a_mandatory_publish_is_returned_with_its_original_address(confirm: bool) -> None:
     wire = Linked(confirm=confirm)
     data = to("out/q", mandatory=True)
     wire.produce(data)
@@ -124,7 +124,7 @@ def test_a_mandatory_publish_comes_back_as_it_was_addressed(confirm: bool) -> No
     assert [frame.name for frame in more] == ["Basic.Ack"] * confirm
 
 
-def test_a_confirm_waits_for_the_end_of_a_content_on_its_way_to_the_producer() -> None:
+def test_a_confirm_waits_for_the_end_of_a_content_to_the_producer() -> None:
     wire = Linked()
     wire.produce(to("out/q"))
     header, body = split(client.content(1, None, b"x" * 10))

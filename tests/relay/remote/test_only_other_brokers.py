@@ -23,7 +23,7 @@ def test_a_publish_goes_to_the_other_broker_only_and_is_acked_when_that_one_acks
     assert wire.remotes.woken == count
 
 
-def test_first_and_later_publishes_go_out_with_the_same_bytes() -> None:
+def test_first_and_later_publishes_are_sent_with_the_same_bytes() -> None:
     wire = Linked()
     for _ in range(3):
         wire.produce(to("out/q"))
@@ -31,7 +31,7 @@ def test_first_and_later_publishes_go_out_with_the_same_bytes() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 20, 60])
-def test_a_publish_in_pieces_is_the_same(cut: int) -> None:
+def test_a_remote_publish_does_not_depend_on_chunking(cut: int) -> None:
     whole, pieces = Linked(), Linked()
     data = to("out/q") * 4
     whole.produce(data)
@@ -41,7 +41,7 @@ def test_a_publish_in_pieces_is_the_same(cut: int) -> None:
     assert len(whole.remotes) == 4
 
 
-def test_a_publish_that_only_changes_the_broker_goes_out_byte_for_byte() -> None:
+def test_a_publish_with_the_same_name_on_another_broker_is_sent_unchanged() -> None:
     wire = Linked()
     data = to("same/q")
     wire.produce(data, data)
@@ -49,14 +49,14 @@ def test_a_publish_that_only_changes_the_broker_goes_out_byte_for_byte() -> None
     assert [message.header for message in wire.remotes] == [header.payload] * 2
 
 
-def test_mandatory_publishes_go_the_same_way_frame_by_frame() -> None:
+def test_mandatory_publishes_are_sent_equally_frame_by_frame() -> None:
     wire = Linked()
     wire.produce(to("out/q"), to("out/q", mandatory=True), to("out/q"))
     assert [message.mandatory for message in wire.remotes] == [False, True, False]
     assert len({message.header for message in wire.remotes}) == 1
 
 
-def test_a_spoilt_header_ends_the_connection_as_on_the_other_path() -> None:
+def test_a_malformed_header_ends_the_connection_on_both_paths() -> None:
     wire = Linked()
     wire.produce(to("out/q"))
     method, header, body = split(to("out/q"))
@@ -66,7 +66,7 @@ def test_a_spoilt_header_ends_the_connection_as_on_the_other_path() -> None:
     assert len(wire.remotes) == 1
 
 
-def test_what_goes_elsewhere_keeps_its_place_among_what_stays() -> None:
+def test_remote_publishes_keep_their_order_among_local_ones() -> None:
     wire = Linked()
     for _ in range(2):
         left = wire.produce(to("out/q"), to("a", b"1"), to("out/q"), to("out/q"), to("b", b"2"))

@@ -9,7 +9,7 @@ from tests import client
 from tests.relay.remote_broker import Far, Told
 
 
-def test_a_message_leaves_with_the_header_and_body_it_has() -> None:
+def test_a_message_is_sent_with_its_header_and_body() -> None:
     far = Far().open()
     far.ready(far.lane()).send(Told(b"x" * 200_000, b"key", mandatory=True))
     method, header, *bodies = client.split(far.sent())
@@ -20,7 +20,7 @@ def test_a_message_leaves_with_the_header_and_body_it_has() -> None:
     assert max(len(body.raw) for body in bodies) == 131072
 
 
-def test_headers_that_no_frame_of_that_broker_holds_are_refused_and_not_sent() -> None:
+def test_headers_larger_than_the_frames_of_the_broker_are_refused() -> None:
     far = Far().open(frame_max=4096)
     message = Told()
     message.header += b"x" * 4096
@@ -28,7 +28,7 @@ def test_headers_that_no_frame_of_that_broker_holds_are_refused_and_not_sent() -
     assert (message.told, far.sent()) == ([RemoteResult.NACKED], b"")
 
 
-def test_a_returned_message_is_one_when_its_ack_comes() -> None:
+def test_a_returned_message_is_settled_as_returned_by_its_ack() -> None:
     far = Far().open()
     lane = far.ready(far.lane())
     arrived, back = Told(b"here", b"a", mandatory=True), Told(b"back", b"b", mandatory=True)
@@ -41,7 +41,7 @@ def test_a_returned_message_is_one_when_its_ack_comes() -> None:
     assert (arrived.told, back.told) == ([RemoteResult.ACKED], [RemoteResult.RETURNED])
 
 
-def test_a_lost_link_loses_what_was_sent_and_keeps_what_waits() -> None:
+def test_a_lost_link_loses_sent_messages_and_keeps_waiting_ones() -> None:
     far = Far().open()
     lane = far.ready(far.lane())
     sent, waiting = Told(), Told()
@@ -116,7 +116,7 @@ STEPS = ("send", "ack", "ack_all", "nack", "close", "lose", "expire", "choke")
 
 
 @given(st.lists(st.tuples(st.sampled_from(STEPS), st.integers(0, 12)), max_size=40))
-def test_whatever_happens_each_message_is_settled_once_and_acked_only_by_the_broker(
+def test_each_message_is_settled_once_and_acked_only_by_the_broker(
     steps: list[tuple[str, int]],
 ) -> None:
     course = Course()

@@ -19,11 +19,11 @@ def login(*commanded: base.Frame) -> RemoteLink:
     return made
 
 
-def test_it_begins_with_the_protocol_header() -> None:
+def test_a_link_begins_with_the_protocol_header() -> None:
     assert login().to_send == [PROTOCOL_HEADER]
 
 
-def test_it_logs_in_with_plain_takes_the_limits_and_opens_the_virtual_host() -> None:
+def test_a_link_logs_in_with_plain_accepts_the_limits_and_opens_the_virtual_host() -> None:
     made = login(START, commands.Connection.Tune(100, 50_000, 30), commands.Connection.OpenOk())
     start_ok, tune_ok, opened = split(b"".join(made.to_send[1:]))
     assert (start_ok.arguments["mechanism"], start_ok.arguments["response"]) == ("PLAIN", "\0mover\0s3cret")
@@ -32,7 +32,7 @@ def test_it_logs_in_with_plain_takes_the_limits_and_opens_the_virtual_host() -> 
     assert (made.open, made.failure, made.channel_max, made.frame_max, made.heartbeat) == (True, None, 100, 50_000, 30)
 
 
-def test_no_limit_of_the_broker_becomes_one_of_ours() -> None:
+def test_unlimited_values_of_the_broker_are_replaced_by_limits() -> None:
     made = login(START, commands.Connection.Tune(0, 0, 0))
     assert (made.channel_max, made.frame_max, made.heartbeat) == (65535, FRAME_MAX, 60)
 
@@ -45,13 +45,13 @@ def test_no_limit_of_the_broker_becomes_one_of_ours() -> None:
         ([START, commands.Connection.Close(403, "ACCESS_REFUSED - no", 0, 0)], "refused: 403 ACCESS_REFUSED - no"),
     ],
 )
-def test_what_goes_wrong_is_said_without_the_password(commanded: list[base.Frame], failure: str) -> None:
+def test_errors_do_not_contain_the_password(commanded: list[base.Frame], failure: str) -> None:
     made = login(*commanded)
     assert (made.open, made.failure) == (False, failure)
     assert "s3cret" not in repr(CREDENTIALS) + (made.failure or "")
 
 
-def test_frames_that_come_in_pieces_are_put_together() -> None:
+def test_frames_in_pieces_are_joined() -> None:
     far = Far().open()
     lane = far.ready(far.lane())
     messages = [Told(), Told()]
@@ -67,20 +67,20 @@ def test_frames_that_come_in_pieces_are_put_together() -> None:
     "data",
     [b"HTTP/1.1 400 Bad Request\r\n", client.frame(1, 0, b"\0\0"), client.frame(1, 0, b"")[:-1] + b"\0"],
 )
-def test_bytes_that_are_no_amqp_are_the_end(data: bytes) -> None:
+def test_bytes_that_are_not_amqp_end_the_link(data: bytes) -> None:
     link = RemoteLink(CREDENTIALS, "1.0")
     link.receive(data)
     assert link.failure is not None
     assert link.failure.startswith("violated AMQP 0-9-1")
 
 
-def test_a_frame_larger_than_agreed_is_the_end_before_it_is_there() -> None:
+def test_a_frame_that_is_too_large_ends_the_link_at_its_header() -> None:
     far = Far().open()
     far.link.receive(b"\x01\0\x01\x7f\xff\xff\xff")
     assert far.link.failure is not None
 
 
-def test_a_connection_that_the_broker_closes_loses_what_was_under_way() -> None:
+def test_a_close_of_the_broker_loses_unconfirmed_messages() -> None:
     far = Far().open()
     lane = far.ready(far.lane())
     message = Told()
@@ -113,7 +113,7 @@ def test_each_lane_has_a_channel_and_numbers_are_used_again_when_their_close_is_
     assert far.link.attach(far.lane())
 
 
-def test_a_channel_that_the_broker_closes_is_answered_and_opened_anew() -> None:
+def test_a_channel_close_of_the_broker_is_answered_and_the_channel_opened_again() -> None:
     far = Far().open()
     lane = far.ready(far.lane())
     message, later = Told(), Told()
@@ -129,7 +129,7 @@ def test_a_channel_that_the_broker_closes_is_answered_and_opened_anew() -> None:
     assert later.told == [RemoteResult.ACKED]
 
 
-def test_a_goodbye_is_said_to_an_open_link_only() -> None:
+def test_connection_close_is_sent_on_open_links_only() -> None:
     far = Far().open()
     far.link.close()
     assert far.names() == ["Connection.Close"]
