@@ -16,10 +16,10 @@ _TOP = {"delivery_mode": 255, "priority": 255, "timestamp": 2**64 - 1}
 def properties(draw: st.DrawFn) -> dict[str, bytes | int]:
     """All properties except the header table. Empty strings and missing properties both occur."""
     names = [name for name, _ in PROPERTIES if name != "headers"]
-    found: dict[str, bytes | int] = {}
+    result: dict[str, bytes | int] = {}
     for name in draw(st.lists(st.sampled_from(names), unique=True)):
-        found[name] = draw(st.integers(0, _TOP[name])) if name in _TOP else draw(SHORT)
-    return found
+        result[name] = draw(st.integers(0, _TOP[name])) if name in _TOP else draw(SHORT)
+    return result
 
 
 def _fixed() -> st.SearchStrategy[Value]:

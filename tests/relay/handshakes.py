@@ -45,8 +45,8 @@ def start_ok(
     entries: bytes = CLIENT_PROPERTIES, mechanism: bytes = b"PLAIN", response: bytes = b"\0guest\0s3cret"
 ) -> bytes:
     payload = struct.pack(">HH", 10, 11) + struct.pack(">I", len(entries)) + entries
-    said = bytes((len(mechanism),)) + mechanism + struct.pack(">I", len(response)) + response
-    return frame(1, 0, payload + said + b"\x05en_US")
+    login = bytes((len(mechanism),)) + mechanism + struct.pack(">I", len(response)) + response
+    return frame(1, 0, payload + login + b"\x05en_US")
 
 
 def tune(channel_max: int = 2047, frame_max: int = 131072, heartbeat: int = 60) -> bytes:
@@ -118,15 +118,15 @@ def at(state: HandshakeState, limits: HandshakeLimits | None = None) -> Handshak
 
 
 def said_to_producer(handshake: Handshake) -> bytes:
-    said = b"".join(handshake.to_producer)
+    data = b"".join(handshake.to_producer)
     handshake.to_producer.clear()
-    return said
+    return data
 
 
 def said_to_upstream(handshake: Handshake) -> bytes:
-    said = b"".join(handshake.to_upstream)
+    data = b"".join(handshake.to_upstream)
     handshake.to_upstream.clear()
-    return said
+    return data
 
 
 OURS: Table = ((b"oxproxy", Value("S", VERSION.encode())), (b"oxproxy_peer", Value("S", PEER.encode())))

@@ -27,7 +27,7 @@ class Told(RemoteMessage):
         self.told.append(result)
 
 
-class Far:
+class RemoteBroker:
     """The broker at the remote end of a link."""
 
     def __init__(self) -> None:
@@ -47,13 +47,13 @@ class Far:
         return client.names(self.sent())
 
     def say(self, *commanded: base.Frame, channel: int = 1) -> None:
-        self.link.receive(b"".join(method(channel, one) for one in commanded))
+        self.link.receive(b"".join(method(channel, command) for command in commanded))
 
     def start(self, mechanisms: str = "PLAIN AMQPLAIN") -> None:
         properties: FieldTable = {"product": "RabbitMQ"}
         self.say(commands.Connection.Start(0, 9, properties, mechanisms, "en_US"), channel=0)
 
-    def open(self, channels: int = 2047, frame_max: int = 131072) -> Far:
+    def open(self, channels: int = 2047, frame_max: int = 131072) -> RemoteBroker:
         self.start()
         self.say(commands.Connection.Tune(channels, frame_max, 60), commands.Connection.OpenOk(), channel=0)
         self.sent()

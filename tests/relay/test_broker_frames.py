@@ -22,7 +22,7 @@ from tests.relay.wire import (
     REPORT,
     RESERVED,
     TUNING,
-    Ears,
+    QueueEvents,
     Wire,
     ack,
     address_of,
@@ -84,8 +84,8 @@ def test_contents_reach_the_producer_unchanged(of: object, body_size: int, comma
 def test_confirms_are_relayed_and_counted() -> None:
     wire = Wire().open(confirm=True)
     wire.produce(publish() * 9)
-    said = ack(1) + ack(3, True) + nack(5) + ack(4) + nack(7, True) + nack(7, True) + nack(0, True)
-    assert wire.answer(said) == said
+    confirms = ack(1) + ack(3, True) + nack(5) + ack(4) + nack(7, True) + nack(7, True) + nack(0, True)
+    assert wire.answer(confirms) == confirms
     counters = wire.counters.relays["/"]
     assert (counters.confirms_acked, counters.confirms_nacked, wire.relay.connection.unsettled) == (4, 5, 0)
 
@@ -129,11 +129,11 @@ def test_a_return_has_the_original_exchange_and_routing_key() -> None:
 
 def test_channels_interleave_while_addresses_are_restored() -> None:
     wire = Wire(QUEUE).open(1, 2)
-    frames = [[one.raw for one in split(moved(b"x" * 9, channel))] for channel in (1, 2)]
-    left = wire.answer(*(one for pair in zip(*frames, strict=True) for one in pair))
+    frames = [[frame.raw for frame in split(moved(b"x" * 9, channel))] for channel in (1, 2)]
+    left = wire.answer(*(frame for pair in zip(*frames, strict=True) for frame in pair))
     for channel in (1, 2):
-        mine = b"".join(one.raw for one in split(left) if one.channel == channel)
-        assert mine == original(b"x" * 9, channel)
+        output = b"".join(frame.raw for frame in split(left) if frame.channel == channel)
+        assert output == original(b"x" * 9, channel)
 
 
 # -- contents under way are completed ---------------------------------------------------------------------------------
@@ -143,7 +143,7 @@ def test_channels_interleave_while_addresses_are_restored() -> None:
 def test_a_close_of_the_sidecar_waits_for_the_end_of_a_content_on_its_channel(sent: int) -> None:
     wire = Wire(routed("a")).open()
     wire.produce(publish())
-    frames = [one.raw for one in split(delivery(bytes(300_000)))]
+    frames = [frame.raw for frame in split(delivery(bytes(300_000)))]
     assert wire.answer(*frames[:sent]) == b"".join(frames[:sent])
     wire.relay.over_limit("too many messages")
     assert (wire.upstream(), wire.producer()) == (OURS, b"")
@@ -156,7 +156,7 @@ def test_a_close_of_the_sidecar_waits_for_the_end_of_a_content_on_its_channel(se
 def test_replies_to_crossing_closes_wait_for_the_end_of_a_content() -> None:
     wire = Wire(routed("a")).open()
     wire.produce(publish())
-    frames = [one.raw for one in split(delivery(bytes(300_000)))]
+    frames = [frame.raw for frame in split(delivery(bytes(300_000)))]
     wire.answer(*frames[:2])
     wire.relay.over_limit("too many messages")
     wire.produce(CLOSE)
@@ -166,14 +166,14 @@ def test_replies_to_crossing_closes_wait_for_the_end_of_a_content() -> None:
 
 def test_a_close_of_the_sidecar_does_not_wait_for_contents_of_other_channels() -> None:
     wire = Wire(routed("a")).open(1, 2)
-    wire.answer(*(one.raw for one in split(delivery(bytes(300_000), 2))[:2]))
+    wire.answer(*(frame.raw for frame in split(delivery(bytes(300_000), 2))[:2]))
     wire.produce(RESERVED)
     assert closed(wire.refused())[:2] == (1, 403)
 
 
 def test_a_refusal_follows_what_the_broker_sent_before() -> None:
     wire = Wire(routed("a")).open()
-    frames = [one.raw for one in split(delivery(bytes(300_000)))]
+    frames = [frame.raw for frame in split(delivery(bytes(300_000)))]
     wire.answer(*frames[:2])
     wire.produce(RESERVED, publish())
     assert wire.answer(*frames[2:], delivery()) == b"".join(frames[2:]) + delivery()
@@ -193,7 +193,7 @@ def test_a_held_content_does_not_count_as_begun() -> None:
     assert wire.answer(split(moved())[0].raw) == b""
     wire.produce(RESERVED)
     assert closed(wire.refused())[:2] == (1, 403)
-    assert wire.answer(*(one.raw for one in split(moved())[1:])) == b""
+    assert wire.answer(*(frame.raw for frame in split(moved())[1:])) == b""
 
 
 # -- held replies -----------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def test_a_held_content_does_not_count_as_begun() -> None:
 
 def held(of: object = None) -> Wire:
     """A declare-ok is being held on channel 1."""
-    wire = Wire(of, ears=Ears(None), limits=RelayLimits(held_bytes=2000)).open(1, 2)  # type: ignore[arg-type]
+    wire = Wire(of, events=QueueEvents(None), limits=RelayLimits(held_bytes=2000)).open(1, 2)  # type: ignore[arg-type]
     wire.produce(DECLARE)
     assert wire.answer(DECLARED) == b""
     return wire
@@ -209,12 +209,12 @@ def held(of: object = None) -> Wire:
 
 def test_a_held_declare_ok_holds_later_frames_of_its_channel() -> None:
     wire = held()
-    behind = delivery() + say(1, commands.Basic.ConsumeOk("c"))
-    assert wire.answer(behind, delivery(channel=2)) == delivery(channel=2)
+    later = delivery() + say(1, commands.Basic.ConsumeOk("c"))
+    assert wire.answer(later, delivery(channel=2)) == delivery(channel=2)
     request = wire.request()
     assert (request.channel.number, getattr(request, "queue", None)) == (1, b"q")
     wire.relay.answer(request)
-    assert wire.producer() == DECLARED + behind
+    assert wire.producer() == DECLARED + later
     assert wire.answer(delivery()) == delivery()
 
 
@@ -272,10 +272,10 @@ def test_held_output_is_counted_and_stops_the_reading() -> None:
 def test_a_held_reply_is_released_early_if_it_stops_the_reading() -> None:
     """The bind-ok arrives after the held frames. If these stop the reading, it never arrives."""
     of = routed("q", bound=())
-    wire = Wire(of, ears=Ears([b"q"]), limits=RelayLimits(held_bytes=2000)).open()
+    wire = Wire(of, events=QueueEvents([b"q"]), limits=RelayLimits(held_bytes=2000)).open()
     wire.produce(say(1, commands.Queue.Declare(0, "q", exclusive=True)))
     assert wire.answer(DECLARED) == b""
-    assert [(one.channel, one.name) for one in split(wire.upstream())] == [(OWN, "Channel.Open")]
+    assert [(frame.channel, frame.name) for frame in split(wire.upstream())] == [(OWN, "Channel.Open")]
     assert wire.answer(delivery(bytes(1000))) == b""
     assert wire.answer(delivery(bytes(1000))) == DECLARED + delivery(bytes(1000)) * 2
     assert not wire.relay.connection.upstream_full
@@ -325,7 +325,7 @@ def test_a_suppressed_return_is_removed_with_its_content(body_size: int) -> None
     wire = Wire(several("e")).open()
     sent = split(wire.produce(publish("key", mandatory=True, body=bytes(body_size))))
     header = sent[1].raw
-    back = returned("", "q", header + b"".join(one.raw for one in sent[2 : len(sent) // 2]))
+    back = returned("", "q", header + b"".join(frame.raw for frame in sent[2 : len(sent) // 2]))
     assert wire.answer(back, delivery()) == delivery()
     assert not wire.relay.connection.deliveries.inspected
 

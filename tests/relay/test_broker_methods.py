@@ -14,7 +14,7 @@ from tests.relay.wire import (
     OWN,
     OWN_BIND_OK,
     OWN_OPEN_OK,
-    Ears,
+    QueueEvents,
     Wire,
     ack,
     chosen,
@@ -34,26 +34,26 @@ FORCED = method(0, commands.Connection.Close(320, "CONNECTION_FORCED - broker fo
 
 
 def test_a_queue_that_rules_name_gets_its_tokens_before_the_declare_ok() -> None:
-    wire = Wire(routed("q"), ears=Ears([b"q"])).open()
+    wire = Wire(routed("q"), events=QueueEvents([b"q"])).open()
     wire.produce(DECLARE)
     assert wire.answer(DECLARED) == b""
-    assert wire.heard == [("declared", b"q", False)]
+    assert wire.events == [("declared", b"q", False)]
     wire.relay.answer(wire.request())
     assert wire.producer() == DECLARED
 
 
 def test_a_queue_that_no_rule_names_is_answered_at_once() -> None:
-    wire = Wire(routed("q"), ears=Ears([b"q"])).open()
+    wire = Wire(routed("q"), events=QueueEvents([b"q"])).open()
     wire.produce(say(1, commands.Queue.Declare(0, "other")))
     assert wire.answer(say(1, commands.Queue.DeclareOk("other", 0, 0))) == say(
         1, commands.Queue.DeclareOk("other", 0, 0)
     )
-    assert wire.heard == [("declared", b"other", False)]
+    assert wire.events == [("declared", b"other", False)]
     assert wire.relay.connection.pending.requests == []
 
 
 def test_a_queue_that_the_broker_named_is_known_by_that_name() -> None:
-    wire = Wire(routed("amq.gen-1"), ears=Ears([b"amq.gen-1"])).open()
+    wire = Wire(routed("amq.gen-1"), events=QueueEvents([b"amq.gen-1"])).open()
     wire.produce(say(1, commands.Queue.Declare(0, "")))
     wire.answer(say(1, commands.Queue.DeclareOk("amq.gen-1", 0, 0)))
     assert getattr(wire.request(), "queue", None) == b"amq.gen-1"
@@ -70,7 +70,7 @@ def exclusive(wire: Wire, queue: str = "q") -> Wire:
 
 
 def test_an_exclusive_queue_is_bound_on_the_sidecars_channel_before_declare_ok() -> None:
-    wire = exclusive(Wire(routed("q", bound=()), ears=Ears([b"q"])))
+    wire = exclusive(Wire(routed("q", bound=()), events=QueueEvents([b"q"])))
     (bind,) = split(wire.upstream())
     assert (bind.channel, bind.arguments["queue"], bind.arguments["exchange"]) == (OWN, "q", "xo")
     assert bind.arguments["routing_key"] == token("queue", b"q").decode()
@@ -80,10 +80,10 @@ def test_an_exclusive_queue_is_bound_on_the_sidecars_channel_before_declare_ok()
 
 
 def test_an_exclusive_queue_is_bound_to_every_carrier_that_names_it() -> None:
-    one, other = exchange(to_queue("q"), name="one"), exchange(to_queue("q"), name="other")
+    first, second = exchange(to_queue("q"), name="one"), exchange(to_queue("q"), name="other")
     third = exchange(to_queue("else"), name="third")
-    of = state(*((made, owned(made, bound=())) for made in (one, other, third)))
-    wire = exclusive(Wire(of, ears=Ears([b"q"])))
+    of = state(*((made, owned(made, bound=())) for made in (first, second, third)))
+    wire = exclusive(Wire(of, events=QueueEvents([b"q"])))
     assert split(wire.upstream())[0].arguments["exchange"] == "one"
     assert wire.answer(OWN_BIND_OK) == b""
     assert split(wire.upstream())[0].arguments["exchange"] == "other"
@@ -91,7 +91,7 @@ def test_an_exclusive_queue_is_bound_to_every_carrier_that_names_it() -> None:
 
 
 def test_a_refused_bind_of_the_sidecar_is_a_missing_destination() -> None:
-    wire = exclusive(Wire(routed("q", bound=()), ears=Ears([b"q"])))
+    wire = exclusive(Wire(routed("q", bound=()), events=QueueEvents([b"q"])))
     wire.upstream()
     refusal = commands.Channel.Close(403, "ACCESS_REFUSED - no", 50, 20)
     assert wire.answer(say(OWN, refusal)) == DECLARED
@@ -102,14 +102,14 @@ def test_a_refused_bind_of_the_sidecar_is_a_missing_destination() -> None:
 
 
 def test_a_passive_declare_of_a_bound_queue_is_answered_immediately() -> None:
-    wire = Wire(routed("q"), ears=Ears([b"q"])).open()
+    wire = Wire(routed("q"), events=QueueEvents([b"q"])).open()
     wire.produce(say(1, commands.Queue.Declare(0, "q", passive=True, exclusive=True)))
     assert wire.answer(DECLARED) == DECLARED
     assert (wire.relay.connection.pending.requests, wire.upstream()) == ([], b"")
 
 
 def test_a_passive_declare_of_an_unbound_queue_binds_its_tokens() -> None:
-    wire = Wire(routed("q", bound=()), ears=Ears([b"q"])).open()
+    wire = Wire(routed("q", bound=()), events=QueueEvents([b"q"])).open()
     wire.produce(say(1, commands.Queue.Declare(0, "q", passive=True)))
     assert wire.answer(DECLARED) == b""
     wire.relay.answer(wire.request())
@@ -117,31 +117,31 @@ def test_a_passive_declare_of_an_unbound_queue_binds_its_tokens() -> None:
 
 
 def test_a_deleted_queue_is_reported_with_its_name() -> None:
-    wire = Wire(ears=Ears()).open()
+    wire = Wire(events=QueueEvents()).open()
     wire.produce(say(1, commands.Queue.Delete(0, "one")), say(1, commands.Queue.Declare(0, "two")))
     wire.answer(say(1, commands.Queue.DeleteOk(0)), say(1, commands.Queue.DeclareOk("two", 0, 0)))
     wire.produce(say(1, commands.Queue.Delete(0, "")))
     wire.answer(say(1, commands.Queue.DeleteOk(0)))
-    assert wire.heard == [("deleted", b"one"), ("declared", b"two", False), ("deleted", b"two")]
+    assert wire.events == [("deleted", b"one"), ("declared", b"two", False), ("deleted", b"two")]
 
 
 def test_replies_are_matched_to_requests_in_order() -> None:
-    wire = Wire(routed("q"), ears=Ears([b"q"])).open()
+    wire = Wire(routed("q"), events=QueueEvents([b"q"])).open()
     binds = say(1, commands.Queue.Bind(0, "x", "e", "k"), commands.Queue.Declare(0, "q"), commands.Queue.Delete(0, "x"))
     wire.produce(binds)
     assert wire.answer(say(1, commands.Queue.BindOk(), commands.Basic.QosOk())) != b""
     assert wire.answer(DECLARED, say(1, commands.Queue.DeleteOk(0))) == b""
-    assert wire.heard == [("declared", b"q", False)]
+    assert wire.events == [("declared", b"q", False)]
     wire.relay.answer(wire.request())
     assert wire.producer() == DECLARED + say(1, commands.Queue.DeleteOk(0))
-    assert wire.heard[1:] == [("deleted", b"x")]
+    assert wire.events[1:] == [("deleted", b"x")]
 
 
 def test_frames_on_the_sidecars_channel_are_not_forwarded() -> None:
-    wire = exclusive(Wire(routed("q", bound=()), ears=Ears([b"q"])))
+    wire = exclusive(Wire(routed("q", bound=()), events=QueueEvents([b"q"])))
     wire.upstream()
-    said = wire.answer(content_header(OWN, 0), OWN_BIND_OK, content_header(OWN, 0))
-    assert said == DECLARED
+    output = wire.answer(content_header(OWN, 0), OWN_BIND_OK, content_header(OWN, 0))
+    assert output == DECLARED
 
 
 # -- confirms and returns ---------------------------------------------------------------------------------------------

@@ -139,5 +139,5 @@ def test_both_builds_relay_equally(builds: Builds, pieces: list[bytes]) -> None:
 
 
 def test_the_rules_of_these_tests_route_a_message(builds: Builds) -> None:
-    told = same(builds, "relay", b"\0" + publish("order.1", ((b"amount", Value("I", 900)),)), b"\1" + ack(1))
-    assert "x.o.p.e.n.x." in told
+    result = same(builds, "relay", b"\0" + publish("order.1", ((b"amount", Value("I", 900)),)), b"\1" + ack(1))
+    assert "x.o.p.e.n.x." in result

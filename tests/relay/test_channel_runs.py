@@ -91,7 +91,7 @@ class Number:
 
     life: Life | None = None  # as seen on the wire: frames may arrive
     owed: int = 0  # unanswered closes of the producer
-    asked: bool = False  # a Channel.Close to the producer is unanswered
+    close_sent: bool = False  # a Channel.Close to the producer is unanswered
     #: as seen by the producer
     uses: bool = False
     must_answer: bool = False
@@ -121,58 +121,58 @@ class Run:
 
     def drain(self) -> None:
         wire = self.wire
-        for one in split(wire.upstream()):
-            if one.channel:
-                self.to_broker(one)
+        for frame in split(wire.upstream()):
+            if frame.channel:
+                self.to_broker(frame)
             else:
                 self.ended = True
-        for one in split(wire.producer()):
-            if one.channel:
-                self.to_producer(self.numbers[one.channel], one)
-                self.unread.append(one)
+        for frame in split(wire.producer()):
+            if frame.channel:
+                self.to_producer(self.numbers[frame.channel], frame)
+                self.unread.append(frame)
             else:
                 self.ended = True
         assert self.strayed or not self.ended, "the connection ended without a fault"
 
-    def to_broker(self, one: Frame) -> None:
-        channel = self.broker.get(one.channel)
+    def to_broker(self, frame: Frame) -> None:
+        channel = self.broker.get(frame.channel)
         if channel is None:
-            assert one.name == "Channel.Open", f"{one.name} on channel {one.channel}, which is not open"
-            self.broker[one.channel] = BrokerChannel()
-            self.reply(one.channel, OPEN_OK)
+            assert frame.name == "Channel.Open", f"{frame.name} on channel {frame.channel}, which is not open"
+            self.broker[frame.channel] = BrokerChannel()
+            self.reply(frame.channel, OPEN_OK)
             return
-        assert one.name != "Channel.Open", "a second open"
-        if channel.body is not None or one.kind != 1:
-            self.content(channel, one)
-        elif one.name == "Basic.Publish":
+        assert frame.name != "Channel.Open", "a second open"
+        if channel.body is not None or frame.kind != 1:
+            self.content(channel, frame)
+        elif frame.name == "Basic.Publish":
             channel.body, channel.remaining = b"", -1
-        elif one.name == "Channel.Close":
-            self.reply(one.channel, CLOSE_OK)
+        elif frame.name == "Channel.Close":
+            self.reply(frame.channel, CLOSE_OK)
             if not channel.closing:
-                del self.broker[one.channel]
-        elif one.name == "Channel.CloseOk":
+                del self.broker[frame.channel]
+        elif frame.name == "Channel.CloseOk":
             assert channel.closing, "a close-ok to no close"
-            del self.broker[one.channel]
+            del self.broker[frame.channel]
         elif not channel.closing:
-            channel.confirming |= one.name == "Confirm.Select"
-            self.reply(one.channel, ANSWERS[one.name])
+            channel.confirming |= frame.name == "Confirm.Select"
+            self.reply(frame.channel, ANSWERS[frame.name])
 
-    def content(self, channel: BrokerChannel, one: Frame) -> None:
+    def content(self, channel: BrokerChannel, frame: Frame) -> None:
         assert channel.body is not None, "content of no publish"
         if channel.remaining < 0:
-            assert one.kind == 2, f"{one.name} instead of a header"
-            channel.remaining = int.from_bytes(one.payload[4:12], "big")
+            assert frame.kind == 2, f"{frame.name} instead of a header"
+            channel.remaining = int.from_bytes(frame.payload[4:12], "big")
         else:
-            assert one.kind == 3, f"{one.name} in the middle of a content"
-            channel.body += one.payload
-            channel.remaining -= len(one.payload)
+            assert frame.kind == 3, f"{frame.name} in the middle of a content"
+            channel.body += frame.payload
+            channel.remaining -= len(frame.payload)
         if channel.remaining == 0:
             message, channel.body = int(channel.body), None
             copies = self.copies.setdefault(message, [0, 0, 0])
             copies[0] += 1
             assert copies[0] <= KINDS[self.kinds[message]][2], "a publish left twice"
-            assert message >= self.last.get(one.channel, 0), "publishes in another order"
-            self.last[one.channel] = message
+            assert message >= self.last.get(frame.channel, 0), "publishes in another order"
+            self.last[frame.channel] = message
             channel.tag += channel.confirming
             if channel.confirming and not channel.closing:
                 channel.unconfirmed[channel.tag] = message
@@ -180,29 +180,29 @@ class Run:
     def reply(self, number: int, command: base.Frame) -> None:
         self.answers.append(method(number, command))
 
-    def to_producer(self, number: Number, one: Frame) -> None:
+    def to_producer(self, number: Number, frame: Frame) -> None:
         life = number.life
-        if one.name == "Channel.CloseOk":
+        if frame.name == "Channel.CloseOk":
             assert number.owed, "a close-ok to no close"
             number.owed -= 1
-            if life is not None and life.closes and not number.asked:
+            if life is not None and life.closes and not number.close_sent:
                 number.life = None
             return
-        assert life is not None, f"{one.name} after the close-ok"
-        assert not number.asked, f"{one.name} after the close"
-        if one.name == "Channel.Close":
-            number.asked = life.closed = True
-        elif one.name in ("Basic.Ack", "Basic.Nack"):
-            self.confirm(life, one)
+        assert life is not None, f"{frame.name} after the close-ok"
+        assert not number.close_sent, f"{frame.name} after the close"
+        if frame.name == "Channel.Close":
+            number.close_sent = life.closed = True
+        elif frame.name in ("Basic.Ack", "Basic.Nack"):
+            self.confirm(life, frame)
 
-    def confirm(self, life: Life, one: Frame) -> None:
-        last = int(str(one.arguments["delivery_tag"]))
-        tags = range(1, last + 1) if one.arguments["multiple"] else (last,)
+    def confirm(self, life: Life, frame: Frame) -> None:
+        last = int(str(frame.arguments["delivery_tag"]))
+        tags = range(1, last + 1) if frame.arguments["multiple"] else (last,)
         for tag in [tag for tag in tags if tag not in life.settled]:
             message = life.tags[tag - 1]
             arrived, acked, nacked = self.copies.get(message, (0, 0, 0))
             assert arrived == acked + nacked == KINDS[self.kinds[message]][2], "a confirm before the broker's"
-            assert (one.name == "Basic.Nack") == bool(nacked), "not what the broker says"
+            assert (frame.name == "Basic.Nack") == bool(nacked), "not what the broker says"
             life.settled.add(tag)
             self.confirms += 1
 
@@ -235,7 +235,7 @@ class Run:
         number = self.numbers[at]
         if not number.must_answer or number.partial:
             return
-        number.must_answer = number.asked = number.uses = number.awaits = False
+        number.must_answer = number.close_sent = number.uses = number.awaits = False
         number.life = None  # a close of the producer may still be unanswered; it continues nevertheless
         self.send(method(at, CLOSE_OK))
 
@@ -259,7 +259,7 @@ class Run:
             if number.life.confirming:
                 number.life.tags.append(message)
         if pieces and kind in ("plain", "bound"):
-            number.partial = deque(one.raw for one in split(data))
+            number.partial = deque(frame.raw for frame in split(data))
             self.go_on(at)
         else:
             self.send(data)
@@ -271,11 +271,11 @@ class Run:
 
     def read(self, count: int) -> None:
         for _ in range(min(count, len(self.unread))):
-            one = self.unread.popleft()
-            number = self.numbers[one.channel]
-            if one.name == "Channel.Close":
+            frame = self.unread.popleft()
+            number = self.numbers[frame.channel]
+            if frame.name == "Channel.Close":
                 number.must_answer = True
-            elif one.name == "Channel.CloseOk":
+            elif frame.name == "Channel.CloseOk":
                 number.unanswered -= 1
                 number.awaits &= number.unanswered > 0
 
@@ -302,10 +302,10 @@ class Run:
             channel.closing = True
             self.reply(at, NOT_FOUND)
 
-    def control(self, found: str | None = None) -> None:
+    def control(self, result: str | None = None) -> None:
         requests, self.wire.relay.connection.pending.requests[:] = list(self.wire.relay.connection.pending.requests), []
         for request in requests:
-            self.wire.relay.answer(request, found)
+            self.wire.relay.answer(request, result)
             self.drain()
 
     def stray(self, at: int, which: int) -> None:
@@ -323,8 +323,8 @@ class Run:
             number.unanswered += 1
             if number.life is not None:
                 number.life.closes = True
-        elif which == 2 and number.asked:
-            number.life, number.asked = None, False
+        elif which == 2 and number.close_sent:
+            number.life, number.close_sent = None, False
         payload = STRAY[which]
         self.send(b"\x01" + at.to_bytes(2, "big") + len(payload).to_bytes(4, "big") + payload + b"\xce")
 
@@ -421,7 +421,7 @@ def test_out_of_order_frames_of_a_producer_do_not_end_the_upstream(
     run = Run()
     run.open(1)
     for position, step in enumerate(steps):
-        for _, at, which in [one for one in strays if one[0] == position]:
+        for _, at, which in [stray for stray in strays if stray[0] == position]:
             run.stray(at, which)
         run.step(*step)
     run.wire.relay.ended()

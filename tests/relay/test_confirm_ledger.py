@@ -13,8 +13,8 @@ SETTLES = st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=60)
 @given(SETTLES, st.integers(1, 40))
 def test_settled_counts_each_tag_once_in_any_order(settles: list[tuple[int, bool]], published: int) -> None:
     settled, known = Settled(), set[int]()
-    for asked, multiple in settles:
-        tag = min(asked, published)
+    for requested, multiple in settles:
+        tag = min(requested, published)
         new = set(range(1, tag + 1) if multiple else (tag,)) - known
         assert settled.settle(tag, multiple, published) == len(new)
         known |= new
@@ -56,17 +56,21 @@ def test_the_ledger_settles_each_tag_once_for_any_broker_replies(
     open_tags, verdict = set(owner), dict.fromkeys(left, True)
     seen: list[int] = []
     for tag, multiple, ack in [*steps, (0, True, True)]:
-        covered = {one for one in open_tags if one <= tag or not tag} if multiple else {tag} & open_tags
+        covered = (
+            {covered_tag for covered_tag in open_tags if covered_tag <= tag or not tag}
+            if multiple
+            else {tag} & open_tags
+        )
         open_tags -= covered
         expected = []
-        for one in sorted(covered):
-            left[owner[one]] -= 1
-            verdict[owner[one]] &= ack
-            if not left[owner[one]]:
-                expected.append((owner[one], verdict[owner[one]]))
-        found = ledger.settle(tag, multiple, ack)
-        assert found == sorted(expected)
-        seen += [producer_tag for producer_tag, _ in found]
+        for covered_tag in sorted(covered):
+            left[owner[covered_tag]] -= 1
+            verdict[owner[covered_tag]] &= ack
+            if not left[owner[covered_tag]]:
+                expected.append((owner[covered_tag], verdict[owner[covered_tag]]))
+        settled = ledger.settle(tag, multiple, ack)
+        assert settled == sorted(expected)
+        seen += [producer_tag for producer_tag, _ in settled]
     assert sorted(seen) == list(range(1, before + len(copies) + 1))
 
 

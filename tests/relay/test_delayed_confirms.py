@@ -33,14 +33,14 @@ class Disk(Log):
         super().__init__(ruled_only=ruled_only)
         self.durable = 0
         self.failure: str | None = None
-        self.asked = 0
+        self.requests = 0
 
     @property
     def appended(self) -> int:
         return len(self.lines)
 
     def commit_point(self) -> int:
-        self.asked += 1
+        self.requests += 1
         return self.appended
 
 
@@ -62,7 +62,7 @@ def written(wire: Wire, disk: Disk, line: int | None = None) -> bytes:
 def test_a_confirm_requests_and_awaits_the_last_line_of_its_channel() -> None:
     wire = strict(disk := Disk())
     wire.produce(publish(), publish())
-    assert (wire.answer(ack(1)), disk.asked) == (b"", 1)
+    assert (wire.answer(ack(1)), disk.requests) == (b"", 1)
     assert written(wire, disk, 1) == b""
     assert written(wire, disk) == ack(1)
     assert wire.answer(ack(2)) == ack(2)
@@ -90,8 +90,8 @@ def test_other_frames_are_forwarded_in_order() -> None:
     back = returned("xo", "", b"".join(frame.raw for frame in split(publish())[1:]))
     delivery = say(2, commands.Basic.Deliver("c", 1, False, "", "q")) + client.content(2, None, b"body")
     reply = say(2, commands.Channel.OpenOk())
-    found = wire.answer(back, ack(1), delivery, ack(2), say(3, commands.Basic.QosOk()), reply)
-    assert found == back + delivery + say(3, commands.Basic.QosOk()) + reply
+    output = wire.answer(back, ack(1), delivery, ack(2), say(3, commands.Basic.QosOk()), reply)
+    assert output == back + delivery + say(3, commands.Basic.QosOk()) + reply
     assert written(wire, disk) == ack(1) + ack(2)
 
 
@@ -149,11 +149,11 @@ CLOSES = {
 
 @pytest.mark.parametrize("case", CLOSES)
 def test_the_close_waits_for_confirms_whose_lines_are_being_written(case: str) -> None:
-    asked, close = CLOSES[case]
+    request, close = CLOSES[case]
     wire = strict(disk := Disk(), 1, 2)
     wire.produce(publish())
     wire.answer(ack(1))
-    wire.produce(asked)
+    wire.produce(request)
     assert wire.answer(say(2, commands.Channel.Flow(True)), close) == say(2, commands.Channel.Flow(True))
     assert wire.relay.connection.close_is_delayed
     assert wire.relay.connection.upstream_full
@@ -164,19 +164,19 @@ def test_the_close_waits_for_confirms_whose_lines_are_being_written(case: str) -
 @pytest.mark.parametrize("case", CLOSES)
 @pytest.mark.parametrize("late", [False, True])
 def test_the_close_does_not_wait_for_a_disk_that_refuses_lines(case: str, late: bool) -> None:
-    asked, close = CLOSES[case]
+    request, close = CLOSES[case]
     wire = strict(disk := Disk(), 1, 2)
     wire.produce(publish())
     wire.answer(ack(1))
     disk.failure = None if late else "full"
-    wire.produce(asked)
-    found = wire.answer(close)
+    wire.produce(request)
+    output = wire.answer(close)
     if late:
-        assert found == b""
+        assert output == b""
         assert wire.relay.connection.delayed_confirms is not None
         wire.relay.connection.delayed_confirms.failing()
-        found = wire.producer()
-    assert found == close
+        output = wire.producer()
+    assert output == close
     assert not wire.relay.connection.close_is_delayed
     assert written(wire, disk) == b""
 
@@ -200,7 +200,7 @@ def test_a_close_of_the_sidecar_waits_for_confirms() -> None:
     wire.answer(ack(1))
     wire.relay.connection.close(320, b"the proxy is shutting down")
     assert wire.producer() == b""
-    found = split(written(wire, disk))
-    assert [frame.name for frame in found] == ["Basic.Ack", "Connection.Close"]
+    frames = split(written(wire, disk))
+    assert [frame.name for frame in frames] == ["Basic.Ack", "Connection.Close"]
     wire.produce(GOODBYE_OK)
     assert wire.relay.connection.lifecycle.phase is Phase.CLOSED

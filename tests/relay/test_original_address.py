@@ -35,9 +35,9 @@ def test_the_header_holds_the_original_pair_and_the_new_one() -> None:
 
 @given(NAMES, NAMES, NAMES, NAMES)
 def test_an_encoded_address_is_decoded_again(exchange: bytes, key: bytes, new_exchange: bytes, new_key: bytes) -> None:
-    one, other = OriginalAddress(exchange, key), OriginalAddress(new_exchange, new_key)
+    original, new = OriginalAddress(exchange, key), OriginalAddress(new_exchange, new_key)
     around = longstr_entry(b"a", b"b")
-    assert read(around + entry(one, other) + around) == (one, other)
+    assert read(around + entry(original, new) + around) == (original, new)
 
 
 @pytest.mark.parametrize(

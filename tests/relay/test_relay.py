@@ -18,7 +18,7 @@ from tests.relay.wire import (
     GOODBYE_OK,
     REPORT,
     TUNING,
-    Ears,
+    QueueEvents,
     Wire,
     ack,
     chosen,
@@ -224,21 +224,21 @@ def check_contents(data: bytes, unfinished: dict[int, int]) -> None:
     ``unfinished`` carries over to the next bytes: per channel, the missing bytes of a body, or -1 before the header.
     """
     carrying = {"Basic.Publish", "Basic.Deliver", "Basic.GetOk", "Basic.Return"}
-    for one in split(data):
-        left = unfinished.get(one.channel)
-        if one.kind == 1:
-            assert left is None, f"{one.name} in the middle of a content"
-            if one.name in carrying:
-                unfinished[one.channel] = -1
-        elif one.kind == 2:
+    for current in split(data):
+        left = unfinished.get(current.channel)
+        if current.kind == 1:
+            assert left is None, f"{current.name} in the middle of a content"
+            if current.name in carrying:
+                unfinished[current.channel] = -1
+        elif current.kind == 2:
             assert left == -1, "a content header out of place"
-            unfinished[one.channel] = int.from_bytes(one.payload[4:12], "big")
-        elif one.kind == 3:
+            unfinished[current.channel] = int.from_bytes(current.payload[4:12], "big")
+        elif current.kind == 3:
             assert left is not None
-            assert 0 <= len(one.payload) <= left, "a body out of place"
-            unfinished[one.channel] = left - len(one.payload)
-        if unfinished.get(one.channel) == 0:
-            del unfinished[one.channel]
+            assert 0 <= len(current.payload) <= left, "a body out of place"
+            unfinished[current.channel] = left - len(current.payload)
+        if unfinished.get(current.channel) == 0:
+            del unfinished[current.channel]
 
 
 def drive(wire: Wire, steps: list[tuple[str, bytes]]) -> tuple[bytes, bytes]:
@@ -266,7 +266,7 @@ SIDES = st.sampled_from(["producer", "broker", "control"])
 @given(st.lists(st.tuples(SIDES, st.binary(max_size=60)), max_size=12), st.sampled_from(STATES))
 @settings(max_examples=150, deadline=None)
 def test_random_bytes_raise_no_exception(steps: list[tuple[str, bytes]], of: Callable[[], VhostState]) -> None:
-    wire = Wire(of(), ears=Ears(None)).open()
+    wire = Wire(of(), events=QueueEvents(None)).open()
     upstream, _ = drive(wire, steps)
     split(upstream)
 
@@ -298,13 +298,13 @@ BROKER: list[bytes] = [
     GOODBYE, GOODBYE_OK,
 ]  # fmt: skip
 CONTENTS: list[list[bytes]] = [
-    [one.raw for one in split(whole)]
+    [part.raw for part in split(whole)]
     for channel in (1, 2)
     for whole in (
         say(channel, commands.Basic.Deliver("c", 1, False, "xo", "k")) + content(channel, REPORT, b"x" * 30),
         say(channel, commands.Basic.GetOk(1, False, "", "a", 0)) + content(channel, None, b""),
         say(channel, commands.Basic.Return(312, "NO_ROUTE", "xo", "old"))
-        + b"".join(frame(one.kind, channel, one.payload) for one in split(publish("old"))[1:]),
+        + b"".join(frame(part.kind, channel, part.payload) for part in split(publish("old"))[1:]),
     )
 ]
 
@@ -321,9 +321,9 @@ def frame_by_frame(draw: st.DrawFn) -> list[tuple[str, bytes]]:
         elif what <= 4:
             steps.append(("broker", draw(st.sampled_from(BROKER))))
         elif what == 5 and begun:
-            steps += [("producer", one) for one in [next(draw(st.sampled_from(begun)), b"")]]
+            steps += [("producer", frame) for frame in [next(draw(st.sampled_from(begun)), b"")]]
         elif what == 6:
-            begun.append(iter([one.raw for one in split(draw(st.sampled_from(PRODUCER[:8])))]))
+            begun.append(iter([frame.raw for frame in split(draw(st.sampled_from(PRODUCER[:8])))]))
         else:
             steps.append(("producer", draw(st.sampled_from(PRODUCER))))
     return steps
@@ -334,23 +334,23 @@ def frame_by_frame(draw: st.DrawFn) -> list[tuple[str, bytes]]:
 def test_for_any_frames_the_broker_gets_complete_contents_without_exceptions(
     steps: list[tuple[str, bytes]], of: Callable[[], VhostState]
 ) -> None:
-    wire = Wire(of(), ears=Ears(None)).open(1, 2)
+    wire = Wire(of(), events=QueueEvents(None)).open(1, 2)
     upstream, _ = drive(wire, steps)
     unfinished: dict[int, int] = {}
     check_contents(upstream, unfinished)
-    assert all(one.channel <= 2047 for one in split(upstream))
-    names = [one.name for one in split(upstream) if one.channel == 0]
+    assert all(frame.channel <= 2047 for frame in split(upstream))
+    names = [frame.name for frame in split(upstream) if frame.channel == 0]
     assert names.count("Connection.Close") <= 1
     if "Connection.Close" in names:
-        behind = split(upstream)[[one.name for one in split(upstream)].index("Connection.Close") + 1 :]
-        assert {one.name for one in behind} <= {"Connection.CloseOk"}
+        later = split(upstream)[[frame.name for frame in split(upstream)].index("Connection.Close") + 1 :]
+        assert {frame.name for frame in later} <= {"Connection.CloseOk"}
 
 
 @st.composite
 def legal_broker(draw: st.DrawFn) -> list[tuple[str, bytes]]:
     """A broker with complete contents that interleave over channels, and a producer that sends anything."""
     steps: list[tuple[str, bytes]] = []
-    said: bytes
+    sent: bytes
     under_way: dict[int, list[bytes]] = {}
     for _ in range(draw(st.integers(0, 30))):
         what = draw(st.integers(0, 5))
@@ -362,15 +362,15 @@ def legal_broker(draw: st.DrawFn) -> list[tuple[str, bytes]]:
             frames: list[bytes] = draw(st.sampled_from(CONTENTS))
             under_way.setdefault(split(frames[0])[0].channel, list(frames))
         elif what == 4:
-            said = draw(st.sampled_from(BROKER))
-            if split(said)[0].channel not in under_way:
-                steps.append(("broker", said))
+            sent = draw(st.sampled_from(BROKER))
+            if split(sent)[0].channel not in under_way:
+                steps.append(("broker", sent))
         for channel in list(under_way):
             if draw(st.booleans()) and under_way[channel]:
                 steps.append(("broker", under_way[channel].pop(0)))
             if not under_way[channel]:
                 del under_way[channel]
-    return steps + [("broker", one) for rest in under_way.values() for one in rest]
+    return steps + [("broker", content) for rest in under_way.values() for content in rest]
 
 
 @given(legal_broker(), st.sampled_from(STATES))
@@ -379,7 +379,7 @@ def test_the_producer_always_gets_complete_contents(
     steps: list[tuple[str, bytes]], of: Callable[[], VhostState]
 ) -> None:
     """No method of the sidecar interrupts a delivery, get-ok or return."""
-    wire = Wire(of(), ears=Ears(None)).open(1, 2)
+    wire = Wire(of(), events=QueueEvents(None)).open(1, 2)
     _, producer = drive(wire, steps)
     check_contents(producer, {})
 
@@ -390,7 +390,9 @@ def test_the_relay_does_not_depend_on_chunking(
     steps: list[tuple[str, bytes]], of: Callable[[], VhostState], cuts: list[int]
 ) -> None:
     pieces = [(side, piece) for side, data in steps for piece in cut(data, cuts) or [b""]]
-    whole, in_pieces = (drive(Wire(of(), ears=Ears(None)).open(1, 2), each) for each in (steps, pieces))
+    whole, in_pieces = (
+        drive(Wire(of(), events=QueueEvents(None)).open(1, 2), conversation) for conversation in (steps, pieces)
+    )
     assert [split(data) for data in in_pieces] == [split(data) for data in whole]
 
 

@@ -15,7 +15,7 @@ from proxy.relay.vhost import Delivery, VhostState
 from proxy.values import Table, Value
 from tests import client
 from tests.client import HEARTBEAT, PROTOCOL_HEADER, content, frame, method
-from tests.relay.wire import TUNING, Ears, Wire, routed, several
+from tests.relay.wire import TUNING, QueueEvents, Wire, routed, several
 
 #: Every field type, nested tables and arrays; names that are not UTF-8, duplicate, empty and of maximum length.
 EVERYTHING: Table = (
@@ -44,7 +44,7 @@ class Record:
         self.steps: list[tuple[str, bytes]] = []
 
     def say(self, side: str, channel: int, *frames: base.Frame | bytes) -> None:
-        data = b"".join(one if isinstance(one, bytes) else method(channel, one) for one in frames)
+        data = b"".join(item if isinstance(item, bytes) else method(channel, item) for item in frames)
         self.steps.append((side, data))
 
     def ask(self, channel: int, request: base.Frame, *answers: base.Frame | bytes) -> None:
@@ -63,7 +63,7 @@ def one_byte_frames(channel: int, count: int) -> bytes:
 
 def interleaved(*streams: bytes) -> bytes:
     """Frames of several channels in turn."""
-    rows = [[one.raw for one in client.split(stream)] for stream in streams]
+    rows = [[frame.raw for frame in client.split(stream)] for stream in streams]
     return b"".join(row[at] for at in range(max(map(len, rows))) for row in rows if at < len(row))
 
 
@@ -110,9 +110,9 @@ def _consuming(talk: Record) -> None:
     talk.say(P, 2, commands.Basic.Consume(0, "q", "mine", nowait=True, no_ack=True))
     for tag, size in enumerate((0, 1, 131064, 131065, 300_000), 1):
         talk.say(B, 2, deliver("ctag", tag, False, "e", "k"), content(2, EVERYTHING, sized(size), PROPERTIES))
-    one = method(2, deliver("ctag", 6, True, "", "q")) + one_byte_frames(2, 10_000)
-    other = method(7, deliver("other", 1, False, "e", "k")) + content(7, None, sized(400_000))
-    talk.say(B, 2, interleaved(one, other))
+    delivery = method(2, deliver("ctag", 6, True, "", "q")) + one_byte_frames(2, 10_000)
+    other_delivery = method(7, deliver("other", 1, False, "e", "k")) + content(7, None, sized(400_000))
+    talk.say(B, 2, interleaved(delivery, other_delivery))
     talk.say(P, 2, commands.Basic.Ack(1), commands.Basic.Ack(3, True), commands.Basic.Nack(4, False, True))
     talk.say(P, 2, commands.Basic.Nack(0, True, False), commands.Basic.Reject(6, False), commands.Basic.Ack(0, True))
     talk.ask(2, commands.Basic.Recover(True), commands.Basic.RecoverOk())
@@ -175,8 +175,8 @@ STATES: list[Callable[[], VhostState | None]] = [
 
 def by_channel(data: bytes) -> dict[int, bytes]:
     streams: dict[int, bytearray] = {}
-    for one in client.split(data):
-        streams.setdefault(one.channel, bytearray()).extend(one.raw)
+    for current in client.split(data):
+        streams.setdefault(current.channel, bytearray()).extend(current.raw)
     return {channel: bytes(stream) for channel, stream in streams.items()}
 
 
@@ -186,12 +186,12 @@ def compared(of: Callable[[], VhostState | None], cut: Callable[[bytes], list[by
     A publish is held until its header arrives, and so is a method if addresses may have to be restored: frames of other
     channels may overtake them.
     """
-    wire = Wire(of(), ears=Ears())
+    wire = Wire(of(), events=QueueEvents())
     for side, data in TALK.steps:
         say = wire.produce if side == P else wire.answer
-        heard = b"".join(say(piece) for piece in cut(data))
+        received = b"".join(say(piece) for piece in cut(data))
         waits = side == P or wire.state.restores
-        assert heard == data or (waits and by_channel(heard) == by_channel(data))
+        assert received == data or (waits and by_channel(received) == by_channel(data))
         assert (wire.upstream(), wire.producer()) == (b"", b"")
     assert wire.relay.connection.lifecycle.fault is None
     assert wire.counters.relays["/"].channels == 0
@@ -209,7 +209,7 @@ def test_single_bytes_are_forwarded_unchanged() -> None:
         if len(data) <= 4000:
             return [data[at : at + 1] for at in range(len(data))]
         ends = [*range(2000), *range(len(data) - 2000, len(data) + 1)]
-        return [data[one:other] for one, other in pairwise(ends)]
+        return [data[start:end] for start, end in pairwise(ends)]
 
     compared(STATES[1], cut)
 
@@ -221,7 +221,7 @@ def test_random_pieces_are_forwarded_unchanged(seed: int, of: Callable[[], Vhost
 
     def cut(data: bytes) -> list[bytes]:
         cuts = sorted(pick.randrange(len(data) + 1) for _ in range(pick.randrange(8)))
-        return [data[one:other] for one, other in pairwise([0, *cuts, len(data)])]
+        return [data[start:end] for start, end in pairwise([0, *cuts, len(data)])]
 
     compared(of, cut)
 
@@ -229,7 +229,7 @@ def test_random_pieces_are_forwarded_unchanged(seed: int, of: Callable[[], Vhost
 def test_heartbeats_at_any_position_are_not_forwarded() -> None:
     wire = Wire()
     for side, data in TALK.steps:
-        frames = [one.raw for one in client.split(data)[:50]]
+        frames = [frame.raw for frame in client.split(data)[:50]]
         say = wire.produce if side == P else wire.answer
         if len(frames) == len(client.split(data)):
             assert say(HEARTBEAT + HEARTBEAT.join(frames) + HEARTBEAT) == data
@@ -238,14 +238,14 @@ def test_heartbeats_at_any_position_are_not_forwarded() -> None:
 
 
 def test_the_conversation_contains_every_method() -> None:
-    said = {
-        (side, one.method.name)
+    sent = {
+        (side, frame.method.name)
         for side, data in TALK.steps
-        for one in client.split(data)
-        if one.kind == 1 and one.payload != b"\0\x3c\0\x64\1"
+        for frame in client.split(data)
+        if frame.kind == 1 and frame.payload != b"\0\x3c\0\x64\1"
     }
-    names = {name for _, name in said}
+    names = {name for _, name in sent}
     opening = {"Start", "StartOk", "Secure", "SecureOk", "Tune", "TuneOk", "Open", "OpenOk"}
     every = {kind.name for kind in client._KINDS_OF_METHODS.values()}
-    assert every - names == {f"Connection.{one}" for one in opening} | {"Basic.RecoverAsync"}
+    assert every - names == {f"Connection.{frame}" for frame in opening} | {"Basic.RecoverAsync"}
     assert not TALK.steps[0][1].startswith(PROTOCOL_HEADER)

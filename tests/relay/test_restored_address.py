@@ -61,13 +61,13 @@ def test_only_addresses_written_by_deliveries_are_restored(
 
 def translating(queues: int, exchanges: int = 0) -> VhostState:
     """One exchange with this many destinations; the address table redirects queues and exchanges."""
-    found = ruled(
+    vhost = ruled(
         *(to_queue(f"q.{number}") for number in range(queues)),
         *(to_exchange(f"e.{number}") for number in range(exchanges)),
     )
     rules = [AddressRule(b"q.*", b"/exchange/of.$1/key"), AddressRule(b"/exchange/e.7/*", b"/exchange/seven/$1")]
-    found.set_addresses(AddressBook(AddressTable(rules)))
-    return found
+    vhost.set_addresses(AddressBook(AddressTable(rules)))
+    return vhost
 
 
 def test_an_address_of_a_redirected_destination_is_restored() -> None:
@@ -110,7 +110,7 @@ def test_the_address_is_restored_if_a_regex_selected_the_redirected_queue() -> N
     of.queues = QueueNames((b"q", b"team.red"), 1)
     of.set_addresses(AddressBook(AddressTable([AddressRule(b"team.%", b"/exchange/teams/$1")])))
     frames = split(Wire(of).open().produce(publish("key", to="xo")))
-    publishes = [place for place, one in enumerate(frames) if one.name == "Basic.Publish"]
+    publishes = [place for place, frame in enumerate(frames) if frame.name == "Basic.Publish"]
     [place] = [place for place in publishes if address_of(frames[place]) == ("teams", "red")]
     deliver = method(1, commands.Basic.Deliver("me", 1, False, "teams", "red"))
     delivered, header = restored_content(of, deliver, frames[place + 1].raw)
@@ -150,7 +150,7 @@ METHODS = [
 ]
 
 
-@pytest.mark.parametrize("command", METHODS, ids=lambda one: one.name)
+@pytest.mark.parametrize("command", METHODS, ids=lambda frame: frame.name)
 def test_the_address_is_restored_and_the_rest_is_unchanged(command: base.Frame) -> None:
     own = encode_table(table(type="report"))
     frames = (method(9, command), content_header(9, 4, own + entry(FROM, TO), {"message_id": b"m1", "priority": 2}))

@@ -109,21 +109,21 @@ def test_pins_of_former_tokens_are_kept_until_unbound() -> None:
 def test_deleting_a_needed_destination_has_a_reason() -> None:
     table = TokenTable([A, B])
     table.need(A, Need.RULES)
-    assert [table.deleted(one) for one in (A, B)] == [True, True]
+    assert [table.deleted(destination) for destination in (A, B)] == [True, True]
     assert (table.state(A), table.reason(A)) == (TokenState.MISSING, "deleted")
     assert table.state(B) is TokenState.UNKNOWN
 
 
 def test_an_assertion_is_valid_for_its_connection_for_a_limited_time() -> None:
     table = TokenTable()
-    mine, other = object(), object()
-    table.asserted(A, 1, 10.0, mine)
-    assert table.may_rely(A, mine, 11.0)
+    own, other = object(), object()
+    table.asserted(A, 1, 10.0, own)
+    assert table.may_rely(A, own, 11.0)
     assert not table.may_rely(A, other, 11.0)
-    assert not table.may_rely(A, mine, 10.0 + RENEWAL_SECONDS)
+    assert not table.may_rely(A, own, 10.0 + RENEWAL_SECONDS)
     assert table.holds(A, table.events, 10.0 + RENEWAL_SECONDS)
     table.declared(A)
-    assert not table.may_rely(A, mine, 11.0)
+    assert not table.may_rely(A, own, 11.0)
 
 
 def test_an_assertion_withdrawn_in_the_meantime_is_invalid() -> None:
@@ -215,8 +215,8 @@ def test_a_token_unneeded_in_two_passes_is_idle() -> None:
     table = TokenTable([A, B])
 
     def look(at: float) -> list[Destination]:
-        table.listed(table.look(at), {one: frozenset({PLAIN}) for one in (A, B)}, at)
-        return table.idle(lambda one: one == B, at)
+        table.listed(table.look(at), {destination: frozenset({PLAIN}) for destination in (A, B)}, at)
+        return table.idle(lambda destination: destination == B, at)
 
     assert [look(at) for at in (0.0, 1.0, GRACE_SECONDS)] == [[], [], [A]]
     table.need(A, Need.CLIENT)
@@ -308,7 +308,7 @@ class Peer:
         world, table = self.world, self.table
         pin = pin_row("", next(world.numbers))
         old = table.superseded(A) if own else ()
-        steps = [*before, (True, (0, pin, True)), *((False, (0, one, True)) for one in old)]
+        steps = [*before, (True, (0, pin, True)), *((False, (0, old_pin, True)) for old_pin in old)]
         sent_at = world.now
         lane.marking = lane.marking or own
 
@@ -440,7 +440,7 @@ class World:
         self.check()
 
     def possible(self) -> list[Callable[[], object]]:
-        found: list[Callable[[], object]] = [partial(self.wait, seconds) for seconds in (0.5, LEASE_SECONDS, 6.0)]
+        actions: list[Callable[[], object]] = [partial(self.wait, seconds) for seconds in (0.5, LEASE_SECONDS, 6.0)]
         # If two clients bind and unbind the same at once, their order is undefined.
         busy = {identity for peer in self.peers for identity in peer.busy}
         for peer in self.peers:
@@ -449,19 +449,19 @@ class World:
                 for identity in self.identities:
                     if identity not in busy:
                         there = identity in peer.clients
-                        found.append(partial(peer.unbind if there else peer.bind, identity, lane))
+                        actions.append(partial(peer.unbind if there else peer.bind, identity, lane))
             for lane in lanes:
                 if any(job.answers < len(job.steps) for job in lane.jobs):
-                    found += [partial(self.work, lane, 1), partial(self.work, lane, 9)]
+                    actions += [partial(self.work, lane, 1), partial(self.work, lane, 9)]
                 if lane.jobs and lane.jobs[0].answers == len(lane.jobs[0].steps):
-                    found += [partial(self.arrive, lane)] * 2
+                    actions += [partial(self.arrive, lane)] * 2
             if peer.looking is None:
-                found.append(peer.look)
+                actions.append(peer.look)
             elif peer.looking[2] is None:
-                found.append(partial(self.list_rows, peer))
+                actions.append(partial(self.list_rows, peer))
             else:
-                found.append(peer.listed)
-        return found + [partial(self.mishap, choice) for choice in range(2)]
+                actions.append(peer.listed)
+        return actions + [partial(self.mishap, choice) for choice in range(2)]
 
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -628,15 +628,15 @@ class RuledWorld(World):
         self.lossless = True
 
     def possible(self) -> list[Callable[[], object]]:
-        found = super().possible()
+        actions = super().possible()
         for peer in self.ruled():
-            found.append(peer.reload)
+            actions.append(peer.reload)
             idle = peer.looking is None and not peer.control.jobs
             if idle and peer.released_at is not None and self.now >= peer.released_at + GRACE_SECONDS:
-                found += [peer.retire] * 3
+                actions += [peer.retire] * 3
             if not idle:
-                found = [step for step in found if step != peer.look]  # passes do not overlap
-        return found
+                actions = [step for step in actions if step != peer.look]  # passes do not overlap
+        return actions
 
     def ruled(self) -> list[RuledPeer]:
         return [peer for peer in self.peers if isinstance(peer, RuledPeer)]

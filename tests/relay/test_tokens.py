@@ -27,9 +27,9 @@ def test_token_has_eight_words_of_letters_and_digits_only(name: bytes) -> None:
 
 
 @given(NAMES, NAMES)
-def test_tokens_of_different_destinations_differ(one: bytes, other: bytes) -> None:
-    tokens = {token(kind, name) for kind in ("queue", "exchange") for name in (one, other)}
-    assert len(tokens) == 2 * len({one, other})
+def test_tokens_of_different_destinations_differ(first: bytes, second: bytes) -> None:
+    tokens = {token(kind, name) for kind in ("queue", "exchange") for name in (first, second)}
+    assert len(tokens) == 2 * len({first, second})
     assert NOWHERE not in tokens
 
 

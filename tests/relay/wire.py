@@ -50,7 +50,7 @@ TYPE = {"x-?hkv= type": "report"}
 REPORT: Table = ((b"type", Value("S", b"report")),)
 
 
-class Ears(list[tuple[object, ...]]):
+class QueueEvents(list[tuple[object, ...]]):
     """A control plane that records the events of queues and exchanges.
 
     Args:
@@ -93,7 +93,7 @@ def owned(
 
 
 def state(*pairs: tuple[Exchange, OwnedExchange]) -> VhostState:
-    return VhostState("/", Router([one for one, _ in pairs]), {own.name: own for _, own in pairs})
+    return VhostState("/", Router([exchange for exchange, _ in pairs]), {own.name: own for _, own in pairs})
 
 
 def ruled(*bindings: Binding, alternate: str | None = None, **more: Any) -> VhostState:  # Any: what `owned` takes
@@ -116,9 +116,9 @@ def chosen(*queues: str, bound: Iterable[str] = (), delivery: Delivery = Deliver
         delivery: of the exchange.
     """
     ready = [("queue", name.encode()) for name in bound]
-    found = ruled(to_queue("unused", {"x-msg-destq-rk": ""}), delivery=delivery, bound=ready)
-    found.queues = replace(found.queues, names=tuple(sorted(name.encode() for name in queues)), version=1)
-    return found
+    vhost = ruled(to_queue("unused", {"x-msg-destq-rk": ""}), delivery=delivery, bound=ready)
+    vhost.queues = replace(vhost.queues, names=tuple(sorted(name.encode() for name in queues)), version=1)
+    return vhost
 
 
 def several(*exchanges: str, queues: Iterable[str] = ("q",)) -> VhostState:
@@ -131,7 +131,7 @@ class Wire:
 
     Args:
         of: the virtual host; None for one without exchanges.
-        ears: control plane.
+        events: records declares and deletes of queues.
         tuning: negotiated parameters.
         limits: of the relay.
         rules: for declarations of clients.
@@ -141,13 +141,13 @@ class Wire:
         self,
         of: VhostState | None = None,
         *,
-        ears: Ears | None = None,
+        events: QueueEvents | None = None,
         tuning: Tuning = TUNING,
         limits: RelayLimits | None = None,
         rules: ClientRules | None = None,
     ) -> None:
         self.state = of or VhostState("/", Router(()))
-        self.heard = ears if ears is not None else Ears()
+        self.events = events if events is not None else QueueEvents()
         self.counters = Counters()
         self.wall = NOW
         sources = Sources(lambda: self.wall, lambda: 0.0, no_draw)
@@ -159,7 +159,7 @@ class Wire:
 
     def connect(self) -> None:
         """Begin a connection with the current plans."""
-        self.relay = Relay(ConnectionTerms(self.tuning, self._limits, self.heard.inventory()), self.plans)
+        self.relay = Relay(ConnectionTerms(self.tuning, self._limits, self.events.inventory()), self.plans)
 
     # -- bytes ---------------------------------------------------------------------------------------------------
 
@@ -209,10 +209,10 @@ class Wire:
 
     def request(self) -> EnsureQueue | BindDestinations:
         """Take the only request to the control plane."""
-        (found,) = self.relay.connection.pending.requests
+        (request,) = self.relay.connection.pending.requests
         self.relay.connection.pending.requests.clear()
-        assert isinstance(found, EnsureQueue | BindDestinations)
-        return found
+        assert isinstance(request, EnsureQueue | BindDestinations)
+        return request
 
     def control(self, *bound: str) -> bytes:
         """The control plane binds tokens of these queues and replies to its only request; return output upstream."""
@@ -271,16 +271,16 @@ def with_keys(message: bytes, *keys: bytes) -> bytes:
     for flag in (0x8000, 0x4000):
         if flags & flag:
             at += 1 + header.payload[at]
-    behind, entries = at, b""
+    after, entries = at, b""
     if flags & 0x2000:
         size = int.from_bytes(header.payload[at : at + 4], "big")
-        behind, entries = at + 4 + size, header.payload[at + 4 : at + 4 + size]
+        after, entries = at + 4 + size, header.payload[at + 4 : at + 4 + size]
     if keys:
         entries += encode_table((entry,))
     table = len(entries).to_bytes(4, "big") + entries
     flagged = (flags | 0x2000).to_bytes(2, "big")
-    payload = header.payload[:12] + flagged + header.payload[14:at] + table + header.payload[behind:]
-    return start.raw + client.frame(2, header.channel, payload) + b"".join(one.raw for one in bodies)
+    payload = header.payload[:12] + flagged + header.payload[14:at] + table + header.payload[after:]
+    return start.raw + client.frame(2, header.channel, payload) + b"".join(frame.raw for frame in bodies)
 
 
 def table_of(header: Frame) -> Table:
@@ -292,9 +292,9 @@ def table_of(header: Frame) -> Table:
 
 def keys_of(header: Frame) -> list[bytes]:
     """The routing keys in BCC of a content header frame."""
-    (found,) = [one for name, one in table_of(header) if name == b"BCC"]
-    assert isinstance(found.value, tuple)
-    return [key.value for key in found.value]
+    (copies,) = [value for name, value in table_of(header) if name == b"BCC"]
+    assert isinstance(copies.value, tuple)
+    return [key.value for key in copies.value]
 
 
 def address_of(frame: Frame) -> tuple[object, object]:
@@ -308,7 +308,7 @@ def table(**entries: Plain) -> Table:
 
 def say(channel: int, *commanded: base.Frame) -> bytes:
     """Method frames on one channel."""
-    return b"".join(method(channel, one) for one in commanded)
+    return b"".join(method(channel, command) for command in commanded)
 
 
 #: closes of the connection and of channel 1, and the replies
@@ -345,7 +345,7 @@ def returned(exchange: str, key: str, content: bytes, channel: int = 1) -> bytes
 
 def closed(data: bytes) -> tuple[int, int, str, tuple[int, int]]:
     """Channel, reply code, text and method of the only frame in the bytes, which is a close."""
-    (found,) = split(data)
-    close = found.method
-    assert isinstance(close, commands.Channel.Close | commands.Connection.Close), found.name
-    return found.channel, close.reply_code or 0, close.reply_text, (close.class_id or 0, close.method_id or 0)
+    (frame,) = split(data)
+    close = frame.method
+    assert isinstance(close, commands.Channel.Close | commands.Connection.Close), frame.name
+    return frame.channel, close.reply_code or 0, close.reply_text, (close.class_id or 0, close.method_id or 0)

@@ -61,7 +61,7 @@ def bound(*more: bytes, **rules: object) -> Wire:
     return made
 
 
-def beside(made: Wire) -> Wire:
+def other_connection(made: Wire) -> Wire:
     """Another connection to the same virtual host."""
     return Wire(made.state, rules=ClientRules()).open()
 
@@ -74,10 +74,10 @@ def marked(**rules: object) -> Wire:
 
 
 def closed(made: Wire, data: bytes = b"") -> tuple[object, str]:
-    found = [frame for frame in split(data or made.producer()) if frame.name.endswith(".Close")]
-    refused = found[0].arguments["class_id"], found[0].arguments["method_id"]
+    closes = [frame for frame in split(data or made.producer()) if frame.name.endswith(".Close")]
+    refused = closes[0].arguments["class_id"], closes[0].arguments["method_id"]
     assert refused in ((50, 20), (50, 50), (40, 30), (40, 40))  # the client's own bind or unbind
-    return found[0].arguments["reply_code"], str(found[0].arguments["reply_text"])
+    return closes[0].arguments["reply_code"], str(closes[0].arguments["reply_text"])
 
 
 def keys(frames: list[Frame]) -> list[bytes]:
@@ -223,17 +223,19 @@ def test_a_token_is_bound_again_if_the_queue_may_have_been_replaced(how: str) ->
     if how == "declared again":
         made.produce(declare)
     elif how == "declared on another connection":
-        beside(made).produce(declare)
+        other_connection(made).produce(declare)
     elif how == "looked at":
         made.state.exchanges[b"xo"].tokens.look(0.0)
     else:
         made.state.exchanges[b"xo"].tokens.not_bound(("queue", b"b"))
-    assert token("queue", b"b") in keys([one for one in split(made.produce(numbered(1))) if one.name == "Queue.Bind"])
+    assert token("queue", b"b") in keys(
+        [frame for frame in split(made.produce(numbered(1))) if frame.name == "Queue.Bind"]
+    )
 
 
 def test_another_connection_binds_the_token_again() -> None:
     made = bound()
-    other = beside(made)
+    other = other_connection(made)
     assert len(split(other.produce(numbered(1)))) == 2
 
 
@@ -270,8 +272,8 @@ def test_an_empty_queue_name_is_the_queue_declared_last() -> None:
 
 def unbound(frames: list[Frame]) -> list[tuple[bytes, bool]]:
     """Routing key of each unbind, and whether it removes a client's binding (with arguments)."""
-    fields = [read_method(QueueUnbind, frame.payload) for frame in frames if frame.name == "Queue.Unbind"]
-    return [(one.routing_key, bool(one.arguments)) for one in fields]
+    unbinds = [read_method(QueueUnbind, frame.payload) for frame in frames if frame.name == "Queue.Unbind"]
+    return [(unbind.routing_key, bool(unbind.arguments)) for unbind in unbinds]
 
 
 def test_an_unbind_removes_the_binding_last_and_is_answered_once() -> None:
@@ -310,7 +312,7 @@ def test_a_token_replaces_a_binding_on_which_others_rely(refusal: bytes) -> None
     made.answer(refusal or OWN_BIND_OK)
     assert unbound(split(made.upstream())) == [(token("queue", b"b"), True)]
     assert made.answer(UNBIND_OK) == UNBIND_OK
-    assert [one.entries for one in made.state.exchanges[b"xo"].clients.values()] == [OTHER]
+    assert [stored.entries for stored in made.state.exchanges[b"xo"].clients.values()] == [OTHER]
     assert ("queue", b"b") in made.state.exchanges[b"xo"].bound
 
 
@@ -326,7 +328,7 @@ def test_without_a_sidecar_channel_the_token_is_bound_on_the_clients_channel() -
 
 def test_a_bind_during_removal_of_the_last_binding_makes_a_separate_binding() -> None:
     made = bound()
-    other = beside(made)
+    other = other_connection(made)
     made.produce(UNBIND)
     (mark,) = split(other.produce(BIND_OTHER))
     assert read_method(QueueBind, mark.payload).routing_key == token("queue", b"b")
@@ -338,7 +340,7 @@ def test_a_bind_during_removal_of_the_last_binding_makes_a_separate_binding() ->
 @pytest.mark.parametrize("sure", [True, False])
 def test_a_bind_that_relied_on_a_removed_binding_binds_the_token(sure: bool) -> None:
     first = bound()
-    made = beside(first)
+    made = other_connection(first)
     if sure:  # it has bound the token, and its own binding is removed
         made.produce(numbered(1))
         made.answer(BIND_OK * 2)
@@ -359,13 +361,13 @@ def test_a_bind_that_relied_on_a_removed_binding_binds_the_token(sure: bool) -> 
 
 def test_a_bind_that_binds_the_token_late_is_answered_before_later_binds() -> None:
     first = bound()
-    made = beside(first)
+    made = other_connection(first)
     made.produce(numbered(1))
     made.answer(BIND_OK * 2)
     made.produce(queue_unbind(1, b"b", b"xo", b"", encode_table(((b"x-?hkv= n", Value("I", 1)),))))
     made.answer(UNBIND_OK)
-    relying, behind = numbered(2), exchange_bind(1, b"amq.fanout", b"xo", b"", ENTRIES)
-    assert names(made.produce(relying, behind)) == ["Queue.Bind", "Exchange.Bind"]
+    relying, later = numbered(2), exchange_bind(1, b"amq.fanout", b"xo", b"", ENTRIES)
+    assert names(made.produce(relying, later)) == ["Queue.Bind", "Exchange.Bind"]
     first.produce(UNBIND)
     first.answer(UNBIND_OK * 2)
     assert made.answer(BIND_OK) == b""
@@ -378,7 +380,7 @@ def test_a_bind_that_binds_the_token_late_is_answered_before_later_binds() -> No
 def test_a_replacement_token_is_removed_if_no_binding_is_left() -> None:
     made = bound(BIND_OTHER)
     made.produce(UNBIND)
-    other = beside(made)
+    other = other_connection(made)
     other.produce(UNBIND_OTHER)
     assert other.answer(UNBIND_OK) == UNBIND_OK
     made.answer(DECLARE_OK, OWN_OPEN_OK)
@@ -569,7 +571,7 @@ def unkept() -> Wire:
     return Wire(routed("a", delivery=Delivery.QUEUE)).open()
 
 
-def found(made: Wire) -> bytes:
+def queue_exists(made: Wire) -> bytes:
     """The broker confirms that the queue exists; the sidecar then checks the client's permissions."""
     assert made.answer(say(1, commands.Queue.DeclareOk("b", 0, 0))) == b""
     return made.answer(OWN_OPEN_OK)
@@ -579,7 +581,7 @@ def test_in_queue_delivery_a_bind_checks_existence_and_permissions_of_the_queue(
     made = unkept()
     (frame,) = split(made.produce(BIND))
     assert (frame.name, frame.arguments["passive"]) == ("Queue.Declare", True)
-    found(made)
+    queue_exists(made)
     assert names(made.upstream()) == ["Channel.Open", "Queue.Unbind"]
     assert made.answer(say(OWN, commands.Channel.Close(404, "NOT_FOUND - no exchange", 50, 50))) == BIND_OK
     assert len(made.state.exchanges[b"xo"].clients) == 1
@@ -592,9 +594,9 @@ def test_in_queue_delivery_a_bind_of_a_missing_queue_is_refused_as_a_bind(
     made = unkept()
     made.produce(BIND)
     close = commands.Channel.Close(404, "NOT_FOUND - no queue 'b' in vhost '/'", *refused)
-    (found,) = split(made.answer(say(1, close)))
-    assert (found.arguments["class_id"], found.arguments["method_id"]) == shown
-    assert found.arguments["reply_text"] == close.reply_text
+    (frame,) = split(made.answer(say(1, close)))
+    assert (frame.arguments["class_id"], frame.arguments["method_id"]) == shown
+    assert frame.arguments["reply_text"] == close.reply_text
     assert not made.state.exchanges[b"xo"].clients
 
 
@@ -602,7 +604,7 @@ def test_in_queue_delivery_a_bind_of_a_missing_queue_is_refused_as_a_bind(
 def test_in_queue_delivery_methods_after_the_delete_of_a_bound_queue_wait_for_it(nowait: bool) -> None:
     made = unkept()
     made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES))
-    found(made)
+    queue_exists(made)
     made.answer(say(OWN, commands.Channel.Close(404, "NOT_FOUND - no exchange", 50, 50)))
     made.upstream()
     delete, later = say(1, commands.Queue.Delete(0, "b", nowait=nowait)), say(1, commands.Queue.Declare(0, "b"))
@@ -615,7 +617,7 @@ def test_in_queue_delivery_methods_after_the_delete_of_a_bound_queue_wait_for_it
 def test_in_queue_delivery_a_bind_without_permission_is_refused() -> None:
     made = unkept()
     made.produce(BIND)
-    found(made)
+    queue_exists(made)
     data = made.answer(say(OWN, commands.Channel.Close(403, "ACCESS_REFUSED - access to queue 'b' refused", 50, 50)))
     assert closed(made, data) == (403, "ACCESS_REFUSED - access to queue 'b' refused")
     assert not made.state.exchanges[b"xo"].clients

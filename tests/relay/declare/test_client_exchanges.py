@@ -27,33 +27,33 @@ def declare(entries: bytes = LIMIT, **more: bool) -> bytes:
 DECLARE_OK, DELETE_OK = say(1, commands.Exchange.DeclareOk()), say(1, commands.Exchange.DeleteOk())
 
 
-def asked_before(wire: Wire, *pieces: bytes) -> None:
+def preceding_reply(wire: Wire, *pieces: bytes) -> None:
     """The client declares; the broker replies to the method that is sent ahead of the reply."""
     (frame,) = split(wire.produce(*pieces))
-    asked = read_method(ExchangeDeclare, frame.payload)
-    assert (asked.exchange, asked.passive) == (b"amq.direct", True)
+    method = read_method(ExchangeDeclare, frame.payload)
+    assert (method.exchange, method.passive) == (b"amq.direct", True)
     assert wire.answer(DECLARE_OK) == b""
 
 
-def looked_up(wire: Wire, found: str | None = None) -> bytes:
+def looked_up(wire: Wire, exchange_type: str | None = None) -> bytes:
     (request,) = wire.relay.connection.pending.requests
     wire.relay.connection.pending.requests.clear()
     assert isinstance(request, LookUpExchange)
     assert request.exchange == b"mine"
-    wire.relay.answer(request, found)
+    wire.relay.answer(request, exchange_type)
     return wire.upstream()
 
 
-def asked(found: str | None = None, **rules: object) -> Wire:
+def declaring(exchange_type: str | None = None, **rules: object) -> Wire:
     """A client declares; the broker has replied to the preceding request, and the exchange has been looked up."""
     wire = Wire(rules=ClientRules(**rules)).open()  # type: ignore[arg-type]
-    asked_before(wire, declare())
-    looked_up(wire, found)
+    preceding_reply(wire, declare())
+    looked_up(wire, exchange_type)
     return wire
 
 
 def declared() -> Wire:
-    wire = asked()
+    wire = declaring()
     answered(wire)
     return wire
 
@@ -74,11 +74,11 @@ def refusal(wire: Wire, data: bytes = b"") -> tuple[object, str]:
 
 def test_the_exchange_is_looked_up_before_it_is_declared() -> None:
     wire = Wire().open()
-    asked_before(wire, declare())
+    preceding_reply(wire, declare())
     (frame,) = split(looked_up(wire))
-    asked = read_method(ExchangeDeclare, frame.payload)
-    assert (asked.exchange, asked.exchange_type, asked.durable) == (b"mine", b"direct", True)
-    table = dict(decode_table(asked.arguments, 0, len(asked.arguments)))
+    method = read_method(ExchangeDeclare, frame.payload)
+    assert (method.exchange, method.exchange_type, method.durable) == (b"mine", b"direct", True)
+    table = dict(decode_table(method.arguments, 0, len(method.arguments)))
     assert table[MARK] == Value("t", True)
     raw = table[KEPT].value
     assert isinstance(raw, bytes)
@@ -86,12 +86,12 @@ def test_the_exchange_is_looked_up_before_it_is_declared() -> None:
     assert kept.entries == LIMIT
     assert names(answered(wire)) == ["Exchange.DeclareOk"]
     assert wire.state.exchanges[b"mine"].declared is not None
-    assert ("changed", b"mine") in wire.heard
+    assert ("changed", b"mine") in wire.events
 
 
 def test_input_after_a_declare_waits_for_its_reply() -> None:
     wire = Wire().open()
-    asked_before(wire, declare(nowait=True) + publish(to="mine"))
+    preceding_reply(wire, declare(nowait=True) + publish(to="mine"))
     looked_up(wire)
     assert wire.answer(DECLARE_OK) == b""
     left = looked_up(wire)
@@ -101,10 +101,10 @@ def test_input_after_a_declare_waits_for_its_reply() -> None:
 
 def test_flags_are_forwarded_unchanged() -> None:
     wire = Wire().open()
-    asked_before(wire, declare(durable=False, auto_delete=True, internal=True))
+    preceding_reply(wire, declare(durable=False, auto_delete=True, internal=True))
     (frame,) = split(looked_up(wire))
-    asked = read_method(ExchangeDeclare, frame.payload)
-    assert (asked.durable, asked.auto_delete, asked.internal) == (False, True, True)
+    method = read_method(ExchangeDeclare, frame.payload)
+    assert (method.durable, method.auto_delete, method.internal) == (False, True, True)
 
 
 @pytest.mark.parametrize("entries", [LIMIT, OTHER_WIDTH])
@@ -145,7 +145,7 @@ def test_declaring_something_else_is_refused_with_406() -> None:
 
 
 def test_of_two_concurrent_declares_the_one_that_differs_is_refused() -> None:
-    wire = asked()
+    wire = declaring()
     wire.answer(DECLARE_OK)
     other = declared()
     owned, exchange = other.state.exchanges[b"mine"], other.state.router.exchanges[b"mine"]
@@ -156,7 +156,7 @@ def test_of_two_concurrent_declares_the_one_that_differs_is_refused() -> None:
 
 
 def test_a_declare_is_refused_if_the_broker_has_the_exchange_with_another_type() -> None:
-    wire = asked("topic")
+    wire = declaring("topic")
     code, text = refusal(wire)
     assert (code, "received 'x-open' but current is 'topic'" in text) == (406, True)
     assert b"mine" not in wire.state.exchanges
@@ -176,14 +176,14 @@ def test_a_filter_of_a_wrong_type_is_refused_without_a_request_to_the_broker() -
 
 
 def test_a_declare_that_the_broker_refuses_changes_nothing() -> None:
-    wire = asked()
+    wire = declaring()
     closed = say(1, commands.Channel.Close(403, "ACCESS_REFUSED - no", 40, 10))
     assert wire.answer(closed) == closed
     assert b"mine" not in wire.state.exchanges
 
 
 def test_in_queue_delivery_nothing_is_declared_on_the_broker() -> None:
-    wire = asked(delivery=Delivery.QUEUE)
+    wire = declaring(delivery=Delivery.QUEUE)
     number = wire.relay.connection.upstream.sidecar_channel.number
     assert number is not None
     assert wire.answer(say(number, commands.Channel.OpenOk())) == b""
@@ -196,7 +196,7 @@ def test_in_queue_delivery_nothing_is_declared_on_the_broker() -> None:
 
 
 def test_in_queue_delivery_a_declare_is_refused_if_the_broker_has_the_exchange() -> None:
-    wire = asked("direct", delivery=Delivery.QUEUE)
+    wire = declaring("direct", delivery=Delivery.QUEUE)
     assert refusal(wire)[0] == 406
 
 
@@ -215,7 +215,7 @@ def test_the_default_exchange_is_refused_by_the_broker() -> None:
 
 def test_a_declare_on_a_channel_closed_in_the_meantime_is_not_answered() -> None:
     wire = Wire().open()
-    asked_before(wire, declare())
+    preceding_reply(wire, declare())
     wire.answer(say(1, commands.Channel.Close(406, "PRECONDITION_FAILED - no", 60, 40)))
     assert looked_up(wire) == b""
     assert b"mine" not in wire.state.exchanges
@@ -229,7 +229,7 @@ def test_a_passive_declare_is_answered_by_the_broker_if_it_has_the_exchange() ->
 
 
 def test_a_passive_declare_is_answered_in_order_if_the_broker_lacks_the_exchange() -> None:
-    wire = asked(delivery=Delivery.QUEUE)
+    wire = declaring(delivery=Delivery.QUEUE)
     wire.producer()
     wire.produce(exchange_declare(1, b"logs", b"topic"), exchange_declare(1, b"mine", b"x-open", passive=True))
     assert wire.answer(DECLARE_OK) == DECLARE_OK
@@ -245,7 +245,7 @@ def test_deleting_an_exchange_removes_all_its_bindings() -> None:
 
 def test_deleting_an_exchange_removes_bindings_that_target_it() -> None:
     wire = Wire(routed("q")).open()
-    asked_before(wire, declare())
+    preceding_reply(wire, declare())
     looked_up(wire)
     answered(wire)
     wire.produce(exchange_bind(1, b"mine", b"xo", b""))

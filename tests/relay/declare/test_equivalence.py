@@ -48,8 +48,8 @@ def test_a_missing_limit_is_reported_as_none() -> None:
 
 
 def test_a_boolean_does_not_equal_a_number() -> None:
-    one: Table = ((b"max-payload-size", Value("I", 1)),)
-    assert compared(one, ((b"max-payload-size", Value("t", True)),))
+    number: Table = ((b"max-payload-size", Value("I", 1)),)
+    assert compared(number, ((b"max-payload-size", Value("t", True)),))
 
 
 def test_unknown_arguments_are_ignored() -> None:

@@ -66,10 +66,10 @@ def test_a_stored_exchange_is_marked() -> None:
 
 
 def test_equal_bindings_have_equal_keys_whatever_the_order_of_their_arguments() -> None:
-    one = entries((b"a", Value("I", 1)), (b"b", Value("I", 2)))
-    other = entries((b"b", Value("I", 2)), (b"a", Value("I", 1)))
-    assert storage_key("queue", b"q", b"", one) == storage_key("queue", b"q", b"", other)
-    assert storage_key("queue", b"q", b"", one).startswith(STORAGE)
+    arguments = entries((b"a", Value("I", 1)), (b"b", Value("I", 2)))
+    reordered = entries((b"b", Value("I", 2)), (b"a", Value("I", 1)))
+    assert storage_key("queue", b"q", b"", arguments) == storage_key("queue", b"q", b"", reordered)
+    assert storage_key("queue", b"q", b"", arguments).startswith(STORAGE)
 
 
 def test_different_types_destinations_and_keys_have_different_storage_keys() -> None:

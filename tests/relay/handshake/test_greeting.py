@@ -46,8 +46,8 @@ def test_broker_properties_are_kept_and_the_sidecars_are_appended(properties: Ta
 def test_client_properties_mechanism_and_response_are_kept(
     properties: Table, mechanism: bytes, response: bytes
 ) -> None:
-    said = start_ok(encode_table(properties), mechanism, response)
-    client = read_start_ok(payload(said), VERSION, PEER, 10**6)
+    sent = start_ok(encode_table(properties), mechanism, response)
+    client = read_start_ok(payload(sent), VERSION, PEER, 10**6)
     assert client.frame == start_ok(encode_table(others(properties) + OURS), mechanism, response)
 
 
@@ -150,9 +150,9 @@ def test_the_sidecars_start_contains_what_a_client_needs() -> None:
 
 
 @given(st.binary(max_size=60))
-def test_any_bytes_are_read_or_refused(behind: bytes) -> None:
+def test_any_bytes_are_read_or_refused(rest: bytes) -> None:
     answers = {
-        refusal(lambda: read_start(b"\0\x0a\0\x0a" + behind, VERSION)),
-        refusal(lambda: read_start_ok(b"\0\x0a\0\x0b" + behind, VERSION, PEER, 4096)),
+        refusal(lambda: read_start(b"\0\x0a\0\x0a" + rest, VERSION)),
+        refusal(lambda: read_start_ok(b"\0\x0a\0\x0b" + rest, VERSION, PEER, 4096)),
     }
     assert answers <= {None, (502, Scope.CONNECTION)}

@@ -35,8 +35,8 @@ State = HandshakeState
 
 
 def only(data: bytes) -> Frame:
-    (one,) = split(data)
-    return one
+    (frame,) = split(data)
+    return frame
 
 
 def is_over(handshake: Handshake) -> bool:
@@ -53,20 +53,20 @@ def refusal(handshake: Handshake) -> tuple[object, ...]:
 
 def test_a_complete_handshake_forwards_each_frame_once() -> None:
     handshake = new()
-    heard = []
+    forwarded = []
     for side, data in CONVERSATION:
         say(handshake, side, data)
-        heard.append((said_to_upstream(handshake), said_to_producer(handshake)))
+        forwarded.append((said_to_upstream(handshake), said_to_producer(handshake)))
     assert handshake.state is State.OPEN
-    assert heard[0] == (PROTOCOL_HEADER, b"")
-    assert (heard[1][0], names(heard[1][1])) == (b"", ["Connection.Start"])
-    assert (names(heard[2][0]), heard[2][1]) == (["Connection.StartOk"], b"")
-    assert heard[3] == (b"", SECURE)
-    assert heard[4] == (SECURE_OK, b"")
-    assert heard[5] == (b"", tune(channel_max=2046))
-    assert heard[6] == (tune_ok(channel_max=2047), b"")
-    assert heard[7] == (OPEN, b"")
-    assert heard[8] == (b"", OPEN_OK)
+    assert forwarded[0] == (PROTOCOL_HEADER, b"")
+    assert (forwarded[1][0], names(forwarded[1][1])) == (b"", ["Connection.Start"])
+    assert (names(forwarded[2][0]), forwarded[2][1]) == (["Connection.StartOk"], b"")
+    assert forwarded[3] == (b"", SECURE)
+    assert forwarded[4] == (SECURE_OK, b"")
+    assert forwarded[5] == (b"", tune(channel_max=2046))
+    assert forwarded[6] == (tune_ok(channel_max=2047), b"")
+    assert forwarded[7] == (OPEN, b"")
+    assert forwarded[8] == (b"", OPEN_OK)
     assert (handshake.vhost, handshake.user, handshake.client_name) == ("sales", "guest", "orders")
     assert handshake.product == "RabbitMQ 3.10.8"
     assert not handshake.close_after_flush_producer
@@ -327,14 +327,14 @@ def test_the_password_is_not_kept_after_it_is_sent() -> None:
     seen: list[object] = []
     todo: list[object] = [handshake]
     while todo:
-        one = todo.pop()
-        seen.append(one)
-        if isinstance(one, (list, tuple, frozenset)):
-            todo.extend(one)
-        todo.extend(vars(one).values() if hasattr(one, "__dict__") and not isinstance(one, type) else ())
-        todo.extend(getattr(one, name) for name in getattr(one, "__slots__", ()) if hasattr(one, name))
+        item = todo.pop()
+        seen.append(item)
+        if isinstance(item, (list, tuple, frozenset)):
+            todo.extend(item)
+        todo.extend(vars(item).values() if hasattr(item, "__dict__") and not isinstance(item, type) else ())
+        todo.extend(getattr(item, name) for name in getattr(item, "__slots__", ()) if hasattr(item, name))
     assert len(seen) > 20
-    assert not any("s3cret" in repr(one) for one in seen)
+    assert not any("s3cret" in repr(item) for item in seen)
 
 
 @pytest.mark.parametrize("state", [State.OPEN, State.CLOSED, State.CLOSING, State.REFUSING, State.AWAITING_HEADER])

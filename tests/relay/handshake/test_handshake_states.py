@@ -107,15 +107,15 @@ def test_every_input_of_the_producer_in_every_state(state: HandshakeState) -> No
     for name, data in INPUTS.items():
         handshake = at(state)
         handshake.receive_from_producer(data)
-        behind, code = _expected_of_producer(state, name)
-        assert handshake.state is behind, name
-        said = split(said_to_producer(handshake))
-        closes = [one.arguments["reply_code"] for one in said if one.name == "Connection.Close"]
+        next_state, code = _expected_of_producer(state, name)
+        assert handshake.state is next_state, name
+        frames = split(said_to_producer(handshake))
+        closes = [frame.arguments["reply_code"] for frame in frames if frame.name == "Connection.Close"]
         if state is State.REFUSING and name == "Connection.StartOk":
             code = 403  # the broker's refusal, which was held for this
         assert closes == ([code] if code else []), name
-        assert handshake.close_after_flush_producer is (behind is State.CLOSED)
-        if behind is state and state not in PRODUCERS_TURN and state is not State.CLOSED:
+        assert handshake.close_after_flush_producer is (next_state is State.CLOSED)
+        if next_state is state and state not in PRODUCERS_TURN and state is not State.CLOSED:
             assert handshake.leftover_producer == data, name
 
 
@@ -126,15 +126,15 @@ def test_every_input_of_the_broker_in_every_state(state: HandshakeState) -> None
         handshake.receive_from_upstream(data)
         waits_for_start_ok = state in (State.AWAITING_START, State.AWAITING_START_OK)
         if (state, U, name) in MOVES:
-            behind = MOVES[state, U, name]
+            next_state = MOVES[state, U, name]
         elif state in WITHOUT_BROKER or state is State.OPEN or name == "heartbeat":
-            behind = state
+            next_state = state
         else:
-            behind = State.REFUSING if waits_for_start_ok else State.CLOSING
-        assert handshake.state is behind, name
-        if behind in (State.REFUSING, State.CLOSING) and behind is not state:
+            next_state = State.REFUSING if waits_for_start_ok else State.CLOSING
+        assert handshake.state is next_state, name
+        if next_state in (State.REFUSING, State.CLOSING) and next_state is not state:
             handshake.receive_from_producer(start_ok() if waits_for_start_ok else b"")
-            (closed,) = (one for one in split(said_to_producer(handshake)) if one.name == "Connection.Close")
+            (closed,) = (frame for frame in split(said_to_producer(handshake)) if frame.name == "Connection.Close")
             assert closed.arguments["reply_code"] == (0 if name == "Connection.Close" else 320), name
             assert handshake.close_upstream
             assert said_to_upstream(handshake) == (CLOSE_OK if name == "Connection.Close" else b"")
@@ -174,11 +174,11 @@ def _happen(handshake: Handshake, side: str, data: bytes) -> None:
         say(handshake, side, data)
 
 
-def _is_told_in_order(told: list[str]) -> bool:
+def _is_valid_sequence(methods: list[str]) -> bool:
     """Whether these are valid methods of a broker: Start, Secure repeatedly, Tune, OpenOk; at most one close."""
     order = ["Connection.Start", "Connection.Secure", "Connection.Tune", "Connection.OpenOk"]
-    ends = [name for name in told if name not in order]
-    spoken = told[: len(told) - len(ends)]
+    ends = [name for name in methods if name not in order]
+    spoken = methods[: len(methods) - len(ends)]
     steps = [order.index(name) for name in spoken if name in order]
     once = [name for name in spoken if name != "Connection.Secure"]
     return (
@@ -200,9 +200,9 @@ def test_for_any_input_both_sides_get_valid_methods_in_order(
         if handshake.state is not State.OPEN:
             assert len(handshake.leftover_producer) <= limit
             assert len(handshake.leftover_upstream) <= limit
-    told = said_to_producer(handshake)
-    if told != PROTOCOL_HEADER:
-        assert _is_told_in_order(_said_before(state) + names(told))
+    output = said_to_producer(handshake)
+    if output != PROTOCOL_HEADER:
+        assert _is_valid_sequence(_said_before(state) + names(output))
     passed = said_to_upstream(handshake).removeprefix(PROTOCOL_HEADER)
     assert set(names(passed)) <= {
         "Connection.StartOk", "Connection.SecureOk", "Connection.TuneOk", "Connection.Open", "Connection.CloseOk",

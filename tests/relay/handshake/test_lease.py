@@ -31,9 +31,9 @@ def new(*kept: Lease) -> LeaseNegotiation:
 def leased(start_ok: bytes = START_OK, tune_ok: bytes = TUNE_OK, opened: bytes = OPEN) -> Lease:
     """The recorded handshake of a connection that the broker opened."""
     stand_in = new()
-    for said, answer in ((PROTOCOL_HEADER, START), (start_ok, TUNE), (tune_ok, b""), (opened, OPEN_OK)):
-        assert stand_in.take([said]) == b""
-        assert stand_in.to_upstream == [said]
+    for sent, answer in ((PROTOCOL_HEADER, START), (start_ok, TUNE), (tune_ok, b""), (opened, OPEN_OK)):
+        assert stand_in.take([sent]) == b""
+        assert stand_in.to_upstream == [sent]
         stand_in.to_upstream.clear()
         assert stand_in.receive_from_upstream(answer) == answer
     assert stand_in.wants_upstream
@@ -102,8 +102,8 @@ def test_a_later_difference_replays_the_handshake_with_the_broker(
 ) -> None:
     stand_in = new(leased())
     assert say(stand_in, PROTOCOL_HEADER, START_OK) == START + TUNE
-    said = stand_in.take([tune_ok, opened]) if together else say(stand_in, tune_ok, opened)
-    assert (said, stand_in.taken) == (b"", None)
+    output = stand_in.take([tune_ok, opened]) if together else say(stand_in, tune_ok, opened)
+    assert (output, stand_in.taken) == (b"", None)
     for expected, answer in (([PROTOCOL_HEADER], START), ([START_OK], TUNE), ([tune_ok, opened], HEARTBEAT)):
         assert stand_in.to_upstream == expected
         stand_in.to_upstream.clear()
@@ -116,8 +116,8 @@ def test_a_changed_reply_of_the_broker_is_reported() -> None:
     stand_in = new(leased())
     say(stand_in, PROTOCOL_HEADER, START_OK, TUNE_OK, method(0, commands.Connection.Open("other")))
     stand_in.receive_from_upstream(START)
-    (told,) = split(stand_in.receive_from_upstream(tune(10, 4096, 5)))
-    assert (told.name, told.arguments["reply_code"]) == ("Connection.Close", 320)
+    (close,) = split(stand_in.receive_from_upstream(tune(10, 4096, 5)))
+    assert (close.name, close.arguments["reply_code"]) == ("Connection.Close", 320)
     assert stand_in.lease.open_ok == b""
 
 

@@ -42,8 +42,8 @@ def leaves(
     outcome: Outcome | None = None,
     alternate: bool = False,
 ) -> Outgoing:
-    found = outcome or (Outcome.ROUTED if queues or exchanges else Outcome.UNROUTED)
-    decision = Decision(b"xo", found, queues, exchanges, alternate and of.alternate is not None)
+    result = outcome or (Outcome.ROUTED if queues or exchanges else Outcome.UNROUTED)
+    decision = Decision(b"xo", result, queues, exchanges, alternate and of.alternate is not None)
     there = state((exchange(), of))
     there.missing.update(dict.fromkeys(missing, "404"))
     return outgoing(decision, of, there, Traffic())
@@ -53,41 +53,41 @@ def leaves(
 
 
 def test_a_carrier_of_another_name_moves_the_publish() -> None:
-    found = leaves(xo(Delivery.CARRIER, A, carrier="carried"), (b"a",))
-    assert found.copies == (Copy(b"carried", None, (token(*A),), moved=True),)
+    outgoing = leaves(xo(Delivery.CARRIER, A, carrier="carried"), (b"a",))
+    assert outgoing.copies == (Copy(b"carried", None, (token(*A),), moved=True),)
 
 
 def test_destinations_known_to_be_missing_are_not_requested() -> None:
-    found = leaves(xo(Delivery.CARRIER, A), (b"a", b"b"), missing=(B,))
-    assert found.copies[0].bcc == (token(*A),)
-    assert found.unbound == ()
+    outgoing = leaves(xo(Delivery.CARRIER, A), (b"a", b"b"), missing=(B,))
+    assert outgoing.copies[0].bcc == (token(*A),)
+    assert outgoing.unbound == ()
 
 
 def test_a_filtered_message_is_sent_to_the_alternate_exchange() -> None:
-    found = leaves(xo(alternate="ae"), outcome=Outcome.FILTERED, alternate=True)
-    assert found.copies == (Copy(b"xo", None, (), moved=False),)
+    outgoing = leaves(xo(alternate="ae"), outcome=Outcome.FILTERED, alternate=True)
+    assert outgoing.copies == (Copy(b"xo", None, (), moved=False),)
 
 
 # -- queue delivery ---------------------------------------------------------------------------------------------------
 
 
 def test_an_unknown_destination_exchange_is_looked_up_before_publishing_to_it() -> None:
-    found = leaves(xo(Delivery.QUEUE, E), (b"a",), (b"e", b"f"))
-    assert found.copies[1:] == (Copy(b"e", None, (), moved=True),)
-    assert found.unbound == (F,)
-    found = leaves(xo(Delivery.QUEUE, E), (b"a",), (b"e", b"f"), missing=(F,))
-    assert found.copies[1:] == (Copy(b"e", None, (), moved=True),)
-    assert found.unbound == ()
+    outgoing = leaves(xo(Delivery.QUEUE, E), (b"a",), (b"e", b"f"))
+    assert outgoing.copies[1:] == (Copy(b"e", None, (), moved=True),)
+    assert outgoing.unbound == (F,)
+    outgoing = leaves(xo(Delivery.QUEUE, E), (b"a",), (b"e", b"f"), missing=(F,))
+    assert outgoing.copies[1:] == (Copy(b"e", None, (), moved=True),)
+    assert outgoing.unbound == ()
 
 
 def test_queue_delivery_skips_missing_queues() -> None:
-    found = leaves(xo(Delivery.QUEUE), (b"a", b"b"), missing=(A,))
-    assert found.copies == (Copy(b"", b"b", (), moved=True, hide_cc=True),)
+    outgoing = leaves(xo(Delivery.QUEUE), (b"a", b"b"), missing=(A,))
+    assert outgoing.copies == (Copy(b"", b"b", (), moved=True, hide_cc=True),)
 
 
 def test_if_all_queues_are_missing_the_first_is_used() -> None:
-    found = leaves(xo(Delivery.QUEUE), (b"a", b"b"), missing=(A, B))
-    assert found.copies == (Copy(b"", b"a", (), moved=True, hide_cc=True),)
+    outgoing = leaves(xo(Delivery.QUEUE), (b"a", b"b"), missing=(A, B))
+    assert outgoing.copies == (Copy(b"", b"a", (), moved=True, hide_cc=True),)
 
 
 def test_without_a_destination_the_publish_is_unroutable() -> None:
@@ -95,13 +95,13 @@ def test_without_a_destination_the_publish_is_unroutable() -> None:
 
 
 def test_without_a_destination_the_alternate_exchange_gets_the_producers_key() -> None:
-    found = leaves(xo(Delivery.QUEUE, alternate="ae"), alternate=True)
-    assert found.copies == (Copy(b"ae", None, (), moved=True),)
+    outgoing = leaves(xo(Delivery.QUEUE, alternate="ae"), alternate=True)
+    assert outgoing.copies == (Copy(b"ae", None, (), moved=True),)
 
 
 def test_a_name_that_is_not_utf8_is_a_missing_queue() -> None:
-    found = leaves(xo(Delivery.QUEUE), (b"\xff", b"a"), (b"\xfe",))
-    assert found.copies == (Copy(b"", b"a", (), moved=True, hide_cc=True),)
+    outgoing = leaves(xo(Delivery.QUEUE), (b"\xff", b"a"), (b"\xfe",))
+    assert outgoing.copies == (Copy(b"", b"a", (), moved=True, hide_cc=True),)
 
 
 # -- header tables ----------------------------------------------------------------------------------------------------
@@ -124,18 +124,18 @@ def test_a_bcc_that_is_not_an_array_is_forwarded_unchanged(copy: Copy, wrong: Va
 
 def test_cc_is_renamed_if_it_would_route() -> None:
     own = ((b"CC", many("x")), (b"type", Value("S", b"report")), (b"CC", many("y")))
-    found = decoded(table_entries(encode_table(own), QUEUE_COPY, FROM))
-    assert found[:3] == (own[1], (CC_ASIDE, many("x")), (CC_ASIDE, many("y")))
-    assert found[3:] == (*decoded(entry(FROM, OriginalAddress(b"", b"a"))), (b"BCC", many("b")))
+    entries = decoded(table_entries(encode_table(own), QUEUE_COPY, FROM))
+    assert entries[:3] == (own[1], (CC_ASIDE, many("x")), (CC_ASIDE, many("y")))
+    assert entries[3:] == (*decoded(entry(FROM, OriginalAddress(b"", b"a"))), (b"BCC", many("b")))
 
 
 def test_a_cc_that_is_not_an_array_is_left_for_the_broker_to_refuse() -> None:
-    found = decoded(table_entries(encode_table(table(CC="x")), QUEUE_COPY, FROM))
-    assert found[0] == (b"CC", Value("S", b"x"))
+    entries = decoded(table_entries(encode_table(table(CC="x")), QUEUE_COPY, FROM))
+    assert entries[0] == (b"CC", Value("S", b"x"))
 
 
 @given(tables(), st.sampled_from([BESIDE, QUEUE_COPY, NOBODY, Copy(b"e", None, (), moved=True)]))
 def test_the_producers_other_entries_survive_in_order(own: Table, copy: Copy) -> None:
     ours = {b"BCC", b"CC", b"x-original-address", b"x-original-cc"}
-    found = decoded(table_entries(encode_table(own), copy, FROM))
-    assert [one for one in found if one[0] not in ours] == [one for one in own if one[0] not in ours]
+    entries = decoded(table_entries(encode_table(own), copy, FROM))
+    assert [entry for entry in entries if entry[0] not in ours] == [entry for entry in own if entry[0] not in ours]

@@ -24,9 +24,9 @@ from tests.routing.building import NOW, to_queue
 
 
 def plan_of(wire: Wire) -> Plan:
-    found = wire.plans.find(b"xo", b"")
-    assert found is not None
-    return found
+    plan = wire.plans.find(b"xo", b"")
+    assert plan is not None
+    return plan
 
 
 def forwarded(wire: Wire, message: bytes) -> bytes:
@@ -68,7 +68,7 @@ def test_properties_survive_the_tokens(fields: dict[str, bytes | int], entries: 
     if bcc is not None and bcc.letter != "A":
         assert left == sent  # left for the broker to refuse
         return
-    kept = encode_table(tuple(one for one in entries if one[0] not in ours))
+    kept = encode_table(tuple(entry for entry in entries if entry[0] not in ours))
     tokens = Value("A", tuple(Value("S", token("queue", name)) for name in (b"a", b"b")))
     whole = kept + encode_table(((b"BCC", tokens),))
     assert left == content_header(1, 0, whole, fields)[7:-1]
@@ -113,7 +113,7 @@ def test_a_header_that_ends_within_a_property_is_malformed() -> None:
 # -- cached decisions -------------------------------------------------------------------------------------------------
 
 
-def asked(wire: Wire) -> int:
+def decisions_made(wire: Wire) -> int:
     """The number of decisions made."""
     return wire.counters.relays["/"].cache_misses
 
@@ -122,7 +122,7 @@ def test_equal_messages_are_decided_once() -> None:
     wire = Wire(routed("a"))
     for body in (b"", b"1", b"22"):
         forwarded(wire, publish(body=body))
-    assert asked(wire) == 1
+    assert decisions_made(wire) == 1
 
 
 def test_headers_that_no_rule_uses_do_not_cause_a_new_decision() -> None:
@@ -130,14 +130,14 @@ def test_headers_that_no_rule_uses_do_not_cause_a_new_decision() -> None:
     for number in range(5):
         message = publish(headers=(*REPORT, (b"n", Value("I", number))), body=b"", message_id=b"%d" % number)
         assert forwarded(wire, message) == with_tokens(message, "a")
-    assert asked(wire) == 1
+    assert decisions_made(wire) == 1
 
 
 def test_a_header_that_a_rule_uses_causes_a_new_decision() -> None:
     wire = Wire(routed("a"))
     assert chosen(wire, publish()) == (b"a",)
     assert chosen(wire, publish(headers=table(type="other"))) == ()
-    assert asked(wire) == 2
+    assert decisions_made(wire) == 2
 
 
 def test_duplicate_headers_in_another_order_are_decided_separately() -> None:
@@ -154,8 +154,8 @@ def keyed() -> VhostState:
 
 def test_a_routing_key_that_a_rule_uses_causes_a_new_decision() -> None:
     wire = Wire(keyed())
-    found = [chosen(wire, publish(key)) for key in ("yes", "no", "yes")]
-    assert found == [(b"a",), (), (b"a",)]
+    queues = [chosen(wire, publish(key)) for key in ("yes", "no", "yes")]
+    assert queues == [(b"a",), (), (b"a",)]
 
 
 def test_messages_with_a_shared_decision_keep_their_routing_keys() -> None:
@@ -163,23 +163,23 @@ def test_messages_with_a_shared_decision_keep_their_routing_keys() -> None:
     for key in ("one", "two"):
         head = forwarded(wire, publish(key))
         assert key.encode() in split(head)[1].payload
-    assert asked(wire) == 1
+    assert decisions_made(wire) == 1
 
 
 def test_properties_and_sizes_that_a_rule_uses_cause_a_new_decision() -> None:
     wire = Wire(ruled(to_queue("a", {"x-?pr= priority": 3})))
-    found = [chosen(wire, publish(priority=number)) for number in (3, 4, 3)]
-    assert found == [(b"a",), (), (b"a",)]
+    queues = [chosen(wire, publish(priority=number)) for number in (3, 4, 3)]
+    assert queues == [(b"a",), (), (b"a",)]
 
 
 def test_with_a_clock_rule_a_decision_is_cached_for_one_second() -> None:
     wire = Wire(ruled(to_queue("a", {"x-?dture": "080000"})))
-    found = []
+    queues = []
     for seconds in (0.0, 0.9, 1.1, 1.9):
         wire.wall = NOW + seconds
-        found.append(chosen(wire, publish()))
-    assert found == [(b"a",), (b"a",), (), ()]
-    assert asked(wire) == 2
+        queues.append(chosen(wire, publish()))
+    assert queues == [(b"a",), (b"a",), (), ()]
+    assert decisions_made(wire) == 2
 
 
 def test_queue_names_that_a_rule_uses_cause_a_new_decision() -> None:
@@ -250,7 +250,7 @@ def test_large_facts_are_not_cached() -> None:
     for _ in range(2):
         forwarded(wire, publish(headers=table(n="x" * FACTS_BYTES), body=b""))
     assert not plan_of(wire).decisions
-    assert asked(wire) == 2
+    assert decisions_made(wire) == 2
 
 
 def test_the_cache_size_of_the_process_is_limited_and_the_largest_cache_is_cleared() -> None:

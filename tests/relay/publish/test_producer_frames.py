@@ -21,7 +21,7 @@ from tests.relay.wire import (
     OWN_OPEN_OK,
     RESERVED,
     TUNING,
-    Ears,
+    QueueEvents,
     Wire,
     chosen,
     closed,
@@ -79,7 +79,7 @@ REQUESTS: list[base.Frame] = [
 ]
 
 
-@pytest.mark.parametrize("command", REQUESTS, ids=lambda one: one.name)
+@pytest.mark.parametrize("command", REQUESTS, ids=lambda command: command.name)
 def test_a_request_is_forwarded_unchanged(command: base.Frame) -> None:
     wire = Wire(routed("a")).open()
     assert wire.produce(method(1, command)) == method(1, command)
@@ -102,7 +102,9 @@ def test_rabbitmq_extensions_are_forwarded(frames: bytes) -> None:
 # -- protocol errors --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("command", [*REQUESTS, commands.Basic.Publish(0, "e", "k", True)], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "command", [*REQUESTS, commands.Basic.Publish(0, "e", "k", True)], ids=lambda command: command.name
+)
 def test_arguments_cut_short_anywhere_are_a_syntax_error_that_names_the_method(command: base.Frame) -> None:
     (whole,) = split(method(1, command))
     ids = divmod(command.index, 1 << 16)
@@ -128,7 +130,7 @@ def test_an_unknown_method_is_not_implemented(index: int) -> None:
         commands.Queue.DeclareOk("q", 0, 0),
         commands.Confirm.SelectOk(),
     ],
-    ids=lambda one: one.name,
+    ids=lambda command: command.name,
 )
 def test_a_method_that_only_brokers_send_is_a_command_invalid(command: base.Frame) -> None:
     index = command.index
@@ -216,7 +218,7 @@ def test_a_content_sent_in_part_is_completed_although_its_channel_is_closed(to: 
     """RabbitMQ closes the whole connection if a close-ok arrives in the middle of a content."""
     wire = Wire(routed("a")).open()
     message = publish(to=to, body=bytes(300_000))
-    frames = [one.raw for one in split(message)]
+    frames = [frame.raw for frame in split(message)]
     expected = with_tokens(message, "a") if to == "xo" else message
     left = wire.produce(*frames[:sent])
     begun = bool(left)
@@ -227,7 +229,7 @@ def test_a_content_sent_in_part_is_completed_although_its_channel_is_closed(to: 
 
 def test_a_method_within_a_content_of_a_closed_channel_is_an_unexpected_frame() -> None:
     wire = Wire().open()
-    wire.produce(b"".join(one.raw for one in split(publish(body=bytes(100)))[:2]))
+    wire.produce(b"".join(frame.raw for frame in split(publish(body=bytes(100)))[:2]))
     wire.answer(NOT_FOUND)
     assert wire.fault(CLOSE_OK) == (505, (60, 40))
 
@@ -302,23 +304,23 @@ def test_crossing_closes_of_broker_and_sidecar_are_both_answered() -> None:
 
 
 def test_a_nowait_declare_is_recorded_immediately() -> None:
-    wire = Wire(ears=Ears()).open()
+    wire = Wire(events=QueueEvents()).open()
     wire.produce(say(1, commands.Queue.Declare(0, "q", nowait=True, exclusive=True)))
     wire.produce(say(1, commands.Queue.Declare(0, "q", passive=True, nowait=True)))
     wire.produce(say(1, commands.Queue.Declare(0, "", nowait=True)))
-    assert wire.heard == [("declared", b"q", True)]
+    assert wire.events == [("declared", b"q", True)]
 
 
 def test_an_exclusive_queue_declared_with_nowait_is_bound_before_later_frames() -> None:
     """Only the declaring connection can bind it, and only after it exists, so the sidecar requests the reply."""
-    wire = Wire(routed("q", bound=()), ears=Ears([b"q"])).open()
+    wire = Wire(routed("q", bound=()), events=QueueEvents([b"q"])).open()
     message = publish()
     declare = commands.Queue.Declare(0, "q", exclusive=True, nowait=True, arguments={"x-expires": 5})
-    (asked,) = split(wire.produce(say(1, declare), message))
-    assert asked.arguments == {**dict(declare), "nowait": False}
+    (request,) = split(wire.produce(say(1, declare), message))
+    assert request.arguments == {**dict(declare), "nowait": False}
     assert wire.answer(say(1, commands.Queue.DeclareOk("q", 0, 0))) == b""
-    assert wire.heard == [("declared", b"q", True)]
-    assert [(one.channel, one.name) for one in split(wire.upstream())] == [(OWN, "Channel.Open")]
+    assert wire.events == [("declared", b"q", True)]
+    assert [(frame.channel, frame.name) for frame in split(wire.upstream())] == [(OWN, "Channel.Open")]
     wire.answer(OWN_OPEN_OK)
     assert names(wire.upstream()) == ["Queue.Bind"]
     assert wire.answer(OWN_BIND_OK) == b""
@@ -326,31 +328,31 @@ def test_an_exclusive_queue_declared_with_nowait_is_bound_before_later_frames() 
 
 
 def test_a_refused_nowait_declare_of_an_exclusive_queue_is_forwarded() -> None:
-    wire = Wire(routed("q", bound=()), ears=Ears([b"q"])).open()
+    wire = Wire(routed("q", bound=()), events=QueueEvents([b"q"])).open()
     wire.produce(say(1, commands.Queue.Declare(0, "q", exclusive=True, nowait=True)), publish())
     locked = say(1, commands.Channel.Close(405, "RESOURCE_LOCKED", 50, 10))
     assert wire.answer(locked) == locked
     assert wire.produce(CLOSE_OK) == CLOSE_OK
-    assert wire.heard == []
+    assert wire.events == []
 
 
 def test_a_nowait_delete_of_the_queue_declared_last_is_recorded_when_it_is_done() -> None:
-    wire = Wire(ears=Ears()).open()
+    wire = Wire(events=QueueEvents()).open()
     declare = say(1, commands.Queue.Declare(0, "last"))
     sent = wire.produce(declare, say(1, commands.Queue.Delete(0, "", True, nowait=True)))
     assert sent == declare + say(1, commands.Queue.Delete(0, "", True))
     wire.answer(say(1, commands.Queue.DeclareOk("last", 0, 0)))
-    assert wire.heard == [("declared", b"last", False)]
+    assert wire.events == [("declared", b"last", False)]
     assert wire.answer(say(1, commands.Queue.DeleteOk(0))) == b""
-    assert wire.heard == [("declared", b"last", False), ("deleted", b"last")]
+    assert wire.events == [("declared", b"last", False), ("deleted", b"last")]
 
 
 def test_a_nowait_delete_that_the_broker_refuses_keeps_the_queue() -> None:
-    wire = Wire(ears=Ears()).open()
+    wire = Wire(events=QueueEvents()).open()
     wire.produce(say(1, commands.Queue.Delete(0, "q", if_unused=True, nowait=True)))
     in_use = say(1, commands.Channel.Close(406, "PRECONDITION_FAILED", 50, 40))
     assert wire.answer(in_use) == in_use
-    assert wire.heard == []
+    assert wire.events == []
 
 
 def test_delivery_tags_count_from_the_publish_after_confirm_select() -> None:
@@ -431,11 +433,11 @@ def test_requests_of_a_closed_channel_do_not_count_as_unanswered(closing: int) -
 
 def test_many_nowait_declares_are_followed_by_a_request_with_a_reply() -> None:
     wire = Wire(limits=RelayLimits(unanswered=600)).open()
-    asked = []
+    requests = []
     for number in range(600):
         frames = split(wire.produce(say(1, commands.Queue.Declare(0, f"q{number}", nowait=True))))
-        asked += [one for one in frames if one.name == "Exchange.Declare"]
-    assert [one.arguments["passive"] for one in asked] == [True, True]
+        requests += [frame for frame in frames if frame.name == "Exchange.Declare"]
+    assert [frame.arguments["passive"] for frame in requests] == [True, True]
     assert wire.relay.connection.producer_full
     assert wire.answer(say(1, commands.Exchange.DeclareOk())) == b""
     assert not wire.relay.connection.producer_full

@@ -38,7 +38,7 @@ from tests.routing.building import arguments, exchange, many, to_exchange, to_qu
 
 def slow(message: bytes, wire: Wire) -> bytes:
     """Send a publish frame by frame, so that the fast path never sees a complete one."""
-    return b"".join(wire.produce(one.raw[:9]) + wire.produce(one.raw[9:]) for one in split(message))
+    return b"".join(wire.produce(frame.raw[:9]) + wire.produce(frame.raw[9:]) for frame in split(message))
 
 
 def filtered(**limits: int) -> VhostState:
@@ -53,11 +53,11 @@ def filtered(**limits: int) -> VhostState:
 @pytest.mark.parametrize("body_size", [101, 100_000])
 def test_a_filter_closes_its_channel_and_what_was_published_before_is_sent(body_size: int) -> None:
     wire = Wire(filtered(max_payload_size=100)).open(1, 2)
-    good, bad, beside = publish(), publish(body=bytes(body_size)), publish(channel=2)
-    left = wire.produce(good, bad, good, beside)
-    assert left == with_tokens(good, "a") + AHEAD + with_tokens(beside, "a")
+    good, bad, other_channel = publish(), publish(body=bytes(body_size)), publish(channel=2)
+    left = wire.produce(good, bad, good, other_channel)
+    assert left == with_tokens(good, "a") + AHEAD + with_tokens(other_channel, "a")
     assert closed(wire.refused()) == (1, 406, "PRECONDITION_FAILED - Max size payload hit.", (60, 40))
-    assert wire.produce(beside) == with_tokens(beside, "a")
+    assert wire.produce(other_channel) == with_tokens(other_channel, "a")
 
 
 def test_a_message_dropped_silently_is_sent_without_a_token() -> None:
@@ -95,12 +95,12 @@ def test_a_reserved_key_is_refused_on_exchanges_without_rules(
     key: str, headers: Table, prefix: bytes, to: str, body: bytes, pieces: Callable[[bytes, Wire], bytes]
 ) -> None:
     wire = Wire().open(1, 2)
-    good, beside = publish(to="e", headers=((b"CC", many("fine")),)), publish(to="e", channel=2)
+    good, other_channel = publish(to="e", headers=((b"CC", many("fine")),)), publish(to="e", channel=2)
     assert wire.produce(good, good) == good * 2
     assert pieces(publish(key, headers, body, to=to).replace(b"x.o.p.e.n.x.", prefix), wire) == AHEAD
     text = f"ACCESS_REFUSED - routing keys that begin with '{prefix.decode()}' are reserved"
     assert closed(wire.refused()) == (1, 403, text, (60, 40))
-    assert wire.produce(beside) == beside
+    assert wire.produce(other_channel) == other_channel
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -156,9 +156,9 @@ def test_a_publish_is_sent_without_a_destination_that_could_not_be_bound() -> No
 def test_all_frames_after_a_held_publish_wait_in_order() -> None:
     wire = Wire(chosen("new")).open()
     message = publish("new", body=b"x" * 10)
-    behind = say(1, commands.Basic.Qos(0, 1, False)) + publish(to="amq.direct") + say(1, commands.Queue.Purge(0, "q"))
-    assert wire.produce(message[:-3]) + wire.produce(message[-3:], behind) == b""
-    assert wire.control("new") == with_tokens(message, "new") + behind
+    later = say(1, commands.Basic.Qos(0, 1, False)) + publish(to="amq.direct") + say(1, commands.Queue.Purge(0, "q"))
+    assert wire.produce(message[:-3]) + wire.produce(message[-3:], later) == b""
+    assert wire.control("new") == with_tokens(message, "new") + later
 
 
 def test_held_input_is_counted_and_stops_the_reading() -> None:
@@ -214,12 +214,12 @@ def test_several_copies_repeat_the_whole_content(body_size: int) -> None:
     wire = Wire(several("e", "f", queues=("a", "b"))).open()
     message = publish("key", body=bytes(body_size), message_id=b"m")
     sent = split(message)
-    assert b"".join(wire.produce(one.raw) for one in sent[:-1]) == b""
+    assert b"".join(wire.produce(frame.raw) for frame in sent[:-1]) == b""
     left = split(wire.produce(sent[-1].raw))
     size = len(left) // 3
     copies = [left[at : at + size] for at in range(0, len(left), size)]
     assert [address_of(copy[0]) for copy in copies] == [("", "a"), ("e", "key"), ("f", "key")]
-    assert [b"".join(one.payload for one in copy[2:]) for copy in copies] == [bytes(body_size)] * 3
+    assert [b"".join(frame.payload for frame in copy[2:]) for copy in copies] == [bytes(body_size)] * 3
     assert encode_table(((b"BCC", many("b")),)) in copies[0][1].payload
     assert all(copy[1].payload.endswith(b"\x01m") for copy in copies)
 
@@ -228,7 +228,7 @@ def test_a_body_too_large_to_repeat_is_refused_at_its_header() -> None:
     wire = Wire(several("e"), limits=RelayLimits(replay_bytes=100_000)).open()
     good, bad = publish(body=bytes(100_000)), publish(body=bytes(100_001))
     assert names(wire.produce(good)).count("Basic.Publish") == 2
-    assert wire.produce(b"".join(one.raw for one in split(bad)[:2])) == AHEAD
+    assert wire.produce(b"".join(frame.raw for frame in split(bad)[:2])) == AHEAD
     assert closed(wire.refused())[:3] == (
         1,
         311,
@@ -239,7 +239,7 @@ def test_a_body_too_large_to_repeat_is_refused_at_its_header() -> None:
 def test_buffered_bodies_are_limited_over_all_channels() -> None:
     wire = Wire(several("e"), limits=RelayLimits(collected_bytes=400_000)).open(1, 2, 3)
     for channel in (1, 2, 3):
-        wire.produce(*(one.raw for one in split(publish(body=bytes(150_000), channel=channel))[:-1]))
+        wire.produce(*(frame.raw for frame in split(publish(body=bytes(150_000), channel=channel))[:-1]))
     text = "body of 150000 bytes would be sent in several copies; with 300000 bytes of other such bodies in progress"
     assert closed(wire.refused(3))[:3] == (
         3,
@@ -282,10 +282,10 @@ def test_cc_is_renamed_for_missing_destinations() -> None:
 
 
 def test_publishes_are_counted_equally_on_both_paths() -> None:
-    for way in (slow, lambda message, wire: wire.produce(message)):
+    for send in (slow, lambda message, wire: wire.produce(message)):
         wire = Wire(ruled(to_queue("a"))).open(confirm=True)
         for message in (publish(), publish(to="amq.direct"), publish(body=b"")):
-            way(message, wire)
+            send(message, wire)
         assert wire.relay.connection.unsettled == 3
         assert wire.answer(ack(3, True)) == ack(3, True)
         assert wire.relay.connection.unsettled == 0

@@ -106,7 +106,7 @@ def test_output_does_not_depend_on_chunking(data: st.DataObject, cuts: list[int]
 @example([], [0, 1, 2])
 def test_channels_interleave_between_the_frames_of_their_publishes(cuts: list[int], order: list[int]) -> None:
     messages = [publish(channel=1), publish(channel=2, to="amq.direct", body=b"x" * 40), publish(channel=3, body=b"")]
-    frames = [[one.raw for one in split(message)] for message in messages] + [[HEARTBEAT]]
+    frames = [[frame.raw for frame in split(message)] for message in messages] + [[HEARTBEAT]]
     stream = b""
     for row in range(3):
         for index in [*order, 3]:
@@ -114,9 +114,9 @@ def test_channels_interleave_between_the_frames_of_their_publishes(cuts: list[in
     wire = Wire(routed("a")).open(1, 2, 3)
     left = split(in_pieces(wire, stream + stream, cuts))
     for channel, message in enumerate(messages, 1):
-        mine = b"".join(one.raw for one in left if one.channel == channel)
-        assert mine == (message if channel == 2 else with_tokens(message, "a")) * 2
-    assert all(one.kind != 8 for one in left)
+        output = b"".join(frame.raw for frame in left if frame.channel == channel)
+        assert output == (message if channel == 2 else with_tokens(message, "a")) * 2
+    assert all(frame.kind != 8 for frame in left)
 
 
 # -- output without delay ---------------------------------------------------------------------------------------------
@@ -128,10 +128,10 @@ def test_a_publish_to_an_open_exchange_does_not_delay_other_channels(stop: int) 
     wire = Wire(routed("a")).open(1, 2)
     message = publish()
     wire.produce(message)
-    start = b"".join(one.raw for one in split(message)[:stop])
+    start = b"".join(frame.raw for frame in split(message)[:stop])
     qos = say(2, commands.Tx.Commit())
     assert qos in wire.produce(start, qos)
-    assert wire.produce(*(one.raw for one in split(message)[stop:])) in with_tokens(message, "a")
+    assert wire.produce(*(frame.raw for frame in split(message)[stop:])) in with_tokens(message, "a")
 
 
 def test_a_body_in_several_frames_is_sent_frame_by_frame() -> None:
@@ -140,7 +140,7 @@ def test_a_body_in_several_frames_is_sent_frame_by_frame() -> None:
     frames = split(with_tokens(message, "a"))
     wire.produce(message)
     sent = split(message)
-    assert wire.produce(sent[0].raw, sent[1].raw, sent[2].raw) == b"".join(one.raw for one in frames[:3])
+    assert wire.produce(sent[0].raw, sent[1].raw, sent[2].raw) == b"".join(frame.raw for frame in frames[:3])
     assert wire.produce(sent[3].raw) == frames[3].raw
 
 
@@ -151,13 +151,13 @@ def test_a_large_body_is_streamed() -> None:
     left = b""
     for sent in split(message):
         left += wire.produce(sent.raw)
-    assert left == b"".join(one.raw for one in frames)
+    assert left == b"".join(frame.raw for frame in frames)
 
 
 def test_incomplete_frames_are_not_sent() -> None:
     wire = Wire(routed("a")).open()
     message = publish(to="amq.direct", body=b"x" * 50)
-    assert wire.produce(message[:-1]) == b"".join(one.raw for one in split(message)[:2])
+    assert wire.produce(message[:-1]) == b"".join(frame.raw for frame in split(message)[:2])
     assert wire.produce(message[-1:]) == split(message)[2].raw
 
 
@@ -180,9 +180,9 @@ def test_rules_changed_during_a_publish_decide_it_once(stop: int) -> None:
     message = publish(body=b"x" * 100_000)
     sent = split(message)
     wire = Wire(routed("a")).open()
-    left = wire.produce(*(one.raw for one in sent[:stop]))
+    left = wire.produce(*(frame.raw for frame in sent[:stop]))
     wire.state.remove_exchange(b"xo")
-    left += wire.produce(*(one.raw for one in sent[stop:]))
+    left += wire.produce(*(frame.raw for frame in sent[stop:]))
     assert left == (message if stop == 1 else with_tokens(message, "a"))
 
 
@@ -215,7 +215,7 @@ def test_frames_after_a_channel_close_in_the_same_read_are_discarded() -> None:
     own = with_tokens(good, "a")
     assert left.startswith(own)
     assert names(left) == [*names(own), "Exchange.Declare", *names(own)]
-    assert {one.channel for one in split(left)[-3:]} == {2}
+    assert {frame.channel for frame in split(left)[-3:]} == {2}
     assert closed(wire.refused())[:2] == (1, 403)
 
 
@@ -241,17 +241,17 @@ def test_a_held_channel_keeps_its_order_while_others_continue() -> None:
 
 def test_a_destination_that_could_not_be_bound_is_missing_for_that_publish_only() -> None:
     wire = Wire(chosen("a", "b", bound=["old"])).open()
-    one, two = publish("a"), publish("b")
-    assert wire.produce(one, two) == b""
-    assert wire.control() == one
-    assert wire.control("b") == with_tokens(two, "b")
+    first, second = publish("a"), publish("b")
+    assert wire.produce(first, second) == b""
+    assert wire.control() == first
+    assert wire.control("b") == with_tokens(second, "b")
 
 
 def test_a_publish_waits_for_its_destination_although_an_earlier_one_was_bound() -> None:
     wire = Wire(chosen("a", "b", bound=["old"])).open()
-    one, two = publish("a"), publish("b")
-    wire.produce(one, two)
-    assert wire.control("a") == with_tokens(one, "a")
+    first, second = publish("a"), publish("b")
+    wire.produce(first, second)
+    assert wire.control("a") == with_tokens(first, "a")
     assert getattr(wire.request(), "destinations", None) == (("queue", b"b"),)
 
 
@@ -318,10 +318,10 @@ TURNS = [
 def test_output_of_a_publish_does_not_depend_on_other_publishes(turns: list[bytes], cuts: list[int]) -> None:
     def by_channel(data: bytes) -> list[bytes]:
         frames = split(data)
-        return [b"".join(one.raw for one in frames if one.channel == number) for number in (1, 2)]
+        return [b"".join(frame.raw for frame in frames if frame.channel == number) for number in (1, 2)]
 
-    alone = [by_channel(Wire(routed("a")).open(1, 2).produce(one)) for one in turns]
-    expected = [b"".join(one[number] for one in alone) for number in (0, 1)]
+    alone = [by_channel(Wire(routed("a")).open(1, 2).produce(turn)) for turn in turns]
+    expected = [b"".join(output[number] for output in alone) for number in (0, 1)]
     assert by_channel(in_pieces(Wire(routed("a")).open(1, 2), b"".join(turns), cuts)) == expected
 
 
@@ -350,10 +350,10 @@ def test_a_malformed_publish_ends_the_connection_in_any_chunking(
     name: str, spoil: Callable[[bytes, bytes, bytes], bytes], expected: tuple[int, tuple[int, int]], known: bool
 ) -> None:
     message = publish()
-    start, header, body = (one.raw for one in split(message))
+    start, header, body = (part.raw for part in split(message))
     data = spoil(start, header, body)
-    each = range(len(data)) if len(data) < 500 else range(0, len(data), 5000)
-    for cuts in (range(0), each):
+    every_position = range(len(data)) if len(data) < 500 else range(0, len(data), 5000)
+    for cuts in (range(0), every_position):
         wire = Wire(routed("a")).open()
         if known:
             wire.produce(message)

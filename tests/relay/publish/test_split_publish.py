@@ -43,12 +43,12 @@ def to_many(count: int, delivery: Delivery = Delivery.CARRIER, exchanges: int = 
 
 def parts(data: bytes) -> list[list[Frame]]:
     """Split the bytes into publishes."""
-    found: list[list[Frame]] = []
-    for one in split(data):
-        if one.name == "Basic.Publish":
-            found.append([])
-        found[-1].append(one)
-    return found
+    publishes: list[list[Frame]] = []
+    for frame in split(data):
+        if frame.name == "Basic.Publish":
+            publishes.append([])
+        publishes[-1].append(frame)
+    return publishes
 
 
 # -- more keys than fit in a header frame -----------------------------------------------------------------------------
@@ -59,7 +59,7 @@ def test_tokens_are_split_over_publishes_that_fit_with_each_destination_once() -
     message = publish(headers=None, body=b"x" * 10)
     left = parts(wire.produce(message))
     assert len(left) == 2
-    assert all(len(one.raw) <= 131072 for part in left for one in part)
+    assert all(len(frame.raw) <= 131072 for part in left for frame in part)
     keys = [keys_of(part[1]) for part in left]
     assert keys[0][:3] == [token("exchange", b"exchange-%05d" % number) for number in range(3)]
     assert sorted(keys[0] + keys[1]) == sorted({*keys[0], *keys[1]})
@@ -89,7 +89,7 @@ def test_queue_names_are_split_without_duplicates() -> None:
     assert len(left) > 2
     reached: list[bytes] = []
     for part in left:
-        assert all(len(one.raw) <= 8192 for one in part)
+        assert all(len(frame.raw) <= 8192 for frame in part)
         exchange_name, key = address_of(part[0])
         assert exchange_name == ""
         reached += [str(key).encode(), *keys_of(part[1])]
@@ -106,7 +106,7 @@ def test_no_header_frame_is_larger_than_the_broker_takes(filling: int, count: in
     left = wire.produce(publish(headers=headers, frame_max=4096))
     if wire.producer():
         return
-    assert all(len(one.raw) <= 8192 for one in split(left))
+    assert all(len(frame.raw) <= 8192 for frame in split(left))
     assert sum(len(keys_of(part[1])) for part in parts(left)) == count
 
 
@@ -169,12 +169,12 @@ def test_without_confirms_there_is_no_ledger() -> None:
 def back(frames: list[Frame]) -> bytes:
     """The broker's return of a publish: all except its BCC."""
     exchange_name, key = address_of(frames[0])
-    entries = tuple(one for one in table_of(frames[1]) if one[0] != b"BCC")
+    entries = tuple(entry for entry in table_of(frames[1]) if entry[0] != b"BCC")
     head = frames[1].payload
     size = int.from_bytes(head[14:18], "big")
     table = encode_table(entries)
     header = head[:14] + len(table).to_bytes(4, "big") + table + head[18 + size :]
-    body = b"".join(one.raw for one in frames[2:])
+    body = b"".join(frame.raw for frame in frames[2:])
     return returned(str(exchange_name), str(key), Frame(2, 1, header).raw + body)
 
 
@@ -296,26 +296,26 @@ def test_for_any_broker_replies_each_tag_is_settled_once_and_returns_come_first(
             continue
         upstream = data.draw(st.sampled_from(sorted(unsettled)))
         multiple, good = data.draw(st.booleans()), data.draw(st.booleans())
-        covered = {one for one in unsettled if one <= upstream} if multiple else {upstream}
-        said = b""
-        for one in sorted(covered):
-            back_again = waiting[one - 1][1]
+        covered = {covered_tag for covered_tag in unsettled if covered_tag <= upstream} if multiple else {upstream}
+        replies = b""
+        for covered_tag in sorted(covered):
+            back_again = waiting[covered_tag - 1][1]
             if back_again is not None:
-                said += back_again
-                returns[waiting[one - 1][0]] += 1
-            verdict[waiting[one - 1][0]] &= good
+                replies += back_again
+                returns[waiting[covered_tag - 1][0]] += 1
+            verdict[waiting[covered_tag - 1][0]] &= good
         unsettled -= covered
-        said += (ack if good else nack)(upstream, multiple)
-        for heard in split(wire.answer(said)):
-            if heard.name == "Basic.Return":
-                tag = int(str(heard.arguments["routing_key"]))
+        replies += (ack if good else nack)(upstream, multiple)
+        for frame in split(wire.answer(replies)):
+            if frame.name == "Basic.Return":
+                tag = int(str(frame.arguments["routing_key"]))
                 assert tag not in settled_tags
                 returned_tags.append(tag)
-            elif heard.name in ("Basic.Ack", "Basic.Nack"):
-                tag = int(str(heard.arguments["delivery_tag"]))
-                tags = set(range(1, tag + 1)) - settled_tags.keys() if heard.arguments["multiple"] else {tag}
+            elif frame.name in ("Basic.Ack", "Basic.Nack"):
+                tag = int(str(frame.arguments["delivery_tag"]))
+                tags = set(range(1, tag + 1)) - settled_tags.keys() if frame.arguments["multiple"] else {tag}
                 assert tags
                 assert not tags & settled_tags.keys()
-                settled_tags.update(dict.fromkeys(tags, heard.name == "Basic.Ack"))
+                settled_tags.update(dict.fromkeys(tags, frame.name == "Basic.Ack"))
     assert settled_tags == verdict
     assert sorted(returned_tags) == [tag for tag, count in copies_of.items() if returns[tag] == count]

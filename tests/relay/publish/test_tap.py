@@ -58,13 +58,13 @@ def test_a_tap_sees_each_publish_once_and_does_not_change_the_output(case: str, 
     assert out[0] == out[1]
     assert len(tap) == 4
     assert counted(seen) == counted(plain)
-    assert {each.header for each in tap} == {tap[0].header}
+    assert {publish_seen.header for publish_seen in tap} == {tap[0].header}
 
 
 def counted(wire: Wire) -> Counter[tuple[bytes, str]]:
-    found = Counter({(exchange, outcome): count for exchange, outcome, count, _ in wire.publishes()})
-    found[b"other", "passed"] += wire.counters.relay("/").publishes_passed
-    return found
+    counts = Counter({(exchange, outcome): count for exchange, outcome, count, _ in wire.publishes()})
+    counts[b"other", "passed"] += wire.counters.relay("/").publishes_passed
+    return counts
 
 
 def test_a_tap_sees_all_facts_that_rules_can_use() -> None:
@@ -93,7 +93,7 @@ def test_a_held_publish_is_tapped_when_it_is_sent() -> None:
     assert wire.produce(publish("late")) == b""
     assert tap == []
     assert wire.control("late")
-    assert [each.routing_key for each in tap] == [b"late"]
+    assert [seen.routing_key for seen in tap] == [b"late"]
 
 
 def test_translated_publishes_are_tapped_with_their_original_address() -> None:
@@ -101,7 +101,7 @@ def test_translated_publishes_are_tapped_with_their_original_address() -> None:
     tap = tapped(wire)
     data = to("in/k") + to("here/q") + to("bad")
     assert wire.produce(data, data) == plain.produce(data, data)
-    assert [(each.exchange, each.routing_key) for each in tap[:3]] == [(b"", b"in/k"), (b"", b"here/q"), (b"", b"bad")]
+    assert [(seen.exchange, seen.routing_key) for seen in tap[:3]] == [(b"", b"in/k"), (b"", b"here/q"), (b"", b"bad")]
     assert tap[0].decision.exchange == b"xo"
     assert len(tap) == 6
 
@@ -127,7 +127,7 @@ def test_a_tap_of_one_exchange_sees_only_its_publishes() -> None:
     wire = Wire(routed("q")).open()
     tap = tapped(wire, b"xo")
     wire.produce(publish("k"), publish("k", to="elsewhere"))
-    assert [each.exchange for each in tap] == [b"xo"]
+    assert [seen.exchange for seen in tap] == [b"xo"]
 
 
 def test_publishes_to_a_carrier_are_refused_with_a_tap() -> None:
@@ -146,7 +146,7 @@ def test_a_tap_continues_after_rules_are_replaced() -> None:
     wire.produce(publish("k"))
     wire.state.swap(other.exchanges, other.router)
     wire.produce(publish("k"))
-    assert [each.decision.queues for each in tap] == [(b"q",), (b"r",)]
+    assert [seen.decision.queues for seen in tap] == [(b"q",), (b"r",)]
 
 
 def test_refusals_are_the_same_with_a_tap() -> None:

@@ -49,8 +49,8 @@ def test_a_return_is_sent_when_all_copies_are_returned(returned_at_home: bool) -
     wire.remotes.settle(RemoteResult.RETURNED)
     assert wire.producer() == b""
     if returned_at_home:
-        told = wire.answer(say(1, commands.Basic.Return(312, "NO_ROUTE", "xo", "k")), content, ack(1))
-        assert names(told) == ["Basic.Return", "Header", "Body", "Basic.Ack"]
+        output = wire.answer(say(1, commands.Basic.Return(312, "NO_ROUTE", "xo", "k")), content, ack(1))
+        assert names(output) == ["Basic.Return", "Header", "Body", "Basic.Ack"]
     else:
         assert names(wire.answer(ack(1))) == ["Basic.Ack"]
 
@@ -131,5 +131,5 @@ def test_a_confirm_waits_for_the_end_of_a_content_to_the_producer() -> None:
     wire.answer(say(1, commands.Basic.Deliver("c", 1, False, "", "q")), header.raw)
     wire.remotes.settle()
     assert wire.producer() == b""
-    told = wire.answer(body.raw)
-    assert names(told) == ["Body", "Basic.Ack"]
+    output = wire.answer(body.raw)
+    assert names(output) == ["Body", "Basic.Ack"]

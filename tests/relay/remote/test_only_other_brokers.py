@@ -37,7 +37,9 @@ def test_a_remote_publish_does_not_depend_on_chunking(cut: int) -> None:
     whole.produce(data)
     for at in range(0, len(data), cut):
         pieces.produce(data[at : at + cut])
-    assert [(one.header, one.body) for one in pieces.remotes] == [(one.header, one.body) for one in whole.remotes]
+    assert [(message.header, message.body) for message in pieces.remotes] == [
+        (message.header, message.body) for message in whole.remotes
+    ]
     assert len(whole.remotes) == 4
 
 

@@ -6,11 +6,11 @@ from pamqp import commands
 
 from proxy.relay.remote.lane import RemoteResult
 from tests import client
-from tests.relay.remote_broker import Far, Told
+from tests.relay.remote_broker import RemoteBroker, Told
 
 
 def test_a_message_is_sent_with_its_header_and_body() -> None:
-    far = Far().open()
+    far = RemoteBroker().open()
     far.ready(far.lane()).send(Told(b"x" * 200_000, b"key", mandatory=True))
     method, header, *bodies = client.split(far.sent())
     assert method.arguments["routing_key"] == "key"
@@ -21,7 +21,7 @@ def test_a_message_is_sent_with_its_header_and_body() -> None:
 
 
 def test_headers_larger_than_the_frames_of_the_broker_are_refused() -> None:
-    far = Far().open(frame_max=4096)
+    far = RemoteBroker().open(frame_max=4096)
     message = Told()
     message.header += b"x" * 4096
     far.ready(far.lane()).send(message)
@@ -29,7 +29,7 @@ def test_headers_larger_than_the_frames_of_the_broker_are_refused() -> None:
 
 
 def test_a_returned_message_is_settled_as_returned_by_its_ack() -> None:
-    far = Far().open()
+    far = RemoteBroker().open()
     lane = far.ready(far.lane())
     arrived, back = Told(b"here", b"a", mandatory=True), Told(b"back", b"b", mandatory=True)
     lane.send(arrived)
@@ -42,7 +42,7 @@ def test_a_returned_message_is_settled_as_returned_by_its_ack() -> None:
 
 
 def test_a_lost_link_loses_sent_messages_and_keeps_waiting_ones() -> None:
-    far = Far().open()
+    far = RemoteBroker().open()
     lane = far.ready(far.lane())
     sent, waiting = Told(), Told()
     lane.send(sent)
@@ -50,7 +50,7 @@ def test_a_lost_link_loses_sent_messages_and_keeps_waiting_ones() -> None:
     lane.send(waiting)
     far.link.lost("connection lost")
     assert (sent.told, waiting.told) == ([RemoteResult.LOST], [])
-    again = Far().open()
+    again = RemoteBroker().open()
     again.ready(lane)
     again.ack(1)
     assert (sent.told, waiting.told) == ([RemoteResult.LOST], [RemoteResult.ACKED])
@@ -60,7 +60,7 @@ class Course:
     """A lane over several successive links, to a broker that acks only what it was sent."""
 
     def __init__(self) -> None:
-        self.far = Far().open()
+        self.far = RemoteBroker().open()
         self.lane = self.far.ready(self.far.lane())
         self.messages: list[Told] = []
         self.acked: set[int] = set()
@@ -99,7 +99,7 @@ class Course:
     def lose(self, number: int) -> None:
         self.there.clear()
         self.far.link.lost("gone")
-        self.far = Far().open()
+        self.far = RemoteBroker().open()
         assert self.far.link.attach(self.lane)
         self.far.say(commands.Channel.OpenOk(), commands.Confirm.SelectOk())
         self.look()
@@ -124,5 +124,5 @@ def test_each_message_is_settled_once_and_acked_only_by_the_broker(
         getattr(course, step)(number)
     course.lane.expire(float("inf"), "over")
     assert [len(message.told) for message in course.messages] == [1] * len(course.messages)
-    told = [index for index, message in enumerate(course.messages) if message.told == [RemoteResult.ACKED]]
-    assert set(told) <= course.acked
+    acked = [index for index, message in enumerate(course.messages) if message.told == [RemoteResult.ACKED]]
+    assert set(acked) <= course.acked

@@ -8,14 +8,14 @@ from proxy.relay.remote.lane import RemoteResult
 from proxy.relay.remote.link import FRAME_MAX, RemoteLink
 from tests import client
 from tests.client import method, split
-from tests.relay.remote_broker import CREDENTIALS, Far, Told
+from tests.relay.remote_broker import CREDENTIALS, RemoteBroker, Told
 
 START = commands.Connection.Start(0, 9, {}, "PLAIN AMQPLAIN", "en_US")
 
 
 def login(*commanded: base.Frame) -> RemoteLink:
     made = RemoteLink(CREDENTIALS, "1.0")
-    made.receive(b"".join(method(0, one) for one in commanded))
+    made.receive(b"".join(method(0, command) for command in commanded))
     return made
 
 
@@ -52,7 +52,7 @@ def test_errors_do_not_contain_the_password(commanded: list[base.Frame], failure
 
 
 def test_frames_in_pieces_are_joined() -> None:
-    far = Far().open()
+    far = RemoteBroker().open()
     lane = far.ready(far.lane())
     messages = [Told(), Told()]
     for message in messages:
@@ -75,13 +75,13 @@ def test_bytes_that_are_not_amqp_end_the_link(data: bytes) -> None:
 
 
 def test_a_frame_that_is_too_large_ends_the_link_at_its_header() -> None:
-    far = Far().open()
+    far = RemoteBroker().open()
     far.link.receive(b"\x01\0\x01\x7f\xff\xff\xff")
     assert far.link.failure is not None
 
 
 def test_a_close_of_the_broker_loses_unconfirmed_messages() -> None:
-    far = Far().open()
+    far = RemoteBroker().open()
     lane = far.ready(far.lane())
     message = Told()
     lane.send(message)
@@ -92,7 +92,7 @@ def test_a_close_of_the_broker_loses_unconfirmed_messages() -> None:
 
 
 def test_a_blocked_link_sends_nothing_until_it_is_unblocked() -> None:
-    far = Far().open()
+    far = RemoteBroker().open()
     lane = far.ready(far.lane())
     far.say(commands.Connection.Blocked("low on memory"), channel=0)
     lane.send(Told())
@@ -102,11 +102,11 @@ def test_a_blocked_link_sends_nothing_until_it_is_unblocked() -> None:
 
 
 def test_each_lane_has_a_channel_and_numbers_are_used_again_when_their_close_is_answered() -> None:
-    far = Far().open(channels=2)
-    one, two = far.ready(far.lane(), 1), far.ready(far.lane(), 2)
-    assert (one.number, two.number) == (1, 2)
+    far = RemoteBroker().open(channels=2)
+    first, second = far.ready(far.lane(), 1), far.ready(far.lane(), 2)
+    assert (first.number, second.number) == (1, 2)
     assert not far.link.attach(far.lane())
-    one.close()
+    first.close()
     assert far.names() == ["Channel.Close"]
     assert not far.link.attach(far.lane())
     far.say(commands.Channel.CloseOk(), channel=1)
@@ -114,7 +114,7 @@ def test_each_lane_has_a_channel_and_numbers_are_used_again_when_their_close_is_
 
 
 def test_a_channel_close_of_the_broker_is_answered_and_the_channel_opened_again() -> None:
-    far = Far().open()
+    far = RemoteBroker().open()
     lane = far.ready(far.lane())
     message, later = Told(), Told()
     lane.send(message)
@@ -130,10 +130,10 @@ def test_a_channel_close_of_the_broker_is_answered_and_the_channel_opened_again(
 
 
 def test_connection_close_is_sent_on_open_links_only() -> None:
-    far = Far().open()
+    far = RemoteBroker().open()
     far.link.close()
     assert far.names() == ["Connection.Close"]
-    fresh = Far()
+    fresh = RemoteBroker()
     fresh.sent()
     fresh.link.close()
     assert fresh.sent() == b""
