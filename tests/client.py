@@ -145,13 +145,13 @@ def split(data: bytes) -> list[Frame]:
 
 def cut(data: bytes, cuts: Iterable[int]) -> list[bytes]:
     """Cut bytes at these positions, each modulo their length + 1."""
-    edges = sorted({0, len(data), *(each % (len(data) + 1) for each in cuts)})
+    edges = sorted({0, len(data), *(position % (len(data) + 1) for position in cuts)})
     return [data[left:right] for left, right in pairwise(edges)]
 
 
 def names(data: bytes) -> list[str]:
     """Names of the frames, e.g. ``["Basic.Return", "Header", "Body", "Basic.Ack"]``."""
-    return [one.name for one in split(data)]
+    return [frame.name for frame in split(data)]
 
 
 def queue_bind(

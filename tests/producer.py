@@ -119,7 +119,7 @@ def value(plain: object) -> Value:
 
 def headers(plain: Mapping[str, object]) -> Table:
     """A header table from Python values."""
-    return tuple((name.encode(), value(one)) for name, one in plain.items())
+    return tuple((name.encode(), value(item)) for name, item in plain.items())
 
 
 def stored_by_4(table: Table) -> Table:
@@ -243,10 +243,10 @@ class Producer:
             Gone: the socket was closed.
         """
         while True:
-            found = self._whole()
-            if found is not None and found.kind != 8:
-                return found
-            if found is None:
+            received = self._whole()
+            if received is not None and received.kind != 8:
+                return received
+            if received is None:
                 self._read()
 
     def expect(self, *names: str) -> Frame:
@@ -255,14 +255,14 @@ class Producer:
         Raises:
             Closed: the frame is a close.
         """
-        found = self.frame()
-        method = found.method if found.kind == 1 else None
+        received = self.frame()
+        method = received.method if received.kind == 1 else None
         if isinstance(method, commands.Channel.Close | commands.Connection.Close):
             ids = (method.class_id or 0, method.method_id or 0)
-            raise Closed(found.channel, method.reply_code or 0, method.reply_text, ids)
-        if found.name in names:
-            return found
-        raise AssertionError(f"expected {' or '.join(names)}, got {found.name} on channel {found.channel}")
+            raise Closed(received.channel, method.reply_code or 0, method.reply_text, ids)
+        if received.name in names:
+            return received
+        raise AssertionError(f"expected {' or '.join(names)}, got {received.name} on channel {received.channel}")
 
     def closed(self, channel: int = 1) -> Closed:
         """Return the next close on a channel, and send the close-ok."""
@@ -283,10 +283,10 @@ class Producer:
     def heartbeat(self) -> None:
         """Wait for a heartbeat; discard earlier frames."""
         while True:
-            found = self._whole()
-            if found is None:
+            received = self._whole()
+            if received is None:
                 self._read()
-            elif found.kind == 8:
+            elif received.kind == 8:
                 return
 
     def silent(self) -> bool:
@@ -363,25 +363,27 @@ class Producer:
         """
         returned = []
         while True:
-            found = self.expect("Basic.Return", "Basic.Ack", "Basic.Nack")
-            assert found.channel == channel
-            if found.name == "Basic.Return":
-                returned.append(self.message(found))
+            received = self.expect("Basic.Return", "Basic.Ack", "Basic.Nack")
+            assert received.channel == channel
+            if received.name == "Basic.Return":
+                returned.append(self.message(received))
                 continue
             if tag is not None:
-                assert found.arguments["delivery_tag"] == tag
-            return Settled(found.name == "Basic.Ack", returned)
+                assert received.arguments["delivery_tag"] == tag
+            return Settled(received.name == "Basic.Ack", returned)
 
     def settle_all(self, count: int, channel: int = 1) -> None:
         """Read until the first ``count`` publishes of a channel are acked, in any order."""
         open_tags = set(range(1, count + 1))
         while open_tags:
-            found = self.expect("Basic.Ack")
-            assert found.channel == channel
-            tag = found.arguments["delivery_tag"]
+            received = self.expect("Basic.Ack")
+            assert received.channel == channel
+            tag = received.arguments["delivery_tag"]
             assert isinstance(tag, int)
             assert tag in open_tags
-            open_tags -= {one for one in open_tags if one < tag} if found.arguments["multiple"] else set()
+            open_tags -= (
+                {earlier for earlier in open_tags if earlier < tag} if received.arguments["multiple"] else set()
+            )
             open_tags.discard(tag)
 
     def send_settled(self, exchange: str, key: str = "", *arguments: object, **more: object) -> Settled:
@@ -400,15 +402,15 @@ class Producer:
         return Message(method.arguments, flags, properties, _entries(flags, properties), body)
 
     def expect_content(self, name: str) -> bytes:
-        found = self.frame()
-        assert found.name == name, found
-        return found.payload
+        received = self.frame()
+        assert received.name == name, received
+        return received.payload
 
     def get(self, queue: str, channel: int = 1) -> Message | None:
         """Take a message from a queue; None if the queue is empty."""
         self.call(commands.Basic.Get(queue=queue, no_ack=True), channel)
-        found = self.expect("Basic.GetOk", "Basic.GetEmpty")
-        return self.message(found) if found.name == "Basic.GetOk" else None
+        received = self.expect("Basic.GetOk", "Basic.GetEmpty")
+        return self.message(received) if received.name == "Basic.GetOk" else None
 
     def next(self, queue: str) -> Message:
         """Wait for a message in a queue and take it."""
@@ -420,10 +422,10 @@ class Producer:
 
     def take(self, queue: str, channel: int = 1) -> list[Message]:
         """Take all messages from a queue."""
-        found = []
+        messages = []
         while (message := self.get(queue, channel)) is not None:
-            found.append(message)
-        return found
+            messages.append(message)
+        return messages
 
     def delivery(self) -> Message:
         """Read the next delivery."""

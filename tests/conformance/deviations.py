@@ -38,13 +38,13 @@ class Difference(NamedTuple):
         vector: the vector.
         expected: the expected result.
         got: the actual result.
-        beside: the broker's result without the sidecar; None if only the sidecar knows the exchange type.
+        broker_result: the broker's result without the sidecar; None if only the sidecar knows the exchange type.
     """
 
     vector: Json
     expected: Json
     got: Json
-    beside: Json | None
+    broker_result: Json | None
 
 
 class Deviation(NamedTuple):
@@ -72,37 +72,37 @@ class Deviation(NamedTuple):
         return f"| {self.name} | {self.where} | {self.vectors} | {self.reason} |"
 
 
-def _twice(found: Difference) -> bool:
-    vector, expected, got = found.vector, found.expected, found.got
+def _twice(difference: Difference) -> bool:
+    vector, expected, got = difference.vector, difference.expected, difference.got
     if got.get("exchanges") != expected.get("exchanges"):
         return False
     real = {extra["name"] for extra in vector.get("extra_exchanges", ()) if extra["type"] != "x-open"}
-    direct = {one["destination"] for one in vector["bindings"] if one["destination_type"] == "queue"}
-    behind = {
-        one["destination"]
+    direct = {binding["destination"] for binding in vector["bindings"] if binding["destination_type"] == "queue"}
+    indirect = {
+        binding["destination"]
         for extra in vector.get("extra_exchanges", ())
         if extra["name"] in real
-        for one in extra["bindings"]
+        for binding in extra["bindings"]
     }
-    both = [queue for queue in expected.get("queues", ()) if queue in direct & behind]
+    both = [queue for queue in expected.get("queues", ()) if queue in direct & indirect]
     return bool(both) and got.get("queues") == expected["queues"] + [f"{queue} again" for queue in both]
 
 
-def _of_the_broker(found: Difference) -> bool:
-    return found.vector.get("exchange_type") == "headers" and bool(found.got == found.beside)
+def _of_the_broker(difference: Difference) -> bool:
+    return difference.vector.get("exchange_type") == "headers" and bool(difference.got == difference.broker_result)
 
 
-def _any_mode(found: Difference) -> bool:
-    if delivery_mode_is_known(found.vector["message"]["properties"].get("delivery_mode")):
+def _any_mode(difference: Difference) -> bool:
+    if delivery_mode_is_known(difference.vector["message"]["properties"].get("delivery_mode")):
         return False
-    return bool(found.got == open_exchange.result(found.vector, modes_are_checked=False))
+    return bool(difference.got == open_exchange.result(difference.vector, modes_are_checked=False))
 
 
-def _first_of_a_name(found: Difference) -> bool:
-    headers = table_of(found.vector["message"]["headers"] or {})
+def _first_of_a_name(difference: Difference) -> bool:
+    headers = table_of(difference.vector["message"]["headers"] or {})
     kept = stored_by_4(headers)
-    arrived = [f"{queue}: arrived with headers {kept}" for queue in found.expected.get("queues", ())]
-    return len(kept) < len(headers) and bool(found.got == found.expected | {"queues": arrived})
+    arrived = [f"{queue}: arrived with headers {kept}" for queue in difference.expected.get("queues", ())]
+    return len(kept) < len(headers) and bool(difference.got == difference.expected | {"queues": arrived})
 
 
 def _queue_delivery(run: Run) -> bool:
@@ -156,6 +156,6 @@ def possible(run: Run) -> Iterator[Deviation]:
     return (deviation for deviation in DEVIATIONS if deviation.applies(run))
 
 
-def accounting_for(found: Difference, run: Run) -> str:
+def accounting_for(difference: Difference, run: Run) -> str:
     """The name of the deviation that accounts for a difference; empty if there is none."""
-    return next((deviation.name for deviation in possible(run) if deviation.holds(found)), "")
+    return next((deviation.name for deviation in possible(run) if deviation.holds(difference)), "")

@@ -100,8 +100,8 @@ def verdicts(broker: Broker, chosen: Iterable[Json], run: Run) -> Iterator[Verdi
         played = [
             pool.submit(_play, broker, sidecar.port, host, part, run) for host, part in zip(hosts, parts, strict=True)
         ]
-        for each in as_completed(played):
-            yield from each.result()
+        for future in as_completed(played):
+            yield from future.result()
 
 
 def _parts(chosen: Iterable[Json]) -> Iterator[list[Json]]:
@@ -122,14 +122,14 @@ def _play(broker: Broker, port: int, host: str, part: Sequence[Json], run: Run) 
 
 def _verdict(vector: Json, stage: Stage, run: Run) -> Verdict:
     expected = expectation(vector)
-    got = _alike(stage.play(vector), expected)
+    got = _comparable(stage.play(vector), expected)
     if got == expected:
         return Verdict(vector, expected, got, "")
-    beside = _alike(stage.play_beside(vector), expected) if "exchange_type" in vector else None
-    return Verdict(vector, expected, got, accounting_for(Difference(vector, expected, got, beside), run))
+    broker_result = _comparable(stage.play_on_broker(vector), expected) if "exchange_type" in vector else None
+    return Verdict(vector, expected, got, accounting_for(Difference(vector, expected, got, broker_result), run))
 
 
-def _alike(got: Json, expected: Json) -> Json:
+def _comparable(got: Json, expected: Json) -> Json:
     """Remove from a result what the vector does not specify."""
     error = got.get("bind_error")
     if error is not None and "binding" not in expected.get("bind_error", ()):

@@ -181,7 +181,7 @@ def _published(vector: Json, router: Router, facts: Facts) -> Json:
     decision = router.decide(_TESTED, facts, _NOW, queues, _first)
     traced = router.decide(_TESTED, facts, _NOW, queues, _first, Trace())
     reduced = router.decide(_TESTED, reduced_to(router.interest(_TESTED), facts), _NOW, queues, _first)
-    results = [_delivered(vector, router, each) for each in (decision, traced, reduced)]
+    results = [_delivered(vector, router, outcome) for outcome in (decision, traced, reduced)]
     if results[1] != results[0] or results[2] != results[0]:
         return dict(zip(("indexed", "traced", "reduced"), results, strict=True))
     return results[0]
@@ -227,8 +227,8 @@ def reduced_to(interest: Interest, facts: Facts) -> Facts:
 if __name__ == "__main__":
     while True:
         try:
-            asked = pickle.load(sys.stdin.buffer)
+            vector = pickle.load(sys.stdin.buffer)
         except EOFError:
             break
-        pickle.dump(result(asked, PluginExchange), sys.stdout.buffer)
+        pickle.dump(result(vector, PluginExchange), sys.stdout.buffer)
         sys.stdout.buffer.flush()

@@ -76,11 +76,11 @@ class Stage:
         #: exchanges of the previous vector
         self._left: Sequence[str] = ()
         self._at_broker = partial(Producer, broker.port, vhost, broker.username, broker.password)
-        self._looker = self._at_broker().open()
+        self._observer = self._at_broker().open()
         for sink in place.sinks:
-            self._looker.ask(commands.Exchange.Declare(exchange=sink, exchange_type="fanout", durable=True))
-            self._looker.declare(_record(sink), exclusive=True)
-            self._looker.ask(commands.Queue.Bind(queue=_record(sink), exchange=sink))
+            self._observer.ask(commands.Exchange.Declare(exchange=sink, exchange_type="fanout", durable=True))
+            self._observer.declare(_record(sink), exclusive=True)
+            self._observer.ask(commands.Queue.Bind(queue=_record(sink), exchange=sink))
         self._producer = Producer(port, vhost, broker.username, broker.password).open()
         for queue in place.queues:
             self._producer.declare(queue, durable=True)
@@ -88,7 +88,7 @@ class Stage:
     def leave(self) -> None:
         """Close both connections; queues and exchanges are kept."""
         self._producer.vanish()
-        self._looker.vanish()
+        self._observer.vanish()
 
     def play(self, vector: Json) -> Json:
         """Declare, bind and publish a vector; return the result in the form of vectors."""
@@ -99,8 +99,8 @@ class Stage:
         answered = 0
         try:
             for name in score.answers:
-                found = self._expect(name)
-                assert found.name == name, (vector["id"], found)
+                frame = self._expect(name)
+                assert frame.name == name, (vector["id"], frame)
                 answered += 1
             got: Json = {"queues": self._reached(score)}
         except Refused as refused:
@@ -118,7 +118,7 @@ class Stage:
                 del got["exchanges"]
         return got
 
-    def play_beside(self, vector: Json) -> Json:
+    def play_on_broker(self, vector: Json) -> Json:
         """Run a vector directly on the broker, for exchange types that the broker evaluates."""
         through, self._producer = self._producer, self._at_broker().open()
         try:
@@ -129,29 +129,29 @@ class Stage:
 
     def _sunk(self, sink: str) -> bool:
         # A regex route may have selected this queue itself, but such a message has passed the default exchange.
-        return any(message.exchange for message in self._looker.take(_record(sink)))
+        return any(message.exchange for message in self._observer.take(_record(sink)))
 
     def _reached(self, score: Score) -> list[str]:
         reached, again = [], []
         for queue in self._place.queues:
-            found = self._expect("Basic.GetOk", "Basic.GetEmpty")
-            if found.name == "Basic.GetOk":
-                message = self._producer.message(found)
+            frame = self._expect("Basic.GetOk", "Basic.GetEmpty")
+            if frame.name == "Basic.GetOk":
+                message = self._producer.message(frame)
                 fault = score.fault(message)
                 reached.append(f"{queue}: {fault}" if fault else queue)
-                if found.arguments["message_count"]:
+                if frame.arguments["message_count"]:
                     again.append(queue)
         for queue in again:
             reached += [f"{queue} again" for _ in self._producer.take(queue)]
         return reached
 
     def _expect(self, *names: str) -> Frame:
-        found = self._producer.frame()
-        if found.name in ("Channel.Close", "Connection.Close"):
-            code, text, _, _ = read_method(Close, found.payload)
-            raise Refused(found.channel, code, text)
-        assert found.name in names, (names, found)
-        return found
+        frame = self._producer.frame()
+        if frame.name in ("Channel.Close", "Connection.Close"):
+            code, text, _, _ = read_method(Close, frame.payload)
+            raise Refused(frame.channel, code, text)
+        assert frame.name in names, (names, frame)
+        return frame
 
 
 def _record(sink: str) -> str:

@@ -36,7 +36,7 @@ def holds_for_every_vector(broker: Broker, delivery: str) -> None:
     vectors = every_vector()
     faults, counts = played(broker, vectors, delivery)
     assert faults == []
-    deviating = {each.name: each.vectors for each in possible(run_on(broker, delivery))}
+    deviating = {deviation.name: deviation.vectors for deviation in possible(run_on(broker, delivery))}
     assert counts == {"": len(vectors) - sum(deviating.values())} | deviating
 
 
@@ -50,7 +50,7 @@ def test_one_vector_in_five_has_the_expected_result(broker: Broker, delivery: st
 
 
 def test_a_vector_with_another_result_is_a_failure(broker: Broker) -> None:
-    vector = next(each for each in every_vector() if each["expected"].get("queues") == ["q1"])
+    vector = next(vector for vector in every_vector() if vector["expected"].get("queues") == ["q1"])
     vector["expected"] = {"queues": []}
     faults, counts = played(broker, [vector], "carrier")
     assert faults == [(vector["id"], {"queues": []}, {"queues": ["q1"]})]

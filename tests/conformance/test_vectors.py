@@ -29,7 +29,7 @@ def test_plugin_results_are_the_observed_ones_if_only_goto_and_stop_differ() -> 
         if vector.get("seed_reason") == [_ROW_1]
     ]
     assert observed
-    assert [each for each in observed if each[0] != each[1]] == []
+    assert [pair for pair in observed if pair[0] != pair[1]] == []
 
 
 def test_a_wrong_result_is_counted_and_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
