@@ -12,9 +12,9 @@ def table(*rules: tuple[bytes, bytes | None]) -> AddressTable:
 
 
 def result(pattern: bytes, translation: bytes, address: bytes) -> bytes | None:
-    found = table((pattern, translation)).translate(address)
-    assert found is not None
-    return found.address
+    translation_result = table((pattern, translation)).translate(address)
+    assert translation_result is not None
+    return translation_result.address
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,20 @@ def test_a_table_without_rules_is_false() -> None:
 
 def test_passwords_are_not_shown() -> None:
     rule = AddressRule(b"*", b"amqp://fred:trustno1@$1")
-    found = AddressTable([rule]).translate(b"host/q")
-    assert found is not None
-    assert found.address == b"amqp://fred:trustno1@host/q"
-    for text in (repr(rule), str(rule), repr(found), str(found), repr(rule.shown), repr(found.shown), repr([found])):
+    translation = AddressTable([rule]).translate(b"host/q")
+    assert translation is not None
+    assert translation.address == b"amqp://fred:trustno1@host/q"
+    for text in (
+        repr(rule),
+        str(rule),
+        repr(translation),
+        str(translation),
+        repr(rule.shown),
+        repr(translation.shown),
+        repr([translation]),
+    ):
         assert "trustno1" not in text
-    assert found.shown == b"amqp://fred:***@host/q"
+    assert translation.shown == b"amqp://fred:***@host/q"
 
 
 def test_rules_that_earlier_ones_hide_are_found() -> None:

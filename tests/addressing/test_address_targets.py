@@ -24,8 +24,8 @@ def leads(result: bytes, hosts: tuple[bytes, ...] | None = None, brokers: tuple[
 
 
 def publication(name: bytes) -> Publication | None:
-    found = leads(name)
-    return found.publication if isinstance(found, Target) else None
+    target = leads(name)
+    return target.publication if isinstance(target, Target) else None
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,8 @@ def test_the_address_of_a_publish_leads_back_to_it(exchange: bytes, key: bytes) 
 @given(st.text("/aequ%25F", max_size=12), st.text("/aequ%25F", max_size=12))
 def test_an_address_identifies_one_publish_or_none(exchange: str, key: str) -> None:
     address = f"{exchange}{key}".encode()
-    found = publication_at(address)
-    assert found is None or address_of(found) == address
+    publish = publication_at(address)
+    assert publish is None or address_of(publish) == address
 
 
 @pytest.mark.parametrize("address", [b"/x", b"/queue/x", b"/exchange/e", b"/exchange//k", b"/exchange/a%41/k", b"/"])
@@ -103,9 +103,9 @@ def test_invalid_addresses_are_failed_translations(result: bytes) -> None:
 
 
 def test_a_failed_translation_does_not_contain_the_address() -> None:
-    found = leads(b"amqp://fred:trustno1@a@b/x")
-    assert isinstance(found, FailedTranslation)
-    assert "trustno1" not in repr(found)
+    failure = leads(b"amqp://fred:trustno1@a@b/x")
+    assert isinstance(failure, FailedTranslation)
+    assert "trustno1" not in repr(failure)
 
 
 def test_a_domain_is_another_broker() -> None:
@@ -144,17 +144,17 @@ def test_a_rule_can_list_the_hosts_that_it_may_lead_to(hosts: tuple[bytes, ...] 
 
 
 def test_passwords_are_not_shown() -> None:
-    found = leads(b"amqp://fred:trustno1@h/q")
-    assert "trustno1" not in repr(found) + str(found)
+    target = leads(b"amqp://fred:trustno1@h/q")
+    assert "trustno1" not in repr(target) + str(target)
 
 
 def test_a_publish_without_a_rule_is_unchanged() -> None:
     book = AddressBook(AddressTable([AddressRule(b"/exchange/logs/*.error", b"/queue/errors.$1")]))
     assert book.look_up(b"logs", b"x.info") is None
     assert book.look_up(b"", b"logs") is None
-    found = book.look_up(b"logs", b"x.error")
-    assert found == Target(0, None, Publication(b"", b"errors.x"))
-    assert book.look_up(b"logs", b"x.error") is found
+    target = book.look_up(b"logs", b"x.error")
+    assert target == Target(0, None, Publication(b"", b"errors.x"))
+    assert book.look_up(b"logs", b"x.error") is target
 
 
 def test_cached_translations_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,13 +19,13 @@ def taken(buffer: FrameBuffer) -> list[RawFrame]:
 
 @given(_frames, st.integers(1, 20), st.binary(max_size=6))
 def test_frames_are_read_in_any_chunking(frames: list[tuple[int, int, bytes]], size: int, rest: bytes) -> None:
-    data = b"".join(frame(*one) for one in frames) + rest
+    data = b"".join(frame(*parts) for parts in frames) + rest
     buffer = FrameBuffer(LIMIT)
-    found = []
+    read_frames = []
     for at in range(0, len(data), size):
         buffer.feed(data[at : at + size])
-        found += taken(buffer)
-    assert found == [RawFrame(*one, frame(*one)) for one in frames]
+        read_frames += taken(buffer)
+    assert read_frames == [RawFrame(*parts, frame(*parts)) for parts in frames]
     assert buffer.peek(len(buffer)) == rest
 
 

@@ -40,6 +40,6 @@ def test_unknown_frame_type_is_a_frame_error(kind: int) -> None:
 def test_a_body_is_split_into_the_fewest_frames(size: int, sizes: list[int]) -> None:
     body = bytes(range(size))
     frames = split(b"".join(body_frames(5, body, 16)))
-    assert [len(one.payload) for one in frames] == sizes
-    assert {(one.kind, one.channel) for one in frames} <= {(3, 5)}
-    assert b"".join(one.payload for one in frames) == body
+    assert [len(frame.payload) for frame in frames] == sizes
+    assert {(frame.kind, frame.channel) for frame in frames} <= {(3, 5)}
+    assert b"".join(frame.payload for frame in frames) == body

@@ -50,5 +50,5 @@ def test_each_argument_is_read_into_its_field(fields: type[NamedTuple], method: 
         name: _SAMPLES[kind.amqp_type(name)][(at + pick) % len(_SAMPLES[kind.amqp_type(name)])]
         for at, name in enumerate(names)
     }
-    found = method_frames.read_method(fields, method_frame(3, method, *values.values())[7:-1])
-    assert found._asdict() == {name: value for name, value in values.items() if name != "ticket"}
+    result = method_frames.read_method(fields, method_frame(3, method, *values.values())[7:-1])
+    assert result._asdict() == {name: value for name, value in values.items() if name != "ticket"}

@@ -101,8 +101,8 @@ def test_malformed_table_among_the_arguments_is_a_502_with_the_ids_of_the_method
 
 
 @given(st.sampled_from(sorted(methods.NAMES)), st.binary(max_size=40))
-def test_random_arguments_are_read_or_refused(method: int, behind: bytes) -> None:
-    assert refusal(lambda: arguments(method.to_bytes(4, "big") + behind)) in (None, (502, Scope.CONNECTION))
+def test_random_arguments_are_read_or_refused(method: int, rest: bytes) -> None:
+    assert refusal(lambda: arguments(method.to_bytes(4, "big") + rest)) in (None, (502, Scope.CONNECTION))
 
 
 def test_bits_share_an_octet_lowest_first() -> None:

@@ -46,8 +46,8 @@ def test_every_set_of_properties_is_read_regardless_of_the_low_flag_bits(
 ) -> None:
     encoded, flags = _encode(properties, encode_table(table))
     data = b"ahead" + encoded + b"behind"
-    found = decode_properties(data, 5, 5 + len(encoded), flags | low_bits)
-    assert found == {name: content for name, content in properties.items() if name != "headers"}
+    decoded = decode_properties(data, 5, 5 + len(encoded), flags | low_bits)
+    assert decoded == {name: content for name, content in properties.items() if name != "headers"}
 
 
 @given(_sets, tables)
@@ -65,8 +65,8 @@ def test_table_span_encloses_exactly_the_entries(properties: dict[str, bytes | i
 @given(_sets, st.frozensets(st.sampled_from([name for name, _ in _layout])))
 def test_only_requested_properties_are_returned(properties: dict[str, bytes | int], wanted: frozenset[str]) -> None:
     encoded, flags = _encode(properties, b"")
-    found = decode_properties(encoded, 0, len(encoded), flags, wanted)
-    assert set(found) == set(properties) & wanted - {"headers"}
+    decoded = decode_properties(encoded, 0, len(encoded), flags, wanted)
+    assert set(decoded) == set(properties) & wanted - {"headers"}
 
 
 def test_an_empty_string_differs_from_a_missing_property() -> None:

@@ -172,11 +172,11 @@ def test_a_truncated_table_is_an_error_even_with_further_bytes(table: Table, dat
     encoded = encode_table(table)
     last = len(encode_table(table[:-1]))
     end = data.draw(st.integers(last + 1, len(encoded) - 1))
-    behind = encoded[end:] + bytes(300)
+    rest = encoded[end:] + bytes(300)
     for read in (
-        lambda: decode_table(encoded[:end] + behind, 0, end),
-        lambda: pick(encoded[:end] + behind, 0, end, frozenset()),
-        lambda: without(encoded[:end] + behind, 0, end, frozenset()),
+        lambda: decode_table(encoded[:end] + rest, 0, end),
+        lambda: pick(encoded[:end] + rest, 0, end, frozenset()),
+        lambda: without(encoded[:end] + rest, 0, end, frozenset()),
         lambda: pick(encoded[:end], 0, len(encoded), frozenset()),
     ):
         with pytest.raises(ProtocolError):

@@ -24,37 +24,37 @@ def overridden(**environ: str) -> tuple[Shape, list[str]]:
     faults = Faults()
     root = read_document(FILE, "f.yaml", faults)
     assert root is not None
-    found = override(root, environ, faults)
-    return shape(found), [str(error) for error in faults.errors]
+    result = override(root, environ, faults)
+    return shape(result), [str(error) for error in faults.errors]
 
 
 def test_a_variable_replaces_a_value_of_the_file() -> None:
-    found = overridden(OXPROXY_LOG__LEVEL="debug")
-    assert found == ({"log": {"level": "debug"}, "listen": [{"address": "a:1"}], "upstream": ""}, [])
+    result = overridden(OXPROXY_LOG__LEVEL="debug")
+    assert result == ({"log": {"level": "debug"}, "listen": [{"address": "a:1"}], "upstream": ""}, [])
 
 
 def test_a_variable_adds_a_value_missing_in_the_file() -> None:
-    found, errors = overridden(OXPROXY_ADMIN__ADDRESS="b:2", OXPROXY_UPSTREAM__CONTROL__USERNAME="me")
-    assert isinstance(found, dict)
-    assert (found["admin"], found["upstream"], errors) == ({"address": "b:2"}, {"control": {"username": "me"}}, [])
+    result, errors = overridden(OXPROXY_ADMIN__ADDRESS="b:2", OXPROXY_UPSTREAM__CONTROL__USERNAME="me")
+    assert isinstance(result, dict)
+    assert (result["admin"], result["upstream"], errors) == ({"address": "b:2"}, {"control": {"username": "me"}}, [])
 
 
 def test_an_item_of_a_list_is_set_by_its_index() -> None:
-    found, errors = overridden(OXPROXY_LISTEN__0__ADDRESS="b:2", OXPROXY_LISTEN__1__ADDRESS="c:3")
-    assert isinstance(found, dict)
-    assert (found["listen"], errors) == ([{"address": "b:2"}, {"address": "c:3"}], [])
+    result, errors = overridden(OXPROXY_LISTEN__0__ADDRESS="b:2", OXPROXY_LISTEN__1__ADDRESS="c:3")
+    assert isinstance(result, dict)
+    assert (result["listen"], errors) == ([{"address": "b:2"}, {"address": "c:3"}], [])
 
 
 def test_a_new_list_begins_with_item_0() -> None:
-    found, errors = overridden(OXPROXY_BROKERS__0__ADDRESS="b:2")
-    assert isinstance(found, dict)
-    assert (found["brokers"], errors) == ([{"address": "b:2"}], [])
+    result, errors = overridden(OXPROXY_BROKERS__0__ADDRESS="b:2")
+    assert isinstance(result, dict)
+    assert (result["brokers"], errors) == ([{"address": "b:2"}], [])
 
 
 def test_a_nested_variable_overrides_part_of_a_shorter_one() -> None:
-    found, errors = overridden(OXPROXY_UPSTREAM="{address: a:1, management: b}", OXPROXY_UPSTREAM__ADDRESS="c:3")
-    assert isinstance(found, dict)
-    assert (found["upstream"], errors) == ({"address": "c:3", "management": "b"}, [])
+    result, errors = overridden(OXPROXY_UPSTREAM="{address: a:1, management: b}", OXPROXY_UPSTREAM__ADDRESS="c:3")
+    assert isinstance(result, dict)
+    assert (result["upstream"], errors) == ({"address": "c:3", "management": "b"}, [])
 
 
 @pytest.mark.parametrize("name", ["OXPROXY_LISTEN__2__ADDRESS", "OXPROXY_LISTEN__ADDRESS", "OXPROXY_LOG__LEVEL__X"])
@@ -92,6 +92,6 @@ def test_a_variable_named_as_a_password_source_is_not_a_key(environ: dict[str, s
     text = "{}" if environ else "upstream: {control: [{password_env: OXPROXY_SECRET}]}"
     root = read_document(text, "f.yaml", faults)
     assert root is not None
-    found = shape(override(root, {**environ, "OXPROXY_SECRET": "x"}, faults))
-    assert "x" not in str(found).split("'")
+    result = shape(override(root, {**environ, "OXPROXY_SECRET": "x"}, faults))
+    assert "x" not in str(result).split("'")
     assert faults.errors == []

@@ -45,8 +45,8 @@ def faults(folder: Path, text: str, **environ: str) -> list[str]:
 
 
 def warnings(folder: Path, text: str, **environ: str) -> list[str]:
-    found = load_settings(write(folder, text), environ)[1]
-    return [str(warning).replace(f"{folder}/", "") for warning in found]
+    messages = load_settings(write(folder, text), environ)[1]
+    return [str(warning).replace(f"{folder}/", "") for warning in messages]
 
 
 def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
@@ -219,9 +219,9 @@ def test_a_secret_is_32_bytes_raw_or_in_hexadecimal_or_base64(tmp_path: Path, co
 def test_secrets_are_read_from_variables_for_remote_brokers(tmp_path: Path) -> None:
     upstream = "upstream: {address: 'rabbit:1', tls: {}, control: {password_env: B}}\n"
     path = write(tmp_path, upstream + "declared: {secrets: [{env: OXPROXY_SECRET}, {env: B}]}")
-    settings, said = load_settings(path, {"OXPROXY_SECRET": SECRET.hex(), "B": b64encode(bytes(32)).decode()})
+    settings, messages = load_settings(path, {"OXPROXY_SECRET": SECRET.hex(), "B": b64encode(bytes(32)).decode()})
     assert [source.value for source in settings.declared.secrets] == [SECRET, bytes(32)]
-    assert said == []
+    assert messages == []
 
 
 @pytest.mark.parametrize(
@@ -240,10 +240,10 @@ def test_a_control_user_without_a_password_is_an_error_and_for_check_a_warning(
 ) -> None:
     (tmp_path / "empty").write_text("\n")
     written = f"upstream: {{tls: {{}}, control: {text}}}\n"
-    (said,) = faults(tmp_path, written, EMPTY="")
-    assert said.startswith(f"oxproxy.yaml:1:{expected}")
+    (message,) = faults(tmp_path, written, EMPTY="")
+    assert message.startswith(f"oxproxy.yaml:1:{expected}")
     (warned,) = load_settings(write(tmp_path, written), {"EMPTY": ""}, secrets_required=False)[1]
-    assert str(warned).replace(f"{tmp_path}/", "").replace("warning: ", "") == said
+    assert str(warned).replace(f"{tmp_path}/", "").replace("warning: ", "") == message
 
 
 def test_an_empty_password_is_an_error(tmp_path: Path) -> None:
@@ -254,8 +254,10 @@ def test_an_empty_password_is_an_error(tmp_path: Path) -> None:
 
 def test_guest_with_its_default_password_is_for_brokers_on_loopback(tmp_path: Path) -> None:
     assert warnings(tmp_path, "upstream: {address: 'localhost:1'}") == []
-    said = warnings(tmp_path, "upstream: {address: 'rabbit:1', tls: {}}\ndeclared: {secrets: [{env: A}]}", A="0" * 64)
-    assert said == [
+    messages = warnings(
+        tmp_path, "upstream: {address: 'rabbit:1', tls: {}}\ndeclared: {secrets: [{env: A}]}", A="0" * 64
+    )
+    assert messages == [
         "oxproxy.yaml:1:1: upstream.control.password: warning: no password is set: the default password of guest works "
         "only for brokers on loopback"
     ]
@@ -264,9 +266,9 @@ def test_guest_with_its_default_password_is_for_brokers_on_loopback(tmp_path: Pa
 def test_unusable_secrets_are_errors(tmp_path: Path) -> None:
     (tmp_path / "short").write_text("hunter2")
     text = "declared:\n  secrets:\n  - file: short\n  - {env: A}\n  - {}\n  - {file: a, env: B}\n  - file: none\n"
-    found = faults(tmp_path, text, A="z" * 64)
-    assert "hunter2" not in str(found)
-    assert sorted(found) == [
+    errors = faults(tmp_path, text, A="z" * 64)
+    assert "hunter2" not in str(errors)
+    assert sorted(errors) == [
         "oxproxy.yaml:2:3: declared.secrets[2]: missing, expected file or env",
         "oxproxy.yaml:3:5: declared.secrets[0].file: short: seen 7 bytes in another format, expected 32 random bytes: "
         "raw (in a file), in hexadecimal or in base64",
@@ -294,10 +296,10 @@ def test_an_address_that_can_not_be_read_conflicts_with_no_other(tmp_path: Path)
     [("rabbit:15672", "another string"), ("http://guest:hunter2@a", "another string"), ("[a]", "not a string")],
 )
 def test_a_wrong_url_is_described_without_its_text(tmp_path: Path, value: str, seen: str) -> None:
-    [found] = faults(tmp_path, f"upstream: {{management: {value}}}\n")
-    assert seen in found
-    assert "expected http://host:port" in found
-    assert "hunter2" not in found
+    [error] = faults(tmp_path, f"upstream: {{management: {value}}}\n")
+    assert seen in error
+    assert "expected http://host:port" in error
+    assert "hunter2" not in error
 
 
 def test_errors_and_settings_show_no_password(tmp_path: Path) -> None:
@@ -311,10 +313,10 @@ def test_a_null_password_source_is_ignored(tmp_path: Path) -> None:
     assert settings.upstream.control.password.get_secret_value() == "a"
 
 
-@pytest.mark.parametrize("way", ["password_env: NONE", "password_file: none"])
-def test_check_accepts_missing_external_passwords(tmp_path: Path, way: str) -> None:
-    found = load_settings(write(tmp_path, f"upstream: {{control: {{{way}}}}}"), {}, secrets_required=False)[1]
-    assert len(found) == 1
+@pytest.mark.parametrize("source", ["password_env: NONE", "password_file: none"])
+def test_check_accepts_missing_external_passwords(tmp_path: Path, source: str) -> None:
+    messages = load_settings(write(tmp_path, f"upstream: {{control: {{{source}}}}}"), {}, secrets_required=False)[1]
+    assert len(messages) == 1
 
 
 def test_check_reports_an_audit_directory_that_can_not_be_created(tmp_path: Path) -> None:
@@ -337,15 +339,15 @@ def test_any_file_and_environment_give_settings_or_errors(file: object, environ:
 @pytest.mark.parametrize("source", ["hash_key_env: KEY", "hash_key_file: none"])
 def test_a_missing_hash_key_is_an_error_if_it_is_needed(tmp_path: Path, source: str) -> None:
     text = f"audit: {{directory: log, hash: [rk], {source}}}\n"
-    (said,) = faults(tmp_path, text)
-    assert said.startswith(f"oxproxy.yaml:1:37: audit.{source.split(':')[0]}: ")
+    (message,) = faults(tmp_path, text)
+    assert message.startswith(f"oxproxy.yaml:1:37: audit.{source.split(':')[0]}: ")
     _, warned = load_settings(write(tmp_path, text), {}, secrets_required=False)
-    assert any(f"audit.{source.split(':')[0]}: warning: " in str(each) for each in warned)
+    assert any(f"audit.{source.split(':')[0]}: warning: " in str(warning) for warning in warned)
 
 
 def test_hashable_fields_are_fields_of_records(tmp_path: Path) -> None:
-    found = load(tmp_path, f"audit: {{hash: [{', '.join(sorted(HASHABLE))}], hash_key_env: KEY}}\n", KEY="k" * 16)
-    assert set(found.audit.hash) == HASHABLE
+    settings = load(tmp_path, f"audit: {{hash: [{', '.join(sorted(HASHABLE))}], hash_key_env: KEY}}\n", KEY="k" * 16)
+    assert set(settings.audit.hash) == HASHABLE
     assert HASH_KEY_BYTES == KEY_BYTES
 
 

@@ -32,7 +32,7 @@ def load(folder: Path, text: str, required: bool = True) -> tuple[Settings, list
     path = folder / "oxproxy.yaml"
     path.write_text(text)
     settings, warnings = load_settings(path, {}, required)
-    return settings, [str(one).replace(f"{folder}/", "") for one in warnings]
+    return settings, [str(warning).replace(f"{folder}/", "") for warning in warnings]
 
 
 def faults(folder: Path, text: str) -> list[str]:
@@ -52,7 +52,7 @@ def test_the_example_of_the_reference_is_read(folder: Path) -> None:
 
 def test_plain_and_tls_listeners_can_be_combined(folder: Path) -> None:
     text = "listen: [{address: a:1}, {address: a:2, tls: {certificate: cert.pem, key: key.pem}}]\n"
-    assert [one.tls is not None for one in load(folder, text)[0].listen] == [False, True]
+    assert [listener.tls is not None for listener in load(folder, text)[0].listen] == [False, True]
 
 
 @pytest.mark.parametrize("nothing", ["", "listen: [{address: a:1, tls: null}]\nupstream: {tls: ~}\n"])
@@ -127,9 +127,9 @@ def test_check_does_not_require_the_certificate_files(tmp_path: Path) -> None:
 def test_passwords_over_plain_tcp_to_a_remote_broker_are_a_warning(folder: Path) -> None:
     far = "upstream:\n  address: [127.0.0.1:1, rabbit:2]\n"
     message = "without upstream.tls, passwords are sent to rabbit:2 in plain text"
-    said = f"oxproxy.yaml:2:3: upstream.address: warning: {message}"
-    assert said in load(folder, far)[1]
-    assert said not in load(folder, far + "  tls: {}\n")[1]
+    warning = f"oxproxy.yaml:2:3: upstream.address: warning: {message}"
+    assert warning in load(folder, far)[1]
+    assert warning not in load(folder, far + "  tls: {}\n")[1]
     assert load(folder, "upstream: {address: ['[::1]:1', localhost:2]}\n")[1] == []
 
 
@@ -140,5 +140,5 @@ def test_an_unchecked_broker_certificate_is_a_warning(folder: Path) -> None:
 
 def test_a_file_whose_path_can_not_be_accessed_is_an_error(folder: Path) -> None:
     """A name that is too long for the system fails like a directory that other users may not enter."""
-    said = faults(folder, f"upstream: {{tls: {{ca: {'x' * 300}}}}}")
-    assert [line.rpartition(": ")[2] for line in said] in (["File name too long"], ["file does not exist"])
+    errors = faults(folder, f"upstream: {{tls: {{ca: {'x' * 300}}}}}")
+    assert [line.rpartition(": ")[2] for line in errors] in (["File name too long"], ["file does not exist"])

@@ -35,7 +35,7 @@ def test_order_of_arguments_id_and_sequence_do_not_distinguish_bindings() -> Non
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [
         (Value("I", 1), Value("l", 1)),
         (Value("I", 1), Value("d", 1.0)),
@@ -50,20 +50,20 @@ def test_order_of_arguments_id_and_sequence_do_not_distinguish_bindings() -> Non
         (table(), many()),
     ],
 )
-def test_types_of_values_distinguish_bindings(one: Value, other: Value) -> None:
-    assert _with(one).identity != _with(other).identity
+def test_types_of_values_distinguish_bindings(first: Value, second: Value) -> None:
+    assert _with(first).identity != _with(second).identity
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "second"),
     [
         (Value("L", -1), Value("l", -1)),
         (Value("A", (Value("L", 1),)), Value("A", (Value("l", 1),))),
         (Value("F", ((b"k", Value("L", 1)),)), Value("F", ((b"k", Value("l", 1)),))),
     ],
 )
-def test_the_two_letters_of_64_bits_are_one_type(one: Value, other: Value) -> None:
-    assert _with(one).identity == _with(other).identity
+def test_the_two_letters_of_64_bits_are_one_type(first: Value, second: Value) -> None:
+    assert _with(first).identity == _with(second).identity
 
 
 def test_the_hash_is_short_stable_and_independent_of_the_argument_order() -> None:

@@ -39,8 +39,8 @@ def test_destinations_without_a_rule_are_unchanged() -> None:
 
 
 def test_queues_translated_to_the_same_queue_are_merged() -> None:
-    found = leaves(b"moved", b"twin", b"new")
-    assert (found.queues, found.rule) == ((b"new",), 0)
+    output = leaves(b"moved", b"twin", b"new")
+    assert (output.queues, output.rule) == ((b"new",), 0)
 
 
 def test_a_result_is_not_translated_again() -> None:
@@ -48,8 +48,8 @@ def test_a_result_is_not_translated_again() -> None:
 
 
 def test_equal_remote_destinations_are_merged() -> None:
-    found = leaves(b"far", b"same")
-    assert [target.publication for target in found.remotes] == [(b"", b"far")]
+    output = leaves(b"far", b"same")
+    assert [target.publication for target in output.remotes] == [(b"", b"far")]
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_equal_remote_destinations_are_merged() -> None:
 def test_an_exchange_with_the_key_of_the_message_is_an_ordinary_destination(
     queue: bytes, key: bytes, exchanges: tuple[bytes, ...], publications: tuple[Publication, ...]
 ) -> None:
-    found = leaves(queue, key=key)
-    assert (found.exchanges, found.publications) == (exchanges, publications)
+    output = leaves(queue, key=key)
+    assert (output.exchanges, output.publications) == (exchanges, publications)
 
 
 def test_an_exchange_is_translated_with_the_key_of_the_message() -> None:
@@ -72,12 +72,12 @@ def test_an_exchange_is_translated_with_the_key_of_the_message() -> None:
 
 
 def test_failed_translations_are_reported_and_the_rest_is_delivered() -> None:
-    found = leaves(b"lost", b"a")
-    assert (found.queues, [each.rule for each in found.failed]) == ((b"a",), [4])
+    output = leaves(b"lost", b"a")
+    assert (output.queues, [failure.rule for failure in output.failed]) == ((b"a",), [4])
 
 
 def test_no_exchange_is_evaluated_after_a_decision() -> None:
-    assert [each.reason for each in leaves(b"loop").failed] == [EVALUATED_HERE]
+    assert [failure.reason for failure in leaves(b"loop").failed] == [EVALUATED_HERE]
 
 
 def test_static_destinations_are_translated_without_a_message() -> None:
@@ -188,5 +188,5 @@ def test_an_exchange_that_keeps_messages_with_some_routing_keys_must_exist(
     rules = [AddressRule(earlier, translation), AddressRule(b"/exchange/events/*", b"/exchange/events2/$1")]
     named = (EXCHANGE, b"events")
     moved = static_translations(AddressBook(AddressTable(rules)), [named], Router([]))
-    assert [found.here for found in moved.found] == [(EXCHANGE, b"events2")]
+    assert [target.here for target in moved.found] == [(EXCHANGE, b"events2")]
     assert (named in moved.away) is away

@@ -56,8 +56,8 @@ def test_bindings_of_equal_sequence_are_visited_latest_first() -> None:
     ],
 )
 def test_goto_skips_lower_orders(result: str, seen: Facts, visited: list[str]) -> None:
-    behind = [_at(200, "2"), _at(299, "3"), _at(300, "4"), _at(400, "5")]
-    assert _visited(exchange(_asking(100, "1", result, {"x-goto": 300}), *behind), seen) == visited
+    later = [_at(200, "2"), _at(299, "3"), _at(300, "4"), _at(400, "5")]
+    assert _visited(exchange(_asking(100, "1", result, {"x-goto": 300}), *later), seen) == visited
 
 
 @pytest.mark.parametrize(
@@ -145,11 +145,11 @@ def test_an_invalid_producer_regex_is_ignored_after_a_stop() -> None:
 def test_a_trace_does_not_change_the_decision(bindings: list[Binding], seen: list[Facts]) -> None:
     made = Exchange(b"xo", "x-open")
     bind_valid(made, bindings)
-    for each in seen:
+    for seen_message in seen:
         runs = []
         for traced in (False, True):
             matched: list[tuple[bytes, str]] = []
-            of = message(each, QUEUES, draw_last)
+            of = message(seen_message, QUEUES, draw_last)
             routed = route_traced(made.entries, of, matched, []) if traced else route(made.entries, of, matched)
             runs.append((routed, matched, of.match_limit_hits, of.keep))
         assert runs[0] == runs[1]

@@ -16,7 +16,7 @@ from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages
 def test_an_existing_binding_changes_nothing() -> None:
     made = exchange(to_queue("a"), to_queue("b"))
     assert not made.bind(to_queue("a"))
-    assert [each.destination for each in made.bindings] == [b"a", b"b"]
+    assert [binding.destination for binding in made.bindings] == [b"a", b"b"]
     assert [compiled.binding.destination for compiled in made.entries] == [b"b", b"a"]
     assert made.changes == 2
 
@@ -77,7 +77,7 @@ def test_removed_bindings_leave_no_trace(kind: str, data: st.DataObject) -> None
     grown = Exchange(b"xo", kind)
     wanted = bind_valid(grown, data.draw(BINDINGS[kind]))
     if wanted:
-        for binding in data.draw(st.lists(st.sampled_from(wanted), unique_by=lambda each: each.identity)):
+        for binding in data.draw(st.lists(st.sampled_from(wanted), unique_by=lambda binding: binding.identity)):
             assert grown.unbind(binding)
             wanted.remove(binding)
             if data.draw(st.booleans()):

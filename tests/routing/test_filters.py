@@ -11,10 +11,10 @@ from tests.routing.building import VOID, Plain, arguments, facts, many, message,
 
 def _breach(limits: dict[str, int], seen: Facts) -> str | None:
     """The error of the first violated limit, with a mark for silent filters."""
-    for each in read_filters(arguments(limits)):
-        text = each.breach(message(seen))
+    for limit in read_filters(arguments(limits)):
+        text = limit.breach(message(seen))
         if text is not None:
-            return text.removesuffix(" hit.") + (" (silent)" if each.silent else "")
+            return text.removesuffix(" hit.") + (" (silent)" if limit.silent else "")
     return None
 
 

@@ -20,7 +20,7 @@ from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages, v
 _EXAMPLES = 150
 
 
-def found(of: Exchange, seen: Facts) -> list[str]:
+def visited(of: Exchange, seen: Facts) -> list[str]:
     """The destinations of the bindings that are visited, in order."""
     return [compiled.binding.destination.decode() for compiled in of._index.candidates(message(seen))]
 
@@ -35,7 +35,7 @@ def test_the_index_does_not_change_decisions(kind: str, data: st.DataObject) -> 
     bind_valid(naive, bindings)
     visit_every_binding(naive)
     for seen in data.draw(st.lists(messages, min_size=1, max_size=4)):
-        answers = [decide(each, seen, QUEUES, draw_last) for each in (indexed, naive)]
+        answers = [decide(router, seen, QUEUES, draw_last) for router in (indexed, naive)]
         # Skipped bindings do not search, so only the count of abandoned searches may differ.
         assert replace(answers[0], match_limit_hits=0) == replace(answers[1], match_limit_hits=0)
 
@@ -46,7 +46,7 @@ def test_removed_bindings_are_removed_from_the_index(bindings: list[Binding], se
     bound = bind_valid(made, bindings)
     for binding in data.draw(st.permutations(bound)):
         assert made.unbind(binding)
-    assert found(made, seen) == []
+    assert visited(made, seen) == []
     index = made._index
     assert (index._routing_keys, index._headers, index._properties) == ({}, {}, {})
     assert not index._topics
@@ -70,13 +70,13 @@ def test_only_the_binding_with_the_matching_equality_is_visited(arguments: dict[
     bindings = [
         to_queue(f"q{at}", {key: text.replace("NAME", f"q{at}") for key, text in arguments.items()}) for at in range(20)
     ]
-    assert found(exchange(*bindings), seen) == ["q7"]
+    assert visited(exchange(*bindings), seen) == ["q7"]
 
 
 def test_a_binding_is_indexed_by_its_most_selective_equality() -> None:
     bindings = [to_queue(f"q{at}", {"x-?hkv= kind": "order", "x-?hkv= number": at}) for at in range(20)]
     seen = facts(headers={"kind": "order", "number": 7})
-    assert len(found(exchange(*bindings), seen)) <= 2
+    assert len(visited(exchange(*bindings), seen)) <= 2
 
 
 @pytest.mark.parametrize(
@@ -98,22 +98,22 @@ def test_a_binding_is_indexed_by_its_most_selective_equality() -> None:
 def test_a_binding_that_may_act_without_its_equality_is_always_visited(
     arguments: dict[str, str | int],
 ) -> None:
-    assert found(exchange(to_queue("q1", arguments)), facts()) == ["q1"]
+    assert visited(exchange(to_queue("q1", arguments)), facts()) == ["q1"]
 
 
 def test_binding_that_is_never_true_is_never_visited() -> None:
-    assert found(exchange(to_queue("q1", {"x-match": "any"})), facts()) == []
+    assert visited(exchange(to_queue("q1", {"x-match": "any"})), facts()) == []
 
 
 def test_binding_found_in_two_ways_is_visited_once() -> None:
     made = exchange(to_queue("q1", {"x-match": "any", "x-?hkv= a": many(1, 2), "x-?hkv= b": 1}))
-    assert found(made, facts(headers={"a": 2, "b": 1})) == ["q1"]
+    assert visited(made, facts(headers={"a": 2, "b": 1})) == ["q1"]
 
 
 def test_every_header_of_a_name_is_looked_up() -> None:
     made = exchange(to_queue("q1", {"x-match": "set 1", "x-?hkv= a": 2}))
     twice = Facts(b"", ((b"a", Value("I", 2)), (b"a", Value("I", 1))))
-    assert found(made, twice) == ["q1"]
+    assert visited(made, twice) == ["q1"]
 
 
 @pytest.mark.parametrize(
@@ -139,8 +139,8 @@ def test_the_index_compares_numbers_across_types(bound: int | Value, seen: Value
 
 def test_expiration_is_indexed_as_an_integer() -> None:
     made = exchange(to_queue("q1", {"x-?pr= expiration": 5}))
-    assert found(made, facts(properties={"expiration": "+005"})) == ["q1"]
-    assert found(made, facts(properties={"expiration": "five"})) == []
+    assert visited(made, facts(properties={"expiration": "+005"})) == ["q1"]
+    assert visited(made, facts(properties={"expiration": "five"})) == []
 
 
 def test_indexed_and_always_visited_bindings_are_visited_in_one_order() -> None:
@@ -150,7 +150,7 @@ def test_indexed_and_always_visited_bindings_are_visited_in_one_order() -> None:
         to_queue("third", {"x-order": 300}),
         to_queue("fourth", {"x-order": 400, "x-?rk=": "k"}),
     )
-    assert found(made, facts("k", {"a": 1})) == ["first", "second", "third", "fourth"]
+    assert visited(made, facts("k", {"a": 1})) == ["first", "second", "third", "fourth"]
 
 
 @pytest.mark.parametrize("hashes", [5, 60])

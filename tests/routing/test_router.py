@@ -65,8 +65,8 @@ def test_an_open_alternate_exchange_is_evaluated() -> None:
 @given(st.sets(st.sampled_from("abcd")), st.sets(st.sampled_from(("one", "two", "far"))), st.booleans())
 def test_named_destinations_are_those_of_the_bindings(queues: set[str], chain: set[str], last: bool) -> None:
     bindings = [to_queue(name) for name in queues] + [to_exchange(name) for name in chain]
-    one = exchange(*bindings, name="one", alternate="two" if last else "far")
-    router = Router([one, exchange(to_queue("d"), to_exchange("one"), name="two", alternate="behind")])
+    first = exchange(*bindings, name="one", alternate="two" if last else "far")
+    router = Router([first, exchange(to_queue("d"), to_exchange("one"), name="two", alternate="behind")])
     every = [(QUEUE, name) for name in (b"a", b"b", b"c", b"d", b"e")]
     every += [(EXCHANGE, name) for name in (b"one", b"two", b"far", b"behind", b"a")]
     for start in (b"one", b"two"):
@@ -242,11 +242,14 @@ def test_chains_give_the_same_decision_with_and_without_index(data: st.DataObjec
         alternate = data.draw(st.sampled_from((None, b"e1", b"e2", b"ae")))
         bindings = data.draw(BINDINGS[kind])
         pair = Exchange(name, kind, alternate=alternate), Exchange(name, kind, alternate=alternate)
-        for each in pair:
-            bind_valid(each, bindings)
+        for made_exchange in pair:
+            bind_valid(made_exchange, bindings)
         visit_every_binding(pair[1])
         made.append(pair)
-    indexed, naive = Router(one for one, _ in made), Router(other for _, other in made)
+    indexed, naive = (
+        Router(indexed_exchange for indexed_exchange, _ in made),
+        Router(naive_exchange for _, naive_exchange in made),
+    )
 
     def asked(router: Router, seen: Facts, trace: Trace | None = None) -> Decision:
         return replace(router.decide(b"e1", seen, NOW, QUEUES, draw_last, trace), match_limit_hits=0)

@@ -11,7 +11,7 @@ from tests.routing.building import arguments, decide, exchange, facts, many, to_
 def _steps(made: Exchange | Router, headers: dict[str, str | int]) -> list[BindingStep]:
     trace = Trace()
     decide(made, facts("key", headers), trace=trace)
-    return [step for each in trace.exchanges for step in each.visits]
+    return [step for exchange_step in trace.exchanges for step in exchange_step.visits]
 
 
 def test_a_trace_contains_every_visited_binding() -> None:

@@ -35,10 +35,10 @@ def message_request(data: bytes, source: str) -> ExplainRequest:
     return question
 
 
-def by_line(said: Iterable[str]) -> list[str]:
+def by_line(messages: Iterable[str]) -> list[str]:
     """Messages without their columns; every message must have one."""
-    parted = [re.fullmatch(r"([^:]+:\d+):[1-9]\d*(: .*)", each, re.DOTALL) for each in said]
-    return ["".join(each.groups()) for each in parted if each is not None]
+    parted = [re.fullmatch(r"([^:]+:\d+):[1-9]\d*(: .*)", message, re.DOTALL) for message in messages]
+    return ["".join(message.groups()) for message in parted if message is not None]
 
 
 def warnings(*texts: str) -> list[str]:

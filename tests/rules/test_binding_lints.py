@@ -31,7 +31,7 @@ def queue(compiled: CompiledBinding) -> str:
 
 
 def left_out(*tables: dict[str, Plain]) -> list[tuple[str, str]]:
-    return [(queue(one), queue(other)) for one, other in unreachable(entries(*tables))]
+    return [(queue(skipped), queue(cause)) for skipped, cause in unreachable(entries(*tables))]
 
 
 def test_bindings_after_an_unconditional_stop_are_unreachable() -> None:
@@ -70,7 +70,7 @@ def test_a_stop_that_never_matches_has_no_effect() -> None:
 
 
 @pytest.mark.parametrize(
-    ("goto", "found"),
+    ("goto", "expected"),
     [
         (3000, []),
         (2500, []),
@@ -79,19 +79,19 @@ def test_a_stop_that_never_matches_has_no_effect() -> None:
         (1000, [("q0", "x-goto-ontrue")]),
     ],
 )
-def test_invalid_gotos_are_found(goto: int, found: list[tuple[str, str]]) -> None:
+def test_invalid_gotos_are_found(goto: int, expected: list[tuple[str, str]]) -> None:
     bindings = entries({"x-order": 1000, "a": 1, "x-goto-ontrue": goto}, {"x-order": 3000})
-    assert [(queue(one), key) for one, key, _ in invalid_gotos(bindings)] == found
+    assert [(queue(binding), key) for binding, key, _ in invalid_gotos(bindings)] == expected
 
 
 def test_a_repeated_condition_for_the_same_queue_is_redundant() -> None:
     bindings = entries({"a": 1, "x-order": 100}, {"a": 1, "x-order": 200}, {"a": 2, "x-order": 300}, queue="q")
-    assert [(one.order, other.order) for one, other in redundant(bindings)] == [(200, 100)]
+    assert [(binding.order, cause.order) for binding, cause in redundant(bindings)] == [(200, 100)]
 
 
 def test_a_binding_next_to_an_unconditional_one_is_redundant() -> None:
     bindings = entries({"a": 1, "x-order": 100}, {"x-order": 200}, queue="q")
-    assert [(one.order, other.order) for one, other in redundant(bindings)] == [(100, 200)]
+    assert [(binding.order, cause.order) for binding, cause in redundant(bindings)] == [(100, 200)]
 
 
 def test_bindings_are_not_redundant_if_a_destination_is_deleted() -> None:
@@ -105,22 +105,22 @@ def test_unreachable_and_redundant_bindings_have_no_effect(data: st.DataObject) 
     exchange = Exchange(b"xo", "x-open")
     bind_valid(exchange, data.draw(BINDINGS["x-open"]))
     compiled = exchange.entries
-    never = {one.label for one, _ in unreachable(compiled)}
-    vain = {one.arrival for one, _ in redundant(compiled)}
+    never = {binding.label for binding, _ in unreachable(compiled)}
+    superfluous = {binding.arrival for binding, _ in redundant(compiled)}
     without = Exchange(b"xo", "x-open")
-    for one in compiled:
-        if one.arrival not in vain:
-            without.bind(one.binding)
+    for entry in compiled:
+        if entry.arrival not in superfluous:
+            without.bind(entry.binding)
     for facts in data.draw(st.lists(messages, min_size=1, max_size=6)):
         step = ExchangeStep(b"xo", "x-open")
         routed = exchange.route(message(facts, QUEUES, draw_last), [], step)
         assert not never & {(b"xo", visit.id) for visit in step.visits}
-        if vain:
+        if superfluous:
             assert without.route(message(facts), []) == routed
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> Findings:
+def findings(tmp_path: Path) -> Findings:
     (tmp_path / "r.yaml").write_text(
         """\
 queues: [made]
@@ -148,10 +148,10 @@ tests:
     return check_files([tmp_path / "r.yaml"], {})
 
 
-def test_bindings_without_effect_are_reported_with_their_lines(found: Findings) -> None:
-    assert found.errors == []
-    assert found.failures == []
-    assert [(*each.place[1:], each.message.split(":")[0]) for each in found.warnings] == [
+def test_bindings_without_effect_are_reported_with_their_lines(findings: Findings) -> None:
+    assert findings.errors == []
+    assert findings.failures == []
+    assert [(*warning.place[1:], warning.message.split(":")[0]) for warning in findings.warnings] == [
         (5, 9, "this binding never matches"),
         (8, 53, "this goto has no effect"),
         (10, 37, "this pattern reaches the match limit on aaaaaaaaaaaa... (201 bytes), which counts as no match"),
@@ -160,12 +160,12 @@ def test_bindings_without_effect_are_reported_with_their_lines(found: Findings) 
     ]
 
 
-def test_bindings_without_a_matching_test_are_reported(found: Findings) -> None:
-    assert [each.place.line for each in found.uncovered] == [5, 9, 11, 13, 17, 18]
+def test_bindings_without_a_matching_test_are_reported(findings: Findings) -> None:
+    assert [binding.place.line for binding in findings.uncovered] == [5, 9, 11, 13, 17, 18]
 
 
-def test_destinations_that_the_rules_do_not_declare_are_reported(found: Findings) -> None:
-    assert [(each.kind, each.name, each.place.line) for each in found.destinations] == [
+def test_destinations_that_the_rules_do_not_declare_are_reported(findings: Findings) -> None:
+    assert [(destination.kind, destination.name, destination.place.line) for destination in findings.destinations] == [
         ("queue", b"never", 5),
         ("queue", b"jumps", 7),
         ("queue", b"hard", 9),
@@ -173,8 +173,8 @@ def test_destinations_that_the_rules_do_not_declare_are_reported(found: Findings
     ]
 
 
-def test_findings_as_json(found: Findings) -> None:
-    data = found.as_json()
+def test_findings_as_json(findings: Findings) -> None:
+    data = findings.as_json()
     assert data["ok"] is True
     warnings = data["warnings"]
     assert isinstance(warnings, list)

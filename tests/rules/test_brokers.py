@@ -38,25 +38,25 @@ def test_each_virtual_host_has_its_own_table() -> None:
 
 
 def test_a_broker_has_its_defaults() -> None:
-    found = broker("{address: 'archive.example:5671'}")
-    assert (found.host, found.port, found.tls, found.username, found.vhost) == (
+    rule = broker("{address: 'archive.example:5671'}")
+    assert (rule.host, rule.port, rule.tls, rule.username, rule.vhost) == (
         "archive.example",
         5671,
         None,
         None,
         None,
     )
-    assert (found.deadline_seconds, found.unconfirmed, found.unconfirmed_bytes) == (10.0, 50_000, 32 << 20)
+    assert (rule.deadline_seconds, rule.unconfirmed, rule.unconfirmed_bytes) == (10.0, 50_000, 32 << 20)
 
 
 def test_a_broker_with_all_connection_settings_is_read() -> None:
-    found = broker(
+    rule = broker(
         "{address: 'h:1', tls: {server_name: n}, username: u, password_env: P, vhost: v, deadline: 2s, unconfirmed: 5,"
         " unconfirmed_mib: 1}"
     )
-    assert found.tls == TlsRule(server_name="n")
-    assert (found.username, found.password_env, found.vhost) == ("u", "P", "v")
-    assert (found.deadline_seconds, found.unconfirmed, found.unconfirmed_bytes) == (2.0, 5, 1 << 20)
+    assert rule.tls == TlsRule(server_name="n")
+    assert (rule.username, rule.password_env, rule.vhost) == ("u", "P", "v")
+    assert (rule.deadline_seconds, rule.unconfirmed, rule.unconfirmed_bytes) == (2.0, 5, 1 << 20)
 
 
 @pytest.mark.parametrize(
@@ -109,9 +109,9 @@ def test_a_broker_with_all_connection_settings_is_read() -> None:
     ],
 )
 def test_errors_have_lines_and_show_no_password(text: str, message: str) -> None:
-    found = faults(text)
-    assert any(line.startswith(f"a.yaml:1: {message}") for line in by_line(found)), found
-    assert SECRET not in "\n".join(found)
+    errors = faults(text)
+    assert any(line.startswith(f"a.yaml:1: {message}") for line in by_line(errors)), errors
+    assert SECRET not in "\n".join(errors)
 
 
 def test_a_broker_in_two_files_is_an_error() -> None:
@@ -132,9 +132,9 @@ def test_a_broker_in_two_files_is_an_error() -> None:
     ],
 )
 def test_warnings_show_no_password(text: str, message: str) -> None:
-    found = warnings(text)
-    assert any(message in line for line in found), found
-    assert SECRET not in "\n".join(found)
+    messages = warnings(text)
+    assert any(message in line for line in messages), messages
+    assert SECRET not in "\n".join(messages)
 
 
 def test_a_translation_to_the_name_of_a_configured_broker_is_not_a_warning() -> None:
@@ -163,10 +163,10 @@ def test_a_password_comes_from_one_of_three_places(tmp_path: Path) -> None:
 
 
 def test_a_missing_password_is_an_error(tmp_path: Path) -> None:
-    found = Faults()
-    broker_password(broker("{address: 'h:1', username: u, password_env: P}"), {}, found)
-    broker_password(BrokerRule(b"a", "h", 1, username="u", password_file=tmp_path / "none"), {}, found)
-    assert [error.key for error in found.errors] == ["brokers.archive.password_env", "brokers.a.password_file"]
+    errors = Faults()
+    broker_password(broker("{address: 'h:1', username: u, password_env: P}"), {}, errors)
+    broker_password(BrokerRule(b"a", "h", 1, username="u", password_file=tmp_path / "none"), {}, errors)
+    assert [error.key for error in errors.errors] == ["brokers.archive.password_env", "brokers.a.password_file"]
 
 
 TABLE = """
@@ -251,8 +251,8 @@ def test_a_translation_that_succeeds_for_some_addresses_is_not_a_warning(transla
 
 
 def test_an_unreplaced_variable_is_a_warning_without_its_text() -> None:
-    found = warnings("brokers: {a: {address: 'localhost:1', username: '${USER}', password: '${PASS}word'}}")
-    assert [each.partition(": warning: ")[2] for each in found] == [
+    messages = warnings("brokers: {a: {address: 'localhost:1', username: '${USER}', password: '${PASS}word'}}")
+    assert [message.partition(": warning: ")[2] for message in messages] == [
         "seen a variable reference, which is not expanded: write the value itself",
         "seen a variable reference, which is not expanded: use password_env or password_file",
     ]

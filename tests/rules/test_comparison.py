@@ -42,34 +42,37 @@ def published(
 
 def compared(live: str, candidate: str, *publishes: dict[str, Any]) -> dict[str, Any]:  # Any: arguments, and JSON
     rules = load(live)
-    found = RulesComparison(ComparedRules(rules), ComparedRules(load(candidate)))
-    for each in publishes:
-        found.compare(published(rules, **each), lambda: {"routing_key": "shown"})
-    return found.as_json()
+    comparison = RulesComparison(ComparedRules(rules), ComparedRules(load(candidate)))
+    for publish in publishes:
+        comparison.compare(published(rules, **publish), lambda: {"routing_key": "shown"})
+    return comparison.as_json()
 
 
 def test_equal_and_different_publishes_are_counted_with_examples() -> None:
-    found = compared(LIVE, OTHER, {"type": "report"}, {"type": "bill"}, {"type": "bill"}, {"type": "note"})
-    assert (found["compared"], found["equal"], found["different"], found["random"]) == (4, 2, 2, 0)
-    (exchange,) = found["exchanges"]
+    result = compared(LIVE, OTHER, {"type": "report"}, {"type": "bill"}, {"type": "bill"}, {"type": "note"})
+    assert (result["compared"], result["equal"], result["different"], result["random"]) == (4, 2, 2, 0)
+    (exchange,) = result["exchanges"]
     assert (exchange["vhost"], exchange["exchange"], exchange["different"]) == ("/", "e", 2)
     (kind,) = exchange["differences"]
     assert (kind["publishes"], kind["example"]) == (2, {"routing_key": "shown"})
     assert (kind["live"]["outcome"], kind["live"]["queues"]) == ("unrouted", [])
     assert (kind["candidate"]["outcome"], kind["candidate"]["queues"]) == ("routed", ["bills"])
-    assert [(each["binding"], each["matches"]) for each in found["bindings"]] == [("reports", 1), ("bills", 2)]
+    assert [(binding["binding"], binding["matches"]) for binding in result["bindings"]] == [
+        ("reports", 1),
+        ("bills", 2),
+    ]
 
 
 def test_a_comparison_names_both_versions() -> None:
-    found = compared(LIVE, OTHER)
-    assert found["live"] == load(LIVE).rules.version != found["candidate"] == load(OTHER).rules.version
+    result = compared(LIVE, OTHER)
+    assert result["live"] == load(LIVE).rules.version != result["candidate"] == load(OTHER).rules.version
 
 
 def test_an_exchange_on_only_one_side_is_a_difference() -> None:
-    found = compared(
+    result = compared(
         LIVE, OTHER.replace("name: e\n", "name: f\n"), {"type": "report"}, {"exchange": "f", "type": "bill"}
     )
-    kinds = {each["exchange"]: each["differences"][0] for each in found["exchanges"]}
+    kinds = {row["exchange"]: row["differences"][0] for row in result["exchanges"]}
     assert (kinds["e"]["live"]["outcome"], kinds["e"]["candidate"]["outcome"]) == ("routed", "passed")
     assert (kinds["f"]["live"]["outcome"], kinds["f"]["candidate"]["queues"]) == ("passed", ["bills"])
 
@@ -82,36 +85,36 @@ def test_a_virtual_host_of_only_the_candidate_is_compared_with_no_rules() -> Non
     live, candidate = load(LIVE), load(OTHER)
     seen = published(candidate, type="bill")
     away = ObservedPublish("elsewhere", seen.message, seen.at, seen.queues, seen.decision)
-    found = RulesComparison(ComparedRules(live), ComparedRules(candidate))
-    found.compare(away, dict)
-    assert found.as_json()["equal"] == 1
+    comparison = RulesComparison(ComparedRules(live), ComparedRules(candidate))
+    comparison.compare(away, dict)
+    assert comparison.as_json()["equal"] == 1
 
 
 def test_refusals_with_different_texts_differ() -> None:
     loud = LIVE + "    arguments: {max-payload-size: 0}\n"
-    found = compared(LIVE, loud, {"type": "report"})
-    assert found["exchanges"][0]["differences"][0]["candidate"]["outcome"] == "rejected"
+    result = compared(LIVE, loud, {"type": "report"})
+    assert result["exchanges"][0]["differences"][0]["candidate"]["outcome"] == "rejected"
 
 
 def test_clock_rules_are_compared_at_the_time_of_the_publish() -> None:
     early = LIVE.replace('"x-?hkv= type": report', '"x-?dture": " 08"')
     late = LIVE.replace('"x-?hkv= type": report', '"x-?dture": " 09"')
-    found = compared(early, late, {}, {"at": NOW + 7200})
-    assert (found["different"], found["equal"]) == (1, 1)
+    result = compared(early, late, {}, {"at": NOW + 7200})
+    assert (result["different"], result["equal"]) == (1, 1)
     assert compared(early, early, {}, {"at": NOW + 3600})["different"] == 0
 
 
 @pytest.mark.parametrize("swap", [False, True])
 def test_a_random_pick_is_not_compared(swap: bool) -> None:
     random = LIVE.replace('"x-?hkv= type": report', "x-add1qre-ontrue: ^there")
-    found = compared(*((random, LIVE) if swap else (LIVE, random)), {"type": "report"})
-    assert (found["compared"], found["random"]) == (0, 1)
-    assert found["exchanges"][0]["random"] == 1
+    result = compared(*((random, LIVE) if swap else (LIVE, random)), {"type": "report"})
+    assert (result["compared"], result["random"]) == (0, 1)
+    assert result["exchanges"][0]["random"] == 1
 
 
 def test_regex_routes_see_the_queues_that_exist() -> None:
-    found = compared(LIVE, LIVE.replace('"x-?hkv= type": report', "x-addqre-ontrue: ^there"), {"type": "report"})
-    assert found["exchanges"][0]["differences"][0]["candidate"]["queues"] == ["q", "there1", "there2"]
+    result = compared(LIVE, LIVE.replace('"x-?hkv= type": report', "x-addqre-ontrue: ^there"), {"type": "report"})
+    assert result["exchanges"][0]["differences"][0]["candidate"]["queues"] == ["q", "there1", "there2"]
 
 
 ADDRESSED = (
@@ -134,9 +137,9 @@ def test_address_tables_are_compared_too() -> None:
         {"type": "report"},
         {"exchange": "", "key": "plain"},
     ]
-    found = compared(LIVE, ADDRESSED, *publishes)
-    assert (found["different"], found["equal"]) == (3, 1)
-    kinds = {each["exchange"]: each["differences"] for each in found["exchanges"]}
+    result = compared(LIVE, ADDRESSED, *publishes)
+    assert (result["different"], result["equal"]) == (3, 1)
+    kinds = {row["exchange"]: row["differences"] for row in result["exchanges"]}
     assert [kind["candidate"]["queues"] for kind in kinds[""]] == [["there"], ["q"]]
     assert len(kinds["e"][0]["candidate"]["remotes"]) == 1
 
@@ -145,10 +148,10 @@ def test_equal_address_tables_are_equal() -> None:
     rules = load(ADDRESSED)
     inner = published(rules, type="report")
     seen = published(rules, exchange="", key="in/k", type="report")
-    found = RulesComparison(ComparedRules(rules), ComparedRules(load(ADDRESSED)))
-    found.compare(ObservedPublish(seen.vhost, seen.message, seen.at, seen.queues, inner.decision), dict)
-    found.compare(published(rules, exchange="", key="moved/x"), dict)
-    assert found.as_json()["equal"] == 2
+    comparison = RulesComparison(ComparedRules(rules), ComparedRules(load(ADDRESSED)))
+    comparison.compare(ObservedPublish(seen.vhost, seen.message, seen.at, seen.queues, inner.decision), dict)
+    comparison.compare(published(rules, exchange="", key="moved/x"), dict)
+    assert comparison.as_json()["equal"] == 2
 
 
 def test_only_publishes_affected_by_rules_are_compared() -> None:
@@ -161,9 +164,9 @@ def test_only_publishes_affected_by_rules_are_compared() -> None:
 def test_the_comparison_result_is_limited_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "KINDS", 2)
     monkeypatch.setattr(comparison, "EXCHANGES", 2)
-    found = compared(LIVE, ADDRESSED, *({"exchange": f"x{number}"} for number in range(5)))
-    assert [each["exchange"] for each in found["exchanges"]] == ["other", "x0", "x1"]
-    assert found["exchanges"][0]["compared"] == 3
+    result = compared(LIVE, ADDRESSED, *({"exchange": f"x{number}"} for number in range(5)))
+    assert [row["exchange"] for row in result["exchanges"]] == ["other", "x0", "x1"]
+    assert result["exchanges"][0]["compared"] == 3
     many = compared(LIVE, ADDRESSED, *({"exchange": "", "key": f"moved/{number}"} for number in range(5)))
     (exchange,) = many["exchanges"]
     assert (len(exchange["differences"]), exchange["further_differences"], exchange["different"]) == (2, 3, 5)

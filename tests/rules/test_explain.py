@@ -114,9 +114,9 @@ def test_the_text_contains_the_alternate_exchange() -> None:
 
 def test_an_invalid_producer_regex_is_reported_at_the_binding() -> None:
     rules = "exchanges: [{name: e, bindings: [{queue: q, arguments: {x-msg-addqre-ontrue: ''}}]}]"
-    found = explained('{exchange: e, headers: {x-addqre-ontrue: "("}}', rules)
-    assert "      Invalid regex '(': missing closing parenthesis at offset 1" in as_text(found).splitlines()
-    assert found.result.outcome == "rejected"
+    explanation = explained('{exchange: e, headers: {x-addqre-ontrue: "("}}', rules)
+    assert "      Invalid regex '(': missing closing parenthesis at offset 1" in as_text(explanation).splitlines()
+    assert explanation.result.outcome == "rejected"
 
 
 def test_the_json_result_contains_the_same() -> None:
@@ -166,11 +166,11 @@ def test_regex_routes_see_queues_of_rules_and_request() -> None:
 
 
 def test_an_exchange_in_two_virtual_hosts_requires_a_virtual_host() -> None:
-    one, two = "vhost: one\nexchanges: [{name: e}]\n", "vhost: two\nexchanges: [{name: e}]\n"
+    first, second = "vhost: one\nexchanges: [{name: e}]\n", "vhost: two\nexchanges: [{name: e}]\n"
     with pytest.raises(ConfigErrors, match=r"m\.yaml: vhost: missing, expected one of one, two"):
-        explain(load(one, two), message_request(b"exchange: e", "m.yaml"), NOON)
+        explain(load(first, second), message_request(b"exchange: e", "m.yaml"), NOON)
     question = message_request(b"{exchange: e, vhost: two}", "m.yaml")
-    assert explain(load(one, two), question, NOON).vhost == "two"
+    assert explain(load(first, second), question, NOON).vhost == "two"
 
 
 def test_every_error_of_a_message_is_reported_with_its_line() -> None:

@@ -22,8 +22,8 @@ addresses:
 
 
 def test_an_address_is_explained_with_rule_captures_result_and_target() -> None:
-    found = explain_address(load(RULES), b"out/a/b/c")
-    assert list(as_lines(found)) == [
+    explanation = explain_address(load(RULES), b"out/a/b/c")
+    assert list(as_lines(explanation)) == [
         'address   "out/a/b/c"',
         'rule      1 (away): "out/%/*"',
         '          $1 = "a"',
@@ -34,16 +34,19 @@ def test_an_address_is_explained_with_rule_captures_result_and_target() -> None:
 
 
 def test_an_address_without_a_rule_is_explained() -> None:
-    found = explain_address(load(RULES), b"other")
-    assert (found.rule, list(as_lines(found))[-1]) == (None, "          no rule of the address table matches")
+    explanation = explain_address(load(RULES), b"other")
+    assert (explanation.rule, list(as_lines(explanation))[-1]) == (
+        None,
+        "          no rule of the address table matches",
+    )
 
 
 def test_no_password_is_shown_whether_it_comes_from_the_rule_or_from_the_address() -> None:
     loaded = load(RULES)
     for address in (b"out/a/b", f"amqp://u:{SECRET}@h/x".encode()):
-        found = explain_address(loaded, address)
-        assert found.rule is not None
-        assert SECRET not in "\n".join(as_lines(found)) + json.dumps(found.as_json())
+        explanation = explain_address(loaded, address)
+        assert explanation.rule is not None
+        assert SECRET not in "\n".join(as_lines(explanation)) + json.dumps(explanation.as_json())
 
 
 def test_an_explanation_contains_the_translation_of_each_destination() -> None:

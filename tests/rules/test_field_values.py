@@ -70,9 +70,9 @@ def single(written: str) -> Value:
     ],
 )
 def test_values_are_converted_to_amqp_types(written: str, value: Value) -> None:
-    found = single(written)
-    assert found == value
-    assert type(found.value) is type(value.value)
+    result = single(written)
+    assert result == value
+    assert type(result.value) is type(value.value)
 
 
 def test_entries_keep_their_order() -> None:
@@ -171,9 +171,9 @@ def test_a_local_time_converts_back_to_its_instant() -> None:
 
 
 def test_a_zone_is_found_by_its_name() -> None:
-    found = zone("Europe/Berlin")
-    assert found is not None
-    assert datetime.fromtimestamp(SUMMER, found).hour == 14
+    berlin = zone("Europe/Berlin")
+    assert berlin is not None
+    assert datetime.fromtimestamp(SUMMER, berlin).hour == 14
 
 
 @pytest.mark.parametrize("name", ["Nowhere/City", "", "../etc/passwd", "/etc/localtime", "a\0b", "Europe"])

@@ -87,8 +87,8 @@ def test_a_test_with_another_result_fails_with_every_difference(test: str, diffe
 def test_every_failed_test_of_every_file_is_reported() -> None:
     test = "{name: t, publish: {exchange: e}, expect: {queues: [b]}}"
     rules = "exchanges: [{name: e, bindings: [{queue: a}]}]\n"
-    found = load(rules + f"tests: [{test}]\n", f"tests: [{test}, {test}]\n").failures()
-    assert [str(failure).split(": t:")[0] for failure in found] == [
+    failures = load(rules + f"tests: [{test}]\n", f"tests: [{test}, {test}]\n").failures()
+    assert [str(failure).split(": t:")[0] for failure in failures] == [
         "a.yaml:2:9: tests[0]",
         "b.yaml:1:9: tests[0]",
         "b.yaml:1:67: tests[1]",
@@ -96,9 +96,9 @@ def test_every_failed_test_of_every_file_is_reported() -> None:
 
 
 def test_a_test_uses_the_rules_of_the_virtual_host_of_its_file() -> None:
-    one = "vhost: one\nexchanges: [{name: e, bindings: [{queue: a}]}]\n"
+    first = "vhost: one\nexchanges: [{name: e, bindings: [{queue: a}]}]\n"
     two = "vhost: two\nexchanges: [{name: e, bindings: [{queue: b}]}]\n"
-    assert load(one, two + "tests: [{name: t, publish: {exchange: e}, expect: {queues: [b]}}]\n").failures() == []
+    assert load(first, two + "tests: [{name: t, publish: {exchange: e}, expect: {queues: [b]}}]\n").failures() == []
 
 
 @pytest.mark.parametrize(

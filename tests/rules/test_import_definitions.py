@@ -40,7 +40,7 @@ def imported(data: bytes) -> ExchangeRule:
 
 
 def warnings(data: bytes, *only: str) -> list[str]:
-    return [str(each) for each in import_definitions(data, "definitions.json", "/", only)[1]]
+    return [str(warning) for warning in import_definitions(data, "definitions.json", "/", only)[1]]
 
 
 def test_an_open_exchange_is_imported_with_filters_and_bindings() -> None:
@@ -60,14 +60,14 @@ def test_an_open_exchange_is_imported_with_filters_and_bindings() -> None:
 def test_other_types_are_imported_with_their_keys_and_another_carrier(kind: str) -> None:
     exchange = imported(definitions(kind, binding("e", "q", key="a.#"), binding("e", "q", key="b")))
     assert (exchange.type, exchange.carrier) == (kind, b"e.oxproxy")
-    assert [each.routing_key for each in exchange.bindings] == [b"a.#", b"b"]
+    assert [rule.routing_key for rule in exchange.bindings] == [b"a.#", b"b"]
 
 
 def test_arguments_that_a_type_ignores_are_omitted() -> None:
     exchange = imported(
         definitions("fanout", binding("e", "q", {"a": 1}, "one"), binding("e", "q", key="two"), binding("e", "r"))
     )
-    assert [(each.destination, each.routing_key, each.arguments) for each in exchange.bindings] == [
+    assert [(rule.destination, rule.routing_key, rule.arguments) for rule in exchange.bindings] == [
         (b"q", b"", ()),
         (b"r", b"", ()),
     ]
@@ -99,11 +99,13 @@ def test_a_significant_order_of_declaration_is_a_warning() -> None:
 
 
 def test_definitions_that_a_rules_file_refuses_are_a_warning() -> None:
-    assert any("imported unchanged" in each for each in warnings(definitions("x-open", binding("e", "q", key="key"))))
+    assert any(
+        "imported unchanged" in warning for warning in warnings(definitions("x-open", binding("e", "q", key="key")))
+    )
 
 
 def test_a_missing_exchange_is_a_warning() -> None:
-    assert any("exchange other" in each for each in warnings(definitions("topic"), "other"))
+    assert any("exchange other" in warning for warning in warnings(definitions("topic"), "other"))
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"exchanges": 1, "bindings": []}', b'{"bindings": [1]}'])
@@ -134,9 +136,9 @@ def test_a_virtual_host_that_is_not_in_the_definitions_is_an_error() -> None:
         import_definitions(json.dumps(data).encode(), "definitions.json", "nope")
     message = 'seen "nope", expected a virtual host defined in this file: /, empty'
     assert str(caught.value) == f"definitions.json: --vhost: {message}"
-    text, said = import_definitions(json.dumps(data).encode(), "definitions.json", "empty")
+    text, messages = import_definitions(json.dumps(data).encode(), "definitions.json", "empty")
     assert "exchanges" not in text or "exchanges: []" in text
-    assert "no exchange of a supported type" in str(said[0])
+    assert "no exchange of a supported type" in str(messages[0])
 
 
 def test_definitions_of_one_virtual_host_need_not_name_it() -> None:

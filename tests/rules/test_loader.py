@@ -113,12 +113,12 @@ def test_without_files_there_are_no_rules() -> None:
 
 
 def test_the_version_depends_on_content_and_not_on_paths(tmp_path: Path) -> None:
-    one, two = tmp_path / "one.yaml", tmp_path / "two.yaml"
-    one.write_text("queues: [a]\n")
-    two.write_text("queues: [a]\n")
-    assert load_rules([one]).rules.version == load_rules([two]).rules.version
-    two.write_text("queues: [b]\n")
-    assert load_rules([one]).rules.version != load_rules([two]).rules.version
+    first, second = tmp_path / "one.yaml", tmp_path / "two.yaml"
+    first.write_text("queues: [a]\n")
+    second.write_text("queues: [a]\n")
+    assert load_rules([first]).rules.version == load_rules([second]).rules.version
+    second.write_text("queues: [b]\n")
+    assert load_rules([first]).rules.version != load_rules([second]).rules.version
 
 
 def test_the_version_is_a_short_hash() -> None:
@@ -139,8 +139,8 @@ def test_rules_files_are_found_relative_to_the_configuration_in_name_order(tmp_p
     (tmp_path / "rules" / "d.yaml").mkdir()
     (tmp_path / "extra.yaml").touch()
     settings = Settings(rules=("rules/*.yaml", "extra.yaml", "rules/a.yaml"), folder=tmp_path)
-    found = [path.relative_to(tmp_path).as_posix() for path in rules_files(settings)]
-    assert found == ["extra.yaml", "rules/a.yaml", "rules/b.yaml"]
+    paths = [path.relative_to(tmp_path).as_posix() for path in rules_files(settings)]
+    assert paths == ["extra.yaml", "rules/a.yaml", "rules/b.yaml"]
 
 
 def test_a_rules_file_can_be_named_by_an_absolute_path_or_pattern(tmp_path: Path) -> None:

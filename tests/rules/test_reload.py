@@ -20,10 +20,10 @@ class Folder:
         self.watch = FileWatch(self.files, self.version, lambda: self.now)
 
     def files(self) -> list[Path]:
-        found = sorted(self.path.glob("*.yaml"))
-        if not found:
+        paths = sorted(self.path.glob("*.yaml"))
+        if not paths:
             raise ConfigErrors([ConfigError("rules", 0, "", "no file")])
-        return found
+        return paths
 
     @property
     def version(self) -> str:

@@ -15,8 +15,8 @@ from tests.routing.random_rules import BINDINGS, bind_valid, messages
 def compiled(arguments: dict[str, Plain], kind: str = "x-open", key: str = "") -> CompiledBinding:
     exchange = Exchange(b"xo", kind)
     exchange.bind(to_queue("q", arguments, key))
-    (found,) = exchange.entries
-    return found
+    (entry,) = exchange.entries
+    return entry
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_predictions_of_never_and_always_matching_hold(kind: str, data: st.DataO
     exchange = Exchange(b"xo", kind)
     bind_valid(exchange, data.draw(BINDINGS[kind]))
     facts: list[Facts] = data.draw(st.lists(messages, min_size=1, max_size=6))
-    for one in exchange.entries:
-        truths = {one.truth(message(each)) for each in facts}
-        assert unsatisfiable_reason(one) is None or truths == {False}
-        assert not always_true(one) or truths == {True}
+    for entry in exchange.entries:
+        truths = {entry.truth(message(seen)) for seen in facts}
+        assert unsatisfiable_reason(entry) is None or truths == {False}
+        assert not always_true(entry) or truths == {True}

@@ -56,7 +56,7 @@ def test_every_key_of_a_rules_file_is_read() -> None:
     assert documents.arguments[0] == (b"max-payload-size", Value("I", 1048576))
     assert documents.alternate == b"rest"
     assert documents.local_time == ZoneInfo("Europe/Berlin")
-    assert [(each.destination_type, each.destination, each.id) for each in documents.bindings] == [
+    assert [(binding.destination_type, binding.destination, binding.id) for binding in documents.bindings] == [
         ("queue", b"a", "first"),
         ("exchange", b"other", binding_hash("exchange", b"other", b"", ())),
     ]
@@ -65,15 +65,20 @@ def test_every_key_of_a_rules_file_is_read() -> None:
 
 def test_missing_keys_have_defaults() -> None:
     loaded = load("exchanges: [{name: e}]")
-    found = loaded.rules.vhosts["/"].exchanges[0]
-    assert (found.type, found.delivery, found.carrier, found.unmatched_pass) == ("x-open", "carrier", b"e", False)
-    assert (found.arguments, found.alternate, found.bindings) == ((), None, ())
-    assert isinstance(found.local_time, SystemZone)
+    exchange_rule = loaded.rules.vhosts["/"].exchanges[0]
+    assert (exchange_rule.type, exchange_rule.delivery, exchange_rule.carrier, exchange_rule.unmatched_pass) == (
+        "x-open",
+        "carrier",
+        b"e",
+        False,
+    )
+    assert (exchange_rule.arguments, exchange_rule.alternate, exchange_rule.bindings) == ((), None, ())
+    assert isinstance(exchange_rule.local_time, SystemZone)
 
 
 def test_earlier_bindings_have_greater_sequences() -> None:
-    found = rule(exchange("bindings: [{queue: a}, {queue: b}, {queue: c}]"))
-    sequences = [each.sequence for each in found.bindings]
+    exchange_rule = rule(exchange("bindings: [{queue: a}, {queue: b}, {queue: c}]"))
+    sequences = [binding.sequence for binding in exchange_rule.bindings]
     assert sequences == sorted(sequences, reverse=True)
     assert len(set(sequences)) == 3
 
@@ -279,7 +284,7 @@ WRONG = [
 ]
 
 
-def told(text: str) -> object:
+def read_bindings(text: str) -> object:
     """All fields with their places in the file, or all errors."""
     seen: list[object] = []
 
@@ -307,7 +312,7 @@ def test_the_fast_reader_of_bindings_agrees_with_the_model(
         text = f"exchanges: [{{bindings: [{', '.join(items)}], name: x}}]\n"
     else:
         text = "exchanges:\n  - bindings:\n" + "".join(f"      - {item}\n" for item in items) + "    name: x\n"
-    at_once = told(text)
+    at_once = read_bindings(text)
     monkeypatch.setattr(schema, "_plain_binding", lambda _: None)
-    assert at_once == told(text)
+    assert at_once == read_bindings(text)
     assert isinstance(at_once, str) is bool(wrong)

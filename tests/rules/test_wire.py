@@ -43,7 +43,7 @@ def explained(message: str, live: VhostState | None = None) -> Explanation:
 def wire(message: str, live: VhostState | None = None) -> list[tuple[object, ...]]:
     data = json.loads(json.dumps(as_json(explained(message, live))))
     names = ("to", "exchange", "routing_key", "bcc", "reaches", "headers", "untouched")
-    return [tuple(each[name] for name in names) for each in data["wire"]]
+    return [tuple(publish[name] for name in names) for publish in data["wire"]]
 
 
 def original(exchange: str, key: str, new: str, new_key: str) -> dict[str, object]:
@@ -99,9 +99,9 @@ def live(missing: bool) -> VhostState:
 @pytest.mark.parametrize(("missing", "reason"), [(True, "there is no such queue"), (False, "not bound yet")])
 def test_an_explanation_contains_missing_destinations_with_the_reason(missing: bool, reason: str) -> None:
     message = "{exchange: carried, headers: {type: report}}"
-    found = as_json(explained(message, live(missing)))["missing"]
-    assert isinstance(found, dict)
-    assert found["queue q"].startswith(reason)
+    destinations = as_json(explained(message, live(missing)))["missing"]
+    assert isinstance(destinations, dict)
+    assert destinations["queue q"].startswith(reason)
     assert f"missing   queue q: {reason}" in as_text(explained(message, live(missing)))
     assert wire(message, live(missing)) == [("upstream", "carried", "", [], [], {}, False)]
 

@@ -68,22 +68,22 @@ def test_scalars_similar_to_booleans_or_numbers_are_strings(text: str) -> None:
     ],
 )
 def test_plain_scalars_follow_the_core_schema(text: str, value: Plain) -> None:
-    found = resolve(text)
-    assert (type(found), found) == (type(value), value)
+    resolved = resolve(text)
+    assert (type(resolved), resolved) == (type(value), value)
 
 
 def test_not_a_number_is_a_float() -> None:
-    found = resolve(".NaN")
-    assert isinstance(found, float)
-    assert math.isnan(found)
+    resolved = resolve(".NaN")
+    assert isinstance(resolved, float)
+    assert math.isnan(resolved)
 
 
 @pytest.mark.parametrize("text", ["9" * 10_000, "-" + "9" * 10_000, "0x" + "f" * 10_000, "0o" + "7" * 10_000])
 def test_a_number_of_ten_thousand_digits_is_out_of_range(text: str) -> None:
-    found = resolve(text)
-    assert isinstance(found, int)
-    assert abs(found) >= 10**60
-    assert (found < 0) == text.startswith("-")
+    resolved = resolve(text)
+    assert isinstance(resolved, int)
+    assert abs(resolved) >= 10**60
+    assert (resolved < 0) == text.startswith("-")
 
 
 def test_a_quoted_scalar_is_a_string() -> None:
