@@ -1,4 +1,4 @@
-"""Converts values, tables, messages and bindings of the vectors from JSON to our types."""
+"""Converts values, tables, messages and bindings of the vectors from JSON to the types of the proxy."""
 
 from __future__ import annotations
 

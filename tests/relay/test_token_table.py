@@ -537,11 +537,11 @@ def test_two_sidecars_never_leave_a_bound_destination_without_a_token(choices: l
 
 # -- two sidecars with different rules on one broker -------------------------------------------------------------------
 
-#: Longest time from the beginning of a look until the end of the next one.
+#: Maximum time from the beginning of a reconcile pass to the end of the next one.
 LOOK_SECONDS = 10.0
-#: Longest look after which prepared rules are swapped in; after a longer one there is another look first.
+#: Maximum duration of a pass after which prepared rules are applied; after a longer pass there is another one first.
 PREPARE_SECONDS = 4.0
-#: Looks after which nothing changes any more.
+#: Passes after which nothing changes any more.
 SETTLING_LOOKS = 24
 PLAIN_ROW: BrokerRow = (0, PLAIN, True)
 
@@ -557,7 +557,7 @@ class RuledPeer(Peer):
         self.wants = self.prepares = False
         #: when rules that needed it were replaced, until its plain row is unbound
         self.released_at: float | None = None
-        #: clients' bindings have gone that needed it
+        #: passes that are left until the token is removed, after the last client binding was unbound
         self.left = 0
         self.began_at = self.looked_at = world.now
 
@@ -669,11 +669,11 @@ class RuledWorld(World):
             self.wait(GRACE_SECONDS)
         needed = any(row[0] for row in self.rows) or any(peer.wants for peer in self.ruled())
         there = any(under for _, _, under in self.rows)
-        # What a sidecar that was restarted had bound for rules of its own, nobody knows any more.
+        # After a restart of a sidecar, bindings for its former rules are unknown to every sidecar.
         assert there == needed if self.lossless else there >= needed, "a token too many, or one too few"
 
 
-#: A look finds the pins of a destination idle that rules have just released, whose plain row is to go as well.
+#: A pass finds the pins of a destination idle that rules have just released and whose plain row is to be removed.
 RELEASED_AND_IDLE = [7, 3, 3, 3, 3, 3, 7, 2, 8, 3, 3, 3, 3, 3, 7, 3, 3, 3, 3, 3, 3, 1, 1, 1, 7]
 
 
