@@ -28,33 +28,32 @@ def overridden(**environ: str) -> tuple[Shape, list[str]]:
     return shape(result), [str(error) for error in faults.errors]
 
 
-def test_a_variable_replaces_a_value_of_the_file() -> None:
-    result = overridden(OXPROXY_LOG__LEVEL="debug")
-    assert result == ({"log": {"level": "debug"}, "listen": [{"address": "a:1"}], "upstream": ""}, [])
-
-
-def test_a_variable_adds_a_value_missing_in_the_file() -> None:
-    result, errors = overridden(OXPROXY_ADMIN__ADDRESS="b:2", OXPROXY_UPSTREAM__CONTROL__USERNAME="me")
-    assert isinstance(result, dict)
-    assert (result["admin"], result["upstream"], errors) == ({"address": "b:2"}, {"control": {"username": "me"}}, [])
-
-
-def test_an_item_of_a_list_is_set_by_its_index() -> None:
-    result, errors = overridden(OXPROXY_LISTEN__0__ADDRESS="b:2", OXPROXY_LISTEN__1__ADDRESS="c:3")
-    assert isinstance(result, dict)
-    assert (result["listen"], errors) == ([{"address": "b:2"}, {"address": "c:3"}], [])
-
-
-def test_a_new_list_begins_with_item_0() -> None:
-    result, errors = overridden(OXPROXY_BROKERS__0__ADDRESS="b:2")
-    assert isinstance(result, dict)
-    assert (result["brokers"], errors) == ([{"address": "b:2"}], [])
-
-
-def test_a_nested_variable_overrides_part_of_a_shorter_one() -> None:
-    result, errors = overridden(OXPROXY_UPSTREAM="{address: a:1, management: b}", OXPROXY_UPSTREAM__ADDRESS="c:3")
-    assert isinstance(result, dict)
-    assert (result["upstream"], errors) == ({"address": "c:3", "management": "b"}, [])
+@pytest.mark.parametrize(
+    ("environ", "changed"),
+    [
+        pytest.param({"OXPROXY_LOG__LEVEL": "debug"}, {"log": {"level": "debug"}}, id="replaced value"),
+        pytest.param(
+            {"OXPROXY_ADMIN__ADDRESS": "b:2", "OXPROXY_UPSTREAM__CONTROL__USERNAME": "me"},
+            {"admin": {"address": "b:2"}, "upstream": {"control": {"username": "me"}}},
+            id="added values",
+        ),
+        pytest.param(
+            {"OXPROXY_LISTEN__0__ADDRESS": "b:2", "OXPROXY_LISTEN__1__ADDRESS": "c:3"},
+            {"listen": [{"address": "b:2"}, {"address": "c:3"}]},
+            id="items of a list",
+        ),
+        pytest.param({"OXPROXY_BROKERS__0__ADDRESS": "b:2"}, {"brokers": [{"address": "b:2"}]}, id="new list"),
+        pytest.param(
+            {"OXPROXY_UPSTREAM": "{address: a:1, management: b}", "OXPROXY_UPSTREAM__ADDRESS": "c:3"},
+            {"upstream": {"address": "c:3", "management": "b"}},
+            id="nested variable in addition to a shorter one",
+        ),
+    ],
+)
+def test_variables_replace_and_add_values(environ: dict[str, str], changed: dict[str, Shape]) -> None:
+    unchanged, _ = overridden()
+    assert isinstance(unchanged, dict)
+    assert overridden(**environ) == (unchanged | changed, [])
 
 
 @pytest.mark.parametrize("name", ["OXPROXY_LISTEN__2__ADDRESS", "OXPROXY_LISTEN__ADDRESS", "OXPROXY_LOG__LEVEL__X"])

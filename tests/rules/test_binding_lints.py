@@ -30,43 +30,34 @@ def queue(compiled: CompiledBinding) -> str:
     return compiled.binding.destination.decode()
 
 
-def left_out(*tables: dict[str, Plain]) -> list[tuple[str, str]]:
-    return [(queue(skipped), queue(cause)) for skipped, cause in unreachable(entries(*tables))]
-
-
-def test_bindings_after_an_unconditional_stop_are_unreachable() -> None:
-    assert left_out(STOP, {}, {"a": 1}) == [("q1", "q0"), ("q2", "q0")]
-
-
-def test_bindings_after_a_stop_for_both_results_are_unreachable() -> None:
-    assert left_out({"a": 1, "x-stop-ontrue": "", "x-stop-onfalse": ""}, {}) == [("q1", "q0")]
-
-
-def test_bindings_after_a_conditional_stop_are_reachable() -> None:
-    assert left_out({"a": 1, **STOP}, {}) == []
-
-
-def test_bindings_skipped_by_a_goto_are_unreachable() -> None:
-    tables: tuple[dict[str, Plain], ...] = (
-        {"x-order": 100, "x-goto-ontrue": 3000},
-        {"x-order": 2000},
-        {"x-order": 3000},
-    )
-    assert left_out(*tables) == [("q1", "q0")]
-
-
-def test_an_earlier_goto_can_skip_a_stop() -> None:
-    tables: list[dict[str, Plain]] = [
-        {"x-order": 100, "a": 1, "x-goto-ontrue": 3000},
-        {"x-order": 2000, **STOP},
-        {"x-order": 2500},
-        {"x-order": 3000},
-    ]
-    assert left_out(*tables) == [("q2", "q1")]
-
-
-def test_a_stop_that_never_matches_has_no_effect() -> None:
-    assert left_out({"x-match": "any", **STOP}, {}) == []
+@pytest.mark.parametrize(
+    ("tables", "expected"),
+    [
+        pytest.param([STOP, {}, {"a": 1}], [("q1", "q0"), ("q2", "q0")], id="unconditional stop"),
+        pytest.param([{"a": 1, **STOP, "x-stop-onfalse": ""}, {}], [("q1", "q0")], id="stop for both results"),
+        pytest.param([{"a": 1, **STOP}, {}], [], id="conditional stop"),
+        pytest.param([{"x-match": "any", **STOP}, {}], [], id="stop that never matches"),
+        pytest.param(
+            [{"x-order": 100, "x-goto-ontrue": 3000}, {"x-order": 2000}, {"x-order": 3000}],
+            [("q1", "q0")],
+            id="unconditional goto",
+        ),
+        pytest.param(
+            [
+                {"x-order": 100, "a": 1, "x-goto-ontrue": 3000},
+                {"x-order": 2000, **STOP},
+                {"x-order": 2500},
+                {"x-order": 3000},
+            ],
+            [("q2", "q1")],
+            id="conditional goto over a stop",
+        ),
+    ],
+)
+def test_bindings_that_are_never_visited_are_unreachable(
+    tables: list[dict[str, Plain]], expected: list[tuple[str, str]]
+) -> None:
+    assert [(queue(skipped), queue(cause)) for skipped, cause in unreachable(entries(*tables))] == expected
 
 
 @pytest.mark.parametrize(
@@ -84,19 +75,23 @@ def test_invalid_gotos_are_found(goto: int, expected: list[tuple[str, str]]) -> 
     assert [(queue(binding), key) for binding, key, _ in invalid_gotos(bindings)] == expected
 
 
-def test_a_repeated_condition_for_the_same_queue_is_redundant() -> None:
-    bindings = entries({"a": 1, "x-order": 100}, {"a": 1, "x-order": 200}, {"a": 2, "x-order": 300}, queue="q")
-    assert [(binding.order, cause.order) for binding, cause in redundant(bindings)] == [(200, 100)]
-
-
-def test_a_binding_next_to_an_unconditional_one_is_redundant() -> None:
-    bindings = entries({"a": 1, "x-order": 100}, {"x-order": 200}, queue="q")
-    assert [(binding.order, cause.order) for binding, cause in redundant(bindings)] == [(100, 200)]
-
-
-def test_bindings_are_not_redundant_if_a_destination_is_deleted() -> None:
-    bindings = entries({"x-order": 100}, {"x-order": 200, "x-delq-ontrue": "q"}, {"x-order": 300}, queue="q")
-    assert list(redundant(bindings)) == []
+@pytest.mark.parametrize(
+    ("tables", "expected"),
+    [
+        pytest.param(
+            [{"a": 1, "x-order": 100}, {"a": 1, "x-order": 200}, {"a": 2, "x-order": 300}],
+            [(200, 100)],
+            id="same condition",
+        ),
+        pytest.param([{"a": 1, "x-order": 100}, {"x-order": 200}], [(100, 200)], id="unconditional binding"),
+        pytest.param(
+            [{"x-order": 100}, {"x-order": 200, "x-delq-ontrue": "q"}, {"x-order": 300}], [], id="deleted destination"
+        ),
+    ],
+)
+def test_redundant_bindings_of_a_queue(tables: list[dict[str, Plain]], expected: list[tuple[int, int]]) -> None:
+    bindings = entries(*tables, queue="q")
+    assert [(binding.order, cause.order) for binding, cause in redundant(bindings)] == expected
 
 
 @settings(max_examples=200)

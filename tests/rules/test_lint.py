@@ -213,17 +213,17 @@ def test_an_uppercase_x_match_of_a_headers_exchange_is_a_warning() -> None:
     ids=["queues only", "with an alternate exchange", "with an exchange"],
 )
 def test_a_direct_carrier_with_many_destinations_is_a_warning(more: str, alternate: str, least: int) -> None:
-    def said(count: int, carrier_type: str) -> list[str]:
+    def messages(count: int, carrier_type: str) -> list[str]:
         named = [f"{{queue: q{number}}}" for number in range(count - bool(more))] + [more] * bool(more)
         text = f"exchanges:\n  - {{name: e, carrier_type: {carrier_type}{alternate}, bindings: [{', '.join(named)}]}}\n"
         return [line for line in warnings(text) if "carrier_type" in line]
 
-    assert said(least + 1, "direct") == [
+    assert messages(least + 1, "direct") == [
         f"a.yaml:2:15: exchanges[0].carrier_type: warning: a direct carrier with {least + 1} destinations: RabbitMQ "
         f"before 3.13 compares all of them with every message; a topic carrier is cheaper for more than {least} "
         "destinations; set carrier_type: auto"
     ]
-    assert said(least, "direct") == said(least + 1, "auto") == said(least + 1, "topic") == []
+    assert messages(least, "direct") == messages(least + 1, "auto") == messages(least + 1, "topic") == []
 
 
 def test_an_unknown_carrier_type_is_an_error() -> None:
