@@ -63,7 +63,7 @@ def test_a_rule_without_translation_gives_no_address() -> None:
     assert table((b"a", None)).translate(b"a") == Translation(0, (), None)
 
 
-def test_a_table_without_rules_is_false() -> None:
+def test_an_address_table_without_rules_is_false() -> None:
     assert not table()
     assert table((b"a", b"b"))
 

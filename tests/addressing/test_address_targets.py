@@ -46,7 +46,7 @@ def test_a_publish_has_one_address(exchange: bytes, key: bytes, address: bytes) 
 
 
 @given(st.binary(max_size=20), st.binary(max_size=20))
-def test_the_address_of_a_publish_leads_back_to_it(exchange: bytes, key: bytes) -> None:
+def test_the_address_of_a_publish_identifies_it(exchange: bytes, key: bytes) -> None:
     assert publication_at(address_of(Publication(exchange, key))) == (exchange, key)
 
 
@@ -108,7 +108,7 @@ def test_a_failed_translation_does_not_contain_the_address() -> None:
     assert "trustno1" not in repr(failure)
 
 
-def test_a_domain_is_another_broker() -> None:
+def test_an_address_with_a_domain_is_on_another_broker() -> None:
     assert leads(b"amqps://fred:p%40ss@mq1.example.com/queue/q") == Target(
         0, Remote(b"", b"mq1.example.com", 5671, True, b"fred", b"p@ss"), Publication(b"", b"q")
     )

@@ -37,7 +37,7 @@ def test_an_address_has_host_port_and_name(address: bytes, host: bytes, port: in
 
 
 @pytest.mark.parametrize("address", [b"~h", b"~[::1]:1", b"[~::1]:1", b"amqp://u@~h"])
-def test_a_tilde_before_the_host_asks_to_listen(address: bytes) -> None:
+def test_a_tilde_before_the_host_means_passive(address: bytes) -> None:
     assert parse_address(address).passive
 
 
@@ -66,7 +66,7 @@ def test_ambiguous_addresses_are_refused(address: bytes) -> None:
         parse_address(address)
 
 
-def test_percent_without_two_hex_digits_stays() -> None:
+def test_a_percent_sign_without_two_hex_digits_is_kept() -> None:
     assert parse_address(b"u%zz%4:p%@h").user == b"u%zz%4"
 
 

@@ -171,7 +171,7 @@ def test_a_close_of_the_sidecar_does_not_wait_for_contents_of_other_channels() -
     assert closed(wire.refused())[:2] == (1, 403)
 
 
-def test_a_refusal_follows_what_the_broker_sent_before() -> None:
+def test_a_refusal_follows_earlier_frames_of_the_broker() -> None:
     wire = Wire(routed("a")).open()
     frames = [frame.raw for frame in split(delivery(bytes(300_000)))]
     wire.answer(*frames[:2])

@@ -11,7 +11,7 @@ SETTLES = st.lists(st.tuples(st.integers(1, 40), st.booleans()), max_size=60)
 
 
 @given(SETTLES, st.integers(1, 40))
-def test_settled_counts_each_tag_once_in_any_order(settles: list[tuple[int, bool]], published: int) -> None:
+def test_settled_tags_are_counted_once_in_any_order(settles: list[tuple[int, bool]], published: int) -> None:
     settled, known = Settled(), set[int]()
     for requested, multiple in settles:
         tag = min(requested, published)
@@ -89,7 +89,7 @@ def test_the_oldest_awaited_returns_are_dropped_above_the_limit() -> None:
 @given(
     st.lists(st.lists(st.sampled_from("abc"), min_size=2, max_size=4), max_size=6), st.randoms(use_true_random=False)
 )
-def test_as_many_returns_as_publishes_when_every_copy_comes_back(publishes: list[list[str]], random: object) -> None:
+def test_each_publish_is_returned_once_if_every_copy_is_returned(publishes: list[list[str]], random: object) -> None:
     returns = Returns()
     for tag, copies in enumerate(publishes, 1):
         returns.expect(tag, copies)

@@ -173,7 +173,7 @@ def test_a_mandatory_publish_is_dropped_when_it_is_confirmed() -> None:
     assert len(channel.audit.mandatory) == 0
 
 
-def test_without_confirms_only_the_latest_mandatory_publishes_are_remembered() -> None:
+def test_without_confirms_only_the_latest_mandatory_publishes_are_kept() -> None:
     wire = audited(log := Log())
     channel = wire.relay.connection.channels[1]
     for _ in range(5):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from proxy.relay.rate_limits import RateLimits, TokenBucket, UserRateLimit, UserRateLimits
 
 
-def test_a_bucket_gives_its_burst_at_once_and_then_its_rate() -> None:
+def test_a_bucket_permits_its_burst_and_then_its_rate() -> None:
     bucket = TokenBucket(100, 2)
     assert bucket.take(200, 0.0) == 0
     assert bucket.take(50, 0.0) == 0.5

@@ -7,7 +7,7 @@ from proxy.relay.tokens import Secrets
 NEW, OLD = bytes(range(32)), bytes(range(32, 64))
 
 
-def test_the_first_secret_signs_and_all_verify() -> None:
+def test_the_first_secret_signs_and_every_secret_verifies() -> None:
     signed = Secrets([OLD]).sign(b"a", b"b")
     assert Secrets([OLD]).verify(signed, b"a", b"b") == 0
     assert Secrets([NEW, OLD]).verify(signed, b"a", b"b") == 1

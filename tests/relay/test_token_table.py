@@ -684,14 +684,14 @@ RELEASED_AND_IDLE = [7, 3, 3, 3, 3, 3, 7, 2, 8, 3, 3, 3, 3, 3, 7, 3, 3, 3, 3, 3,
     clients=strategies.integers(0, 1),
     choices=strategies.lists(strategies.integers(0, 2**16), min_size=150, max_size=150),
 )
-def test_two_sidecars_with_different_rules_never_take_each_others_tokens(clients: int, choices: list[int]) -> None:
+def test_two_sidecars_with_different_rules_never_remove_each_others_tokens(clients: int, choices: list[int]) -> None:
     world = RuledWorld(clients)
     for choice in choices:
         world.step(choice)
     world.settle()
 
 
-def test_rules_are_not_put_in_force_by_a_listing_that_was_made_long_ago() -> None:
+def test_an_old_listing_does_not_activate_rules() -> None:
     world = RuledWorld(0)
     late, other = world.ruled()
 

@@ -62,7 +62,7 @@ def test_types_of_values_distinguish_bindings(first: Value, second: Value) -> No
         (Value("F", ((b"k", Value("L", 1)),)), Value("F", ((b"k", Value("l", 1)),))),
     ],
 )
-def test_the_two_letters_of_64_bits_are_one_type(first: Value, second: Value) -> None:
+def test_the_two_64_bit_field_types_are_equal(first: Value, second: Value) -> None:
     assert _with(first).identity == _with(second).identity
 
 

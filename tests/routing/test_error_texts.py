@@ -99,6 +99,6 @@ def test_reply_text_is_never_cut_inside_a_character(text: str) -> None:
     assert len(cut) <= 233
 
 
-def test_refusal_is_a_406_of_the_channel() -> None:
+def test_a_refusal_closes_the_channel_with_406() -> None:
     error = precondition_failed("No.")
     assert (error.reply_code, error.text, error.scope) == (406, b"No.", Scope.CHANNEL)

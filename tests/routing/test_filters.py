@@ -39,7 +39,7 @@ def _heavy(**headers: Plain) -> Facts:
         ({"max-payload-size-silent": 5, "max-payload-size": 10}, 6, "Max size payload (silent)"),
     ],
 )
-def test_payload_limits(limits: dict[str, int], size: int, breach: str | None) -> None:
+def test_payload_limits_are_checked(limits: dict[str, int], size: int, breach: str | None) -> None:
     assert _breach(limits, facts(size=size)) == breach
 
 
@@ -62,7 +62,7 @@ def test_payload_limits(limits: dict[str, int], size: int, breach: str | None) -
         (table(k="long text", j=many("more")), 2),
     ],
 )
-def test_each_value_has_its_weight(plain: Plain, weight: int) -> None:
+def test_each_value_has_a_size(plain: Plain, weight: int) -> None:
     seen = _heavy(name=plain)
     exact = len("name") + weight
     assert _breach({"max-headers-size": exact, "max-headers-depth": 9}, seen) is None

@@ -37,7 +37,7 @@ def test_each_virtual_host_has_its_own_table() -> None:
     assert list(loaded.books) == ["one"]
 
 
-def test_a_broker_has_its_defaults() -> None:
+def test_a_broker_has_defaults() -> None:
     rule = broker("{address: 'archive.example:5671'}")
     assert (rule.host, rule.port, rule.tls, rule.username, rule.vhost) == (
         "archive.example",

@@ -191,7 +191,7 @@ def test_an_unknown_zone_is_none(name: str) -> None:
         ("1969-12-31T23:59:59Z", -1.0),
     ],
 )
-def test_an_instant_is_seconds_since_the_epoch(text: str, seconds: float) -> None:
+def test_an_instant_is_converted_to_seconds_since_the_epoch(text: str, seconds: float) -> None:
     assert instant(text) == seconds
 
 

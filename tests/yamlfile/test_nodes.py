@@ -152,5 +152,5 @@ def test_warnings_alone_raise_nothing() -> None:
     assert [str(warning) for warning in faults.warnings] == ["a.yaml:2: k: warning: odd", "a.yaml:2:5: k: warning: odd"]
 
 
-def test_a_warning_about_a_whole_file_has_no_line() -> None:
+def test_a_warning_about_a_file_has_no_line() -> None:
     assert str(ConfigWarning(Place("a.yaml", 0), "", "odd")) == "a.yaml: warning: odd"

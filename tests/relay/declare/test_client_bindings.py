@@ -295,7 +295,7 @@ def test_an_unbind_that_is_not_sent_keeps_the_token() -> None:
     assert made.produce(message) == with_tokens(message, "b")
 
 
-def test_the_token_stays_while_another_binding_needs_it() -> None:
+def test_the_token_is_kept_while_another_binding_needs_it() -> None:
     made = bound(BIND_OTHER)
     (frame,) = split(made.produce(UNBIND_OTHER))
     assert read_method(QueueUnbind, frame.payload).routing_key.startswith(STORAGE)
@@ -391,7 +391,7 @@ def test_a_replacement_token_is_removed_if_no_binding_is_left() -> None:
     assert ("queue", b"b") not in made.state.exchanges[b"xo"].bound
 
 
-def test_a_bind_answered_when_new_rules_hold_counts_under_them() -> None:
+def test_a_bind_answered_after_a_reload_counts_for_the_new_rules() -> None:
     made = wire()
     made.produce(BIND)
     again = routed("a")
@@ -465,7 +465,7 @@ def test_permissions_for_routed_queues_are_checked_before_the_binding_is_made() 
     assert stored.binding.reach is made.state.exchanges[b"xo"].reach("")
 
 
-def test_a_queue_that_the_client_may_not_bind_refuses_a_binding_that_names_it() -> None:
+def test_a_binding_that_names_a_queue_without_permission_is_refused() -> None:
     made, _ = reaching(b"b", b"c", x_addq_ontrue="c")
     data = made.answer(say(OWN, commands.Channel.Close(403, "ACCESS_REFUSED - access to queue 'c' refused", 50, 20)))
     assert closed(made, data) == (403, "ACCESS_REFUSED - access to queue 'c' refused")
@@ -474,7 +474,7 @@ def test_a_queue_that_the_client_may_not_bind_refuses_a_binding_that_names_it() 
     assert unbound(split(made.upstream())) == [(token("queue", b"b"), True)]
 
 
-def test_a_refusal_counts_although_a_pass_of_the_control_plane_ends_before_the_last_answer() -> None:
+def test_a_refused_permission_counts_although_a_reconcile_pass_ends_before_the_last_reply() -> None:
     made = wire()
     made.state.queues = QueueNames((b"b", b"c", b"d"), 1)
     routes = ((b"x-addq-ontrue", Value("A", (Value("S", b"c"), Value("S", b"d")))),)
@@ -489,7 +489,7 @@ def test_a_refusal_counts_although_a_pass_of_the_control_plane_ends_before_the_l
     assert not made.state.exchanges[b"xo"].clients
 
 
-def test_a_queue_that_the_client_may_not_bind_is_out_of_reach_of_a_regex() -> None:
+def test_a_regex_does_not_select_a_queue_without_permission() -> None:
     made, _ = reaching(b"b", b"c", b"d", x_addqre_ontrue="^[cd]$")
     made.answer(say(OWN, commands.Channel.Close(403, "ACCESS_REFUSED - access to queue 'c' refused", 50, 20)))
     made.answer(OWN_OPEN_OK)

@@ -136,7 +136,7 @@ def test_an_exchange_dropped_by_a_listing_during_a_repeated_declare_exists_after
     assert b"mine" in wire.state.router.exchanges
 
 
-def test_declaring_something_else_is_refused_with_406() -> None:
+def test_an_inequivalent_declare_is_refused_with_406() -> None:
     wire = declared()
     wire.produce(declare(OTHER_LIMIT))
     code, text = refusal(wire, wire.refused())

@@ -52,7 +52,7 @@ def test_a_sequence_out_of_range_is_refused(sequence: int) -> None:
         unpack(pack(sequence, b""))
 
 
-def test_a_stored_binding_has_the_clients_arguments_and_ours() -> None:
+def test_a_stored_binding_has_the_arguments_of_client_and_sidecar() -> None:
     raw = entries((b"x-match", Value("S", b"all")), (b"n", Value("l", 5)))
     table = decode(kept_arguments(7, raw))
     assert table[:2] == decode(raw)
@@ -65,7 +65,7 @@ def test_a_stored_exchange_is_marked() -> None:
     assert dict(decode(exchange_arguments(7, b"")))[MARK] == Value("t", True)
 
 
-def test_equal_bindings_have_equal_keys_whatever_the_order_of_their_arguments() -> None:
+def test_equal_bindings_have_equal_keys_in_any_argument_order() -> None:
     arguments = entries((b"a", Value("I", 1)), (b"b", Value("I", 2)))
     reordered = entries((b"b", Value("I", 2)), (b"a", Value("I", 1)))
     assert storage_key("queue", b"q", b"", arguments) == storage_key("queue", b"q", b"", reordered)

@@ -83,7 +83,7 @@ def test_entries_are_not_added_if_the_frame_would_become_too_large() -> None:
         (b"RabbitMQ", b"9" * 5000, 8192),
     ],
 )
-def test_floor_of_the_frame_size_follows_the_version_of_rabbitmq(product: bytes, version: bytes, floor: int) -> None:
+def test_the_minimum_frame_size_follows_the_version_of_rabbitmq(product: bytes, version: bytes, floor: int) -> None:
     entries = encode_table(text(b"product", product) + text(b"version", version))
     assert read_start(payload(start(entries)), VERSION).frame_min_bytes == floor
 

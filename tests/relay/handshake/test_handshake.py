@@ -192,7 +192,7 @@ def test_close_of_the_broker_reaches_the_producer_byte_for_byte(state: State) ->
     assert is_over(handshake)
 
 
-def test_close_of_the_broker_before_start_ok_waits_for_it() -> None:
+def test_a_close_of_the_broker_is_held_until_start_ok() -> None:
     handshake = at(State.AWAITING_START_OK)
     handshake.receive_from_upstream(close(320, "CONNECTION_FORCED - maintenance"))
     assert handshake.to_producer == []

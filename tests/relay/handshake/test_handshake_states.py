@@ -232,7 +232,7 @@ def _said_before(state: HandshakeState) -> list[str]:
 
 
 @given(st.binary(max_size=200), st.lists(st.integers(0, 200), max_size=8))
-def test_random_first_bytes_in_any_pieces_end_the_same_way(data: bytes, cuts: list[int]) -> None:
+def test_random_first_bytes_have_the_same_result_in_any_chunking(data: bytes, cuts: list[int]) -> None:
     whole, chunked = new(), new()
     whole.receive_from_producer(data)
     for piece in cut(data, cuts):

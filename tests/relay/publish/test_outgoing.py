@@ -52,7 +52,7 @@ def leaves(
 # -- carrier delivery -------------------------------------------------------------------------------------------------
 
 
-def test_a_carrier_of_another_name_moves_the_publish() -> None:
+def test_a_publish_is_sent_to_a_carrier_with_another_name() -> None:
     outgoing = leaves(xo(Delivery.CARRIER, A, carrier="carried"), (b"a",))
     assert outgoing.copies == (Copy(b"carried", None, (token(*A),), moved=True),)
 

@@ -51,7 +51,7 @@ def filtered(**limits: int) -> VhostState:
 
 
 @pytest.mark.parametrize("body_size", [101, 100_000])
-def test_a_filter_closes_its_channel_and_what_was_published_before_is_sent(body_size: int) -> None:
+def test_a_filter_closes_its_channel_after_earlier_publishes_are_sent(body_size: int) -> None:
     wire = Wire(filtered(max_payload_size=100)).open(1, 2)
     good, bad, other_channel = publish(), publish(body=bytes(body_size)), publish(channel=2)
     left = wire.produce(good, bad, good, other_channel)
@@ -302,7 +302,7 @@ def test_a_publish_to_an_unbound_queue_after_one_in_several_copies_is_counted_on
     assert wire.answer(ack(3), ack(2, True)) == ack(2) + ack(1)
 
 
-def test_exchanges_that_are_chained_here_are_one_publish() -> None:
+def test_chained_open_exchanges_cause_one_publish() -> None:
     first = exchange(to_exchange("next"), to_queue("a"))
     second = exchange(to_queue("b"), name="next")
     own = owned(first, bound=[("queue", b"a"), ("queue", b"b")])

@@ -67,7 +67,7 @@ def test_tokens_are_split_over_publishes_that_fit_with_each_destination_once() -
     assert [part[0].raw + part[2].raw for part in left] == [split(message)[0].raw + split(message)[2].raw] * 2
 
 
-def test_three_thousand_tokens_are_one_publish() -> None:
+def test_three_thousand_tokens_fit_in_one_publish() -> None:
     wire = Wire(to_many(3000)).open()
     assert len(parts(wire.produce(publish()))) == 1
 

@@ -74,7 +74,7 @@ def test_a_transaction_can_not_span_brokers() -> None:
     assert wire.remotes == []
 
 
-def test_a_body_that_is_too_large_to_keep_is_refused() -> None:
+def test_a_body_that_is_too_large_to_buffer_is_refused() -> None:
     wire = Linked()
     size = wire.relay.connection.terms.limits.replay_bytes + 1
     wire.produce(to("out/q", b"x" * size))
