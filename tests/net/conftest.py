@@ -1,7 +1,4 @@
-"""What tests of sockets share.
-
-Sockets behave a little differently on each event loop: what is tested here holds on both that may serve.
-"""
+"""Fixtures of the socket tests. Sockets differ between event loops, so the tests run on each supported loop."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> Mapping[str, LoopFactory]:
-    """The standard library's loop, and uvloop where it is installed."""
+    """The standard library's loop, and uvloop if it is installed."""
     loops: dict[str, LoopFactory] = {"asyncio": asyncio.new_event_loop}
     if importlib.util.find_spec("uvloop") is not None:
         import uvloop
@@ -45,7 +42,7 @@ def pair(authority: Authority) -> tuple[Path, Path]:
 
 @pytest.fixture
 def deaf() -> Iterator[tuple[str, int]]:
-    """An address that does not answer: its queue of connections is full."""
+    """An address that does not answer, because its queue of connections is full."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as made, socket.socket() as first:
         address = made.getsockname()
         first.connect(address)

@@ -1,6 +1,6 @@
-"""Where net is tested: a broker and producers played by the test, real sockets on loopback, one event loop.
+"""A producer, a fake broker and a listener between them, on loopback sockets in one event loop.
 
-The broker says what a RabbitMQ says while a connection opens; from then on the test reads and writes its frames.
+The fake broker answers as RabbitMQ does while a connection opens; after that, the test reads and writes its frames.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from proxy.values import Destination
 from tests import client
 from tests.client import Frame
 
-#: Seconds that one answer may take.
+#: Maximum seconds for one answer.
 ANSWER_SECONDS = 20.0
 VHOST = "/"
 
 
-class Gone(Exception):  # noqa: N818 - reads as the fact it states
+class Gone(Exception):  # noqa: N818 - states a fact
     """The other side closed the socket."""
 
 
 class Peer:
-    """One end of a connection, frame by frame."""
+    """One end of a connection, which reads and writes single frames."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -70,7 +70,7 @@ class Peer:
         return Frame(head[0], int.from_bytes(head[1:3], "big"), rest[:-1])
 
     async def frame(self) -> Frame:
-        """The next frame that is no heartbeat; heartbeats are counted."""
+        """The next frame other than heartbeats, which are counted."""
         while (found := await self.any_frame()).kind == 8:
             self.heartbeats += 1
         return found
@@ -81,7 +81,7 @@ class Peer:
         return found
 
     async def published(self) -> tuple[str, bytes]:
-        """Routing key and body of the publish that comes next, whose body is one frame."""
+        """Routing key and body of the next publish, whose body must be one frame."""
         method = await self.expect("Basic.Publish")
         await self.expect("Header")
         return str(method.arguments["routing_key"]), (await self.expect("Body")).payload
@@ -92,7 +92,7 @@ class Peer:
         return (await self.expect("Connection.Start")).arguments
 
     async def log_in(self, user: str = "guest", password: str = "guest") -> dict[str, object]:
-        """Send the protocol header and, after Connection.Start, the login; return the arguments of that method."""
+        """Send the protocol header and, after Connection.Start, the login; return the arguments of Connection.Start."""
         start = await self.begin()
         capabilities: Any = {"authentication_failure_close": True}
         properties = {"capabilities": capabilities}
@@ -100,19 +100,19 @@ class Peer:
         return start
 
     async def close_reason(self) -> tuple[int, str]:
-        """Code and text of the Connection.Close that comes next."""
+        """Code and text of the next Connection.Close."""
         fields = (await self.expect("Connection.Close")).arguments
         return int(str(fields["reply_code"])), str(fields["reply_text"])
 
     async def closed(self) -> tuple[int, str]:
-        """Answer the Connection.Close that comes next, wait for the end of the socket; return code and text."""
+        """Answer the next Connection.Close and wait for the end of the socket; return code and text."""
         reason = await self.close_reason()
         self.call(commands.Connection.CloseOk(), 0)
         assert await self.is_gone()
         return reason
 
     async def is_gone(self) -> bool:
-        """Wait for the end of the socket; a frame that comes first is an answer too."""
+        """Wait for the end of the socket; False if a frame comes first."""
         try:
             await self.frame()
         except Gone:
@@ -125,7 +125,7 @@ class Peer:
             await self.writer.wait_closed()
 
     def pause(self) -> None:
-        """Leave what comes in the socket."""
+        """Stop reading from the socket."""
         self.writer.transport.pause_reading()  # type: ignore[attr-defined]
 
     def resume(self) -> None:
@@ -134,7 +134,7 @@ class Peer:
 
 @dataclass
 class Tune:
-    """What the broker proposes."""
+    """The limits that the broker proposes."""
 
     channel_max: int = 2047
     frame_max: int = 131072
@@ -142,13 +142,13 @@ class Tune:
 
 
 class FakeBroker:
-    """Accepts connections and logs each in, unless told to stay silent at some point."""
+    """Accepts connections and logs them in, unless it is configured to stop answering at some point."""
 
     def __init__(self, tune: Tune | None = None, silent_after: str = "", tls: ssl.SSLContext | None = None) -> None:
         self.tune = tune or Tune()
         self._tls = tls
         self.silent_after = silent_after
-        #: logins are refused
+        #: Whether logins are refused.
         self.refuse = False
         self.links: asyncio.Queue[Peer] = asyncio.Queue()
         self.opened: dict[str, dict[str, object]] = {}
@@ -167,7 +167,7 @@ class FakeBroker:
             await peer.vanish()
 
     async def link(self) -> Peer:
-        """The connection that was opened next."""
+        """The broker's end of the next connection that was opened."""
         async with asyncio.timeout(ANSWER_SECONDS):
             return await self.links.get()
 
@@ -209,12 +209,12 @@ class FakeBroker:
 
 
 class NoControl:
-    """A control plane that notes what it was asked.
+    """A control plane that records its calls.
 
     Args:
-        state: of the virtual host, where it binds destinations.
-        answers: at once; False: when `answering` is set.
-        followed: the virtual host; False: it waits to be adopted.
+        state: the virtual host in which it binds destinations.
+        answers: whether calls return at once; False: when `answering` is set.
+        followed: whether the virtual host is followed; False: it waits to be adopted.
     """
 
     def __init__(self, state: VhostState | None = None, *, answers: bool = True, followed: bool = True) -> None:
@@ -269,7 +269,7 @@ class NoControl:
 
 
 def open_exchange(name: bytes, *queues: bytes, bound: bool = True) -> VhostState:
-    """A virtual host with one open exchange that sends every message to each queue."""
+    """A virtual host with one open exchange that routes every message to all given queues."""
     exchange = Exchange(name, "x-open")
     for queue in queues:
         exchange.bind(Binding(name, "queue", queue, b"", ()))
@@ -291,7 +291,7 @@ def context(
 
 @dataclass
 class Stage:
-    """A listener before a played broker."""
+    """A listener in front of the fake broker."""
 
     broker: FakeBroker
     listener: Listener
@@ -304,7 +304,7 @@ class Stage:
         return self.shared.counters
 
     async def connect(self) -> Peer:
-        """A socket to the listener, nothing said."""
+        """A socket to the listener on which nothing has been sent."""
         peer = Peer(*await asyncio.open_connection("127.0.0.1", self.port))
         self.peers.append(peer)
         return peer
@@ -326,7 +326,7 @@ class Stage:
         return peer, await self.broker.link()
 
     async def opened(self, *numbers: int, confirm: bool = False) -> tuple[Peer, Peer]:
-        """The same, with open channels, perhaps in confirm mode."""
+        """The same, with open channels, optionally in confirm mode."""
         producer, link = await self.producer()
         asked: list[tuple[Method, Method]] = [(commands.Channel.Open(), commands.Channel.OpenOk())]
         asked += [(commands.Confirm.Select(), commands.Confirm.SelectOk())] * confirm
@@ -340,9 +340,9 @@ class Stage:
 
 
 async def eventually(holds: Callable[[], object]) -> None:
-    """Let the loop turn until something holds."""
+    """Run the event loop until the condition holds."""
     async with asyncio.timeout(ANSWER_SECONDS):
-        while not holds():  # noqa: ASYNC110 - what is waited for has no event
+        while not holds():  # noqa: ASYNC110 - the condition has no event
             await asyncio.sleep(0.002)
 
 

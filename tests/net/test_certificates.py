@@ -14,7 +14,7 @@ from tests.certificates import Authority
 
 
 def openssl(*arguments: object) -> str:
-    """Return what the command says: it reads certificates without us."""
+    """Return the output of the command, which reads certificates independently of our code."""
     done = subprocess.run(["openssl", *map(str, arguments)], capture_output=True, text=True, check=True)
     return done.stdout
 

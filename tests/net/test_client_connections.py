@@ -1,4 +1,4 @@
-"""Whom a client's reach is asked of: any connection of that client, the one that came last first."""
+"""Which connection of a client is queried for the client's permissions: the most recent one first."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ QUEUE = ("queue", b"q")
 
 
 class Client:
-    """A connection that says yes at once."""
+    """A connection that grants every request at once."""
 
     def __init__(self) -> None:
         self.asked: list[PermissionCheck] = []

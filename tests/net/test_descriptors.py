@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-#: In a process of its own, since a limit that was lowered can't be raised again.
+#: In a separate process, because a lowered limit can't be raised again.
 ASK = """
 import resource, sys
 import structlog

@@ -1,4 +1,4 @@
-"""Idle peers; heartbeats that are sent and missed are tested in test_session."""
+"""The idle timeout of producers. Heartbeats that are sent and missed are tested in test_session."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tests.net.stage import eventually
 
 
 class Ends:
-    """A link, the socket at its other end, and what the link said."""
+    """A link, the socket at its other end, and the calls that the link made."""
 
     def __init__(self) -> None:
         self.received = bytearray()
@@ -105,7 +105,7 @@ async def test_the_peer_has_a_name(ends: Ends) -> None:
 
 
 class Named(asyncio.Transport):
-    """A transport that only has a peer."""
+    """A transport that has only a peer name."""
 
     def __init__(self, name: object) -> None:
         super().__init__({"peername": name})

@@ -21,7 +21,7 @@ PATIENT = ListenerLimits(settle_seconds=60, close_seconds=0.1)
 
 
 async def answered(producer: Peer, link: Peer) -> None:
-    """Both peers answer a close as they should."""
+    """Both peers answer a close."""
     assert await producer.close_reason() == SHUTTING_DOWN
     producer.call(commands.Connection.CloseOk(), 0)
     await link.expect("Connection.Close")
@@ -30,7 +30,7 @@ async def answered(producer: Peer, link: Peer) -> None:
     assert await link.is_gone()
 
 
-# -- accepting ---------------------------------------------------------------------------------------------------------
+# -- accepting connections ---------------------------------------------------------------------------------------------
 
 
 async def test_every_address_is_listened_on() -> None:
@@ -102,7 +102,7 @@ async def test_of_a_flood_beyond_the_limit_most_are_closed_without_a_word(monkey
 
 @contextlib.asynccontextmanager
 async def sealed(authority: Authority, limits: ListenerLimits) -> AsyncIterator[tuple[Stage, int]]:
-    """A listener with one plain and one TLS address; the port of the latter."""
+    """A listener with a plain and a TLS address, and the port of the TLS address."""
     async with staged(listener_limits=limits) as stage:
         context = ServerTls(*authority.certificate("localhost")).context()
         plain, secure = ("127.0.0.1", 0), ("localhost", 0)

@@ -17,25 +17,25 @@ from tests.private_broker import free_port
 from tests.producer import Closed, Producer
 from tests.rabbitmq import Broker
 
-#: Over before anything that is waited for.
+#: Limits that end before any wait of the test.
 SOON = SessionLimits(handshake_seconds=0.1, close_seconds=0.1)
 
 
 def results(stage: Stage) -> tuple[dict[str, int], dict[str, int]]:
-    """How attempts ended, downstream and upstream, without zeros."""
+    """Results of the attempts, downstream and upstream, without zeros."""
     sides = (stage.counters.downstream, stage.counters.upstream)
     down, up = ({name: count for name, count in side.results.items() if count} for side in sides)
     return down, up
 
 
 async def refused(stage: Stage) -> tuple[int, str]:
-    """Be refused: a Start of the proxy's own, then its close."""
+    """Read the sidecar's own Connection.Start and its close; return code and text."""
     peer = await stage.connect()
     await peer.log_in()
     return await peer.closed()
 
 
-# -- what passes -------------------------------------------------------------------------------------------------------
+# -- successful handshakes ---------------------------------------------------------------------------------------------
 
 
 async def test_both_sides_agree_and_one_channel_is_kept_back() -> None:
@@ -111,7 +111,7 @@ async def test_a_broker_that_leaves_while_its_virtual_host_is_looked_at_is_not_m
 async def test_a_broker_that_leaves_when_its_virtual_host_is_followed_meanwhile_opens_its_session_once(
     authority: Authority,
 ) -> None:
-    """Over TLS, where the loss of a socket is noticed also while it is not read."""
+    """Over TLS, where the loss of a socket is noticed even if it is not read."""
     control = NoControl(answers=False, followed=False)
     broker = FakeBroker(tls=ServerTls(*authority.certificate("localhost")).context())
     await broker.start()
@@ -133,7 +133,7 @@ async def test_a_broker_that_leaves_when_its_virtual_host_is_followed_meanwhile_
         assert results(stage) == ({"ok": 1}, {"ok": 1})
 
 
-# -- the broker is not there, or does not answer -----------------------------------------------------------------------
+# -- unreachable and silent brokers ------------------------------------------------------------------------------------
 
 
 async def test_a_broker_that_can_not_be_reached_is_said_with_320_and_the_cause() -> None:
@@ -195,7 +195,7 @@ async def test_a_broker_that_leaves_during_the_handshake_is_said_with_320(point:
         assert (await peer.close_reason())[0] == 320
 
 
-# -- the producer does not answer, or leaves ---------------------------------------------------------------------------
+# -- silent producers, and producers that disconnect -------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("said", [b"", b"AM", client.PROTOCOL_HEADER])
@@ -280,7 +280,7 @@ async def test_a_frame_out_of_order_is_a_protocol_error_that_upstream_never_sees
     assert (entry["result"], entry["reply_code"]) == ("protocol_error", 504)
 
 
-# -- the real broker's own answers -------------------------------------------------------------------------------------
+# -- against a real broker ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

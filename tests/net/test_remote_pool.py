@@ -1,4 +1,4 @@
-"""Links with sockets: one broker played by the test, on loopback."""
+"""Links to other brokers, with sockets to one fake broker on loopback."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LIMITS = RemoteLimits(deadline_seconds=30.0, messages=4, message_bytes=1 << 20)
 
 
 async def ready(peer: Peer, channel: int = 1) -> None:
-    """Let a lane open its channel."""
+    """Answer the opening of a lane's channel."""
     assert [(await peer.frame()).name for _ in range(2)] == ["Channel.Open", "Confirm.Select"]
     peer.call(commands.Channel.OpenOk(), channel)
     peer.call(commands.Confirm.SelectOk(), channel)
@@ -50,7 +50,7 @@ class Stage:
         return found
 
     async def sent(self, way: RemotePublisher | None = None) -> tuple[Told, Peer]:
-        """A message that has reached the broker, and the broker's end of the link."""
+        """Send a message; return it and the broker's end of the link once the broker has the message."""
         told = message()
         (way or self.way()).send(told)
         peer = await self.broker.link()

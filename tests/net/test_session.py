@@ -23,12 +23,12 @@ from tests.net.stage import (
     staged,
 )
 
-#: Over before anything that is waited for.
+#: Limits that end before any wait of the test.
 SOON = SessionLimits(close_seconds=0.1, bind_seconds=0.1)
 
 
 async def all_over(stage: Stage) -> None:
-    """Both sides have ended and every gauge is back at zero."""
+    """Wait until both sides have ended and every gauge is zero."""
     counters = stage.counters
     relay = counters.relay("/")
     gauges = (counters.downstream, counters.upstream)
@@ -43,7 +43,7 @@ async def everything(peer: Peer) -> bytes:
 
 
 async def pushed(peer: Peer, data: bytes) -> tuple[int, bytes]:
-    """Write until the other side takes no more; give how much of it left the test, and what is not written yet."""
+    """Write until the other side takes no more; return the number of bytes written and the bytes not written yet."""
     transport = peer.writer.transport
     transport.set_write_buffer_limits(0)
     sent = 0
@@ -58,7 +58,7 @@ async def pushed(peer: Peer, data: bytes) -> tuple[int, bytes]:
     return sent - transport.get_write_buffer_size(), data[sent:]
 
 
-# -- bytes -------------------------------------------------------------------------------------------------------------
+# -- forwarding of bytes -----------------------------------------------------------------------------------------------
 
 
 async def test_bytes_pass_in_both_directions_however_they_are_cut() -> None:
@@ -103,7 +103,7 @@ async def test_bytes_of_the_broker_that_are_no_frames_end_that_connection_with_3
         assert await link.is_gone()
 
 
-# -- ends --------------------------------------------------------------------------------------------------------------
+# -- closing -----------------------------------------------------------------------------------------------------------
 
 
 async def test_a_goodbye_is_answered_by_the_broker_and_both_sides_end() -> None:
@@ -142,7 +142,7 @@ async def test_a_goodbye_waits_as_long_as_the_broker_works_off_what_came_before(
         producer.send(client.publish(1, b"any", b"k", (), b"x"))
         producer.call(commands.Connection.Close(200, "bye", 0, 0), 0)
         await link.expect("Basic.Publish")
-        await asyncio.sleep(0.1)  # several times what a close may take that is our own
+        await asyncio.sleep(0.1)  # several times the limit for a close of our own
         link.call(commands.Connection.CloseOk(), 0)
         await producer.expect("Connection.CloseOk")
 
@@ -187,7 +187,7 @@ async def test_a_producer_that_vanishes_takes_its_upstream_connection_along_with
 
 
 async def backlog(stage: Stage, producer: Peer, link: Peer) -> int:
-    """Publish to a broker that reads nothing until something waits in the session, not enough to stop it reading."""
+    """Publish to a broker that does not read until the session buffers something, but keeps reading the producer."""
     link.pause()
     [session] = stage.listener._sessions
     frame = client.publish(1, b"any", b"k", (), bytes(60_000))
@@ -224,7 +224,7 @@ async def test_a_broker_that_takes_nothing_does_not_keep_the_session_of_a_produc
 
 
 async def beaten(peer: Peer, count: int) -> None:
-    """Wait for heartbeats, and send as many."""
+    """Wait for heartbeats, and send the same number."""
     for _ in range(count):
         assert (await peer.any_frame()).kind == 8
         peer.send(client.HEARTBEAT)

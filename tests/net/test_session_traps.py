@@ -1,4 +1,4 @@
-"""What broke other proxies at their sockets: heartbeats amid data, resets, both buffers full, churn."""
+"""Known defects of other proxies at their sockets: heartbeats, resets, full buffers, short connections."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.net.stage import FakeBroker, Gone, Peer, Tune, eventually, staged
 
 
 def reset(peer: Peer) -> None:
-    """End a connection the way a crashed machine or a firewall does: RST, no FIN."""
+    """End a connection with RST and without FIN, as a crashed machine or a firewall does."""
     handle = peer.writer.get_extra_info("socket")
     handle.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     peer.writer.transport.abort()
@@ -69,7 +69,7 @@ async def test_a_reset_of_a_producer_ends_its_upstream_and_is_no_error() -> None
 
 
 async def test_both_directions_full_at_once_drain_when_both_sides_read_again() -> None:
-    """A client that publishes and consumes at full speed: no direction waits for the other."""
+    """The client publishes and consumes at full speed. Neither direction may wait for the other."""
     up = client.publish(1, b"any", b"k", (), bytes(8 << 20))
     down = client.method(1, commands.Basic.Deliver("c", 1, False, "any", "k")) + client.content(1, (), bytes(8 << 20))
     async with staged() as stage:
@@ -112,7 +112,7 @@ def alive(*kinds: type) -> int:
 
 @pytest.fixture
 def _no_collection() -> Iterator[None]:
-    """Only objects without reference cycles are freed, as after a reload, from which on those of before stay."""
+    """Free only objects without reference cycles, because garbage collection skips objects from before a reload."""
     gc.collect()
     with without_collection():
         yield

@@ -13,7 +13,7 @@ SMALL = client.publish(1, b"any", b"k", (), b"x")
 
 
 async def taken(link: Peer, publishes: int) -> None:
-    """Read so many publishes on the broker's side."""
+    """Read the given number of publishes on the broker's side."""
     await link.read(publishes * len(SMALL))
 
 

@@ -15,7 +15,7 @@ from tests.certificates import Authority
 
 
 def names(context: ssl.SSLContext, authority: Authority) -> str:
-    """Shake hands with a server of this context in memory; the name in the certificate that it shows."""
+    """Do a TLS handshake with a server of this context in memory; return the serial number of its certificate."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     server = context.wrap_bio(to_server, to_client, server_side=True)
     client = authority.client().wrap_bio(to_client, to_server, server_hostname="localhost")

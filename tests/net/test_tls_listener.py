@@ -17,7 +17,7 @@ from tests.net.stage import eventually
 
 
 class Guest(asyncio.Protocol):
-    """Notes what it is told."""
+    """A protocol that records its events."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -36,7 +36,7 @@ class Guest(asyncio.Protocol):
 
 
 class Opened:
-    """A listening socket, a door for what comes there, its guests and its counters."""
+    """A listening socket with its TLS listener, protocols and counters."""
 
     def __init__(self, tls: ServerTls) -> None:
         self.guests: list[Guest] = []

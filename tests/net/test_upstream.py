@@ -12,7 +12,7 @@ from tests.private_broker import free_port
 
 
 class Connected(asyncio.Protocol):
-    """Notes where it was connected to."""
+    """Records the addresses of connection attempts."""
 
     def __init__(self) -> None:
         self.peer: tuple[str, int] | None = None
@@ -69,7 +69,7 @@ async def test_a_refused_connection_is_unavailable() -> None:
     assert caught.value.failure is UpstreamFailure.UNAVAILABLE
 
 
-@pytest.mark.asyncio(loop_factories=["asyncio"])  # a resolver that is slow would keep uvloop from ending
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # a slow resolver would keep uvloop from ending
 async def test_a_name_that_nobody_knows_is_unavailable() -> None:
     with pytest.raises(UpstreamError) as caught:
         await connect(Upstream([("no-such-host.invalid", 5672)]))
@@ -77,7 +77,7 @@ async def test_a_name_that_nobody_knows_is_unavailable() -> None:
     assert "no-such-host.invalid:5672: " in caught.value.message
 
 
-@pytest.mark.asyncio(loop_factories=["asyncio"])  # uvloop asks the system itself, past the loop's method
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # uvloop queries the system without the loop's method
 async def test_a_name_is_resolved_at_each_connect(server: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     port = server.getsockname()[1]
     loop = asyncio.get_running_loop()

@@ -16,7 +16,7 @@ from tests.net.stage import Peer, eventually
 
 
 class Broker:
-    """Accepts connections; and the links that have them here."""
+    """Accepts connections, and creates the links that connect to it."""
 
     def __init__(self) -> None:
         self.peers: list[Peer] = []
@@ -78,7 +78,7 @@ async def kept(broker: Broker, seconds: float = 60, heartbeat: int = 0) -> tuple
 
 
 def first(reuse: UpstreamPool) -> bytes:
-    """What a new producer's header is answered with from here."""
+    """The pool's answer to the protocol header of a new producer."""
     return reuse.negotiation().take([b"AMQP\0\0\x09\x01"])
 
 
@@ -117,7 +117,7 @@ async def test_heartbeats_are_answered_and_waited_for(broker: Broker) -> None:
         assert (await peer.any_frame()).kind == 8
         peer.send(client.HEARTBEAT)
     assert first(reuse) == b"start"
-    assert await peer.is_gone()  # it was silent from here on
+    assert await peer.is_gone()  # the peer sends no more heartbeats
     await eventually(lambda: first(reuse) == b"")
 
 
