@@ -1,7 +1,7 @@
-"""A sidecar whose audit log lies on a disk that a test can fill or hang: ``oxproxy`` with one system call replaced.
+"""A sidecar whose audit log is on a disk that a test can fill or block: ``oxproxy`` with one system call replaced.
 
-Everything else of the process is the real thing. A full disk is ENOSPC from write(2); a disk that hangs is a write(2)
-that does not return, as on a network file system without its server.
+Everything else of the process is unchanged. A full disk is ENOSPC from write(2); a blocked disk is a write(2) that does
+not return, as on a network file system whose server is down.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ sys.exit(main())
 
 
 class State(Enum):
-    """What the disk does."""
+    """The state of the disk."""
 
     WELL = "well"
     FULL = "full"
@@ -41,7 +41,7 @@ class FaultyDisk:
     """A program like ``oxproxy``, and the state of its disk.
 
     Args:
-        folder: where both files are made.
+        folder: directory for both files.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""The audit log in strict mode on a disk that is full or hangs: confirms wait, and nothing else does."""
+"""The audit log in strict mode on a full or blocked disk: confirms wait, and nothing else does."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_only_the_confirm_waits(site: Site, disk: FaultyDisk, fault: State) -> N
     producer.publish("letters", table={"to": "a"}, body=b"behind")
     assert site.next("a").body == b"before"
     assert site.next("a").body == b"behind"  # the broker has confirmed it
-    # Deliveries on the same channel, much more than any limit on what is held, then new channels and connections.
+    # Deliveries on the same channel, far above any limit on buffers, then new channels and connections.
     for _ in range(40):
         site.beside.publish("", "inbox", body=bytes(1 << 20))
     delivered(producer, 40, 1 << 20)
@@ -137,7 +137,7 @@ def test_it_is_not_ready_and_says_so_and_recovers(site: Site, disk: FaultyDisk, 
 def test_what_waits_counts_and_stops_the_reading_of_the_broker(site: Site, disk: FaultyDisk) -> None:
     producer = site.producer()
     disk.become(State.FULL)
-    count = 12_000  # their confirms are more than what is held of a connection
+    count = 12_000  # their confirms exceed the buffer of a connection
     for _ in range(count // 200):
         producer.send(client.publish(1, b"amq.fanout", b"", (), b"") * 200)
     failing(site)

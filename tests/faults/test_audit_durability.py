@@ -1,4 +1,4 @@
-"""What the audit log keeps when the sidecar is killed or its disk is full."""
+"""What the audit log contains after the sidecar is killed or its disk was full."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.rabbitmq import Broker
 def test_every_confirmed_publish_has_its_line_when_the_sidecar_is_killed(
     broker: Broker, tmp_path: Path, mode: str
 ) -> None:
-    """Only strict promises it; the other mode must work up to the kill all the same."""
+    """Only strict mode guarantees it; the other mode must work until the kill, too."""
     directory, settings = audited(tmp_path, mode=mode)
     with standing(broker, tmp_path, RULES, settings) as site:
         producer = Producer(site.sidecar.port, site.vhost).open(confirm=True)
@@ -41,7 +41,7 @@ def test_every_confirmed_publish_has_its_line_when_the_sidecar_is_killed(
         assert confirmed
         if mode == "strict":
             lines = {str(line["rk"]) for line in records(directory)}
-            # RabbitMQ confirms in order here, so that a tag stands for all before it.
+            # RabbitMQ confirms in order here, so a tag covers all tags before it.
             assert {f"k{number}" for number in range(confirmed)} <= lines
 
 
@@ -52,9 +52,9 @@ def test_on_a_full_disk_each_mode_keeps_its_promise_and_says_so(
     settings = {"audit": {"directory": str(small_disk), "mode": mode, "buffer_mib": 1}}
     count, confirmed = 0, 0
     with standing(broker, tmp_path, RULES, settings) as site:
-        # Where lines may be lost there are only those of publishes, so that they can be counted.
+        # If lines may be lost, only publishes write lines, so that they can be counted.
         producer = site.producer(confirm=mode != "best_effort")
-        # Where lines may be lost, the failure lasts until the record of the gap fits: a second, unless more lines come.
+        # If lines may be lost, the failure lasts until the record of the gap fits: a second, unless more lines come.
         while count < 2200 or (mode == "best_effort" and not site.metric("audit_failing")):
             assert count < 50_000, "the disk is never full"
             for _ in range(200):

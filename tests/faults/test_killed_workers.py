@@ -1,4 +1,4 @@
-"""Workers that are killed, or can't be started."""
+"""Workers that are killed or cannot be started."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_workers_do_not_outlive_their_supervisor(pair: Pair) -> None:
 
 
 def test_a_group_of_processes_that_is_told_to_stop_as_a_whole_drains(pair: Pair) -> None:
-    """As systemd does it: the supervisor forwards a signal that its workers have had already."""
+    """systemd signals all processes; the supervisor then forwards a signal that its workers already have."""
     producers = pair.producers(6)
     for process in (*pair.processes(), pair.running.process.pid):
         os.kill(process, signal.SIGTERM)

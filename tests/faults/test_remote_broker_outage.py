@@ -1,4 +1,4 @@
-"""The address table when the other broker goes and comes back, and when the sidecar itself is told to stop."""
+"""The address table while another broker is down, slow or back again, and during a drain of the sidecar."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tests.producer import Closed, Producer, until
 from tests.rabbitmq import Broker
 from tests.tap import Tap
 
-#: So long the other broker is gone, and so long a message to `hasty` may wait.
+#: How long the other broker is down, and how long a message to `hasty` may wait.
 GONE_SECONDS, HASTY_SECONDS = 10.0, 1.0
-#: A message every so often and to each broker; this and nothing else is what the pause between them is for.
+#: Interval between two messages to a broker. The pauses have no other purpose.
 EVERY_SECONDS = 0.005
 
 RULES = """
@@ -50,7 +50,7 @@ def rules(address: str) -> str:
 
 
 class Verdicts:
-    """What one producer heard of its publishes on channel 1; each is settled once or the test fails."""
+    """The confirms of one producer's publishes on channel 1. Fails if a publish is settled twice."""
 
     def __init__(self, producer: Producer, published: int) -> None:
         self.producer = producer
@@ -73,7 +73,7 @@ class Verdicts:
             self.read()
 
     def read_to_the_end(self) -> Closed:
-        """Read until the connection is closed; give the close."""
+        """Read until the connection is closed; return the close."""
         try:
             while True:
                 self.read()
@@ -83,7 +83,7 @@ class Verdicts:
 
 
 class Load:
-    """Publishes that go on whatever happens: number N is the body of delivery tag N."""
+    """Continuous publishes, where number N is the body of delivery tag N."""
 
     def __init__(self, site: Site, key: str) -> None:
         self.producer = site.producer()
@@ -107,7 +107,7 @@ def publish_for(seconds: float, *loads: Load) -> None:
 
 
 def taken(far: Far, queue: str) -> set[int]:
-    """Numbers of the messages in a queue there, each of which is there once."""
+    """Take the messages from a queue of the other broker; return their numbers. Fails on duplicates."""
     numbers = [int(body) for body in far.take(queue)]
     assert len(numbers) == len(set(numbers))
     return set(numbers)
@@ -133,12 +133,12 @@ def test_a_broker_that_is_down_for_ten_seconds_under_load_loses_nothing_that_was
         heard = {load: load.verdicts() for load in (patient, hasty, home)}
         for verdicts in heard.values():
             verdicts.read_all()
-        # What goes nowhere but home has not felt anything.
+        # Messages for the sidecar's own broker are not affected.
         assert heard[home].nacked == set()
-        # What waited within its deadline was acked when the broker was back; in doubt is only what had left before.
+        # Messages within their deadline were acked when the broker was back. Only those already sent are uncertain.
         assert heard[patient].nacked <= set(range(1, seen_down + 1))
         assert heard[patient].acked <= taken(far, "load")
-        # What could not wait was nacked at its deadline, and did not arrive later.
+        # Messages beyond their deadline were nacked, and did not arrive later.
         assert set(range(seen_down + 1, too_early_for_the_hasty + 1)) <= heard[hasty].nacked
         assert set(range(back + 1, hasty.count + 1)) <= heard[hasty].acked
         there = taken(far, "away")
@@ -148,7 +148,7 @@ def test_a_broker_that_is_down_for_ten_seconds_under_load_loses_nothing_that_was
 
 @contextlib.contextmanager
 def tapped(broker: Broker, far: Far, folder: Path, deadline: str = "30s") -> Iterator[tuple[Site, Tap]]:
-    """A site with a tap before the other broker, and the time that its drain may take."""
+    """A site with a tap in front of the other broker, and a deadline for its drain."""
     with (
         Tap("127.0.0.1", far.broker.port) as tap,
         standing(broker, folder, rules(tap.address), {"shutdown": {"deadline": deadline}}) as site,
@@ -157,7 +157,7 @@ def tapped(broker: Broker, far: Far, folder: Path, deadline: str = "30s") -> Ite
 
 
 def under_way(site: Site, tap: Tap, count: int) -> Load:
-    """Publishes that the other broker has and whose confirms are kept back."""
+    """Publishes that the other broker has received and whose confirms are held back."""
     load = Load(site, "patient/load")
     load.publish()
     assert load.producer.settle().acked
@@ -179,7 +179,7 @@ def test_a_slow_broker_holds_back_the_producers_that_use_it_and_only_them(
         tap.last.answering.clear()
         for _ in range(200):
             slow.publish()
-            # Read one by one, so that what is under way is seen to be full after ten of them.
+            # One publish per read, so that the limit of ten unconfirmed messages takes effect after ten of them.
             until(lambda: site.metric("paused_producers") or slow.count <= len(tap.last.named("Basic.Publish")))
         assert site.metric("paused_producers") == 1
         assert len(tap.last.named("Basic.Publish")) < 30

@@ -1,4 +1,4 @@
-"""What applications declared outlives the sidecar: another one on the broker, with an empty disk, routes the same."""
+"""What applications declared survives the sidecar: another sidecar with an empty disk routes in the same way."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Start = Callable[..., Sidecar]
 
 @pytest.fixture
 def start(broker: Broker) -> Iterator[Start]:
-    """Start sidecars, each with a disk of its own unless a snapshot is named."""
+    """Start sidecars, each with its own disk unless a snapshot is given."""
     with ExitStack() as stack:
 
         def begin(**settings: object) -> Sidecar:
@@ -30,9 +30,9 @@ def start(broker: Broker) -> Iterator[Start]:
         yield begin
 
 
-# -- everything that an argument can be --------------------------------------------------------------------------------
+# -- all types of arguments --------------------------------------------------------------------------------------------
 
-#: one operator for each type that JSON would lose, and a value that it would bend
+#: One operator for each type that JSON loses, with a value that JSON changes.
 TYPED: Mapping[str, Value] = {
     "wide": Value("l", 5),
     "narrow": Value("b", 5),
@@ -54,7 +54,7 @@ def changed(name: str, value: Value) -> Table:
     return tuple((key, value if key == name.encode() else one) for key, one in MESSAGE)
 
 
-#: what must not match any more: each is as near as can be
+#: Values that must not match, as close as possible to those above.
 NEAR = {
     "huge": Value("d", float(2**53)),
     "double": Value("f", 0.10000000149011612),
@@ -108,7 +108,7 @@ def test_the_order_of_an_exchanges_arguments_survives(start: Start, vhost: str, 
     with Application(start().port, vhost) as app:
         app.exchange("ox", table)  # the same as before
         app.publish("ox", "k", body=b"1234")
-        if loud_first:  # the limit declared last is looked at first
+        if loud_first:  # the limit declared last is checked first
             assert app.settle().acked
         else:
             assert app.closed().text.endswith("Max size payload hit.")
@@ -162,7 +162,7 @@ def test_everything_else_survives(start: Start, vhost: str, outside: Outside) ->
                 return closed.code == 404
             return False
 
-        # It lasts a few seconds: another sidecar's bindings may rely on what the sidecar before this one made.
+        # This takes seconds: bindings of another sidecar may rely on tokens of the previous sidecar.
         app.bind("b", "next", {"x-?hkex": "c"})
         assert app.reached("ox", {"next": 1, "k": 1}, *names) == []
         assert app.reached("ox", {"next": 1, "c": 1}, *names) == ["b"]
@@ -180,7 +180,7 @@ def test_the_first_message_of_the_first_connection_is_routed(start: Start, vhost
         app.bind("b", "ox", {"x-?hkv= to": "b"})
     first.stop()
     again = start()
-    assert declared(again, vhost) == {"ox": 2}  # ready means read back
+    assert declared(again, vhost) == {"ox": 2}  # a ready sidecar has read them back
     with Application(again.port, vhost) as app:
         app.publish("ox", "k", {"to": "b"}, mandatory=True)
         assert app.settle() == (True, [])
@@ -219,7 +219,7 @@ def test_what_is_bound_through_one_is_used_by_the_other(
         until(lambda: declared(other, vhost) == {})
 
 
-# -- without the management API, and what the broker can't keep --------------------------------------------------------
+# -- without the management API, and what the broker cannot store ------------------------------------------------------
 
 
 def ready(sidecar: Sidecar) -> str:
