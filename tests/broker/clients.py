@@ -1,6 +1,6 @@
-"""What clients declare through a sidecar, made here as relays make it: on the broker, with what they keep in it.
+"""Declarations of clients, made as a sidecar's relay makes them: on the broker, with the stored arguments.
 
-Nothing of the control plane is used but its connection, which sends any bytes.
+Only the connection of the control plane is used, because it sends arbitrary bytes.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def text(value: str | bytes) -> Value:
 def stored(
     exchange: str, queue: str, arguments: Table = (), sequence: int = 1, key: str = "", kind: str = "queue"
 ) -> StoredBinding:
-    """A client's binding as the state has it."""
+    """A client's binding, as in the state."""
     names = exchange.encode(), kind, queue.encode(), key.encode()
     made = stored_binding(*names, encode_table(arguments), [])
     return copied(made, sequence)
@@ -46,7 +46,7 @@ def storage_key(kind: str, destination: bytes, routing_key: bytes, entries: byte
 def copied(
     made: StoredBinding, *sequences: int, client: str = "", mark: bool = False, vhost: str = "/"
 ) -> StoredBinding:
-    """The same with signed copies."""
+    """The same, with signed copies."""
     key = token(*made.destination) if mark else made.key
     state = VhostState(vhost, Router(()))
     binding, carrier = made.binding, made.binding.exchange
@@ -65,7 +65,7 @@ def declare_here(
     delivery: Delivery = Delivery.CARRIER,
     auto_delete: bool = False,
 ) -> OwnedExchange:
-    """Put a client's exchange and bindings into a state, as a relay does when the broker has answered."""
+    """Add a client's exchange and bindings to a state, as a relay does after the broker's answer."""
     said = DeclaredExchange(True, auto_delete, False, encode_table(arguments), sequence)
     owned, exchange = declared_exchange(name.encode(), said, delivery, UTC)
     state.add_exchange(owned, exchange)
@@ -76,7 +76,7 @@ def declare_here(
 
 @dataclass(frozen=True)
 class _Raw:
-    """A method that only its bytes say."""
+    """A method given as bytes."""
 
     frame: bytes
 
@@ -85,7 +85,7 @@ class _Raw:
 
 
 class Client:
-    """Clients behind a sidecar, as the broker sees them."""
+    """Clients of a sidecar, as seen by the broker."""
 
     def __init__(self, connection: ControlConnection, vhost: str) -> None:
         self._connection = connection
@@ -93,7 +93,7 @@ class Client:
         self._tokens = every_token(vhost)
 
     def signed(self, binding: StoredBinding) -> StoredBinding:
-        """The binding as a relay of this virtual host makes it."""
+        """The binding as a relay of this virtual host signs it."""
         return copied(binding, *binding.sequences, client=binding.client, mark=binding.is_mark, vhost=self._vhost)
 
     async def declare(self, name: str, arguments: Table = (), sequence: int = 1, flags: int = DURABLE) -> None:
@@ -107,7 +107,7 @@ class Client:
         assert await self._connection.call(_Raw(frame)) is None
 
     async def bind(self, *bindings: StoredBinding, tokens: bool = True) -> None:
-        """Bind under the storage key, then under the token, as relays do."""
+        """Bind under the storage keys, then under the tokens, as relays do."""
         methods = [_bind(self.signed(binding)) for binding in bindings]
         assert set(await self._connection.call_all(methods)) <= {None}
         if tokens:

@@ -17,7 +17,7 @@ SENDER = b"12345678"
 
 
 class Ear:
-    """Hears, and can be waited for."""
+    """Records announcements; tests can wait for them."""
 
     def __init__(self) -> None:
         self.heard: list[set[bytes] | None] = []

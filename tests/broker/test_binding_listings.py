@@ -150,7 +150,7 @@ async def test_what_was_unbound_and_bound_again_meanwhile_is_the_new_one(
 async def test_a_binding_made_again_since_the_request_is_not_removed_by_a_listing_without_it(
     listings: BindingListings, ox: OwnedExchange, known: VhostState
 ) -> None:
-    """Its queue was deleted before the request, which no relay saw, and declared and bound again before the answer."""
+    """The queue was deleted on the broker before the request, and declared and bound again before the answer."""
     await take(listings, ox, A)
     before = listings.before(ox)
     known.add_binding(A)

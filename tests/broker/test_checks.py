@@ -22,7 +22,7 @@ def binding(name: str, key: bytes, kind: str = "queue") -> BindingInfo:
 
 
 def topic_matches(pattern: bytes, key: bytes) -> bool:
-    """A topic exchange in one regular expression: every word stands behind a dot."""
+    """Topic matching as one regular expression, with a dot before every word."""
     words = ["(?:\\.[^.]*)*" if w == b"#" else "\\.[^.]*" if w == b"*" else "\\." + re.escape(w.decode())
              for w in pattern.split(b".")]  # fmt: skip
     return re.fullmatch("".join(words), "." + key.decode()) is not None
@@ -103,7 +103,7 @@ def test_of_several_tokens_it_is_told_which_lack_and_which_are_to_go() -> None:
     ended = EVERY.without(UNKEYED).without(b"old")
     found = checks.carrier_tokens([*whole, *lacking], ended)
     assert found.bound == {("queue", b"q")}
-    assert list(found.former) == whole[1:]  # not where the current one does not stand
+    assert list(found.former) == whole[1:]  # not if the current one is missing
     assert (found.unkeyed, found.previous) == (2, 2)
     assert checks.foreign_bindings([*whole, *lacking], ended) == []
 

@@ -84,7 +84,7 @@ async def test_a_refusal_leaves_nothing_on_the_connection(connection: ControlCon
 
 
 async def test_a_refusal_whose_text_is_cut_keeps_the_connection(connection: ControlConnection) -> None:
-    # The text quotes the name and is longer than 255 bytes, which the broker cuts.
+    # The text quotes the name and exceeds 255 bytes, so the broker truncates it.
     name = "ä".encode() * 70
     assert await connection.call(Find(("queue", name))) is not None
     assert connection.connected
@@ -98,7 +98,7 @@ async def test_channels_left_over_from_a_bulk_are_closed(
     connection: ControlConnection, broker: Broker, vhost: str
 ) -> None:
     await connection.call_all([DeclareQueue(b"q%d" % number) for number in range(64)])
-    # Blocking on purpose: the connection must not need our loop for what has been closed already.
+    # Blocking on purpose: channels that were closed must not need our event loop.
     listed = broker.api("GET", f"vhosts/{vhost}/channels?columns=number")
     assert len(listed) <= 8
 

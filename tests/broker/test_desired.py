@@ -65,7 +65,7 @@ def test_names_knows_what_any_rule_names() -> None:
     assert [desired.names(("queue", name)) for name in (b"a", b"b", b"c")] == [True, True, False]
 
 
-# -- what gives a right to a token ----------------------------------------------------------------------------------
+# -- rights to tokens -----------------------------------------------------------------------------------------------
 
 
 def routing_to(*names: str) -> Table:
@@ -80,7 +80,7 @@ def learned(known: VhostState, own_routes: bool) -> TokenRights:
 
 @pytest.fixture
 def known() -> VhostState:
-    """A file's exchange with a route, and a client's; each has a client's binding with a route."""
+    """An exchange of a rules file with a route, and a client's; both have a client's binding with a route."""
     rules = Exchange(b"ruled", "x-open")
     rules.bind(Binding(b"ruled", "queue", b"file", b"", routing_to("file route")))
     return VhostState("/", Router([rules]), {b"ruled": owned("ruled")})

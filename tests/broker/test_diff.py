@@ -1,4 +1,4 @@
-"""What has to be done, by what is desired and what was observed: tables, no broker."""
+"""The actions that follow from the desired and the observed state: tables, without a broker."""
 
 from __future__ import annotations
 

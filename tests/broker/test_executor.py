@@ -45,7 +45,7 @@ async def test_what_the_broker_refuses_is_tried_again_less_and_less_often(execut
     assert "403" in reasons(executor)["declare queue amq.reserved"]
     tried = [look for look in range(40) if look == 0 or attempts[look] > attempts[look - 1]]
     assert tried == [0, 1, 3, 7, 15, 28]
-    await executor.carry_out([])  # nobody wants it any more
+    await executor.carry_out([])  # no rule needs it any more
     assert executor.failures == {}
 
 

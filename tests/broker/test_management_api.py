@@ -53,7 +53,7 @@ async def failure(asked: Awaitable[object]) -> UpstreamError:
     return caught.value
 
 
-#: said in each declaration, since RabbitMQ 4.0 lists it also where nobody said it
+#: Set in each declaration, because RabbitMQ 4.0 lists it even if it was not set.
 CLASSIC: dict[str, object] = {"x-queue-type": "classic"}
 
 
@@ -96,7 +96,7 @@ async def test_one_queue_or_exchange_is_found_by_name(management: ManagementApi,
 async def test_bindings_of_one_exchange_are_listed_where_listing_all_would_fail(
     management: ManagementApi, broker: Broker, vhost: str
 ) -> None:
-    # On 3.10.8 a key with ~ together with arguments breaks every listing that it is in.
+    # On 3.10.8, a key with ~ together with arguments breaks every listing that contains it.
     outside = Outside(broker, vhost)
     outside.make_queue("q")
     with outside.channel() as channel:
@@ -182,7 +182,7 @@ async def test_a_list_of_bindings_may_take_longer_than_other_answers(broker: Bro
         patient = ManagementApi(settings(broker, deadline_seconds=0.1, listing_seconds=5.0), f"http://127.0.0.1:{port}")
         assert await patient.bindings("/", b"ox") == []
         assert (await failure(patient.queues("/"))).failure is UpstreamFailure.TIMEOUT
-        # Now the API is known not to respond, so the list gets no more time than other answers.
+        # The API is now known not to respond, so the list gets no more time than other requests.
         assert (await failure(patient.bindings("/", b"ox"))).failure is UpstreamFailure.TIMEOUT
         await patient.close()
     assert len(queries) == 3

@@ -27,7 +27,7 @@ def test_a_list_is_read_item_by_item(values: list[object], indent: int | None) -
 
 @pytest.mark.parametrize("text", ["", "{}", "[1 2]", "[1,]", "[1", "[1]]", "1", "[,1]", "[1] x"])
 def test_what_is_no_list_is_an_error(text: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - every text says something else
+    with pytest.raises(ValueError):  # noqa: PT011 - each case has another message
         list(items(text))
 
 

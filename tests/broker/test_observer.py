@@ -227,7 +227,7 @@ STRANGE_NAMES = ("plain", "a/b", "%2F", "?x=1#y", "spa ce", "ümläut", "queue",
 
 
 def many_bindings(outside: Outside) -> OwnedExchange:
-    """A carrier with bindings to queues and an exchange whose names have to be quoted."""
+    """A carrier with bindings to queues and to an exchange whose names must be quoted."""
     outside.make_queues(*STRANGE_NAMES)
     outside.make_exchange("after/wards", "fanout")
     [carrier] = marked(outside, "c")
@@ -286,7 +286,7 @@ async def test_with_few_possible_destinations_first_lists_and_long_lists_are_req
     await observer.read_bindings([carrier], names_listed=True)
     assert carrier.bound == queues(*STRANGE_NAMES, "created since")
     assert len(observer.foreign[b"c"]) == len(STRANGE_NAMES) + 1
-    await observer.read_bindings([carrier], names_listed=True)  # it is known to be short
+    await observer.read_bindings([carrier], names_listed=True)  # the list is known to be short
     await observer.read_bindings([carrier])
     monkeypatch.setattr("proxy.broker.reconcile.observer._MANY_BINDINGS", 10)
     await observer.read_bindings([carrier], names_listed=True)

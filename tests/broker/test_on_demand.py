@@ -23,7 +23,7 @@ def outside(broker: Broker, vhost: str) -> Outside:
 
 
 class Counting(Executor):
-    """Counts what is asked of the broker."""
+    """Counts requests to the broker."""
 
     asked = 0
 
@@ -33,7 +33,7 @@ class Counting(Executor):
 
 
 class Bench:
-    """One carrier and the demand for its destinations."""
+    """One carrier and the on-demand binding of its destinations."""
 
     def __init__(self, broker: Broker, vhost: str, **limits: object) -> None:
         self.settings = settings(broker, **limits)

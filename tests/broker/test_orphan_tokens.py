@@ -17,7 +17,7 @@ from tests.broker.world import queues, state
 
 
 class Line(ControlConnection):
-    """A connection that keeps what is bound and unbound; clients do `meanwhile` when something is unbound."""
+    """A connection that records binds and unbinds; at an unbind, clients do `meanwhile`."""
 
     def __init__(self) -> None:
         self.bound: list[bytes] = []
@@ -32,7 +32,7 @@ class Line(ControlConnection):
 
 
 class Scene:
-    """The orphans of a virtual host."""
+    """The orphaned tokens of a virtual host."""
 
     def __init__(self, known: VhostState) -> None:
         self.known = known
@@ -43,7 +43,7 @@ class Scene:
         self.orphans = OrphanTokens(known, self.rights)
 
     async def look(self) -> list[bytes]:
-        """Look once: what is unbound?"""
+        """Run one pass; return what was unbound."""
         desired = desired_state(self.known.exchanges, self.known.router, self.rights)
         actions = self.orphans.find(desired, 0.0)
         await self.executor.unbind(actions)

@@ -14,10 +14,10 @@ from tests.broker.world import bind_token, owned, queues, router, state
 
 
 class Line(ControlConnection):
-    """A connection to a broker that refuses what it is told to refuse, and keeps what it was sent."""
+    """A connection to a broker that refuses given names, and records what it was sent."""
 
     def __init__(self) -> None:
-        #: the time, and how long each call takes
+        #: The time, and the duration of each call.
         self.now = self.takes_seconds = 0.0
         self.sent: list[Method] = []
         self.refusals: dict[Method, Refusal] = {}
@@ -32,7 +32,7 @@ class Line(ControlConnection):
             self.refusals[bind_token(carrier, destination)] = Refusal(404, "NOT_FOUND - no queue")
 
     def bound(self, carrier: bytes, destinations: set[Destination]) -> set[Destination]:
-        """Those of the destinations that were bound since the last call, refused or not."""
+        """The given destinations that were bound since the last call, whether refused or not."""
         sent, self.sent = self.sent, []
         return {one for one in destinations if bind_token(carrier, one) in sent}
 
@@ -124,4 +124,4 @@ async def test_where_nothing_lists_a_few_names_are_asked_for_at_a_usual_look(
     await reconciler.reconcile(lambda: desired)
     await reconciler.reconcile(lambda: desired)
     assert len(line.sent) == 4
-    assert len(set(line.sent)) == 4  # each in its turn
+    assert len(set(line.sent)) == 4  # in turn

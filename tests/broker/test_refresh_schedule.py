@@ -8,7 +8,7 @@ from proxy.broker.reconcile.vhost_loop import RefreshSchedule
 
 
 class Line:
-    """A connection that is lost when it is told to be, and notes how long it was waited on."""
+    """A connection that a test can mark as lost, and that records how long it was waited for."""
 
     def __init__(self) -> None:
         self.waits: list[tuple[float, bool]] = []
@@ -26,7 +26,7 @@ def line() -> Line:
 
 
 class Clock:
-    """A clock that stands still."""
+    """A clock that the test sets."""
 
     def __call__(self) -> float:
         return 1000.0

@@ -14,7 +14,7 @@ from tests.broker.world import exchanges, owned, queues, state
 
 
 class Hand:
-    """Binds as it is told to, and is asked for nothing on demand."""
+    """Binds every token, without a broker. It does not implement binding on demand."""
 
     def __init__(self) -> None:
         self.bound: list[tuple[bytes, bytes]] = []
@@ -27,7 +27,7 @@ class Hand:
 
 
 class Scene:
-    """Notices of a virtual host."""
+    """Notifications to a virtual host."""
 
     def __init__(self, known: VhostState, own_routes: bool = True) -> None:
         self.known = known
@@ -48,7 +48,7 @@ class Scene:
 
 @pytest.fixture
 def scene() -> Scene:
-    """A file's exchange, and a client's with a route."""
+    """An exchange of a rules file, and a client's with a route."""
     scene = Scene(state("/", {"documents": queues("a")}))
     declare_here(scene.known, "ox", stored("ox", "own", ((b"x-addq-ontrue", text("route")),)))
     return scene
@@ -114,7 +114,7 @@ def test_an_exchange_takes_its_bindings_and_those_to_it_along(scene: Scene) -> N
     scene.requests.exchange_deleted(b"amq.topic")
     assert known.exchanges[b"outer"].clients == {}
     assert known.exchanges[b"outer"].bound == set()
-    scene.requests.exchange_deleted(b"documents")  # a file's stays
+    scene.requests.exchange_deleted(b"documents")  # the rules file's binding stays
     assert b"documents" in known.exchanges
 
 

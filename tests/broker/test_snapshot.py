@@ -54,7 +54,7 @@ def test_a_file_from_before_there_were_marks_is_read() -> None:
 
 
 def test_version_0_1_reads_the_file() -> None:
-    """It takes every list after the clients for one of sequences."""
+    """Version 0.1 reads every list after the clients as sequences."""
     one = BindingRecord("/", b"ox", "queue", b"q", b"", b"", (4, 6), ("me", "you"), (4,), (b"00ab", b""), (b"k", b"l"))
     _, *values = json.loads(encode(SnapshotRecords((), (one,))).partition(b"\n")[2])
     *_, sequences, clients, marks, signatures, keys = values
@@ -68,13 +68,13 @@ def test_a_changed_byte_is_noticed(records: SnapshotRecords, data: st.DataObject
     whole = encode(records)
     at = data.draw(st.integers(0, len(whole) - 1))
     changed = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
-    with pytest.raises(ValueError):  # noqa: PT011 - every damage says something else
+    with pytest.raises(ValueError):  # noqa: PT011 - each case has another message
         decode(changed)
 
 
 @given(st.binary(max_size=100))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - every damage says something else
+    with pytest.raises(ValueError):  # noqa: PT011 - each case has another message
         decode(data)
 
 

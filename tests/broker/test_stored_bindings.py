@@ -43,7 +43,7 @@ def test_an_exchange_is_made_of_what_is_kept_in_it() -> None:
     ],
 )
 def test_a_damaged_exchange_is_an_error(kept: str) -> None:
-    with pytest.raises(ValueError):  # noqa: PT011 - every damage says something else
+    with pytest.raises(ValueError):  # noqa: PT011 - each case has another message
         exchange_from_listing(marked(kept), UTC)
 
 

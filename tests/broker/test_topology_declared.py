@@ -1,4 +1,4 @@
-"""What clients declared, through the whole control plane, on a real broker."""
+"""Declarations of clients, through the whole control plane, against a real broker."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ async def test_what_is_bound_through_another_sidecar_is_used_after_its_next_look
     assert found.last_sequence == 2
     epoch = found.epoch
     await reconcile(topology, vhost)
-    assert found.epoch == epoch  # nothing new, nobody need ask again
+    assert found.epoch == epoch  # nothing has changed, so relays need not repeat their requests
     await app.unbind(every)
     await reconcile(topology, vhost)
     assert routed(found, b"ox") == ()
@@ -247,7 +247,7 @@ async def test_a_binding_that_is_not_valid_is_ignored(start: Start, app: Client,
 async def test_an_odd_key_elsewhere_does_not_stop_readiness(
     start: Start, app: Client, outside: Outside, vhost: str
 ) -> None:
-    # On 3.10.8 such a binding makes every listing fail that it is in.
+    # On 3.10.8, such a binding makes every listing that contains it fail.
     outside.make_queues("a")
     with outside.channel() as channel:
         channel.queue_bind("a", "amq.topic", "odd~key", {"argument": 1})
@@ -281,7 +281,7 @@ async def test_a_file_wins_the_declaration_and_clients_bindings_go_on(
     await start({vhost: mine})
     assert mine.exchanges[b"ox"].declared is None
     assert routed(mine, b"ox") == (b"a", b"b")
-    # The one that the file has as well is the file's.
+    # A binding that the file also has belongs to the file.
     assert [each.binding.destination for each in mine.exchanges[b"ox"].clients.values()] == [b"b"]
     assert mine.exchanges[b"ox"].bound == queues("a", "b")
 
@@ -303,7 +303,7 @@ async def test_what_clients_do_while_a_listing_is_made_is_neither_lost_nor_undon
         await app.bind(passing, other)
         found.add_binding(passing)
         answer = await listing(*asked)
-        found.remove_binding(passing)  # unbound behind the listing, which has it
+        found.remove_binding(passing)  # unbound after the listing, which contains it
         found.remove_binding(gone)
         found.add_binding(new)
         await app.unbind(passing, gone)
@@ -432,7 +432,7 @@ async def test_tokens_that_nothing_needs_go(start: Start, app: Client, outside: 
     await app.declare("ox", flags=AUTO_DELETE)
     await app.bind(first, second)
     found = known(topology := await start(), vhost)
-    await app.unbind(first, tokens=False)  # whoever unbound did not take the token along
+    await app.unbind(first, tokens=False)  # the unbind left the token
     for _ in range(3):
         await reconcile(topology, vhost)
     assert outside.bound("ox") == queues("b")
@@ -440,7 +440,7 @@ async def test_tokens_that_nothing_needs_go(start: Start, app: Client, outside: 
     await app.unbind(second, tokens=False)
     for _ in range(4):
         await reconcile(topology, vhost)
-    assert found.exchanges == {}  # with the last token the broker has dropped it
+    assert found.exchanges == {}  # the broker has deleted it with the last token
 
 
 async def test_an_auto_delete_exchange_goes_with_the_queue_of_its_last_binding(
@@ -510,7 +510,7 @@ async def test_with_the_management_api_the_snapshot_keeps_what_the_broker_does_n
     outside.delete_exchange("ox")
 
     back = known(await start(snapshot=file), vhost)
-    assert list(back.exchanges) == [b"direct"]  # what the broker says of its own counts
+    assert list(back.exchanges) == [b"direct"]  # for what the broker stores, the broker is authoritative
     assert routed(back, b"direct") == (b"a",)
     outside.delete_queue("a")
     await reconcile(topology := await start(snapshot=file), vhost)
@@ -560,7 +560,7 @@ async def test_a_sidecar_is_not_ready_before_it_has_read_the_bindings_of_listed_
 
 
 def slow_lists(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[bytes]:
-    """Let each list of bindings take longer; return the exchanges whose bindings are listed, as they come."""
+    """Delay each list of bindings; return the exchanges whose bindings are listed, as they are requested."""
     listing, listed = ManagementApi.changed_bindings, list[bytes]()
 
     async def slow(self: ManagementApi, vhost: str, exchange: bytes, *asked: Any) -> Any:
@@ -665,7 +665,7 @@ async def test_a_token_that_a_client_takes_away_before_the_swap_is_not_relied_on
 
     rules, evaluated = router({"documents": queues("a", "b")}), {b"documents": owned("documents")}
     await topology.prepare(vhost, evaluated, rules, [])
-    await app.unbind(only)  # to the old rules nothing else leads there
+    await app.unbind(only)  # the old rules have no other token for it
     mine.remove_binding(only)
     mine.exchanges[b"documents"].tokens.not_bound(("queue", b"a"))
     topology.swap(vhost, evaluated, rules)

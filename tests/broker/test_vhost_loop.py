@@ -38,7 +38,7 @@ def outside(broker: Broker, vhost: str) -> Outside:
 
 @pytest.fixture
 async def make(broker: Broker) -> AsyncIterator[Make]:
-    """Build a control plane for a state; connect it unless told otherwise; close it after the test."""
+    """Build a control plane for a state, connected unless `connect` is false; closed after the test."""
     ending: list[Callable[[], Awaitable[None]]] = []
 
     async def build(
@@ -97,7 +97,7 @@ async def test_queues_and_exchanges_are_destinations_under_another_carrier_name(
 
 
 async def test_three_hundred_destinations_are_all_bound(make: Make, outside: Outside, vhost: str) -> None:
-    # Exchanges: the broker makes them much faster than queues, and binding them is the same work.
+    # Exchanges, because the broker declares them much faster than queues, and binding them is the same work.
     names = [f"x{number}" for number in range(300)]
     known = state(vhost, {"documents": exchanges(*names)})
     topology = await make(known)
@@ -132,7 +132,7 @@ async def test_queue_delivery_finds_out_what_is_missing_without_the_management_a
     direct = owned("direct", Delivery.QUEUE)
     known = state(vhost, {"direct": queues("a", "b") | exchanges("amq.topic", "x")}, direct)
     with outside.channel() as channel:
-        channel.queue_declare("b", exclusive=True)  # exclusive is no obstacle to the default exchange
+        channel.queue_declare("b", exclusive=True)  # the default exchange also reaches exclusive queues
         await make(known, management=False)
     assert known.missing == {("exchange", b"x"): "does not exist"}
 
@@ -181,7 +181,7 @@ async def test_an_exclusive_queue_is_missing_with_that_reason(
         topology = await make(known, management=management)
         assert known.missing == {("queue", b"mine"): "exclusive queue of another connection"}
         assert outside.bound("documents") == queues("ours")
-        # Its owner's connection binds it: that is believed, and seen where there is a listing.
+        # Its owner's connection binds it. The sidecar assumes this, and sees it if there is a listing.
         channel.queue_bind("mine", "documents", every_token(vhost).of("queue", b"mine")[0].decode())
         known.exchanges[b"documents"].tokens.bind_ok(("queue", b"mine"))
         await topology.refresh()
@@ -369,7 +369,7 @@ async def test_a_destination_that_may_not_be_bound_is_missing_and_the_others_are
 
 
 async def test_one_bad_listing_does_not_stop_readiness(make: Make, outside: Outside, vhost: str) -> None:
-    # A foreign binding whose key has a ~ and that has arguments makes 3.10.8 answer 500 for this carrier.
+    # A foreign binding with arguments and a ~ in its key makes 3.10.8 answer 500 for this carrier.
     outside.make_queue("a")
     outside.make_exchange("documents", "direct", x_open_exchange=True)
     with outside.channel() as channel:
@@ -422,7 +422,7 @@ async def test_a_queue_believed_bound_is_bound_again_when_it_is_declared(
     epoch = known.epoch
     await topology.requests.ensure_queue(b"a")
     assert outside.bound("documents") == queues("a")
-    assert known.epoch == epoch  # what relays believed was right, they need not ask again
+    assert known.epoch == epoch  # the relays' state was right, so they need not repeat their requests
 
 
 async def test_a_declared_queue_that_is_refused_is_missing_and_nothing_is_raised(
@@ -430,7 +430,7 @@ async def test_a_declared_queue_that_is_refused_is_missing_and_nothing_is_raised
 ) -> None:
     known = state(vhost, {"documents": queues("a")})
     topology = await make(known)
-    await topology.requests.ensure_queue(b"a")  # in fact it is not there
+    await topology.requests.ensure_queue(b"a")  # it does not exist
     assert known.missing == {("queue", b"a"): "does not exist"}
     with outside.channel() as channel:
         channel.queue_declare("a", exclusive=True)
@@ -553,7 +553,7 @@ async def test_a_look_in_the_grace_period_does_not_bring_a_token_back(make: Make
     retirement = await topology.reconciler.prepare(evaluated, rules, [])
     known.exchanges, known.router = evaluated, rules
     topology.reconciler.release(retirement)
-    await topology.requests.bind(b"documents", queues("b"))  # a producer asks for what rules named before
+    await topology.requests.bind(b"documents", queues("b"))  # a producer uses a destination of previous rules
     await topology.refresh()
     assert evaluated[b"documents"].bound == queues("b", "c")
     await topology.reconciler.unbind(retirement)

@@ -1,6 +1,6 @@
-"""What the tests of the control plane share: rules without a rules file, and looks at a broker from outside.
+"""Helpers of the control plane tests: rules without a rules file, and an independent view of the broker.
 
-It must not know how the control plane works; it uses blocking calls of the management API and pika.
+They do not depend on the control plane; they use blocking calls of the management API and pika.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from tests.rabbitmq import Broker, quoted
 
 @dataclass(frozen=True)
 class Queue:
-    """A queue that rules ask for."""
+    """A queue that rules declare."""
 
     name: bytes
     arguments: Table = ()
 
 
 def every_token(vhost: str) -> Tokens:
-    """The tokens of a virtual host where no secret is set, unkeyed ones among them."""
+    """The tokens of a virtual host without a configured secret, unkeyed tokens included."""
     return Tokens(vhost, Secrets().token_keys)
 
 
@@ -50,14 +50,14 @@ def exchanges(*names: str) -> set[Destination]:
 
 
 def owned(name: str, delivery: Delivery = Delivery.CARRIER, **more: Any) -> OwnedExchange:
-    """An exchange evaluated here; its carrier has its name unless told otherwise."""
+    """An exchange evaluated in the sidecar; its carrier has the same name unless given."""
     more.setdefault("carrier", name.encode())
     more["tokens"] = TokenTable(more.pop("bound", ()))
     return OwnedExchange(name.encode(), "x-open", delivery, **more)
 
 
 def router(named: Mapping[str, Iterable[Destination]], regex: bool = False) -> Router:
-    """Rules that send every message to each destination, and to every queue called like a letter where `regex`."""
+    """Rules that send every message to each destination and, with `regex`, to every queue whose name is one letter."""
     arguments = ((b"x-addqre-ontrue", Value("S", b"^[a-z]$")),) if regex else ()
     known = []
     for name, destinations in named.items():
@@ -70,14 +70,14 @@ def router(named: Mapping[str, Iterable[Destination]], regex: bool = False) -> R
 async def until(holds: Callable[[], object]) -> None:
     """Wait until the condition holds."""
     async with asyncio.timeout(30):
-        while not holds():  # noqa: ASYNC110 -- nothing reports every change
+        while not holds():  # noqa: ASYNC110 -- no event covers every change
             await asyncio.sleep(0.005)
 
 
 def state(
     vhost: str, named: Mapping[str, Iterable[Destination]], *shaped: OwnedExchange, regex: bool = False
 ) -> VhostState:
-    """A virtual host whose exchanges name destinations; exchanges not among `shaped` are carried under their name."""
+    """A virtual host whose exchanges have destinations; exchanges not in `shaped` have carriers of the same name."""
     evaluated = {exchange.name: exchange for exchange in shaped}
     for name in named:
         evaluated.setdefault(name.encode(), owned(name))
@@ -92,12 +92,12 @@ def settings(broker: Broker, **more: Any) -> ControlSettings:
 
 
 def bind_token(carrier: bytes, destination: Destination, key: bytes | None = None, entries: bytes = b"") -> Bind:
-    """Bind a destination to a carrier under a token, None: the unkeyed one."""
+    """Bind a destination to a carrier under a token; None: under the unkeyed token."""
     return Bind(carrier, destination, token(*destination) if key is None else key, entries)
 
 
 class Outside:
-    """Somebody else on the same broker, in one virtual host."""
+    """Another application on the same broker, in one virtual host."""
 
     def __init__(self, broker: Broker, vhost: str) -> None:
         self.broker = broker
@@ -139,12 +139,12 @@ class Outside:
         self.broker.api("POST", path, {"routing_key": key, "arguments": arguments})
 
     def bound(self, exchange: str) -> set[Destination]:
-        """Destinations that are bound to an exchange under their token."""
+        """Destinations that are bound to an exchange under their tokens."""
         found = self.bindings(exchange)
         return {(kind, name) for kind, name, key in found if key == token(kind, name) or is_keyed(key)}
 
     def plainly_bound(self, exchange: str) -> set[Destination]:
-        """Those of them that are bound for rules: without an argument."""
+        """Those that are bound for rules, which is without arguments."""
         rows = self.broker.api("GET", f"exchanges/{quoted(self.vhost)}/{quoted(exchange)}/bindings/source")
         named = {(row["destination_type"], row["destination"].encode()) for row in rows if not row["arguments"]}
         return named & self.bound(exchange)
@@ -158,7 +158,7 @@ class Outside:
 
     @contextmanager
     def channel(self) -> Iterator[pika.adapters.blocking_connection.BlockingChannel]:
-        """A channel on a connection of its own."""
+        """A channel on a separate connection."""
         connection = pika.BlockingConnection(pika.URLParameters(self.broker.url(self.vhost)))
         try:
             yield connection.channel()
@@ -172,7 +172,7 @@ Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def answering(accept: Accept) -> AsyncIterator[int]:
-    """Somebody who listens in place of the broker: give the port; at the end every connection that came is over."""
+    """A listener in place of the broker; yields its port, and closes every connection at the end."""
     handlers: set[asyncio.Task[None]] = set()
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -198,5 +198,5 @@ def has(events: list[Any], event: str) -> list[Any]:
 
 
 async def reconcile(topology: Topology, vhost: str) -> None:
-    """One pass over a virtual host now; without it a test would wait for the next regular one."""
+    """Reconcile a virtual host now, instead of at the next interval."""
     await topology._vhosts[vhost].refresh()

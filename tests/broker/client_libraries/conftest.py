@@ -1,4 +1,4 @@
-"""What the tests of clients share: a sidecar in front of a real broker, an open exchange in each delivery."""
+"""Fixtures of the client library tests: a sidecar in front of a real broker, an open exchange in each delivery."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def exchange(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(params=[5, 1 << 20], ids=["small", "1 MiB"])
 def body(request: pytest.FixtureRequest) -> bytes:
-    """Bytes that nothing may change."""
+    """Bytes that must not change."""
     return random.Random(7).randbytes(request.param)

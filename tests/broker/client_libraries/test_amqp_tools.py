@@ -8,7 +8,7 @@ import pytest
 
 from tests.broker.delivery.site import Site
 
-#: Seconds for one command; each takes a few milliseconds.
+#: Maximum seconds for one command; each takes a few milliseconds.
 COMMAND_SECONDS = 30
 
 pytestmark = [
@@ -18,7 +18,7 @@ pytestmark = [
 
 
 def tool(site: Site, name: str, *arguments: str, said: bytes = b"", status: int = 0) -> bytes:
-    """Run one of amqp-tools through the sidecar and give what it wrote."""
+    """Run one of the amqp-tools through the sidecar and return its output."""
     server = ["--server=127.0.0.1", f"--port={site.sidecar.port}", f"--vhost={site.vhost}"]
     done = subprocess.run(
         [name, *server, "--username=guest", "--password=guest", *arguments],

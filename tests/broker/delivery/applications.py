@@ -1,4 +1,4 @@
-"""An application that declares open exchanges and binds to them itself, as any client library would."""
+"""An application that declares open exchanges and binds to them, as any client library does."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.client import method
 from tests.producer import Closed, Producer, headers
 from tests.sidecar import Sidecar
 
-#: nothing, or a table as a person means it, or one with types
+#: None, a table with default types, or a table with explicit types.
 Arguments = Mapping[str, object] | Table
 
 
@@ -24,7 +24,7 @@ def entries(arguments: Arguments) -> bytes:
 
 
 def declared(sidecar: Sidecar, vhost: str) -> dict[str, int]:
-    """How many bindings of clients /status tells of, by exchange."""
+    """Number of clients' bindings in /status, by exchange."""
     of_vhosts = json.loads(sidecar.get("/status"))["vhosts"]
     found: dict[str, int] = next((each["declared"] for each in of_vhosts if each["vhost"] == vhost), {})
     return found
@@ -36,8 +36,8 @@ class Application(Producer):
     Args:
         port: on loopback.
         vhost: virtual host.
-        username: user; its password is the same.
-        delivery: asked for in each declare; "" leaves it to the sidecar.
+        username: user, whose password is the same.
+        delivery: argument of each declare; "": no such argument.
     """
 
     def __init__(self, port: int, vhost: str, username: str = "guest", delivery: str = "") -> None:
@@ -86,7 +86,7 @@ class Application(Producer):
         """The frame that deletes a queue."""
         return method(1, commands.Queue.Delete(queue=name))
 
-    # -- what is done and answered -----------------------------------------------------------------------------------
+    # -- methods with their answers ----------------------------------------------------------------------------------
 
     def exchange(self, name: str, arguments: Arguments = (), kind: str = "x-open", **bits: bool) -> None:
         self.send(self.declaring(name, arguments, kind=kind, **bits))
@@ -117,14 +117,14 @@ class Application(Producer):
             self.declare(name, durable=True)
 
     def refused(self, *frames: bytes) -> Closed:
-        """Send what closes the channel, and open it again."""
+        """Send a frame for which the channel is closed, and open the channel again; return the close."""
         self.send(*frames)
         found = self.closed()
         self.open(confirm=True)
         return found
 
     def reached(self, exchange: str, table: Arguments | None = None, *queues: str, key: str = "k") -> list[str]:
-        """Publish one message that is acked, and give those of the queues that have it, one name for each copy."""
+        """Publish one message that is acked; return the queues that received it, one name for each copy."""
         typed = table if table is None or isinstance(table, Mapping) else tuple(table)
         assert self.send_settled(exchange, key, typed).acked
         return [queue for queue in queues for _ in self.take(queue)]

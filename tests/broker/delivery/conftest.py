@@ -1,4 +1,4 @@
-"""What several modules of these tests ask for; one that needs it otherwise has its own of that name."""
+"""Fixtures of these tests. A module that needs other values overrides them."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.sidecar import Sidecar
 
 @pytest.fixture(scope="module")
 def sidecar(broker: Broker) -> Iterator[Sidecar]:
-    """A sidecar without rules that looks at the broker often."""
+    """A sidecar without rules that reconciles with the broker often."""
     with Sidecar(broker, settings={"inventory": {"refresh": "200ms"}}) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def running(request: pytest.FixtureRequest, broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    """A site with the module's ``RULES``, and its ``SETTINGS`` and what it has to ``prepare``, where it has them."""
+    """A site with the module's ``RULES`` and, if they exist, its ``SETTINGS`` and its function ``prepare``."""
     settings, prepare = (getattr(request.module, name, None) for name in ("SETTINGS", "prepare"))
     with standing(broker, tmp_path_factory.mktemp("site"), request.module.RULES, settings, prepare) as site:
         yield site
@@ -33,7 +33,7 @@ def running(request: pytest.FixtureRequest, broker: Broker, tmp_path_factory: py
 
 @pytest.fixture
 def site(running: Site) -> Iterator[Site]:
-    """The module's site; what the test opens is ended."""
+    """The module's site; connections that the test opened are closed."""
     yield running
     running.tidy()
 
@@ -45,13 +45,13 @@ def producer(site: Site) -> Producer:
 
 @pytest.fixture(params=["carrier", "queue"])
 def delivery(request: pytest.FixtureRequest) -> str:
-    """Each of the two deliveries."""
+    """Both deliveries."""
     return str(request.param)
 
 
 @pytest.fixture
 def outside(broker: Broker, vhost: str) -> Outside:
-    """Somebody else in the test's virtual host."""
+    """Another application in the test's virtual host."""
     return Outside(broker, vhost)
 
 

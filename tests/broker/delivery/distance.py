@@ -1,4 +1,4 @@
-"""The other broker: a private RabbitMQ with TLS, a user of its own and a virtual host for what comes from elsewhere."""
+"""The other broker: a private RabbitMQ with TLS, a separate user, and a virtual host for messages of the sidecar."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.certificates import Authority
 from tests.private_broker import PrivateBroker, free_port
 from tests.producer import Producer
 
-#: The password of the user ``mover``, and how it stands in an address.
+#: The password of the user ``mover``, and the same password as quoted in an address.
 SECRET = "s3cret-w0rd/of@mover"
 QUOTED = "s3cret-w0rd%2Fof%40mover"
 VHOST = "far side"
@@ -36,10 +36,10 @@ class Far:
 
 @contextmanager
 def distant(folder: Path) -> Iterator[Far]:
-    """The other broker for as long as the context lasts.
+    """The other broker, for the duration of the context.
 
     Args:
-        folder: for its certificates.
+        folder: directory for its certificates.
     """
     authority = Authority(folder)
     certificate, key = authority.certificate("localhost")

@@ -1,6 +1,6 @@
-"""Where delivery is proven: a virtual host of a real RabbitMQ, a sidecar with rules before it, and looks from outside.
+"""The test bed of the delivery tests: a virtual host of a real RabbitMQ, and a sidecar with rules in front of it.
 
-A site serves all tests of a module; each test uses queues of its own, or empties those that it used.
+All tests of a module share one site. Each test uses its own queues, or empties those that it used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Site(Outside):
     Args:
         broker: the broker.
         vhost: virtual host that the rules name.
-        sidecar: running.
+        sidecar: the running sidecar.
         tap: between sidecar and broker.
     """
 
@@ -37,32 +37,32 @@ class Site(Outside):
         self._open: list[Producer] = []
 
     def producer(self, username: str = "guest", *, confirm: bool = True, frame_max: int = 0) -> Producer:
-        """A producer that comes through the sidecar, with channel 1 open; closed when the test ends."""
+        """A producer that connects through the sidecar, with channel 1 open; closed at the end of the test."""
         made = Producer(self.sidecar.port, self.vhost, username, frame_max=frame_max).open(confirm=confirm)
         self._open.append(made)
         return made
 
     def stored(self, table: Table) -> Table:
-        """A header table as this broker gives it back to whoever sent it."""
+        """A header table as this broker returns it to the client that sent it."""
         return table if self.broker.version < (4,) else stored_by_4(table)
 
     def upstream(self) -> Connection:
-        """The wire behind the producer made last."""
+        """The wire between sidecar and broker of the most recent producer."""
         return self.tap.last
 
     @property
     def beside(self) -> Producer:
-        """A connection to the broker itself, with channel 1 open."""
+        """A connection directly to the broker, with channel 1 open."""
         if self._beside is None:
             self._beside = Producer(self.broker.port, self.vhost).open()
         return self._beside
 
     def take(self, queue: str) -> list[Message]:
-        """Take all messages from a queue, past the sidecar."""
+        """Take all messages from a queue, directly from the broker."""
         return self.beside.take(queue)
 
     def next(self, queue: str) -> Message:
-        """Wait for a message in a queue and take it, past the sidecar."""
+        """Wait for a message in a queue and take it, directly from the broker."""
         found: list[Message] = []
 
         def there() -> bool:
@@ -74,11 +74,11 @@ class Site(Outside):
         return found[0]
 
     def bodies(self, *queues: str) -> list[list[bytes]]:
-        """Take all messages from queues and give their bodies."""
+        """Take all messages from queues and return their bodies."""
         return [[message.body for message in self.take(queue)] for queue in queues]
 
     def metric(self, name: str, **labels: str) -> float:
-        """Give a number of the metrics page; 0 where there is no such line."""
+        """Value of a metric; 0 if it has no such series."""
         wanted = {f'{key}="{text}"' for key, text in labels.items()}
         for line in self.sidecar.get("/metrics").splitlines():
             start, _, number = line.rpartition(" ")
@@ -88,11 +88,11 @@ class Site(Outside):
         return 0.0
 
     def logged(self, event: str) -> list[str]:
-        """Lines of the sidecar's log with these words in them."""
+        """Lines of the sidecar's log that contain these words."""
         return [line for line in self.sidecar.log.read_text().splitlines() if event in line]
 
     def tidy(self) -> None:
-        """End what a test has opened."""
+        """Close the connections that a test has opened."""
         while self._open:
             self._open.pop().vanish()
 
@@ -115,14 +115,14 @@ def standing(
     settings: Mapping[str, object] | None = None,
     prepare: Callable[[Outside], None] | None = None,
 ) -> Iterator[Site]:
-    """A site for as long as the context lasts.
+    """A site, for the duration of the context.
 
     Args:
         broker: the broker.
-        folder: for rules, configuration and log.
+        folder: directory for rules, configuration and log.
         rules: a rules file without its first line, the virtual host.
-        settings: configuration beside what a sidecar needs.
-        prepare: makes what is on the broker before the sidecar comes.
+        settings: configuration in addition to the minimum.
+        prepare: called before the sidecar starts, for example to declare objects on the broker.
     """
     vhost = f"site-{secrets.token_hex(6)}"
     broker.create_vhost(vhost)

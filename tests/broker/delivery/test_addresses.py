@@ -1,4 +1,4 @@
-"""The address table in the running sidecar: other exchanges and queues here, other brokers, failures, returns."""
+"""The address table in a running sidecar: exchanges and queues here, other brokers, failures, returns."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def sent(producer: Producer, key: str, exchange: str = "", **more: object) -> Se
     return producer.send_settled(exchange, key, **more)
 
 
-# -- here --------------------------------------------------------------------------------------------------------------
+# -- on the same broker ------------------------------------------------------------------------------------------------
 
 
 def test_a_publish_goes_to_another_queue_and_says_where_it_came_from(site: Site, producer: Producer) -> None:
@@ -138,7 +138,7 @@ def test_a_consumer_that_is_sent_its_messages_sees_the_original_too(site: Site, 
 
 
 def test_a_message_that_was_moved_since_is_left_as_the_broker_has_it(site: Site, producer: Producer) -> None:
-    """Dead-lettered out of the queue that the rule sent it to: its address is the broker's doing now."""
+    """The message was dead-lettered out of the queue that the rule chose, so the broker has set its address."""
     sent(producer, "dying/one")
     found: list[Message] = []
 
@@ -239,7 +239,7 @@ def test_where_one_destination_leads_nowhere_the_others_get_it_and_the_publish_i
     assert site.next("a").body == b"half"
 
 
-# -- elsewhere ---------------------------------------------------------------------------------------------------------
+# -- on other brokers --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("key", ["far/one", "tls/one"])

@@ -1,4 +1,4 @@
-"""Which destinations are reported missing where the address table sends them elsewhere."""
+"""Which destinations are reported as missing if the address table translates them."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_only_what_messages_go_to_is_reported_here_and_at_other_brokers(site: Si
         "queue broken": "its translation by the address table fails: an address with an empty exchange or queue name",
         "queue first": ABSENT,
         "queue second": ABSENT,
-        "queue final": ABSENT,  # of what the table itself has sent to `entered`
+        "queue final": ABSENT,  # for messages that the table itself has sent to `entered`
         "queue lost": ABSENT,
         "queue new": f"the address table redirects queue moved to it: {ABSENT}",
     }

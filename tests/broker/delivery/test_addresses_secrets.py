@@ -1,7 +1,7 @@
-"""Does a password that files hold, an address carries or a producer sends show anywhere? Everything is read.
+"""Passwords in files, in addresses and from producers are not shown anywhere.
 
-A sidecar that logs everything is led through what can go right and wrong; then its log, its pages, its audit, what it
-told producers, what the commands print and what its objects show of themselves are searched.
+A sidecar with full logging runs through successes and failures. After that, the test searches its log, its pages, its
+audit log, the texts that producers got, the output of the commands and the representations of its objects.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from tests.producer import Closed, Gone, Producer, until
 from tests.rabbitmq import Broker
 
 CONTROL, PRODUCER = "c0ntrol-w0rd", "pr0ducer-w0rd"
-#: Each password, as it is, as it stands in addresses, and as HTTP and SASL send it.
+#: Each password in plain text, as quoted in addresses, and as encoded by HTTP and SASL.
 WORDS = [
     SECRET,
     QUOTED,
@@ -110,7 +110,7 @@ def rules(far: Far) -> str:
 
 @contextlib.contextmanager
 def watched(broker: Broker, far: Far, folder: Path, style: str) -> Iterator[Site]:
-    """A site that logs everything, with users of its own for control and producers."""
+    """A site with full logging, and separate users for control and producers."""
     (folder / "audit").mkdir()
     (folder / "word").write_text(SECRET)
     settings = {
@@ -139,7 +139,7 @@ def found_in(texts: dict[str, str]) -> set[tuple[str, str]]:
 
 
 def heard(site: Site) -> str:
-    """Publish to every key, in every way, and give what the producer heard."""
+    """Publish to every key, in every way; return the text that the producer got."""
     told = []
     with Producer(site.sidecar.port, site.vhost, "speaker", PRODUCER).open(confirm=True) as producer:
         for key in KEYS:
@@ -172,7 +172,7 @@ def pages(site: Site) -> str:
 
 
 def reloaded(site: Site) -> None:
-    """Try files that can't be loaded, and go back."""
+    """Load invalid files, and restore the valid files."""
     file = site.sidecar.folder / "rules.yaml"
     good = file.read_text()
     for count, bad in enumerate(BAD, 1):
@@ -193,7 +193,7 @@ def test_no_password_is_in_anything_that_a_running_sidecar_says(
         shown = pages(site)
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         resource.prlimit(site.sidecar.process_id, resource.RLIMIT_CORE, (0, 0))
-        # What a crash leaves: the stacks of all threads.
+        # The output of a crash: the stacks of all threads.
         os.kill(site.sidecar.process_id, signal.SIGABRT)
         until(lambda: "Fatal Python error: Aborted" in site.sidecar.log.read_text())
         log = site.sidecar.log.read_text()
@@ -232,7 +232,7 @@ def test_no_password_is_in_what_the_commands_print(
 
 
 def test_no_password_is_in_what_objects_show_of_themselves(far: Far, tmp_path: Path) -> None:
-    """What a debugger or a report of an exception would print: every object of ours that holds, or held, one."""
+    """Debuggers and exception reports print these. Covers all our objects that contain, or contained, passwords."""
     (tmp_path / "word").write_text(SECRET)
     (tmp_path / "rules.yaml").write_text(rules(far))
     config = tmp_path / "oxproxy.yaml"

@@ -1,6 +1,6 @@
-"""The same bytes are said to the broker itself and to a sidecar before it: both answer the same.
+"""A sidecar and its broker answer the same bytes in the same way.
 
-What is compared is what RabbitMQ tolerates beyond the specification, since there are clients that need it.
+The tests compare what RabbitMQ tolerates beyond the specification, because some clients depend on it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CLOSE = client.method(0, commands.Connection.Close(200, "bye", 0, 0))
 
 
 class Said(NamedTuple):
-    """What one side answered: names and channels of methods, and the arguments of closes."""
+    """The answers of one side: names and channels of methods, and the arguments of closes."""
 
     frames: tuple[tuple[object, ...], ...]
 
@@ -30,7 +30,7 @@ Talk = Callable[[int], Said]
 
 @pytest.fixture(scope="module")
 def ports(broker: Broker, sidecar: Sidecar) -> tuple[int, int]:
-    """Where the broker listens, and where the sidecar does."""
+    """The ports of the broker and of the sidecar."""
     return broker.port, sidecar.port
 
 
@@ -45,7 +45,7 @@ def heard(producer: Producer, count: int) -> Said:
 
 
 def same(ports: Sequence[int], talk: Talk) -> Said:
-    """Have one conversation with both; give what the sidecar said, which is what the broker said."""
+    """Send the same bytes to both sides; check that the answers are equal, and return them."""
     at_broker, at_sidecar = (talk(port) for port in ports)
     assert at_sidecar == at_broker
     return at_sidecar
@@ -82,7 +82,7 @@ def test_a_header_that_the_broker_does_not_take_gets_the_one_to_use(
             producer.send(header)
             return Said(((producer.socket.recv(8),),))
 
-    # RabbitMQ 4.0 answers with the header of AMQP 1.0, which the sidecar does not speak.
+    # RabbitMQ 4.0 answers with the header of AMQP 1.0, which the sidecar does not support.
     answer = same(ports, talk) if broker.version < (4,) else talk(ports[1])
     assert answer.frames == ((client.PROTOCOL_HEADER,),)
 
@@ -95,7 +95,7 @@ def test_a_header_that_the_broker_does_not_take_gets_the_one_to_use(
 def test_body_frames_up_to_eight_bytes_above_frame_max_are_taken(
     ports: tuple[int, int], frame_max: int, above: int
 ) -> None:
-    """AMQPStorm cuts bodies into pieces of frame-max, without the eight bytes around each."""
+    """AMQPStorm splits bodies into pieces of frame-max bytes, without room for the eight bytes around each."""
 
     def talk(port: int) -> Said:
         with Producer(port, frame_max=frame_max).open(confirm=True) as producer:

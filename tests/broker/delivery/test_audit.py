@@ -1,4 +1,4 @@
-"""What the audit log holds of real traffic: as many lines as publishes, nothing secret, nothing confirmed without."""
+"""The audit log of real traffic: as many lines as publishes, no secrets, and no confirm without its line."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TEXT_PROPERTIES = (
 
 
 def written(directory: Path) -> str:
-    """All text of closed and open segments, in order."""
+    """The text of closed and open segments, in order."""
     texts = [
         gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
         for path in sorted(directory.rglob("*.jsonl*"))
@@ -42,7 +42,7 @@ def written(directory: Path) -> str:
 
 
 def records(directory: Path, kind: str = "publish") -> list[dict[str, object]]:
-    """All whole records of a kind, of closed and open segments, in order."""
+    """All complete records of a kind, of closed and open segments, in order."""
     found = [json.loads(line) for line in written(directory).split("\n") if line.endswith("}")]
     return [record for record in found if record["kind"] == kind]
 
@@ -75,7 +75,7 @@ def test_as_many_lines_as_publishes_and_queues_as_the_broker_has_them(broker: Br
     assert Counter(str(line["outcome"]) for line in lines) == {"routed": 150, "unrouted": 150, "passed": 1}
     assert {str(line["headers"]) for line in lines} == {"{'to': 'a'}", "{'to': 'nobody'}", "{}"}
     assert {tuple(line["bindings"]) for line in lines} == {("to a",), ()}  # type: ignore[arg-type]
-    # One decision for each value of the header that rules look at.
+    # One decision for each value of the header that the rules use.
     assert ["decide_us" in line for line in lines] == [True, True] + [False] * (count - 1)
 
 
@@ -147,7 +147,7 @@ def test_secrets_reach_neither_log_nor_metrics_nor_audit(broker: Broker, tmp_pat
             page = site.sidecar.get("/metrics") + site.sidecar.get("/status")
         log = (tmp_path / "oxproxy.log").read_text()
     assert len(records(directory)) == 1
-    # The log of the process names users; the audit log here does not.
+    # The log of the process contains user names; the audit log here does not.
     log = log.replace(user, "")
     for secret in (SECRET, key):
         assert secret not in written(directory)

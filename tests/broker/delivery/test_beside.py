@@ -1,4 +1,4 @@
-"""What is seen of the carrier by those who look, or act, past the sidecar."""
+"""What clients that bypass the sidecar see of the carrier, and the effect of their actions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How destinations come to be bound, go and come back: tokens on the real broker, while producers publish."""
+"""How destinations are bound, deleted and bound again: tokens on a real broker, while producers publish."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def prepare(outside: Outside) -> None:
 
 
 def missing(site: Site) -> dict[str, str]:
-    """What /status says of destinations that can't be reached."""
+    """The missing destinations in /status."""
     [vhost] = json.loads(site.sidecar.get("/status"))["vhosts"]
     found: dict[str, str] = vhost["missing"]
     return found
@@ -54,7 +54,7 @@ def test_an_exclusive_queue_declared_through_us_is_bound_before_its_declare_ok(s
     owner.declare("mine", exclusive=True)
     top = owner.tune["channel_max"]
     assert isinstance(top, int)
-    # The channel above all that the producer may use is ours: a refusal there would not be its own.
+    # The highest channel is the sidecar's own: a refusal there is not the producer's.
     assert [frame.name for frame in site.upstream().frames if frame.channel == top + 1] == [
         "Channel.Open",
         "Queue.Bind",
@@ -156,7 +156,7 @@ def test_a_regex_route_sees_a_queue_that_was_made_beside_us(site: Site, producer
     site.take("base")
 
 
-# -- queues that go and come back --------------------------------------------------------------------------------------
+# -- queues that are deleted and declared again ------------------------------------------------------------------------
 
 
 def test_a_queue_declared_again_through_us_is_bound_before_its_declare_ok(site: Site, producer: Producer) -> None:
@@ -221,7 +221,7 @@ def flighty_lines(site: Site) -> list[str]:
     return [line for line in site.logged("destinations missing") if "queue flighty: does not exist" in line]
 
 
-# -- behind an exchange, and past the rules ----------------------------------------------------------------------------
+# -- exchanges as destinations, and foreign bindings -------------------------------------------------------------------
 
 
 def test_behind_an_exchange_key_and_cc_route_as_on_any_broker(site: Site, producer: Producer) -> None:

@@ -1,4 +1,4 @@
-"""What a rule touched has every other byte as it was sent: properties of every type, bodies of every size."""
+"""A routed message keeps every byte that the rules do not change: properties of every type, bodies of every size."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ EVERY_PROPERTY: dict[str, bytes | int] = {
 
 
 def ours(exchange: str) -> Table:
-    """The one entry that queue delivery adds."""
+    """The one header that queue delivery adds."""
     if exchange != "direct":
         return ()
     fields = {"exchange": "direct", "routing-key": "k", "new-exchange": "", "new-routing-key": "a"}
@@ -93,7 +93,7 @@ def test_through_us_a_cc_that_was_set_aside_is_put_back(site: Site, producer: Pr
     copied = headers({"CC": ["b"]})
     producer.publish(exchange, "k", EVERY_TYPE + copied, b"x", **EVERY_PROPERTY)  # type: ignore[arg-type]
     producer.settle()
-    # What was set aside is put back at the end, wherever a broker that sorts would have it.
+    # The original CC is restored at the end, regardless of where a broker that sorts headers puts it.
     table = site.stored(EVERY_TYPE) + copied if exchange == "direct" else site.stored(EVERY_TYPE + copied)
     sent = client.encode_properties(EVERY_PROPERTY, encode_table(table))
     for queue in ("a", "b"):

@@ -1,4 +1,4 @@
-"""One publish in, one publish out, whatever the number of queues: carrier delivery on the real broker."""
+"""Carrier delivery on a real broker: one publish in, one publish out, for any number of queues."""
 
 from __future__ import annotations
 
@@ -66,13 +66,13 @@ def prepare(outside: Outside) -> None:
 
 
 def refusal_of_the_broker(site: Site, *arguments: object, **more: object) -> Closed:
-    """What the broker answers to the same publish on an exchange of its own."""
+    """The broker's answer to the same publish on an exchange of type direct."""
     with Producer(site.broker.port, site.vhost).open(confirm=True) as peer:
         peer.publish("amq.direct", *arguments, **more)  # type: ignore[arg-type]
         return peer.closed()
 
 
-# -- one in, one out ---------------------------------------------------------------------------------------------------
+# -- one publish in, one publish out -----------------------------------------------------------------------------------
 
 
 def test_one_publish_to_three_queues_is_one_publish_upstream_and_one_confirm(site: Site, producer: Producer) -> None:
@@ -121,7 +121,7 @@ def test_a_queue_named_by_two_bindings_and_behind_an_exchange_has_the_message_on
 
 def test_a_message_without_a_header_table_arrives_with_an_empty_one(site: Site, producer: Producer) -> None:
     producer.send_settled("safe", "k", None)
-    assert only(site.take("fallback")).entries is None  # no token, nothing to put in
+    assert only(site.take("fallback")).entries is None  # no token, so no header table is added
     producer.publish("keys", "a", None, message_id=b"m")
     producer.settle()
     message = only(site.take("a"))
@@ -190,7 +190,7 @@ def test_tokens_beyond_frame_max_are_spread_and_confirmed_once(site: Site, frame
     assert site.bodies(*MANY) == [[b"x", b"x"]] * len(MANY)
 
 
-# -- nowhere to go -----------------------------------------------------------------------------------------------------
+# -- unroutable messages -----------------------------------------------------------------------------------------------
 
 
 def test_mandatory_without_a_destination_is_returned_as_it_came_and_then_acked(site: Site, producer: Producer) -> None:
@@ -272,7 +272,7 @@ def test_a_full_queue_in_a_transaction_closes_the_channel_as_the_broker_says(sit
     site.bodies("full", "a", "b")
 
 
-# -- what the broker does with the message afterwards ------------------------------------------------------------------
+# -- the broker's own features: dead-lettering, reply-to, expiration ---------------------------------------------------
 
 
 def test_a_dead_lettered_copy_shows_the_original_key_and_no_token(site: Site, producer: Producer) -> None:

@@ -1,4 +1,4 @@
-"""Types of carriers and the tokens on them: what is chosen, what an existing carrier keeps, and changes under load."""
+"""The types of carriers and their tokens: the choice of a type, existing carriers, and changes under load."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.sidecar import Sidecar
 ONE_WORD = re.compile(rb"x-o-p-e-n-x-r-[qe]-[0-9a-f]{16}")
 EIGHT_WORDS = re.compile(rb"x\.o\.p\.e\.n\.x\.r\.[qe]\.[0-9a-f]{16}")
 REFRESH = {"inventory": {"refresh": "200ms"}}
-#: More destinations than a direct carrier is to have.
+#: More destinations than a direct carrier may have.
 MANY = FEW_DESTINATIONS[TokenForm.ONE_WORD] + 1
 
 RULES = """
@@ -37,7 +37,7 @@ exchanges:
       - {queue: b, arguments: {"x-?hkv= n": 1}}
 """
 WITH_EXCHANGE = RULES + '      - {exchange: copies, arguments: {"x-?hkex": copy}}\n'
-#: Ways to a carrier of another type, as the page "Types of carriers" describes them.
+#: How a carrier changes its type, as described on the page "Types of carriers".
 ANOTHER_CARRIER = RULES.replace("carrier_type: topic", "carrier: letters.2\n    carrier_type: direct")
 NO_CARRIER = RULES.replace("carrier_type: topic", "delivery: queue")
 
@@ -47,7 +47,7 @@ def keys(outside: Outside, carrier: str) -> list[bytes]:
 
 
 def copies(outside: Outside) -> None:
-    """A topic exchange downstream with a pattern that matches every key of one word, and a queue behind it."""
+    """A topic exchange downstream with a pattern that matches every key of one word, and its queue."""
     outside.make_exchange("copies", "topic")
     outside.make_queues("copied", "one-word")
     outside.bind("copies", "copied", "a.key")
@@ -55,7 +55,7 @@ def copies(outside: Outside) -> None:
 
 
 def pass_runs(sidecar: Sidecar, vhost: str) -> None:
-    """Wait until the next pass of a virtual host has ended."""
+    """Wait until the next reconcile pass of a virtual host has ended."""
 
     def refreshed() -> str:
         hosts = json.loads(sidecar.get("/status"))["vhosts"]
@@ -69,7 +69,7 @@ def scans(broker: Broker) -> bool:
     return broker.version < (3, 13)
 
 
-# -- what is chosen ----------------------------------------------------------------------------------------------------
+# -- choice of a type --------------------------------------------------------------------------------------------------
 
 
 def test_a_carrier_has_the_type_that_the_rules_ask_for_or_the_broker_needs(broker: Broker, tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_a_carrier_that_exists_keeps_its_type(broker: Broker, tmp_path: Path, th
         assert site.exchange("letters")["type"] == there
         assert site.producer().send_settled("letters", "k", {"n": 1}, mandatory=True) == (True, [])
         assert site.bodies("a", "b") == [[b"body"], [b"body"]]
-        # Where a carrier was there before, version 0.1 may use it, too.
+        # Version 0.1 may also use a carrier that existed before.
         form = ONE_WORD if there == "topic" else re.compile(rb"x\.o\.p\.e\.n\.x\.(r\.)?q\.[0-9a-f]{16}")
         assert all(map(form.fullmatch, keys(site, "letters")))
 
@@ -175,7 +175,7 @@ def test_a_carrier_whose_type_does_not_fit_is_reported(broker: Broker, tmp_path:
 
 
 class Load:
-    """Publishes one message after another, each numbered, until the context ends; `acked` are those confirmed."""
+    """Publishes numbered messages one after another until the context ends; `acked` contains the confirmed numbers."""
 
     def __init__(self, port: int, vhost: str) -> None:
         self.acked: list[bytes] = []
@@ -195,7 +195,7 @@ class Load:
                 self.returned += [body] if settled.returned else []
 
     def goes_on(self) -> None:
-        """Wait until more has been published."""
+        """Wait until more messages have been published."""
         count = len(self.acked) + 50
         until(lambda: len(self.acked) >= count)
 
@@ -289,7 +289,7 @@ def test_an_exclusive_queue_gets_its_messages_before_and_after_the_tokens_change
         owner.declare("mine", exclusive=True)
         assert producer.send_settled("letters", "a.key", {"mine": 1}, b"1", mandatory=True) == (True, [])
         reload(site, WITH_EXCHANGE + exclusive)
-        # Only its owner may bind it: its token of one word stays, those of the other queues go.
+        # Only its owner may bind it: its token of one word stays; those of the other queues are removed.
         until(
             lambda: [len(EIGHT_WORDS.findall(key)) for key in keys(site, "letters")].count(0) == 1,
             seconds=FORMER_LOOKS * 2,

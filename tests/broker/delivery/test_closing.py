@@ -1,4 +1,4 @@
-"""Closes in the middle of things, on the real broker: contents, closes that cross, goodbyes, and any chaos."""
+"""Closes in unusual states, on a real broker: within contents, crossing closes, pending publishes, random errors."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def parts(exchange: str, size: int) -> list[bytes]:
 
 
 def close_code(producer: Producer) -> object:
-    """Code of the Channel.Close that comes next; it is not answered yet."""
+    """Code of the next Channel.Close, which is not answered yet."""
     found = producer.frame()
     assert (found.name, found.channel) == ("Channel.Close", 1)
     return found.arguments["reply_code"]
@@ -72,7 +72,7 @@ def test_a_channel_that_the_broker_closes_in_the_middle_of_a_publish_costs_that_
 
 
 def test_a_filter_that_closes_a_consuming_channel_does_not_cut_a_delivery(site: Site) -> None:
-    """Deliveries at full speed on the channel that is closed: its close stands between two of them, never inside."""
+    """The channel that is closed has deliveries at full speed; its close must come between two deliveries."""
     for _ in range(20):
         site.beside.publish("", "b", body=bytes(400_000))
     producer = site.producer()
@@ -88,7 +88,7 @@ def test_a_filter_that_closes_a_consuming_channel_does_not_cut_a_delivery(site: 
     assert producer.open(confirm=True).send_settled("letters", "k").acked
 
 
-# -- closes that cross -------------------------------------------------------------------------------------------------
+# -- crossing closes ---------------------------------------------------------------------------------------------------
 
 
 def test_a_close_that_crosses_the_brokers_is_answered_and_the_number_is_free(site: Site) -> None:
@@ -122,7 +122,7 @@ def test_channels_refused_and_opened_again_at_once_are_never_opened_twice(site: 
     assert producer.send_settled("letters", "k").acked
 
 
-# -- goodbye -----------------------------------------------------------------------------------------------------------
+# -- Connection.Close of a producer ------------------------------------------------------------------------------------
 
 
 def test_a_publish_that_waits_for_its_queue_is_sent_before_the_goodbye(site: Site) -> None:
@@ -140,11 +140,11 @@ def test_everything_published_before_a_goodbye_is_there(site: Site) -> None:
     assert len(site.take("a")) == 500
 
 
-# -- any chaos ---------------------------------------------------------------------------------------------------------
+# -- random errors -----------------------------------------------------------------------------------------------------
 
 
 def chaos(port: int, vhost: str, seed: int) -> None:
-    """One client that says right and wrong things and leaves at some point, in some way."""
+    """One client that sends valid and invalid methods and disconnects at a random point, in a random way."""
     pick = random.Random(seed)
     whole = client.publish(1, b"letters", b"k", (), bytes(pick.randrange(200_000)))
     words: list[Callable[[], bytes]] = [

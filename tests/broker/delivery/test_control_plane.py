@@ -1,4 +1,4 @@
-"""What others do on the broker, or in their arguments, and what the control plane makes of it."""
+"""How the control plane handles unexpected changes and arguments by other clients of the broker."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def site(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 def nested(depth: int, letter: str = "A") -> bytes:
-    """Entries of a table with one argument: so many arrays or tables within one another."""
+    """Entries of a table with one argument of so many nested arrays or tables."""
     value = b""
     for _ in range(depth):
         inner = value if letter == "A" or not value else b"\x01k" + value
@@ -120,7 +120,7 @@ def not_followed(sidecar: Sidecar) -> list[str]:
 
 
 def test_a_queue_that_no_listing_shows_costs_neither_the_looks_nor_a_start(site: Site, broker: Broker) -> None:
-    """Declared beside the sidecar, with arguments that its JSON decoder gives up on."""
+    """The queue is declared directly on the broker, with arguments that the sidecar's JSON decoder rejects."""
     declare_queue(site.beside, "deep", nested(1500))
     site.beside.expect("Queue.DeclareOk")
     until(lambda: any("deeply nested" in each for each in not_followed(site.sidecar)))
@@ -129,7 +129,7 @@ def test_a_queue_that_no_listing_shows_costs_neither_the_looks_nor_a_start(site:
     assert site.producer().send_settled("letters").acked
     assert site.bodies("late") == [[b"body"]]
     with Sidecar(broker, [site.sidecar.folder / "rules.yaml"], SETTINGS):
-        pass  # it got ready
+        pass  # it became ready
     assert site.metric("control_loop_failures_total", task="vhost") == 0
     site.delete_queue("deep")
     until(lambda: not_followed(site.sidecar) == [])
@@ -156,7 +156,7 @@ def test_an_exchange_that_no_listing_shows_hides_no_declared_exchange_of_another
 
 @contextmanager
 def odd_management(broker: Broker, change: Callable[[str, bytes], bytes]) -> Iterator[str]:
-    """A management API that answers as the broker's does, but for what `change` makes of path and body."""
+    """A management API that forwards to the broker's, with answers changed by `change`, which gets path and body."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -173,7 +173,7 @@ def odd_management(broker: Broker, change: Callable[[str, bytes], bytes]) -> Ite
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Nothing to standard error."""
+            """Write no access log."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = Thread(target=server.serve_forever)
@@ -208,7 +208,7 @@ def test_an_exception_that_nobody_expected_holds_readiness_is_counted_and_tried_
             assert (caught.value.code, text.splitlines()[0]) == (503, "not ready")
             assert f"control task vhost of vhost {site.vhost}: failed with AttributeError" in text
             assert site.producer().send_settled("letters").acked  # rules in force still decide
-            with Application(site.sidecar.port, vhost) as other:  # another virtual host goes on
+            with Application(site.sidecar.port, vhost) as other:  # another virtual host is not affected
                 other.exchange("ox")
                 other.queues("bound")
                 other.bind("bound", "ox")
@@ -251,7 +251,7 @@ def come_and_go(site: Site, name: str) -> None:
     def followed() -> bool:
         return name in {each["vhost"] for each in json.loads(site.sidecar.get("/status"))["vhosts"]}
 
-    for _ in range(2):  # one of that name that comes later is another one
+    for _ in range(2):  # a later virtual host of that name is a new one
         broker.create_vhost(name)
         with Producer(site.sidecar.port, name) as producer:
             producer.open()

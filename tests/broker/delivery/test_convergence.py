@@ -1,4 +1,4 @@
-"""Two sidecars on one broker: queues come and go through them and bypassing them; in the end every token is right."""
+"""Two sidecars on one broker, while queues change through them and directly: in the end, every token is right."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tests.broker.world import Outside, queues
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 
-#: Longest time from the last change until every token is right: promised, and while other tests use the CPU.
+#: Maximum time from the last change until every token is right: as documented, and while other tests run.
 PROMISED_SECONDS, LOADED_SECONDS = 5.0, 60.0
 CLIENTS, RULES = "made.by.clients", "made.by.rules"
 
 
 class Churn:
-    """Changes at random, and what must be there after them.
+    """Random changes, and the expected state after them.
 
     Args:
         outside: the virtual host.
-        sidecars: two of them.
-        channels: through each sidecar, and bypassing both.
+        sidecars: two sidecars.
+        channels: through each sidecar, and directly to the broker.
         names: of the queues.
         seed: of the random choices.
     """
@@ -45,10 +45,10 @@ class Churn:
         self.bound: set[str] = set()
 
     def step(self) -> None:
-        """Make, delete, bind or unbind one queue."""
+        """Declare, delete, bind or unbind one queue."""
         draw, number = self._random, self._random.randrange(len(self._names))
         name, anyone = self._names[number], draw.choice(self._channels)
-        # The binding of a queue is made and unmade through one sidecar: the other one may not know of it yet.
+        # A queue is bound and unbound through the same sidecar, because the other may not know the binding yet.
         owner, how = self._channels[number % 2], {"x-?hkv= number": number}
         if name not in self.existing:
             anyone.queue_declare(name, durable=True)
@@ -65,7 +65,7 @@ class Churn:
             self.bound.discard(name)
 
     def differences(self) -> dict[str, set[str]]:
-        """What is not as it must be; empty where everything is."""
+        """Differences from the expected state."""
         wrong: dict[str, set[str]] = {}
         for exchange, wanted in ((RULES, self.existing), (CLIENTS, self.bound)):
             there = self._outside.bound(exchange)
@@ -114,15 +114,15 @@ def churned(broker: Broker, folder: Path, count: int, seed: int) -> Iterator[Chu
 
 
 def settle(churn: Churn, seconds: float) -> float:
-    """Wait until nothing differs; give how long that took.
+    """Wait until there are no differences; return the duration.
 
     Raises:
-        AssertionError: it takes too long, with what differs.
+        AssertionError: with the differences, if it takes too long.
     """
     ended = time.monotonic()
     while wrong := churn.differences():
         assert time.monotonic() - ended < seconds, wrong
-        time.sleep(0.1)  # the broker does not say when a listing would be another one
+        time.sleep(0.1)  # the broker does not report changes of a listing
     return time.monotonic() - ended
 
 

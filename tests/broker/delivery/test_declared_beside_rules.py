@@ -1,4 +1,4 @@
-"""Rules files and applications on one exchange; and how far what applications declare may reach."""
+"""Rules files and applications on one exchange, and the destinations that applications may reach."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def app(site: Site) -> Iterator[Application]:
 
 
 def restart(site: Site, *connected: Application) -> None:
-    """Start the sidecar again; before that, end what would not answer its Connection.Close, for which it waits."""
+    """Restart the sidecar, after closing the connections that would not answer its Connection.Close."""
     for application in connected:
         application.vanish()
     site.sidecar.stop()
@@ -86,7 +86,7 @@ def test_what_the_file_binds_is_not_the_applications_to_unbind(app: Application)
     close = app.refused(app.unbinding("a", "filed", {"x-?hkv= to": "a"}))
     assert (close.code, close.method) == (403, (50, 50))
     assert close.text == "ACCESS_REFUSED - the binding to 'a' belongs to a rules file of the proxy"
-    app.bind("a", "filed", {"x-?hkv= to": "a"})  # it is there already
+    app.bind("a", "filed", {"x-?hkv= to": "a"})  # it exists already
     assert app.refused(app.unbinding("a", "filed", {"x-?hkv= to": "a"})).code == 403
     close = app.refused(app.unchaining("amq.fanout", "filed", {"x-?hkv= to": "copies"}))
     assert (close.code, close.method) == (403, (40, 40))
@@ -146,12 +146,12 @@ def test_a_restart_keeps_both(site: Site, app: Application) -> None:
         after.unbind("b", "filed", {"x-?hkv= to": "a"})
 
 
-# -- what a client's routes reach --------------------------------------------------------------------------------------
+# -- destinations of a client's routes ---------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def limited(site: Site) -> Iterator[Application]:
-    """An application that may bind the queues a and b, and publish, but neither of the secret ones."""
+    """An application that may publish and bind the queues a and b, but neither of the secret ones."""
     name = f"user-{secrets.token_hex(4)}"
     site.broker.create_user(name, name)
     site.broker.grant(name, site.vhost, configure="^mine$", write="^(a|b|mine|filed|amq.default)$", read=".*")
@@ -205,7 +205,7 @@ def test_a_pattern_reaches_only_what_the_client_may_bind(
 
 
 def again(site: Site, limited: Application) -> Application:
-    """The same user, once more: only a connection of its own can be asked what it may bind."""
+    """A new connection of the same user. Only the user's own connections can be queried for what it may bind."""
     return Application(site.sidecar.port, site.vhost, limited.username)
 
 

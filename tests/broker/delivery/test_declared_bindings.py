@@ -30,7 +30,7 @@ def app(sidecar: Sidecar, vhost: str, delivery: str) -> Iterator[Application]:
 
 @pytest.fixture
 def user(broker: Broker) -> Iterator[str]:
-    """A user without permissions; its password is its name."""
+    """A user without permissions, whose password is its name."""
     name = f"user-{secrets.token_hex(4)}"
     broker.create_user(name, name)
     yield name
@@ -39,7 +39,7 @@ def user(broker: Broker) -> Iterator[str]:
 
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
-#: arguments, routing key, and what the plugin says
+#: Arguments, routing key, and the plugin's error message.
 INVALID: list[tuple[dict[str, object], str, str]] = [
     ({"x-match": "some"}, "key", "Forbidden declaration of binding's routing key"),
     ({"x-match": "some", "x-unknown": 1}, "", "Invalid binding type"),
@@ -194,7 +194,7 @@ def test_unbinding_what_nobody_bound_is_fine(app: Application) -> None:
     app.unbind("b", "ox", {"x-?hkex": "x"})
     app.unbind("b", "ox")
     app.unchain("amq.fanout", "ox")
-    app.unbind("nowhere", "ox")  # as on RabbitMQ since 3.2
+    app.unbind("nowhere", "ox")  # as in RabbitMQ since 3.2
     app.unchain("nowhere", "ox")
     assert app.reached("ox", {}, "a") == ["a"]
 
@@ -228,14 +228,14 @@ def test_of_equal_orders_the_one_bound_last_is_visited_first(app: Application) -
     app.bind("a", "ox", STOP)
     app.bind("b", "ox", STOP)
     assert app.reached("ox", {}, "a", "b") == ["b"]
-    app.bind("a", "ox", STOP)  # it is there already: nothing changes
+    app.bind("a", "ox", STOP)  # it exists already, so nothing changes
     assert app.reached("ox", {}, "a", "b") == ["b"]
     app.unbind("a", "ox", STOP)
     app.bind("a", "ox", STOP)
     assert app.reached("ox", {}, "a", "b") == ["a"]
 
 
-# -- queues that go ----------------------------------------------------------------------------------------------------
+# -- queues that are deleted -------------------------------------------------------------------------------------------
 
 
 def test_a_queue_that_is_deleted_takes_its_bindings_along(app: Application) -> None:
@@ -272,7 +272,7 @@ def test_a_queue_that_ends_beside_us_takes_its_bindings_along(
 def test_a_queue_that_comes_again_and_again_is_bound_each_time(
     sidecar: Sidecar, vhost: str, app: Application, how: str
 ) -> None:
-    for number in range(3):  # well within one look at the broker
+    for number in range(3):  # well within one refresh interval
         with Application(sidecar.port, vhost) as owner:
             tag = commands.Basic.Consume(queue="brief", no_ack=True)
             frames = [
@@ -302,7 +302,7 @@ def test_a_queue_made_again_on_one_connection_is_bound_again(app: Application, o
 
 
 def test_what_is_sent_ahead_happens_in_order(app: Application) -> None:
-    """Binds, an unbind, a publish and a declare, all before the first answer."""
+    """Binds, an unbind, a publish and a declare, all sent before the first answer."""
     frames = [app.binding(queue, "ox", {"x-?hkv= n": n}) for n in range(300) for queue in ("a", "b")]
     app.send(*frames, app.unbinding("a", "ox", {"x-?hkv= n": 299}))
     app.publish("ox", "k", {"n": 299}, b"1")
@@ -326,7 +326,7 @@ def test_what_is_sent_ahead_happens_in_order(app: Application) -> None:
 def test_an_exchange_deleted_and_declared_again_behind_binds_sent_ahead_has_none_of_them(
     app: Application,
 ) -> None:
-    """All of it before the first answer: what comes behind the delete is about another exchange."""
+    """All methods are sent before the first answer; those after the delete concern a new exchange."""
     count = 40
     binds = [app.binding(queue, "ox", {"x-?hkv= n": n}) for n in range(count) for queue in ("a", "b")]
     app.send(
@@ -354,7 +354,7 @@ def test_an_exchange_deleted_and_declared_again_behind_binds_sent_ahead_has_none
     app.delete("ox", if_unused=True)
 
 
-# -- exchanges behind exchanges ----------------------------------------------------------------------------------------
+# -- exchanges bound to exchanges --------------------------------------------------------------------------------------
 
 
 def test_an_open_exchange_behind_an_open_one_is_evaluated_once_for_a_message(app: Application) -> None:

@@ -1,4 +1,4 @@
-"""Exchanges of type x-open that applications declare, on a RabbitMQ that has never heard of the type."""
+"""Exchanges of type x-open that applications declare, on a RabbitMQ without that type."""
 
 from __future__ import annotations
 
@@ -243,7 +243,7 @@ def test_if_unused_spares_what_is_bound(app: Application, outside: Outside) -> N
 def test_an_auto_delete_exchange_goes_with_its_last_binding(app: Application, outside: Outside) -> None:
     app.exchange("ox", auto_delete=True)
     app.queues("a", "b")
-    app.exchange("ox", passive=True)  # it stays until something was bound
+    app.exchange("ox", passive=True)  # it is not deleted before something was bound
     app.bind("a", "ox")
     app.bind("b", "ox")
     app.unbind("a", "ox")
@@ -276,7 +276,7 @@ def test_deleting_unbinds_everything(app: Application, outside: Outside) -> None
     app.bind("a", "ox", {"x-?hkex": "x"})
     app.bind("a", "ox")
     app.delete("ox")
-    app.delete("ox")  # as on RabbitMQ, that it is not there is fine
+    app.delete("ox")  # as in RabbitMQ, deleting a missing exchange is no error
     app.exchange("ox")
     assert app.send_settled("ox", "k", {"x": 1}, mandatory=True).returned
     assert app.take("a") == []
@@ -296,7 +296,7 @@ def test_what_no_binding_routes_goes_to_the_alternate_exchange(app: Application,
     assert settled == (True, [])
     [message] = app.take("fallback")
     assert message.key == "key"
-    assert app.send_settled("ox", "key", {"known": 1}, b"1").acked  # silently dropped: the alternate exchange has it
+    assert app.send_settled("ox", "key", {"known": 1}, b"1").acked  # dropped silently: the alternate exchange gets it
     assert [len(app.take(queue)) for queue in ("a", "fallback")] == [0, 1]
 
 
@@ -315,7 +315,7 @@ def test_declaring_needs_the_clients_own_permission(broker: Broker, sidecar: Sid
             assert "access to exchange 'other'" in close.text
             assert on_broker(outside, "other") is None
         with Application(sidecar.port, outside.vhost) as app:
-            app.exchange("other", {"max-payload-size": 5})  # the refused one has left nothing behind
+            app.exchange("other", {"max-payload-size": 5})  # the refused declare has had no effect
     finally:
         broker.delete_user(name)
 

@@ -1,4 +1,4 @@
-"""Thousands of bindings of one client: what they cost the sidecar, and that a restart has them all.
+"""Thousands of bindings of one client: their cost in the sidecar, and that they survive a restart.
 
 The limits are on CPU time of the sidecar, because the time of the broker depends on the machine.
 """
@@ -15,13 +15,13 @@ from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 
 QUEUES = 100
-#: Seconds of CPU for a thousand binds, and until a restarted sidecar is ready; measured: 0.23 and 1.2.
+#: CPU seconds for a thousand binds, and until a restarted sidecar is ready; measured: 0.23 and 1.2.
 BIND_SECONDS = 1.0
 START_SECONDS = 5.0
 
 
 def used(sidecar: Sidecar) -> float:
-    """Seconds of CPU that a sidecar has used."""
+    """CPU seconds that a sidecar has used."""
     behind_name = Path(f"/proc/{sidecar.process_id}/stat").read_text().rpartition(")")[2].split()
     return (int(behind_name[11]) + int(behind_name[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -42,7 +42,7 @@ def test_thousands_of_bindings_of_one_client(broker: Broker, vhost: str, count: 
             spent.append(used(sidecar))
         assert spent[-1] - start < BIND_SECONDS * count / 1000
         first, last = spent[5] - start, spent[-1] - spent[-6]
-        assert last < 2 * first + 0.2  # later binds cost what earlier ones did
+        assert last < 2 * first + 0.2  # later binds cost as much as earlier ones
         assert app.reached("ox", {"n": count - 1}, "q98", "q99") == ["q99"]
     with Sidecar(broker) as again, Application(again.port, vhost) as app:
         assert used(again) < START_SECONDS

@@ -1,4 +1,4 @@
-"""What stands on the broker for a client's bindings: as few bindings as messages and a restart need."""
+"""The bindings on the broker for a client's bindings: no more than routing and a restart need."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 
 FIRST, SECOND, THIRD = ({"x-?hkv= n": n} for n in (1, 2, 3))
-#: Publishes under way while a binding goes.
+#: Publishes under way while a binding is removed.
 PUBLISHES = 500
 
 
@@ -77,7 +77,7 @@ def test_messages_of_another_binding_arrive_while_the_first_one_goes(
         app.unbind("a", "ox", FIRST)
         for _ in range(PUBLISHES):
             other.publish("ox", "k", {"n": 2}, mandatory=True)
-        other.settle_all(2 * PUBLISHES)  # and nothing comes back
+        other.settle_all(2 * PUBLISHES)  # and nothing is returned
     assert [app.reached("ox", {"n": n}, "a")[:1] for n in (1, 2)] == [["a"], ["a"]]
     assert len(keys(outside)) == 2
 
@@ -87,7 +87,7 @@ def test_bindings_read_back_after_a_restart_go_from_where_they_are(
 ) -> None:
     app.bind("a", "ox", FIRST)
     app.bind("a", "ox", SECOND)
-    # That unkeyed tokens are not needed is kept a moment after the first exchange.
+    # The sidecar records shortly after the first exchange that unkeyed tokens are not needed.
     until(lambda: any(item["name"].startswith("x.o.p.e.n.x.f.") for item in broker.api("GET", f"exchanges/{vhost}")))
     with Sidecar(broker) as later, Application(later.port, vhost) as again:
         again.bind("a", "ox", FIRST)
@@ -96,7 +96,7 @@ def test_bindings_read_back_after_a_restart_go_from_where_they_are(
         assert is_keyed(keys(outside)[0])
         assert [again.reached("ox", {"n": n}, "a") for n in (1, 2)] == [[], ["a"]]
         again.unbind("a", "ox", SECOND)
-        # The other one may have bound there: what takes the place of its binding goes when looks show that it has not.
+        # The other sidecar may have bound there. Its substitute binding is removed once passes show no such binding.
         until(lambda: "ox" not in {item["name"] for item in broker.api("GET", f"exchanges/{vhost}")})
 
 
@@ -155,14 +155,14 @@ def test_binds_sent_ahead_are_one_each_and_all_found(app: Application, outside: 
 
 @pytest.fixture
 def pair(broker: Broker, vhost: str, outside: Outside) -> Iterator[tuple[Application, Application]]:
-    """Applications at two sidecars that don't look again, and an exchange that both know."""
+    """Applications at two sidecars that do not refresh, and an exchange that both know."""
     with ExitStack() as stack:
         blind = {"inventory": {"refresh": "1h"}}
         ports = [stack.enter_context(Sidecar(broker, settings=blind)).port for _ in range(2)]
         here, there = (stack.enter_context(Application(port, vhost)) for port in ports)
         here.exchange("ox")
         here.bind("a", "ox", FIRST)
-        there.exchange("ox")  # it is looked at now
+        there.exchange("ox")  # it is read now
         assert there.reached("ox", {"n": 1}, "a") == ["a"]
         yield here, there
 
@@ -173,7 +173,7 @@ def test_what_is_bound_through_one_is_found_while_the_other_takes_its_own_away(
     here, there = pair
     for arguments in (SECOND, THIRD):
         there.bind("a", "ox", arguments)
-    here.unbind("a", "ox", FIRST)  # here nobody knows of the others
+    here.unbind("a", "ox", FIRST)  # this sidecar does not know the other's bindings
     assert [there.reached("ox", {"n": n}, "a") for n in (2, 3)] == [["a"], ["a"]]
     here.bind("a", "ox", FIRST)
     for arguments in (SECOND, THIRD):
@@ -186,17 +186,17 @@ def test_the_same_binding_made_through_both_goes_through_either(
 ) -> None:
     here, there = pair
     here.bind("b", "ox", FIRST)
-    there.bind("b", "ox", FIRST)  # nobody has told it that it is there
+    there.bind("b", "ox", FIRST)  # it has not been notified of the binding
     assert there.reached("ox", {"n": 1}, "b") == ["b"]
     there.unbind("b", "ox", FIRST)
     assert here.reached("ox", {"n": 1}, "b") == ["b"]
     here.unbind("b", "ox", FIRST)
-    # Where a look of the one has shown it the other's copy, a pin takes the place of that until later looks.
+    # If a pass of one sidecar has seen the other's copy, a pin replaces that copy until later passes.
     rows = outside.broker.api("GET", f"exchanges/{outside.vhost}/ox/bindings/source")
     assert {row["destination"] for row in rows if "x-oxproxy" in row["arguments"]} == {"a"}
 
 
-# -- other stores, other owners ----------------------------------------------------------------------------------------
+# -- the snapshot, and bindings of rules -------------------------------------------------------------------------------
 
 
 def test_without_the_management_api_first_bindings_are_told_by_the_snapshot(

@@ -1,4 +1,4 @@
-"""Two sidecars with different rules for one carrier: what the rules of one need no more, those of the other may."""
+"""Two sidecars with different rules for one carrier: tokens that only one of them no longer needs are kept."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_token_that_one_needs_no_more_stays_for_the_other_at_every_moment(
         published = 0
 
         def plain() -> bool:
-            """Publish once; has the second sidecar bound for itself what the first one has unbound?"""
+            """Publish once; return whether the second sidecar has bound what the first sidecar has unbound."""
             nonlocal published
             assert producer.send_settled("letters", "k", mandatory=True) == (True, [])
             published += 1
@@ -74,7 +74,7 @@ def test_a_token_that_one_needs_no_more_stays_for_the_other_at_every_moment(
 
         first.reload("a")
         until(lambda: not plain())
-        until(plain)  # nothing but a row of its own is left
+        until(plain)  # only its own binding is left
         assert [len(producer.take(queue)) for queue in ("a", "b", "c")] == [0, published, published]
     second.reload("c")
     until(lambda: outside.bound("letters") == queues("a", "c"))

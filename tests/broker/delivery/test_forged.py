@@ -1,4 +1,4 @@
-"""What somebody writes on the broker alone, as if a sidecar had stored it for a client, gives no rights to anybody."""
+"""Bindings written directly to the broker, as if a sidecar had stored them for a client, give no rights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LATEST = 2**64 - 1
 
 
 class Scene(NamedTuple):
-    """A sidecar, a client with all rights that is connected to it, and one that owns names in ``att.`` only."""
+    """A sidecar with two connected clients: one with all rights, one with rights only on names in ``att.``."""
 
     sidecar: Sidecar
     broker: Broker
@@ -50,7 +50,7 @@ class Scene(NamedTuple):
         mark: bool = True,
         sequence: int = 1,
     ) -> None:
-        """Bind to ``att.x`` at the broker, with what the first release would have stored for a client."""
+        """Bind to ``att.x`` on the broker, with the arguments that the first release stored for a client."""
         own = entries(arguments)
         key = token("queue", queue.encode()) if mark else storage_key("queue", queue.encode(), b"", own)
         with Application(self.broker.port, self.vhost, self.mallory) as beside:
@@ -58,7 +58,7 @@ class Scene(NamedTuple):
             beside.bind(queue, "att.x", _table(kept), key.decode())
 
     def known(self, count: int) -> None:
-        """Wait until the sidecar has seen so many bindings of ``att.x``."""
+        """Wait until the sidecar has seen this number of bindings of ``att.x``."""
         until(lambda: declared(self.sidecar, self.vhost).get("att.x") == count)
 
 
@@ -79,7 +79,7 @@ def scene(sidecar: Sidecar, broker: Broker, vhost: str) -> Iterator[Scene]:
 
 
 def forged(scene: Scene, **more: int) -> None:
-    """Declare ``att.x`` at the broker, marked as an open exchange."""
+    """Declare ``att.x`` on the broker, marked as an open exchange."""
     with Application(scene.broker.port, scene.vhost, scene.mallory) as beside:
         beside.exchange("att.x", scene.forged_exchange(**more), kind="direct", durable=True)
 
@@ -95,7 +95,7 @@ def test_a_forged_binding_reaches_its_own_destination_and_nothing_else(
         scene.forge("att.q", {"x-?hkex": "never"})
     scene.known(1 if mark else 2)
     with Application(scene.sidecar.port, scene.vhost, scene.mallory) as sender:
-        for _ in range(3):  # the first one would have asked for what it lacks
+        for _ in range(3):  # the first publish would have requested missing tokens
             assert sender.send_settled("att.x", "k", {"a": 1}).acked
     assert [len(scene.alice.take(queue)) for queue in ("secret", "att.q")] == [0, 3]
 
@@ -115,7 +115,7 @@ def test_forged_bindings_are_reported_until_they_are_gone(scene: Scene) -> None:
 
 
 def _unsigned(scene: Scene) -> tuple[float, set[str]]:
-    """What the metric says, and of which exchanges of this virtual host /status names some."""
+    """The value of the metric, and the exchanges of this virtual host that /status lists."""
     name = "oxproxy_topology_unsigned_bindings "
     (line,) = (line for line in scene.sidecar.get("/metrics").splitlines() if line.startswith(name))
     vhosts = json.loads(scene.sidecar.get("/status"))["vhosts"]
@@ -140,7 +140,7 @@ def test_a_forged_binding_comes_after_all_others_whatever_it_says(scene: Scene) 
         owner.bind("att.p", "att.x", MATCH)
     scene.forge("att.q", MATCH | {"x-order": 100, "x-stop-ontrue": ""}, sequence=2**60)
     scene.forge("att.q", MATCH | {"x-order": 101, "x-stop-ontrue": ""}, sequence=2**50)
-    scene.known(2)  # a sequence that cannot be is not read at all
+    scene.known(2)  # an invalid sequence is not read at all
     assert scene.alice.reached("att.x", {"a": 1}, "att.p", "att.q") == ["att.p", "att.q"]
 
 
@@ -159,7 +159,7 @@ def test_a_binding_of_the_first_release_routes_to_its_queue_until_its_client_bin
 
 
 def test_a_forged_alternate_exchange_takes_nothing(scene: Scene) -> None:
-    """The broker asks for permission to write to the alternate exchange that it is told, and knows of no other."""
+    """The broker checks write permission for the declared alternate exchange, but does not know the stored one."""
     scene.alice.exchange("vault", kind="fanout")
     scene.alice.bind("secret", "vault")
     with Application(scene.broker.port, scene.vhost, scene.mallory) as beside:

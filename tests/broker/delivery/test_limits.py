@@ -1,4 +1,4 @@
-"""Limits of the sidecar before a real broker: what each of them refuses, how it says so, and what is left alone."""
+"""Limits of a sidecar in front of a real broker: what each limit refuses, its error, and what it does not affect."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TIGHT = {
     "message_size": 100_000,
     "handshake_timeout": "1s",
 }
-#: Few enough to be over at once, and a patience that is over soon.
+#: Rates that are exceeded at once, and a short maximum delay.
 SLOW = {"publish_rate": 50, "publish_bytes": 1_000_000, "burst": "500ms", "patience": "1s"}
 
 
@@ -82,7 +82,7 @@ def test_a_body_above_the_limit_is_refused_at_its_header_and_what_was_published_
             found.append(closed)
     assert (found[0].channel, found[0].code, found[0].method) == (1, 406, (60, 40))
     assert found[0].text == f"PRECONDITION_FAILED - message size {size} is larger than configured max size 100000"
-    # The rest of it is thrown away, as on a channel that the broker has closed.
+    # The rest of it is discarded, as on a channel that the broker has closed.
     producer.send(client.frame(3, 1, bytes(50_000)))
     producer.call(commands.Channel.CloseOk())
     producer.open(2, confirm=True)
@@ -111,7 +111,7 @@ def test_a_body_of_just_the_limit_passes_and_so_do_small_ones_in_one_write(tight
 
 
 def refusal(port: int, source: str) -> str:
-    """What a connection is told that is one too many."""
+    """The close of a connection that exceeds the limit."""
     with socket.create_connection(("127.0.0.1", port), timeout=30, source_address=(source, 0)) as surplus:
         surplus.sendall(client.PROTOCOL_HEADER)
         start = surplus.recv(65536)
@@ -180,7 +180,7 @@ def test_silent_admin_connections_take_no_descriptors_from_producers(tight: Site
         for number in range(300):
             half = stack.enter_context(socket.create_connection(address))
             half.sendall(b"GET /livez HTTP/1.1\r\n" if number % 2 else b"")
-        until(lambda: alive(tight))  # not at once: while all connections are new, a further one is refused
+        until(lambda: alive(tight))  # not at once: while all connections are new, another is refused
         until(lambda: descriptors() <= before + 66)
         producer = tight.producer()
         producer.publish("letters")
@@ -219,7 +219,7 @@ def test_after_the_patience_its_channel_is_closed_with_406_and_another_one_may_g
         "PRECONDITION_FAILED - user has been above 50 publishes per second (publish_rate) for longer than 1 s"
     )
     assert [slow.next("kept").body for _ in range(200)] == [b"x"] * 200
-    producer.open(2, confirm=True)  # once the debt is paid
+    producer.open(2, confirm=True)  # once the rate is below the limit again
     producer.publish("letters", body=b"y", channel=2)
     producer.expect("Basic.Ack")
     assert slow.next("kept").body == b"y"
@@ -243,7 +243,7 @@ def test_what_comes_in_one_write_with_the_login_counts_too(slow: Site) -> None:
 
 
 def pushed(producer: Producer, data: bytes) -> int:
-    """Send what goes into the socket without waiting, and say how much that was."""
+    """Send as much as the socket takes without waiting; return the number of bytes."""
     producer.socket.setblocking(False)
     sent = 0
     with contextlib.suppress(BlockingIOError):

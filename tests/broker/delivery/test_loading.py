@@ -1,4 +1,4 @@
-"""What on the broker stands in the rules' way when a sidecar starts, and what it says about it."""
+"""Objects on the broker that conflict with the rules when a sidecar starts, and the resulting errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ exchanges:
   - {name: two, delivery: queue, bindings: [{exchange: open}], arguments: {alternate-exchange: inside}}
 """
 WAYS_OUT = "give the carrier another name (carrier: NAME) or use delivery: queue"
-#: Seconds for a start that fails; one takes half a second.
+#: Maximum seconds for a failing start; one takes half a second.
 START_SECONDS = 30
 
 
@@ -37,13 +37,13 @@ def outside(broker: Broker) -> Iterator[Outside]:
 
 @pytest.fixture
 def refusal(outside: Outside, tmp_path: Path) -> Callable[..., str]:
-    """Start a sidecar that must end by itself with status 2, and give what it wrote to standard error."""
+    """Start a sidecar that must exit with status 2; return its standard error."""
 
     def start(rules: str, management: bool = True) -> str:
         broker = outside.broker
         (tmp_path / "rules.yaml").write_text(f"vhost: {outside.vhost}\n{rules}")
         settings = {
-            "listen": [{"address": "127.0.0.1:1"}],  # never listened on
+            "listen": [{"address": "127.0.0.1:1"}],  # never used
             "upstream": {
                 "address": broker.address,
                 "control": {"username": broker.username, "password": broker.password},

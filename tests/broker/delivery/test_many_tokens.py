@@ -1,4 +1,4 @@
-"""Thousands of destinations of one message: as many tokens as one header frame takes, and more than that."""
+"""Thousands of destinations of one message: as many tokens as fit into one header frame, and more."""
 
 from __future__ import annotations
 

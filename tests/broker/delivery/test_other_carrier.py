@@ -1,4 +1,4 @@
-"""Rules before an exchange that is already there: `carrier: NAME` and `unmatched: pass` on the real broker."""
+"""Rules for an exchange that already exists: `carrier: NAME` and `unmatched: pass` on a real broker."""
 
 from __future__ import annotations
 
@@ -152,9 +152,9 @@ def test_an_original_address_from_a_producer_is_replaced_in_what_we_change(site:
 @pytest.mark.parametrize(
     "table",
     [
-        forged("bank", "pay", "", "renamed"),  # an exchange that is not evaluated here
-        forged("renamed", "other", "renamed.c", "k"),  # not the pair that the frame shows
-        forged("renamed", "other", "", "renamed"),  # a pair that this exchange never leaves under
+        forged("bank", "pay", "", "renamed"),  # an exchange that the sidecar does not evaluate
+        forged("renamed", "other", "renamed.c", "k"),  # not the pair in the frame
+        forged("renamed", "other", "", "renamed"),  # a pair that this exchange never uses
         {"x-original-address": "renamed"},
         {"x-original-address": {"exchange": "renamed"}},
     ],

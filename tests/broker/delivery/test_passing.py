@@ -1,4 +1,4 @@
-"""What RabbitMQ does beside routing works through the sidecar as if it were not there."""
+"""RabbitMQ's features other than routing work unchanged through the sidecar."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_an_exclusive_queue_is_its_connections_own_and_goes_with_it(site: Site) 
 
 
 def test_ids_of_channels_are_free_again_in_any_order(site: Site) -> None:
-    """Fifty connections open and close channels; nobody gets a frame of another."""
+    """Fifty connections open and close channels; no connection gets a frame of another."""
     failed: list[BaseException] = []
 
     def work(number: int) -> None:
@@ -123,7 +123,7 @@ def test_ids_of_channels_are_free_again_in_any_order(site: Site) -> None:
                     assert producer.settle(channel, 1).acked
                     producer.call(commands.Channel.Close(200, "bye", 0, 0), channel)
                     producer.expect("Channel.CloseOk")
-        except BaseException as error:  # noqa: BLE001 -- told below, in the test's own thread
+        except BaseException as error:  # noqa: BLE001 -- reported below, in the test's own thread
             failed.append(error)
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(50)]

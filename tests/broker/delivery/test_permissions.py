@@ -1,6 +1,6 @@
-"""Which permissions does each step need? Users that have just these, on the real broker.
+"""The permissions that each step needs, tested with users that have exactly these, on a real broker.
 
-The table of the delivery notes: the control user declares and binds, producers publish.
+The source is the table of permissions: the control user declares and binds, producers publish.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ exchanges:
       - {queue: a, arguments: {"x-?hkv= to": a}}
       - {exchange: copies, arguments: {"x-?hkv= to": copies}}
 """
-#: what the control user needs for RULES: configure, write, read
+#: The control user's permissions for RULES: configure, write, read.
 CONTROL = ("carried", "spare|a|copies", "carried")
 
 
@@ -51,7 +51,7 @@ def prepare(outside: Outside) -> None:
 
 @contextmanager
 def user(broker: Broker, tags: str = "") -> Iterator[str]:
-    """A user of the broker for as long as the context lasts; its password is its name."""
+    """A user of the broker, for the duration of the context; its password is its name."""
     name = f"user-{secrets.token_hex(4)}"
     broker.create_user(name, name, tags)
     try:
@@ -61,7 +61,7 @@ def user(broker: Broker, tags: str = "") -> Iterator[str]:
 
 
 def grant(outside: Outside, name: str, configure: str = "", write: str = "", read: str = "") -> None:
-    """Give a user rights on just these names, each a list with bars."""
+    """Give a user permissions on exactly these names, each list separated by bars."""
     outside.broker.grant(
         name, outside.vhost, *(f"^({names})$" if names else "^$" for names in (configure, write, read))
     )
@@ -69,7 +69,7 @@ def grant(outside: Outside, name: str, configure: str = "", write: str = "", rea
 
 @contextmanager
 def controlled(broker: Broker, folder: Path, rules: str, *rights: str) -> Iterator[Site]:
-    """A site whose control user has just these rights: configure, write, read."""
+    """A site whose control user has exactly these permissions: configure, write, read."""
     with user(broker, "monitoring") as name:
 
         def arrange(outside: Outside) -> None:
@@ -98,7 +98,7 @@ Publisher = Callable[[Site, str], Producer]
 
 @pytest.fixture
 def publisher(broker: Broker) -> Iterator[Publisher]:
-    """A producer through the sidecar whose user may write to just these names."""
+    """A producer through the sidecar whose user may write to exactly these names."""
     with ExitStack() as stack:
 
         def make(site: Site, write: str) -> Producer:

@@ -1,4 +1,4 @@
-"""Delivery through the default exchange, where nothing may be declared on the broker: `delivery: queue`."""
+"""Delivery through the default exchange, if nothing may be declared on the broker: `delivery: queue`."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_message_without_headers_arrives_without_any_through_us(site: Site, pr
     assert (message.address, message.entries) == (("safe", "k"), b"")
 
 
-# -- nowhere to go -----------------------------------------------------------------------------------------------------
+# -- unroutable messages -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("to", ["nobody", "ghost"])
@@ -263,7 +263,7 @@ def test_transactions_over_queues_and_exchanges_are_whole(site: Site) -> None:
 
 @contextmanager
 def unbound(site: Site) -> Iterator[None]:
-    """The exchange copies leads nowhere meanwhile."""
+    """The exchange `copies` without bindings, for the duration of the context."""
     site.broker.api("DELETE", f"bindings/{site.vhost}/e/copies/q/a/~")
     try:
         yield
@@ -318,7 +318,7 @@ def test_an_original_address_that_a_producer_writes_is_refused(
     site: Site, producer: Producer, exchange: str, split: bool
 ) -> None:
     forged = headers({"x-original-address": original("forged", "", "a")})
-    producer.publish(exchange, "a", {"x-original-address": {"exchange": "letters"}})  # nobody would restore this
+    producer.publish(exchange, "a", {"x-original-address": {"exchange": "letters"}})  # this would not be restored
     assert producer.settle() == (True, [])
     site.take("a")
     message = client.publish(1, exchange.encode(), b"a", forged, b"body")
@@ -334,7 +334,7 @@ def test_an_original_address_that_a_producer_writes_is_refused(
 def test_an_original_address_written_on_the_broker_is_believed_of_queues_of_that_exchange_alone(
     site: Site, producer: Producer, exchange: str
 ) -> None:
-    """`carried` has an alternate exchange, so that its messages may leave for the default exchange, but to nobody."""
+    """The alternate exchange of `carried` lets its messages leave by the default exchange, but only to its queues."""
     forged = {"x-original-address": original("forged", "", "elsewhere", exchange)}
     site.beside.publish("", "elsewhere", forged)
     got: list[Message] = []

@@ -1,7 +1,7 @@
-"""Random methods, pipelined on one channel, do with open exchanges what they do with RabbitMQ's headers exchanges.
+"""Random pipelined methods on one channel have the same effect on open exchanges as on RabbitMQ's headers exchanges.
 
-A binding whose arguments are names of headers means the same to both types. What is compared: the replies in their
-order, the texts of errors, what is returned, and the messages that each queue has in the end.
+A binding whose arguments are names of headers means the same to both types. The tests compare the replies in their
+order, the texts of errors, the returned messages, and the messages in each queue at the end.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tests.sidecar import Sidecar
 
 #: The last queue is exclusive.
 QUEUES = ("one", "two", "three", "mine")
-#: The second exchange may be deleted with its last binding. Messages may be passed on from the third to the first.
+#: The second exchange may be deleted with its last binding. The third may be bound to the first.
 EXCHANGES = ("kept", "brief", "further")
-#: An exchange of the broker's own, and the queue that is bound to it.
+#: A predeclared exchange of the broker, and the queue that is bound to it.
 COPIES, COPIED = "copies", "copied"
 HEADERS = ("a", "b")
 
@@ -39,7 +39,7 @@ class Side(NamedTuple):
         vhost: virtual host.
         declared: type and arguments of exchanges.
         auto_delete: whether the second exchange is deleted with its last binding.
-        prefix: of the names of all that is declared there.
+        prefix: of the names of all objects declared there.
     """
 
     port: int
@@ -74,7 +74,7 @@ def declares() -> list[Step]:
 
 
 def steps(random: Random, count: int) -> Iterator[Step]:
-    """Draw methods. What is unbound has mostly been bound before, and what is deleted is declared again."""
+    """Draw methods. Most unbinds concern existing bindings, and deleted objects are declared again."""
     bound: list[Step] = []
     for number in range(count):
         exchange, queue, nowait = random.choice(EXCHANGES), random.choice(QUEUES), random.random() < 0.15
@@ -166,7 +166,7 @@ def about_messages(step: Step, queue: str) -> base.Frame:
 
 
 class Conversation:
-    """What one side answers to batches of methods."""
+    """The answers of one side to batches of methods."""
 
     def __init__(self, side: Side) -> None:
         self._side = side
@@ -182,7 +182,7 @@ class Conversation:
         self._unconfirmed: set[int] = set()
 
     def said(self, batch: Sequence[Step]) -> list[object]:
-        """Send all methods at once; give the replies until the last one and all confirms, or until a close."""
+        """Send all methods at once; return the replies up to the last reply and all confirms, or up to a close."""
         for step in batch:
             self._mode = self._mode or step.what.startswith("select") * step.what
             if step.what == "publish" and self._mode == "select confirm":
@@ -225,7 +225,7 @@ class Conversation:
         return [frame.name]
 
     def left(self) -> list[object]:
-        """Give the messages that each queue has."""
+        """The messages in each queue."""
         self.said(declares())
         return [
             (name, [message.body for message in self._producer.take(self._side.prefix + name)])
@@ -243,7 +243,7 @@ class Conversation:
 
 @pytest.fixture(scope="module")
 def sidecar(broker: Broker) -> Iterator[Sidecar]:
-    """A sidecar where an unbind of what is not bound is silent, as at the broker."""
+    """A sidecar that ignores an unbind of a missing binding, as the broker does."""
     with Sidecar(broker, settings={"declared": {"unbind": "broker"}}) as running:
         yield running
 
@@ -256,7 +256,7 @@ def test_pipelined_methods_have_the_same_results(
     batches = [declares()]
     for _ in range(random.randrange(2, 6)):
         batches.append([*declares(), *steps(random, random.randrange(3, 40))])
-    # On a carrier, a pass may have bound a token, which keeps the exchange for a while.
+    # On a carrier, a reconcile pass may have bound a token, which delays the deletion of the exchange.
     brief = delivery == "queue"
     with (
         Conversation(Side(broker.port, vhost, ("headers", {}), brief, "beside.")) as beside,

@@ -1,4 +1,4 @@
-"""Regular expressions that cost too much: what they may take from others, and how it is told."""
+"""Expensive regular expressions: their limits, their effect on other connections, and how they are reported."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ exchanges:
     bindings:
       - {queue: by.rule, name: by a pattern of the file, arguments: {"x-?hkvre text": "^a+1"}}
 """
-#: Each runs until its limit on a long text of one letter, and is false or, negated, true.
+#: Each reaches its limit on a long string of one letter, and is false or, negated, true.
 HOSTILE = [rf"(a+)+\d{{{number + 3}}}$" for number in range(100)]
 MOST = 100
 
 
 def text(number: int) -> str:
-    """A text of 4 kB that no decision was made for yet."""
+    """A string of 4 kB that no previous decision used."""
     return "a" * 4000 + str(number)
 
 
@@ -39,7 +39,7 @@ def test_a_client_may_not_have_more_regular_expressions_than_it_is_given(broker:
         app.bind("hostile", "own", {"x-?hkvre text": [f"^{number}" for number in range(MOST - 1)]})
         app.bind("plain", "mixed", {"x-?rkre": "^one"})
         again = app.binding("plain", "mixed", {"x-?rkre": "^one"})
-        app.send(again)  # there already: it adds none
+        app.send(again)  # exists already, so it adds none
         app.expect("Queue.BindOk")
         close = app.refused(app.binding("plain", "own", {"x-?rkre": "^more"}))
         assert (close.code, close.text) == (
@@ -72,7 +72,7 @@ def test_hostile_patterns_of_one_client_leave_all_others_alone(broker: Broker, t
             slowest = max(slowest, time.monotonic() - sent)
         hostile.settle_all(publishes)
         taken = time.monotonic() - begin
-        # The file's pattern has a budget of its own, and what has no pattern needs none.
+        # The file's pattern has a separate budget, and bindings without a pattern need none.
         expected = {"by.rule": sum(text(number)[4000] == "1" for number in range(publishes)), "plain": publishes}
         assert {queue: len(site.take(queue)) for queue in expected} == expected
         assert len(site.take("by.key")) == publishes
@@ -82,7 +82,7 @@ def test_hostile_patterns_of_one_client_leave_all_others_alone(broker: Broker, t
         question = json.dumps({"exchange": "mixed", "routing_key": "k", "headers": {"text": text(0)}}).encode()
         with urllib.request.urlopen(site.sidecar.admin + "/explain", question) as reply:
             answer = json.load(reply)
-    # A decision takes about 10 ms, and its connection then rests: seconds for all, but not for others.
+    # A decision takes about 10 ms, and its connection then pauses: seconds for this client, but not for others.
     assert taken > 1.0
     assert slowest < taken / 3
     lines = [line for line in records(directory) if line["exchange"] == "mixed"]

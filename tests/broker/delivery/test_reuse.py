@@ -1,4 +1,4 @@
-"""Connections to the broker that wait for another producer: who gets one, who does not, and that nobody can tell."""
+"""Broker connections that are kept for another producer: which producers get one, and that they see no difference."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def shared(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture
 def site(shared: Site) -> Iterator[Site]:
-    user = f"user-{secrets.token_hex(4)}"  # nobody has a connection of this one
+    user = f"user-{secrets.token_hex(4)}"  # no kept connection has this user
     shared.broker.create_user(user, "guest")
     shared.broker.grant(user, shared.vhost)
     shared.user = user  # type: ignore[attr-defined]
@@ -83,13 +83,13 @@ def test_the_next_producer_of_the_same_login_gets_the_connection(site: Site) -> 
 
 
 def conversation(site: Site) -> bytes:
-    """All that a producer of many methods reads, from the first byte to the last."""
+    """All bytes that a producer of many methods reads."""
     producer = Producer(site.sidecar.port, site.vhost, user_of(site), heartbeat=0)
     read: list[bytes] = []
     receive = producer.socket.recv
 
     class Recorded:
-        """The socket, with what is read from it noted."""
+        """A socket that records what is read from it."""
 
         def __getattr__(self, name: str) -> object:
             return getattr(socket, name)
@@ -153,7 +153,7 @@ async def test_aio_pika_gets_kept_connections(site: Site) -> None:
     assert len(site.take("letters")) == 3
 
 
-# -- who does not get it -------------------------------------------------------------------------------------------
+# -- producers that get a new connection ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("other", [{"frame_max": 8192}, {"heartbeat": 7}], ids=["frame-max", "heartbeat"])
@@ -190,7 +190,7 @@ def test_another_virtual_host_is_another_connection(site: Site, vhost: str) -> N
     assert reused(site) == before
 
 
-# -- what is not kept ----------------------------------------------------------------------------------------------
+# -- connections that are not kept ---------------------------------------------------------------------------------
 
 
 def declare_exclusive(producer: Producer) -> None:
@@ -237,7 +237,7 @@ def test_publishes_that_a_producer_left_unsettled_are_not_settled_for_the_next_o
     first.send(client.publish(1, b"post", b"", (), b"first") * 50)
     first.call(commands.Channel.Close(200, "", 0, 0))
     while first.frame().name != "Channel.CloseOk":
-        pass  # confirmed or not: it does not look
+        pass  # whether confirmed or not
     first.close()
     second = come(site)
     second.ask(commands.Confirm.Select())
@@ -249,7 +249,7 @@ def test_publishes_that_a_producer_left_unsettled_are_not_settled_for_the_next_o
     assert [message.body for message in site.take("letters")] == [b"first"] * 50 + [b"second"]
 
 
-# -- while it waits ------------------------------------------------------------------------------------------------
+# -- kept connections ----------------------------------------------------------------------------------------------
 
 
 def connections(site: Site) -> list[str]:
@@ -273,7 +273,7 @@ def test_a_kept_connection_answers_heartbeats(site: Site) -> None:
     wire = site.upstream()
     sent = len(wire.sent)
     heartbeat = bytes((8, 0, 0, 0, 0, 0, 0, 0xCE))
-    until(lambda: bytes(wire.sent[sent:]).count(heartbeat) >= 12)  # three seconds: the broker would have given up
+    until(lambda: bytes(wire.sent[sent:]).count(heartbeat) >= 12)  # three seconds: unanswered, the broker closes
     before = reused(site)
     leave(come(site, heartbeat=1))
     assert reused(site) == before + 1
@@ -349,9 +349,9 @@ def test_a_producer_beyond_the_limit_gets_no_kept_connection(broker: Broker, tmp
             one.vanish()
 
 
-# -- rates of a user over producers that come one after another --------------------------------------------------------
+# -- rates of a user over successive producers -------------------------------------------------------------------------
 
-#: A hundred at once, then ten a second: what is charged twice, or not at all, is seen whatever time a test takes.
+#: A burst of a hundred, then ten per second: a double or missing charge is visible however long a test takes.
 RATES = {"publish_rate": 10, "burst": "10s", "patience": "60s"}
 
 
@@ -363,7 +363,7 @@ def slow(broker: Broker, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
 
 
 def publish(producer: Producer, count: int) -> None:
-    """Publish in one write, and wait until the sidecar has read all of it: nobody is slowed down in between."""
+    """Publish in one write, and wait until the sidecar has read all of it; this exceeds no rate in between."""
     producer.send(client.publish(1, b"post", b"", (), b"x") * count + client.method(1, commands.Basic.Qos()))
     producer.expect("Basic.QosOk")
 
@@ -387,9 +387,9 @@ def test_what_the_last_producer_has_left_of_its_burst_is_what_the_next_one_has(s
 
 def test_who_takes_a_connection_over_has_the_debt_of_its_user(slow: Site) -> None:
     leave(come(slow))
-    other = Producer(slow.sidecar.port, slow.vhost, heartbeat=7).open()  # needs a connection of its own
+    other = Producer(slow.sidecar.port, slow.vhost, heartbeat=7).open()  # needs a separate connection
     publish(other, 200)
-    second = come(slow)  # opens a channel: nothing behind that is read
+    second = come(slow)  # opens a channel: nothing after that is read
     assert reused(slow) == 1
     until(lambda: slow.metric("throttled_producers") == 2)
     assert hits(slow, "patience") == 0

@@ -1,4 +1,4 @@
-"""TLS on both sides of the sidecar, before a real RabbitMQ with TLS and a private authority."""
+"""TLS on both sides of the sidecar, in front of a real RabbitMQ with TLS and a private authority."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ VHOST = "sealed"
 
 @dataclass
 class World:
-    """A broker with TLS, and what proves who is who."""
+    """A broker with TLS, and the certificates of both sides."""
 
     broker: PrivateBroker
     authority: Authority
     tls_port: int
     management: str
-    #: what the sidecar shows to producers and to the broker
+    #: The sidecar's certificates for producers and for the broker.
     pair: tuple[Path, Path]
-    #: where the broker's files lie
+    #: Directory of the broker's files.
     home: Path
     folder: Path
     number: int = field(default=0)
 
     def settings(self, folder: Path) -> dict[str, object]:
-        """TLS on both sides, with certificates of its own in a folder."""
+        """TLS on both sides, with separate certificates in a directory."""
         install(self.pair, folder)
         return {
             "listen": [
@@ -73,7 +73,7 @@ class World:
         }
 
     def install(self, pair: tuple[Path, Path]) -> None:
-        """Give the broker another certificate, for connections from now on."""
+        """Replace the broker's certificate, for connections from now on."""
         install(pair, self.home)
         self.broker.rabbitmqctl("eval", "ssl:clear_pem_cache().")
 
@@ -163,7 +163,7 @@ class Sealed(Sidecar):
         return Producer(self.port, VHOST, tls=context or self.world.authority.client()).open(confirm=True)
 
     def serial(self) -> str:
-        """Number of the certificate that a new connection is shown."""
+        """Serial number of the certificate that a new connection gets."""
         context = self.world.authority.client()
         with socket.create_connection(("127.0.0.1", self.port)) as plain:
             plain.settimeout(10)
@@ -189,7 +189,7 @@ def listening(port: int, **tls: object) -> dict[str, object]:
     return {"listen": [{"address": f"127.0.0.1:{port}", "tls": made}]}
 
 
-# -- it works ------------------------------------------------------------------------------------------------------
+# -- publishing and consuming --------------------------------------------------------------------------------------
 
 
 def test_pika_publishes_over_tls_on_both_sides(world: World, sealed: Sealed) -> None:
@@ -250,11 +250,11 @@ def test_a_connection_over_tls_is_handed_to_the_next_producer(world: World) -> N
     assert take(world) == [b"body"] * 3
 
 
-# -- who is refused ------------------------------------------------------------------------------------------------
+# -- refused producers ---------------------------------------------------------------------------------------------
 
 
 def shake(port: int, context: ssl.SSLContext) -> None:
-    """Shake hands and wait for what comes of it: a producer that says nothing gets nothing."""
+    """Do a TLS handshake and wait for its result; a producer that sends nothing gets no data."""
     with socket.create_connection(("127.0.0.1", port)) as plain:
         plain.settimeout(10)
         with context.wrap_socket(plain, server_hostname="localhost") as wrapped:
@@ -315,7 +315,7 @@ def test_a_flood_of_silent_peers_leaves_descriptors_for_admin_pages_and_the_cont
         for _ in range(400):
             flood.enter_context(socket.create_connection(("127.0.0.1", secure), timeout=30))
         until(lambda: sidecar.metric("connections_turned_away_total", reason="connections_per_peer") == 390)
-        # 10 that were let in and at most 64 that are to be told why not; the others were closed at once.
+        # 10 accepted, and at most 64 that get the reason; the others were closed at once.
         assert len(os.listdir(f"/proc/{sidecar.process_id}/fd")) < 150
         assert sidecar.get("/livez") == "alive\n"
         assert sidecar.get("/readyz") == "ready\n"
@@ -374,7 +374,7 @@ def test_sasl_external_can_not_borrow_the_certificate_of_the_sidecar(world: Worl
 
 
 def refused(world: World, upstream: Mapping[str, object]) -> str:
-    """Start a sidecar whose broker is not to be trusted; what its log says."""
+    """Start a sidecar whose broker is not trusted; return its log."""
     folder = world.new_folder()
     settings = merged(world.settings(folder), {"upstream": upstream, "rules": ["rules.yaml"]})
     settings["admin"] = {"address": f"127.0.0.1:{free_port()}"}
@@ -444,7 +444,7 @@ def test_a_broker_whose_certificate_has_expired_is_told_to_producers(world: Worl
     assert take(world) == [b"body", b"body"]
 
 
-# -- other files under a running sidecar ---------------------------------------------------------------------------
+# -- replaced files under a running sidecar ------------------------------------------------------------------------
 
 
 def by_request(sidecar: Sealed) -> None:
@@ -532,7 +532,7 @@ def test_no_key_and_no_password_is_in_the_log(world: World, sealed: Sealed) -> N
     assert "guest:guest" not in said
 
 
-# -- what the command line asks the broker -------------------------------------------------------------------------
+# -- queries of the command line to the broker ---------------------------------------------------------------------
 
 
 def ask_broker(world: World, url: str, *files: Path) -> tuple[int, list[str]]:
@@ -548,7 +548,7 @@ def test_check_asks_a_broker_by_the_tls_of_the_configuration(world: World, schem
     rules = folder / "rules.yaml"
     rules.write_text(f"vhost: {VHOST}\n{RULES}  - name: more\n    bindings: [{{queue: nowhere}}]\n")
     settings = merged(world.settings(folder), {"rules": ["rules.yaml"]})
-    if host != "localhost":  # not a name of the certificate
+    if host != "localhost":  # not a name in the certificate
         tls = {"address": f"{host}:{world.tls_port}", "tls": {"server_name": "localhost"}}
         settings = merged(settings, {"upstream": tls})
     config = folder / "oxproxy.yaml"
@@ -592,7 +592,7 @@ def test_cleanup_asks_a_management_api_by_the_tls_of_the_configuration(world: Wo
     assert "post" in done.stdout
 
 
-# -- ends ----------------------------------------------------------------------------------------------------------
+# -- closing -------------------------------------------------------------------------------------------------------
 
 
 def test_heartbeats_go_both_ways_over_tls(world: World, sealed: Sealed) -> None:
@@ -617,13 +617,13 @@ def test_a_close_is_answered_and_both_sides_end(world: World, sealed: Sealed) ->
 def test_a_producer_that_ends_its_side_only_ends_both_and_loses_nothing_that_was_confirmed(
     world: World, sealed: Sealed
 ) -> None:
-    """What was not confirmed RabbitMQ itself may drop when a socket ends without Connection.Close."""
+    """RabbitMQ itself may drop unconfirmed messages if a socket ends without Connection.Close."""
     producer = sealed.producer()
     assert all(producer.send_settled("post", body=b"x" * 1000).acked for _ in range(20))
     wrapped = producer.socket
     assert isinstance(wrapped, ssl.SSLSocket)
     with contextlib.suppress(OSError):
-        wrapped.unwrap()  # close_notify: no more comes from this side
+        wrapped.unwrap()  # close_notify: no more data from this side
     until(lambda: sealed.metric("connections", side="downstream") == 0)
     assert take(world) == [b"x" * 1000] * 20
     producer.vanish()

@@ -1,7 +1,7 @@
-"""Two sidecars in front of one broker while applications bind and unbind the same queues through both, all the time.
+"""Two sidecars in front of one broker while applications bind and unbind the same queues through both.
 
-Each application publishes only what a binding matches that it has made itself and not unbound: such a message is never
-unroutable, whatever the other sidecar takes away in that moment.
+Each application publishes only messages that match an existing binding of its own. Such a message is never
+unroutable, whatever the other sidecar removes at that moment.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 
 QUEUES = ("a", "b")
-#: Bindings that an application has at most.
+#: Maximum number of bindings of an application.
 MOST = 4
-#: Publishes after each bind or unbind.
+#: Number of publishes after each bind or unbind.
 PUBLISHES = 5
 
 
 def churned(port: int, vhost: str, number: int, publishes: int) -> list[str]:
-    """Bind, unbind and publish; give the messages that were returned."""
+    """Bind, unbind and publish; return the messages that were returned."""
     draw = random.Random(number)
     returned: list[str] = []
     with Application(port, vhost) as app:
@@ -36,7 +36,7 @@ def churned(port: int, vhost: str, number: int, publishes: int) -> list[str]:
             if len(bound) < MOST and (not bound or draw.random() < 0.5):
                 made += 1
                 value, queue = f"{number}.{made}", draw.choice(QUEUES)
-                # Some lead to the other queue by a route as well.
+                # Some also have a route to the other queue.
                 route = {"x-addq-ontrue": "c"} if draw.random() < 0.2 else {}
                 app.bind(queue, "ox", {"x-?hkv= n": value, **route})
                 bound.append((value, queue + "+" * bool(route)))

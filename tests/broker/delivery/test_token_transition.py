@@ -1,7 +1,7 @@
-"""No acked message is lost while sidecars bind and publish under different tokens, and afterwards no rule is bypassed.
+"""Sidecars bind and publish under different tokens: no acked message is lost, and afterwards no rule is bypassed.
 
-Two sidecars with different tokens stand before one broker, and neither looks at it while queues come and go: a
-sidecar believes in a queue that it has seen, whichever of the two bound it last.
+Two sidecars with different tokens run in front of one broker. Neither refreshes its inventory while queues are
+declared and deleted, so each assumes that the queues it has seen are bound, whichever sidecar bound them last.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Start = Callable[..., Sidecar]
 
 @pytest.fixture
 def start(broker: Broker, vhost: str, tmp_path: Path) -> Iterator[Start]:
-    """Start sidecars with the rules; by names of secrets, the current one first, or of version 0.1."""
+    """Start sidecars with the rules: by names of secrets, the current one first, or of version 0.1."""
     rules = tmp_path / "rules.yaml"
     rules.write_text(f"vhost: {vhost}\n{RULES}")
     with ExitStack() as stack:
@@ -60,7 +60,7 @@ def keys(outside: Outside, queue: str) -> set[bytes]:
 
 
 def churn(outside: Outside, first: Sidecar, second: Sidecar) -> None:
-    """Let queues come and go by one sidecar, which the other then publishes to."""
+    """Declare and delete queues through one sidecar, and publish to them through the other."""
     peers = [Producer(one.port, outside.vhost).open(confirm=True) for one in (first, second)]
     published = 0
     for number in range(ROUNDS):
@@ -94,7 +94,7 @@ def test_queues_that_come_and_go_by_two_sidecars_with_different_tokens_lose_noth
     first = begin(one)
     second = begin(other)
     churn(outside, first, second)
-    # Upgraded, then rolled back: the other one goes on alone, and then the first one again.
+    # Upgraded, then rolled back: the second sidecar runs alone, and then the first one again.
     first.stop()
     third = begin(other)
     churn(outside, second, third)
@@ -142,7 +142,7 @@ def test_what_a_client_binds_through_one_version_is_routed_by_the_other(
     other.vanish()
 
 
-# -- the end of it ----------------------------------------------------------------------------------------------------
+# -- end of the transition --------------------------------------------------------------------------------------------
 
 
 def unkeyed_tokens(sidecar: Sidecar) -> float:
@@ -168,7 +168,7 @@ def test_when_the_transition_is_finished_unkeyed_tokens_go_and_no_message_is_los
     client.vanish()
     old.stop()
     unkeyed = {token("queue", name) for name in (b"a", b"b", b"mine")}
-    bypassing = outside.broker  # a producer at the broker itself
+    bypassing = outside.broker  # a producer connected directly to the broker
     past = Producer(bypassing.port, outside.vhost).open(confirm=True)
     past.publish("around", token("queue", b"b").decode())
     assert past.settle().acked
@@ -199,7 +199,7 @@ def test_when_the_transition_is_finished_unkeyed_tokens_go_and_no_message_is_los
     assert past.settle().acked
     assert past.take("b") == []
     assert all(is_keyed(key) or b".b." in key for _, _, key in outside.bindings("letters"))
-    # And it stays so: what comes later needs unkeyed tokens no more.
+    # Later queues and bindings get no unkeyed tokens.
     new.stop()
     third = start("new", refresh="200ms")
     last = Producer(third.port, outside.vhost).open(confirm=True)
@@ -227,7 +227,7 @@ def test_the_transition_is_not_finished_while_old_tokens_alone_lead_to_a_queue(s
 
 
 def delete_other_carriers(broker: Broker) -> None:
-    """Delete what other tests left: a broker with carriers of earlier versions is in transition as a whole."""
+    """Delete the carriers of other tests, because carriers of earlier versions put the whole broker in transition."""
     for row in broker.api("GET", "exchanges?columns=name,vhost,arguments"):
         if "x-open-exchange" in row["arguments"]:
             broker.api("DELETE", f"exchanges/{quoted(row['vhost'])}/{quoted(row['name'])}")
@@ -238,14 +238,14 @@ def test_a_new_virtual_host_has_no_unkeyed_tokens(start: Start, outside: Outside
     outside.make_queues("a", "b", "mine")
     sidecar = start("new", refresh="200ms")
     unkeyed = {key for _, _, key in outside.bindings("letters") if not is_keyed(key)}
-    assert unkeyed == set(), sidecar.log.read_text()  # it says why it took the broker for an old one
+    assert unkeyed == set(), sidecar.log.read_text()  # the log states why it assumed earlier versions
     producer = Producer(sidecar.port, outside.vhost).open(confirm=True)
     assert producer.send_settled("letters", "k").acked
     assert len(producer.take("a")) == 1
     producer.vanish()
 
 
-# -- ways to a carrier -----------------------------------------------------------------------------------------------
+# -- paths to a carrier ----------------------------------------------------------------------------------------------
 
 
 def test_alternate_and_dead_letter_exchanges_that_lead_to_a_carrier_are_reported_while_they_are_there(

@@ -1,4 +1,4 @@
-"""Unbinding what is not bound: an error where the setting is strict, nothing where the broker's way is chosen."""
+"""Unbinding a missing binding: an error if the setting is strict, no error if the broker's behaviour is chosen."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.client import queue_unbind
 from tests.producer import Producer, headers
 from tests.rabbitmq import Broker
 
-#: class and method ids of the two unbinds
+#: Class and method ids of the two unbinds.
 QUEUE, EXCHANGE = (50, 50), (40, 40)
 REFUSED = "PRECONDITION_FAILED - binding arguments do not match"
 BOUND: FieldTable = {"x-?hkv= kind": "a", "x-order": 100}
