@@ -120,7 +120,9 @@ def test_a_commit_waits_for_its_own_lines_and_not_for_those_of_others(site: Site
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_it_is_not_ready_and_says_so_and_recovers(site: Site, disk: FaultyDisk, fault: State) -> None:
+def test_a_failing_disk_is_reported_and_ends_readiness_until_it_recovers(
+    site: Site, disk: FaultyDisk, fault: State
+) -> None:
     producer = site.producer()
     assert not_ready(site) == ""
     disk.become(fault)
@@ -134,7 +136,7 @@ def test_it_is_not_ready_and_says_so_and_recovers(site: Site, disk: FaultyDisk, 
     until(lambda: not_ready(site) == "")
 
 
-def test_what_waits_counts_and_stops_the_reading_of_the_broker(site: Site, disk: FaultyDisk) -> None:
+def test_waiting_confirms_pause_the_reading_from_the_broker(site: Site, disk: FaultyDisk) -> None:
     producer = site.producer()
     disk.become(State.FULL)
     count = 12_000  # their confirms exceed the buffer of a connection

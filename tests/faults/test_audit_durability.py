@@ -46,7 +46,7 @@ def test_every_confirmed_publish_has_its_line_when_the_sidecar_is_killed(
 
 
 @pytest.mark.parametrize("mode", ["best_effort", "backpressure", "strict"])
-def test_on_a_full_disk_each_mode_keeps_its_promise_and_says_so(
+def test_on_a_full_disk_each_mode_keeps_its_guarantee_and_logs_the_failure(
     broker: Broker, small_disk: Path, tmp_path: Path, mode: str
 ) -> None:
     settings = {"audit": {"directory": str(small_disk), "mode": mode, "buffer_mib": 1}}

@@ -12,7 +12,7 @@ from tests.served import RULES, WORKERS, Pair, alive, gone
 BAD_RULES = RULES.replace("queue: a", "quee: a")
 
 
-def test_a_worker_that_is_killed_comes_back_and_the_other_goes_on(pair: Pair) -> None:
+def test_a_killed_worker_is_restarted_and_the_other_continues(pair: Pair) -> None:
     producers = pair.producers(12)
     for producer in producers:
         assert producer.send_settled("letters", "k") == (True, [])
@@ -43,7 +43,7 @@ def test_workers_do_not_outlive_their_supervisor(pair: Pair) -> None:
     until(lambda: not any(map(alive, ids)))
 
 
-def test_a_group_of_processes_that_is_told_to_stop_as_a_whole_drains(pair: Pair) -> None:
+def test_a_signal_to_the_whole_process_group_drains(pair: Pair) -> None:
     """systemd signals all processes; the supervisor then forwards a signal that its workers already have."""
     producers = pair.producers(6)
     for process in (*pair.processes(), pair.running.process.pid):
@@ -54,7 +54,7 @@ def test_a_group_of_processes_that_is_told_to_stop_as_a_whole_drains(pair: Pair)
     assert pair.running.process.wait(30) == 0
 
 
-def test_a_worker_that_can_not_be_started_once_is_started_again(faulty: Pair, tmp_path: Path) -> None:
+def test_a_worker_that_fails_to_start_is_started_again(faulty: Pair, tmp_path: Path) -> None:
     faulty.running.await_log("Resource temporarily unavailable")
     faulty.running.await_ready()
     (tmp_path / "fork").touch()
@@ -65,7 +65,7 @@ def test_a_worker_that_can_not_be_started_once_is_started_again(faulty: Pair, tm
     assert len(set(faulty.processes())) == WORKERS
 
 
-def test_no_worker_is_started_on_faulty_files_and_a_hangup_starts_it_on_good_ones(pair: Pair) -> None:
+def test_no_worker_starts_with_invalid_files_and_a_hangup_starts_it_with_valid_ones(pair: Pair) -> None:
     (before,) = pair.rules_in_force()
     killed, other = pair.processes()
     pair.write_rules(BAD_RULES)

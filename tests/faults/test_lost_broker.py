@@ -15,7 +15,7 @@ from tests.tap import Tap
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_broker_that_is_gone_is_said_to_producers_with_320_and_service_resumes_with_it(
+def test_a_lost_broker_closes_producers_with_320_and_service_resumes_with_it(
     serve: Serve, connect: Connect, outside: Outside, workers: int
 ) -> None:
     broker, port = outside.broker, free_port()
@@ -64,7 +64,7 @@ def test_unsettled_publishes_settle_then_320_then_exit_0(
         assert [message.body for message in beside.take("a")] == [b"last words"]
 
 
-def test_what_does_not_settle_holds_it_until_the_deadline_only(serve: Serve, connect: Connect, tap: Tap) -> None:
+def test_unsettled_publishes_delay_the_exit_until_the_deadline_only(serve: Serve, connect: Connect, tap: Tap) -> None:
     running = serve(upstream={"address": tap.address}, shutdown={"deadline": "200ms"})
     running.await_ready()
     producer = connect(running).open(confirm=True)

@@ -113,7 +113,7 @@ def taken(far: Far, queue: str) -> set[int]:
     return set(numbers)
 
 
-def test_a_broker_that_is_down_for_ten_seconds_under_load_loses_nothing_that_was_acked(
+def test_a_broker_that_is_down_for_ten_seconds_under_load_loses_no_acked_message(
     broker: Broker, far: Far, tmp_path: Path
 ) -> None:
     with standing(broker, tmp_path, rules(f"127.0.0.1:{far.broker.port}")) as site:
@@ -168,9 +168,7 @@ def under_way(site: Site, tap: Tap, count: int) -> Load:
     return load
 
 
-def test_a_slow_broker_holds_back_the_producers_that_use_it_and_only_them(
-    broker: Broker, far: Far, tmp_path: Path
-) -> None:
+def test_a_slow_broker_pauses_only_the_producers_that_use_it(broker: Broker, far: Far, tmp_path: Path) -> None:
     far.take("load")
     with tapped(broker, far, tmp_path) as (site, tap):
         slow, home = Load(site, "small/load"), Load(site, "a")
@@ -214,7 +212,7 @@ def test_a_drain_waits_for_the_confirms_of_the_other_broker(broker: Broker, far:
         until(lambda: site.logged("stopped"))
 
 
-def test_what_the_other_broker_has_not_confirmed_at_the_deadline_of_a_drain_is_nacked(
+def test_publishes_unconfirmed_by_the_other_broker_at_the_drain_deadline_are_nacked(
     broker: Broker, far: Far, tmp_path: Path
 ) -> None:
     far.take("load")
@@ -234,7 +232,9 @@ def test_what_the_other_broker_has_not_confirmed_at_the_deadline_of_a_drain_is_n
         until(lambda: site.logged("stopped"))
 
 
-def test_what_is_acked_before_and_during_a_drain_under_load_is_there(broker: Broker, far: Far, tmp_path: Path) -> None:
+def test_messages_acked_before_and_during_a_drain_under_load_are_delivered(
+    broker: Broker, far: Far, tmp_path: Path
+) -> None:
     far.take("load")
     with tapped(broker, far, tmp_path) as (site, _):
         load = Load(site, "patient/load")

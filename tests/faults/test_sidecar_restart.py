@@ -67,7 +67,7 @@ NEAR = {
 }
 
 
-def test_types_and_bytes_survive(start: Start, vhost: str) -> None:
+def test_types_and_bytes_of_arguments_survive(start: Start, vhost: str) -> None:
     first = start()
     with Application(first.port, vhost) as app:
         app.exchange("ox")
@@ -85,7 +85,7 @@ def test_types_and_bytes_survive(start: Start, vhost: str) -> None:
         assert app.reached("ox", MESSAGE, "a") == []
 
 
-def test_what_is_kept_for_us_is_not_shown_to_clients(start: Start, vhost: str, outside: Outside) -> None:
+def test_stored_arguments_are_not_shown_to_clients(start: Start, vhost: str, outside: Outside) -> None:
     with Application(start().port, vhost) as app:
         app.exchange("ox")
         app.queues("a")
@@ -131,7 +131,7 @@ def test_the_order_of_declarations_survives(start: Start, vhost: str) -> None:
             app.unbind(expected, "ox", STOP)
 
 
-def test_everything_else_survives(start: Start, vhost: str, outside: Outside) -> None:
+def test_alternate_exchanges_chains_routes_and_auto_delete_survive(start: Start, vhost: str, outside: Outside) -> None:
     outside.make_exchange("spare", "fanout")
     outside.make_exchange("real", "topic")
     first = start()
@@ -193,7 +193,7 @@ def test_the_first_message_of_the_first_connection_is_routed(start: Start, vhost
 @pytest.mark.parametrize(
     "settings", [{}, {"inventory": {"refresh": "1h"}, "declared": {"announce": True}}], ids=["looking", "announcing"]
 )
-def test_what_is_bound_through_one_is_used_by_the_other(
+def test_a_binding_made_through_one_sidecar_is_used_by_the_other(
     start: Start, vhost: str, settings: Mapping[str, object]
 ) -> None:
     one, other = start(**settings), start(**settings)
@@ -236,7 +236,7 @@ def without(kept: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("delivery", ["carrier", "queue"])
-def test_without_the_management_api_it_is_said_and_the_snapshot_is_the_store(
+def test_without_the_management_api_the_snapshot_is_the_store_and_this_is_logged(
     start: Start, vhost: str, kept: Path, delivery: str
 ) -> None:
     first = start(**without(kept))
@@ -273,7 +273,7 @@ def test_in_queue_delivery_the_snapshot_is_the_store(start: Start, vhost: str, k
         assert app.reached("ox", {"tie": 1}, "a", "b", "c") == ["c"]
 
 
-def test_a_damaged_snapshot_is_refused_loudly_and_kept_aside(start: Start, vhost: str, kept: Path) -> None:
+def test_a_damaged_snapshot_is_refused_with_an_error_and_set_aside(start: Start, vhost: str, kept: Path) -> None:
     settings = {"declared": {"snapshot": str(kept), "delivery": "queue"}}
     first = start(**settings)
     with Application(first.port, vhost) as app:
