@@ -24,7 +24,7 @@ def told(certificate: Path) -> float:
     return float(ssl.cert_time_to_seconds(said.removeprefix("notAfter=").strip()))
 
 
-def test_the_end_is_the_one_that_openssl_reads(authority: Authority) -> None:
+def test_the_expiry_is_the_one_that_openssl_reads(authority: Authority) -> None:
     for certificate in (authority.certificate("a.example")[0], authority.certificate("a.example", expired=True)[0]):
         assert certificate_end(certificate.read_bytes()) == told(certificate)
 
@@ -38,13 +38,13 @@ def test_years_of_two_and_of_four_digits_are_read(end: str, authority: Authority
     assert certificate_end(made.read_bytes()) == told(made)
 
 
-def test_of_several_certificates_the_first_counts_wherever_it_stands(authority: Authority) -> None:
+def test_the_first_of_several_certificates_is_read(authority: Authority) -> None:
     (old, key), other = authority.certificate("b.example", expired=True), authority.certificate("c.example")[0]
     chain = key.read_bytes() + b"as text\r\n" + old.read_bytes().replace(b"\n", b"\r\n") + other.read_bytes()
     assert certificate_end(chain) == told(old)
 
 
-def test_a_certificate_of_the_first_version_has_no_version_in_it(authority: Authority) -> None:
+def test_a_version_1_certificate_is_read(authority: Authority) -> None:
     key, made = authority.folder / "v1.key", authority.folder / "v1.pem"
     openssl("req", "-new", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-subj", "/CN=v1", "-out", made)
     openssl("x509", "-req", "-in", made, "-signkey", key, "-days", 3, "-out", made.with_suffix(".crt"))
@@ -52,13 +52,13 @@ def test_a_certificate_of_the_first_version_has_no_version_in_it(authority: Auth
     assert certificate_end(made.with_suffix(".crt").read_bytes()) == told(made.with_suffix(".crt"))
 
 
-def test_what_is_no_certificate_is_said_to_be_none(authority: Authority) -> None:
+def test_a_file_without_a_certificate_is_an_error(authority: Authority) -> None:
     with pytest.raises(ValueError, match="no certificate"):
         certificate_end(authority.certificate("d.example")[1].read_bytes())
 
 
 @given(st.binary(max_size=60))
-def test_whatever_stands_in_pem_nothing_but_a_value_error_comes_of_it(der: bytes) -> None:
+def test_any_bytes_in_pem_raise_only_value_error(der: bytes) -> None:
     for content in (der, b"\x30\x7f\x30\x7f" + der):
         with pytest.raises(ValueError, match="can't be read"):
             certificate_end(b"-----BEGIN CERTIFICATE-----" + base64.b64encode(content) + b"-----END CERTIFICATE-----")

@@ -29,7 +29,7 @@ def question(client: str = "client") -> PermissionCheck:
     return PermissionCheck(owned, owned.reach(client), QUEUE)
 
 
-async def test_a_connection_of_the_client_is_asked() -> None:
+async def test_a_connection_of_the_client_is_queried() -> None:
     client_connections, first, second = ClientConnections(), Client(), Client()
     client_connections.enter("/", "client", first)
     client_connections.enter("/", "client", second)
@@ -39,7 +39,7 @@ async def test_a_connection_of_the_client_is_asked() -> None:
     assert asked.reach.allowed == {QUEUE}
 
 
-async def test_a_client_that_is_not_there_reaches_nothing_new() -> None:
+async def test_a_disconnected_client_reaches_nothing_new() -> None:
     client_connections = ClientConnections()
     client_connections.enter("/other", "client", Client())
     client_connections.enter("/", "somebody else", Client())
@@ -48,7 +48,7 @@ async def test_a_client_that_is_not_there_reaches_nothing_new() -> None:
     assert asked.reach.refused == {QUEUE: "client is not connected"}
 
 
-async def test_a_connection_that_ended_is_not_asked() -> None:
+async def test_a_closed_connection_is_not_queried() -> None:
     client_connections, first, second = ClientConnections(), Client(), Client()
     client_connections.enter("/", "client", first)
     client_connections.enter("/", "client", second)

@@ -14,7 +14,7 @@ from tests.net.stage import FakeBroker, Tune, eventually, staged
 SOON = SessionLimits(idle_seconds=1, close_seconds=0.2)
 
 
-async def test_a_producer_that_says_nothing_but_heartbeats_is_told_320_and_one_that_works_is_not() -> None:
+async def test_a_producer_that_sends_only_heartbeats_is_closed_with_320_and_an_active_one_is_not() -> None:
     with capture_logs() as logged:
         async with staged(SOON, broker=FakeBroker(Tune(heartbeat=1))) as stage:
             idle, _ = await stage.producer(heartbeat=1)
@@ -60,7 +60,7 @@ async def test_a_consumer_that_gets_messages_and_a_producer_that_waits_for_a_con
         assert (await consumer.close_reason())[0] == 320
 
 
-async def test_without_a_limit_nobody_is_idle() -> None:
+async def test_without_a_limit_no_producer_is_idle() -> None:
     async with staged() as stage:
         producer, link = await stage.producer()
         [session] = stage.listener._sessions

@@ -45,7 +45,7 @@ async def test_small_writes_leave_at_once(ends: Ends) -> None:
     assert inner.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-async def test_it_is_read_again_only_when_nobody_has_a_reason_left(ends: Ends) -> None:
+async def test_reading_resumes_when_no_reason_to_pause_is_left(ends: Ends) -> None:
     ends.link.pause("first", True)
     ends.link.pause("second", True)
     ends.link.pause("second", True)
@@ -59,7 +59,7 @@ async def test_it_is_read_again_only_when_nobody_has_a_reason_left(ends: Ends) -
     await eventually(lambda: ends.received == b"x")
 
 
-async def test_a_rest_does_not_end_what_others_pause_it_for(ends: Ends) -> None:
+async def test_the_end_of_a_rest_leaves_other_pauses_in_force(ends: Ends) -> None:
     rests = Rests()
     ends.link.pause("other", True)
     rests.begin(ends.link, 1)
@@ -73,7 +73,7 @@ async def test_a_rest_does_not_end_what_others_pause_it_for(ends: Ends) -> None:
     assert ends.link.transport.is_reading()
 
 
-async def test_a_slow_peer_is_said_once_and_so_is_its_recovery(ends: Ends) -> None:
+async def test_a_slow_peer_and_its_recovery_are_reported_once(ends: Ends) -> None:
     ends.writer.transport.pause_reading()  # type: ignore[attr-defined]
     while not ends.writable:
         ends.link.send([bytes(WRITE_HIGH_BYTES)])
@@ -89,7 +89,7 @@ async def test_a_slow_peer_is_said_once_and_so_is_its_recovery(ends: Ends) -> No
     assert ends.writable == [False, True]
 
 
-async def test_what_is_sent_behind_the_end_is_dropped(ends: Ends) -> None:
+async def test_data_sent_after_the_end_is_dropped(ends: Ends) -> None:
     ends.writer.close()
     await eventually(lambda: ends.lost)
     pieces = [b"x"]

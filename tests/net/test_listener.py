@@ -59,7 +59,7 @@ async def told(surplus: Peer) -> tuple[int, str]:
     return await surplus.closed()
 
 
-async def test_one_connection_too_many_is_told_so_and_the_next_is_welcome_when_one_has_left() -> None:
+async def test_connections_above_the_limit_are_refused_until_one_ends() -> None:
     with capture_logs() as logged:
         async with staged(listener_limits=ListenerLimits(connections=2, close_seconds=0.1)) as stage:
             first, _ = await stage.producer()
@@ -76,7 +76,7 @@ async def test_one_connection_too_many_is_told_so_and_the_next_is_welcome_when_o
     assert [entry["limit"] for entry in logged if entry["event"] == "too many connections"] == [2, 2, 2]
 
 
-async def test_one_connection_too_many_from_one_address_is_told_so() -> None:
+async def test_connections_above_the_limit_per_address_are_refused_until_one_ends() -> None:
     async with staged(listener_limits=ListenerLimits(connections_per_peer=1, close_seconds=0.1)) as stage:
         first, _ = await stage.producer()
         found = await told(await stage.connect())
@@ -88,7 +88,7 @@ async def test_one_connection_too_many_from_one_address_is_told_so() -> None:
         await eventually(lambda: stage.listener._hosts == {"127.0.0.1": 1})
 
 
-async def test_of_a_flood_beyond_the_limit_most_are_closed_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_most_connections_of_a_flood_are_closed_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "TOLD_AT_ONCE", 2)
     async with staged(listener_limits=ListenerLimits(connections=1, close_seconds=0.1)) as stage:
         await stage.producer()
@@ -138,7 +138,9 @@ async def test_a_peer_of_a_tls_listener_counts_before_its_handshake(
         await stage.producer()
 
 
-async def test_peers_of_one_address_count_before_their_tls_handshake_and_others_come_in(authority: Authority) -> None:
+async def test_peers_of_one_address_count_before_their_tls_handshake_and_others_are_accepted(
+    authority: Authority,
+) -> None:
     async with sealed(authority, ListenerLimits(connections_per_peer=2, close_seconds=0.1)) as (stage, port):
         peers = [await silent(port) for _ in range(4)]
         await eventually(lambda: stage.counters.limits.rejected_connections["connections_per_peer"] == 2)
@@ -152,7 +154,7 @@ async def test_peers_of_one_address_count_before_their_tls_handshake_and_others_
         await other.expect("Connection.OpenOk")
 
 
-async def test_one_too_many_over_tls_is_told_so_after_its_handshake(authority: Authority) -> None:
+async def test_a_tls_connection_above_the_limit_is_refused_after_its_handshake(authority: Authority) -> None:
     async with sealed(authority, ListenerLimits(connections=1, close_seconds=0.1)) as (stage, port):
         await stage.producer()
         context = authority.client()
@@ -175,7 +177,7 @@ async def test_a_drain_ends_tls_handshakes_and_closes_the_address(authority: Aut
 # -- draining ----------------------------------------------------------------------------------------------------------
 
 
-async def test_an_idle_producer_is_closed_at_once_with_320_and_nobody_else_gets_in() -> None:
+async def test_a_drain_closes_an_idle_producer_with_320_and_accepts_no_other() -> None:
     async with staged(listener_limits=PATIENT) as stage:
         producer, link = await stage.producer()
         draining = asyncio.ensure_future(stage.listener.drain())
@@ -203,7 +205,7 @@ async def test_unsettled_publishes_settle_before_their_producer_is_closed() -> N
         assert stage.counters.relay("/").paused_producers == 0
 
 
-async def test_a_producer_that_never_stops_does_not_use_up_the_deadline() -> None:
+async def test_a_producer_that_never_stops_publishing_does_not_use_up_the_deadline() -> None:
     async with staged(listener_limits=PATIENT) as stage:
         producer, link = await stage.opened(confirm=True)
 
@@ -233,7 +235,7 @@ async def test_a_producer_that_never_stops_does_not_use_up_the_deadline() -> Non
             await draining
 
 
-async def test_what_is_not_settled_at_the_deadline_is_left_and_said() -> None:
+async def test_publishes_not_settled_at_the_deadline_are_logged() -> None:
     with capture_logs() as logged:
         async with staged(listener_limits=QUICK) as stage:
             producer, link = await stage.opened(confirm=True)
@@ -282,7 +284,7 @@ async def test_a_publish_that_waits_for_its_queue_is_not_lost_by_a_drain() -> No
         await draining
 
 
-async def test_a_drain_without_producers_returns_and_so_does_another_one() -> None:
+async def test_a_drain_without_producers_returns_and_can_be_repeated() -> None:
     async with staged() as stage:
         await stage.listener.drain()
         await stage.listener.drain()

@@ -56,7 +56,7 @@ async def test_both_sides_agree_and_one_channel_is_kept_back() -> None:
         assert (stage.counters.downstream.open, stage.counters.upstream.open) == (1, 1)
 
 
-async def test_what_comes_with_the_last_bytes_of_the_handshake_is_not_lost() -> None:
+async def test_data_sent_with_the_end_of_the_handshake_is_not_lost() -> None:
     async with staged() as stage:
         peer = await stage.connect()
         await peer.log_in()
@@ -85,7 +85,7 @@ async def test_the_first_producer_of_a_virtual_host_waits_until_it_is_followed()
         await link.expect("Channel.Open")
 
 
-async def test_a_virtual_host_that_can_not_be_followed_in_time_is_used_all_the_same() -> None:
+async def test_a_virtual_host_that_cannot_be_followed_in_time_is_usable() -> None:
     control = NoControl(answers=False, followed=False)
     with capture_logs() as logged:
         async with staged(SessionLimits(bind_seconds=0.05), control=control) as stage:
@@ -95,7 +95,7 @@ async def test_a_virtual_host_that_can_not_be_followed_in_time_is_used_all_the_s
     assert "client declarations of a virtual host not loaded" in [entry["event"] for entry in logged]
 
 
-async def test_a_broker_that_leaves_while_its_virtual_host_is_looked_at_is_not_missed() -> None:
+async def test_a_broker_lost_while_its_virtual_host_is_being_followed_is_noticed() -> None:
     control = NoControl(answers=False, followed=False)
     async with staged(control=control) as stage:
         peer = await stage.greeted()
@@ -108,7 +108,7 @@ async def test_a_broker_that_leaves_while_its_virtual_host_is_looked_at_is_not_m
         assert (await peer.close_reason())[0] == 320
 
 
-async def test_a_broker_that_leaves_when_its_virtual_host_is_followed_meanwhile_opens_its_session_once(
+async def test_a_broker_lost_while_another_session_follows_the_virtual_host_opens_one_session(
     authority: Authority,
 ) -> None:
     """Over TLS, where the loss of a socket is noticed even if it is not read."""
@@ -136,7 +136,7 @@ async def test_a_broker_that_leaves_when_its_virtual_host_is_followed_meanwhile_
 # -- unreachable and silent brokers ------------------------------------------------------------------------------------
 
 
-async def test_a_broker_that_can_not_be_reached_is_said_with_320_and_the_cause() -> None:
+async def test_an_unreachable_broker_closes_the_producer_with_320_and_the_cause() -> None:
     port = free_port()
     async with staged(upstream=Upstream([("127.0.0.1", port)])) as stage:
         code, text = await refused(stage)
@@ -145,7 +145,7 @@ async def test_a_broker_that_can_not_be_reached_is_said_with_320_and_the_cause()
         await eventually(lambda: results(stage) == ({"unavailable": 1}, {"unavailable": 1}))
 
 
-async def test_a_broker_that_does_not_answer_is_said_with_320_after_the_deadline(deaf: tuple[str, int]) -> None:
+async def test_an_unanswered_connect_closes_the_producer_with_320_after_the_deadline(deaf: tuple[str, int]) -> None:
     async with staged(upstream=Upstream([deaf], connect_seconds=0.05)) as stage:
         code, text = await refused(stage)
         assert (code, "no answer within 0.05 s" in text) == (320, True)
@@ -162,7 +162,7 @@ async def test_the_next_address_is_tried_where_the_first_host_is_down() -> None:
         await link.expect("Channel.Open")
 
 
-async def test_a_broker_that_accepts_and_says_nothing_is_said_with_320_after_the_deadline() -> None:
+async def test_a_broker_that_accepts_but_sends_nothing_closes_the_producer_with_320_after_the_deadline() -> None:
     async with staged(SOON, broker=FakeBroker(silent_after="header")) as stage:
         assert await refused(stage) == (
             320,
@@ -174,7 +174,9 @@ async def test_a_broker_that_accepts_and_says_nothing_is_said_with_320_after_the
 @pytest.mark.parametrize(
     ("point", "awaited"), [("StartOk", "Connection.Secure or Connection.Tune"), ("Open", "Connection.OpenOk")]
 )
-async def test_a_broker_that_falls_silent_is_said_with_320_after_the_deadline(point: str, awaited: str) -> None:
+async def test_a_broker_that_stops_answering_closes_the_producer_with_320_after_the_deadline(
+    point: str, awaited: str
+) -> None:
     async with staged(SOON, broker=FakeBroker(silent_after=point)) as stage:
         peer = await stage.connect()
         await (stage.greeted(peer) if point == "Open" else peer.log_in())
@@ -186,7 +188,7 @@ async def test_a_broker_that_falls_silent_is_said_with_320_after_the_deadline(po
 
 
 @pytest.mark.parametrize("point", ["header", "Open"])
-async def test_a_broker_that_leaves_during_the_handshake_is_said_with_320(point: str) -> None:
+async def test_a_broker_lost_during_the_handshake_closes_the_producer_with_320(point: str) -> None:
     async with staged(broker=FakeBroker(silent_after=point)) as stage:
         peer = await stage.connect()
         logging_in = asyncio.ensure_future(stage.greeted(peer) if point == "Open" else peer.log_in())
@@ -222,7 +224,7 @@ async def test_a_probe_that_connects_and_leaves_is_no_event() -> None:
     assert [entry["event"] for entry in logged] == ["producer connected", "producer disconnected"]
 
 
-async def test_a_producer_that_leaves_takes_its_upstream_connection_along() -> None:
+async def test_a_producer_that_disconnects_ends_its_upstream_connection() -> None:
     async with staged(broker=FakeBroker(silent_after="StartOk")) as stage:
         peer = await stage.connect()
         await peer.log_in()
@@ -236,7 +238,9 @@ def under_way() -> set[str]:
     return {task.get_name() for task in asyncio.all_tasks()}
 
 
-async def test_a_producer_that_leaves_while_we_connect_leaves_nothing_behind(deaf: tuple[str, int]) -> None:
+async def test_a_producer_that_disconnects_during_the_connect_leaves_no_upstream_connection(
+    deaf: tuple[str, int],
+) -> None:
     async with staged(upstream=Upstream([deaf], connect_seconds=60)) as stage:
         peer = await stage.connect()
         peer.send(client.PROTOCOL_HEADER)
@@ -254,7 +258,7 @@ async def test_a_producer_that_leaves_while_we_connect_leaves_nothing_behind(dea
         (b"SSH-2.0-OpenSSH_9.2\r\n", "not AMQP"),
     ],
 )
-async def test_another_protocol_gets_our_header_and_the_end_and_is_counted_and_logged(said: bytes, seen: str) -> None:
+async def test_another_protocol_gets_the_amqp_header_and_is_closed_counted_and_logged(said: bytes, seen: str) -> None:
     with capture_logs() as logged:
         async with staged() as stage:
             peer = await stage.connect()
@@ -295,7 +299,7 @@ def stranger(broker: Broker) -> Iterator[str]:
     ("vhost", "user", "password", "code"),
     [("/", "guest", "wrong", 403), ("/", "nobody", "nobody", 403), ("nowhere", "guest", "guest", 530)],
 )
-async def test_wrong_credentials_and_a_missing_virtual_host_get_the_brokers_own_words(
+async def test_wrong_credentials_and_a_missing_virtual_host_get_the_brokers_own_errors(
     broker: Broker, vhost: str, user: str, password: str, code: int
 ) -> None:
     def log_in(port: int) -> Closed:
@@ -311,7 +315,7 @@ async def test_wrong_credentials_and_a_missing_virtual_host_get_the_brokers_own_
         await eventually(lambda: results(stage) == ({"refused": 1}, {"refused": 1}))
 
 
-async def test_a_user_without_permission_for_the_virtual_host_gets_the_brokers_own_words(
+async def test_a_user_without_permission_for_the_virtual_host_gets_the_brokers_own_error(
     broker: Broker, stranger: str
 ) -> None:
     async with staged(upstream=Upstream([(broker.host, broker.port)])) as stage:
@@ -321,7 +325,7 @@ async def test_a_user_without_permission_for_the_virtual_host_gets_the_brokers_o
         assert "refused for user 'stranger'" in text
 
 
-async def test_what_the_broker_offers_is_offered_and_our_traces_are_on_it(broker: Broker) -> None:
+async def test_the_brokers_properties_are_offered_with_our_version_and_one_channel_less(broker: Broker) -> None:
     def look(port: int) -> tuple[Producer, dict[str, object]]:
         peer = Producer(port)
         return peer, dict(peer.start)
@@ -341,7 +345,7 @@ async def test_what_the_broker_offers_is_offered_and_our_traces_are_on_it(broker
         own.vanish()
 
 
-async def test_a_handshake_that_comes_byte_by_byte_is_a_handshake(broker: Broker) -> None:
+async def test_a_handshake_sent_byte_by_byte_succeeds(broker: Broker) -> None:
     async with staged(upstream=Upstream([(broker.host, broker.port)])) as stage:
         peer: Peer = await stage.connect()
         start_ok = client.method(0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US"))

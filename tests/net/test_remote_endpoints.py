@@ -25,7 +25,7 @@ def found(answer: Endpoint | str) -> Endpoint:
     return answer
 
 
-def test_a_configured_broker_brings_everything() -> None:
+def test_a_configured_broker_has_address_tls_and_credentials() -> None:
     made = found(named(b"safe"))
     assert (made.label, made.host, made.port, made.tls) == ("safe", "10.0.0.2", 5671, TLS)
     assert (made.credentials.user, made.credentials.password, made.credentials.vhost) == (
@@ -35,7 +35,7 @@ def test_a_configured_broker_brings_everything() -> None:
     )
 
 
-def test_without_a_virtual_host_of_its_own_it_is_the_producer_s() -> None:
+def test_without_a_configured_virtual_host_the_producers_is_used() -> None:
     assert found(named(b"plain")).credentials.vhost == b"home"
 
 
@@ -49,14 +49,14 @@ def test_without_a_virtual_host_of_its_own_it_is_the_producer_s() -> None:
         (b"open", b"u", b"p", (b"u", b"p")),
     ],
 )
-def test_credentials_of_the_address_go_before_those_of_the_broker(
+def test_credentials_in_the_address_override_those_of_the_broker(
     name: bytes, user: bytes | None, password: bytes | None, login: tuple[bytes, bytes]
 ) -> None:
     credentials = found(named(name, user=user, password=password)).credentials
     assert (credentials.user, credentials.password) == login
 
 
-def test_an_address_can_ask_for_tls_and_never_for_less_than_is_configured() -> None:
+def test_an_address_can_enable_tls_but_not_disable_it() -> None:
     assert found(named(b"plain", tls=True)).tls == ClientTls()
     assert found(named(b"safe", tls=True)).tls == TLS
     assert named(b"safe", tls=False) == "plain TCP to a broker that is configured with TLS"
@@ -67,7 +67,7 @@ def test_a_host_of_an_address_needs_no_configuration() -> None:
     assert (made.label, made.host, made.port, made.tls) == ("h.example:5671", "h.example", 5671, ClientTls())
 
 
-def test_a_broker_that_is_gone_from_the_configuration_is_none() -> None:
+def test_a_broker_removed_from_the_configuration_is_an_error() -> None:
     assert named(b"gone") == "a broker that is no longer configured"
 
 

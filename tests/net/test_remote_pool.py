@@ -75,7 +75,7 @@ def message(body: bytes = b"body") -> Told:
     return Told(body, since=asyncio.get_running_loop().time())
 
 
-async def test_a_message_goes_over_a_link_that_is_made_for_it_and_is_acked() -> None:
+async def test_a_message_opens_a_link_and_is_acked() -> None:
     async with stage() as made:
         told, peer = await made.sent()
         assert made.counters.remotes["far"].up
@@ -94,7 +94,7 @@ async def test_two_producers_share_a_link_and_have_channels_of_their_own() -> No
         assert made.broker.links.empty()
 
 
-async def test_what_was_sent_over_a_lost_link_is_lost_and_what_waits_goes_over_the_next() -> None:
+async def test_messages_sent_over_a_lost_link_are_lost_and_waiting_ones_use_the_next_link() -> None:
     async with stage() as made:
         way, waiting = made.way(), message(b"waiting")
         sent, peer = await made.sent(way)
@@ -124,7 +124,7 @@ async def test_producers_of_a_full_link_wait_until_half_of_it_is_settled() -> No
         await eventually(lambda: made.full == [True, False])
 
 
-async def test_a_producer_that_comes_to_a_full_link_waits_too_and_others_don_t() -> None:
+async def test_a_new_producer_of_a_full_link_waits_and_producers_of_other_links_do_not() -> None:
     async with stage() as made:
         others: list[bool] = []
         made.pool.port("/", others.append)
@@ -136,7 +136,7 @@ async def test_a_producer_that_comes_to_a_full_link_waits_too_and_others_don_t()
         assert (late, others) == ([True], [])
 
 
-async def test_a_refused_login_is_tried_again_and_messages_wait() -> None:
+async def test_a_refused_login_is_retried_and_messages_wait() -> None:
     async with stage() as made:
         made.broker.refuse = True
         told = message()
@@ -150,7 +150,7 @@ async def test_a_refused_login_is_tried_again_and_messages_wait() -> None:
         assert told.told == []
 
 
-async def test_a_message_is_given_up_at_its_deadline() -> None:
+async def test_a_message_fails_at_its_deadline() -> None:
     async with stage(RemoteLimits(deadline_seconds=0.2)) as made:
         made.broker.refuse = True
         told = message()
@@ -159,7 +159,7 @@ async def test_a_message_is_given_up_at_its_deadline() -> None:
         assert made.pool.under_way == 0
 
 
-async def test_a_lane_that_is_left_closes_when_everything_is_settled() -> None:
+async def test_an_abandoned_lane_closes_when_everything_is_settled() -> None:
     async with stage() as made:
         told = message()
         way = made.way()
@@ -173,14 +173,14 @@ async def test_a_lane_that_is_left_closes_when_everything_is_settled() -> None:
         assert told.told == [RemoteResult.ACKED]
 
 
-async def test_a_link_that_reaches_ourselves_is_none() -> None:
+async def test_a_link_to_the_sidecar_itself_is_refused() -> None:
     async with stage() as made:
         made.pool.listening = [("127.0.0.1", made.broker.port)]
         assert made.port().publisher(FAR) == "leads back to this proxy"
         assert made.counters.remotes == {}
 
 
-async def test_a_name_that_leads_to_ourselves_is_found_when_the_socket_stands() -> None:
+async def test_a_host_name_of_the_sidecar_itself_is_detected_after_the_connect() -> None:
     async with stage() as made:
         made.pool.brokers = {"/": {b"far": RemoteBroker("127.1", made.broker.port)}}
         made.pool.listening = [("127.0.0.1", made.broker.port)]
@@ -192,13 +192,13 @@ async def test_a_name_that_leads_to_ourselves_is_found_when_the_socket_stands() 
         assert told.told == [RemoteResult.LOST]
 
 
-async def test_a_way_to_an_unknown_broker_is_none() -> None:
+async def test_a_link_to_an_unknown_broker_is_refused() -> None:
     async with stage() as made:
         assert made.port().publisher(Remote(b"gone", b"gone", None, None)) == "a broker that is no longer configured"
 
 
 @pytest.mark.parametrize("settled", [True, False])
-async def test_a_drain_waits_for_what_is_under_way_and_no_longer_than_told(settled: bool) -> None:
+async def test_a_drain_waits_for_unconfirmed_messages_until_its_deadline(settled: bool) -> None:
     async with stage() as made:
         told, peer = await made.sent()
         if settled:
@@ -207,7 +207,7 @@ async def test_a_drain_waits_for_what_is_under_way_and_no_longer_than_told(settl
         assert (told.told == [RemoteResult.ACKED]) is settled
 
 
-async def test_what_is_given_up_is_lost_and_a_later_ack_changes_nothing() -> None:
+async def test_an_abandoned_message_is_lost_and_a_later_ack_has_no_effect() -> None:
     async with stage() as made:
         waiting = message()
         told, peer = await made.sent()

@@ -36,7 +36,7 @@ def test_brokers_are_given_by_virtual_host_with_their_passwords() -> None:
         ("brokers: {a: {address: '127.0.0.1:5673'}}", "a.yaml:1:15: brokers.a.address: leads back to this proxy"),
     ],
 )
-def test_what_can_not_be_served_is_a_fault_with_its_line(tmp_path: Path, text: str, message: str) -> None:
+def test_an_unusable_broker_is_an_error_with_its_line(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "no-certificate").write_text("no certificate")
     with pytest.raises(ConfigErrors) as raised:
         remote_brokers(load(text.replace("FILE", str(tmp_path / "no-certificate"))), {}, LISTENING)

@@ -106,7 +106,7 @@ async def test_bytes_of_the_broker_that_are_no_frames_end_that_connection_with_3
 # -- closing -----------------------------------------------------------------------------------------------------------
 
 
-async def test_a_goodbye_is_answered_by_the_broker_and_both_sides_end() -> None:
+async def test_a_connection_close_is_answered_by_the_broker_and_both_sides_end() -> None:
     """Closing the socket is the producer's part; one that leaves it open is closed after the deadline."""
     async with staged(SessionLimits(close_seconds=0.1)) as stage:
         producer, link = await stage.opened()
@@ -119,7 +119,7 @@ async def test_a_goodbye_is_answered_by_the_broker_and_both_sides_end() -> None:
         await all_over(stage)
 
 
-async def test_goodbyes_are_answered_until_the_producer_ends_its_socket() -> None:
+async def test_connection_closes_are_answered_until_the_producer_closes_its_socket() -> None:
     async with staged(SessionLimits(close_seconds=3600)) as stage:
         producer, link = await stage.opened()
         goodbye = commands.Connection.Close(200, "bye", 0, 0)
@@ -136,7 +136,7 @@ async def test_goodbyes_are_answered_until_the_producer_ends_its_socket() -> Non
         await all_over(stage)
 
 
-async def test_a_goodbye_waits_as_long_as_the_broker_works_off_what_came_before() -> None:
+async def test_a_connection_close_waits_while_the_broker_processes_earlier_publishes() -> None:
     async with staged(SessionLimits(close_seconds=0.02)) as stage:
         producer, link = await stage.opened()
         producer.send(client.publish(1, b"any", b"k", (), b"x"))
@@ -147,7 +147,7 @@ async def test_a_goodbye_waits_as_long_as_the_broker_works_off_what_came_before(
         await producer.expect("Connection.CloseOk")
 
 
-async def test_a_close_of_the_broker_passes_and_so_does_its_answer() -> None:
+async def test_a_close_of_the_broker_and_its_answer_are_forwarded() -> None:
     async with staged() as stage:
         producer, link = await stage.opened()
         link.call(commands.Connection.Close(320, "CONNECTION_FORCED - maintenance", 0, 0), 0)
@@ -158,7 +158,7 @@ async def test_a_close_of_the_broker_passes_and_so_does_its_answer() -> None:
         await all_over(stage)
 
 
-async def test_a_broker_that_vanishes_is_said_at_once_with_320_also_to_an_idle_producer() -> None:
+async def test_a_lost_broker_closes_even_an_idle_producer_at_once_with_320() -> None:
     async with staged() as stage:
         producer, link = await stage.opened()
         link.writer.transport.abort()
@@ -175,7 +175,7 @@ async def test_a_producer_that_does_not_answer_a_close_is_dropped_after_the_dead
         await all_over(stage)
 
 
-async def test_a_producer_that_vanishes_takes_its_upstream_connection_along_without_half_a_publish() -> None:
+async def test_a_lost_producer_ends_its_upstream_connection_without_a_partial_publish() -> None:
     whole = client.publish(1, b"any", b"k", (), b"x" * 1000)
     async with staged() as stage:
         for size in (0, 5, 30, len(whole) - 1):
@@ -201,7 +201,7 @@ async def backlog(stage: Stage, producer: Peer, link: Peer) -> int:
     return count * len(frame)
 
 
-async def test_what_a_producer_published_before_it_vanished_still_goes_to_a_slow_broker() -> None:
+async def test_publishes_of_a_lost_producer_still_reach_a_slow_broker() -> None:
     async with staged(SessionLimits(close_seconds=0.5)) as stage:
         producer, link = await stage.opened()
         size = await backlog(stage, producer, link)
@@ -212,7 +212,7 @@ async def test_what_a_producer_published_before_it_vanished_still_goes_to_a_slow
         await all_over(stage)
 
 
-async def test_a_broker_that_takes_nothing_does_not_keep_the_session_of_a_producer_that_has_left() -> None:
+async def test_a_broker_that_reads_nothing_does_not_keep_the_session_of_a_lost_producer() -> None:
     async with staged(SessionLimits(close_seconds=0.05)) as stage:
         producer, link = await stage.opened()
         await backlog(stage, producer, link)
@@ -230,7 +230,7 @@ async def beaten(peer: Peer, count: int) -> None:
         peer.send(client.HEARTBEAT)
 
 
-async def test_each_side_gets_heartbeats_while_nothing_else_happens_and_a_silent_one_is_dropped() -> None:
+async def test_each_idle_side_gets_heartbeats_and_a_silent_one_is_dropped() -> None:
     async with staged(broker=FakeBroker(Tune(heartbeat=1))) as stage:
         kept, kept_link = await stage.producer(heartbeat=1)
         silent, silent_link = await stage.producer(heartbeat=1)
@@ -257,7 +257,7 @@ async def test_each_side_gets_heartbeats_while_nothing_else_happens_and_a_silent
             await peer.vanish()
 
 
-async def test_a_producer_without_heartbeats_leaves_the_brokers_alone() -> None:
+async def test_a_producer_without_heartbeats_does_not_disable_those_of_the_broker() -> None:
     async with staged(broker=FakeBroker(Tune(heartbeat=1))) as stage:
         producer, link = await stage.producer(heartbeat=0)
         assert stage.broker.opened["TuneOk"]["heartbeat"] == 1
@@ -269,7 +269,7 @@ async def test_a_producer_without_heartbeats_leaves_the_brokers_alone() -> None:
 # -- back-pressure -----------------------------------------------------------------------------------------------------
 
 
-async def test_a_slow_broker_stops_the_reading_of_its_producer_and_of_nobody_else() -> None:
+async def test_a_slow_broker_pauses_its_own_producer_only() -> None:
     data = client.publish(1, b"any", b"k", (), bytes(32 << 20))
     async with staged() as stage:
         other, other_link = await stage.opened()
@@ -290,7 +290,7 @@ async def test_a_slow_broker_stops_the_reading_of_its_producer_and_of_nobody_els
         await all_over(stage)
 
 
-async def test_a_slow_consumer_stops_the_reading_of_its_broker_and_of_nobody_else() -> None:
+async def test_a_slow_consumer_pauses_its_own_broker_connection_only() -> None:
     deliver = client.method(1, commands.Basic.Deliver("c", 1, False, "any", "k"))
     data = deliver + client.content(1, (), bytes(32 << 20))
     async with staged() as stage:
@@ -306,7 +306,7 @@ async def test_a_slow_consumer_stops_the_reading_of_its_broker_and_of_nobody_els
         assert await consumer.read(len(data)) == data
 
 
-async def test_a_broker_that_vanishes_behind_a_paused_producer_is_said_all_the_same() -> None:
+async def test_a_paused_producer_is_closed_when_its_broker_is_lost() -> None:
     async with staged() as stage:
         producer, link = await stage.opened()
         link.pause()
@@ -341,7 +341,7 @@ async def test_a_publish_waits_for_its_destination_and_other_channels_do_not() -
         assert len(control.asked) == 1
 
 
-async def test_a_publish_whose_destination_is_not_bound_in_time_goes_on_without_it() -> None:
+async def test_a_publish_whose_destination_is_not_bound_in_time_is_sent_without_it() -> None:
     control = NoControl(answers=False)
     with capture_logs() as logged:
         async with staged(SOON, state=open_exchange(b"x", b"q", bound=False), control=control) as stage:
@@ -368,7 +368,7 @@ async def test_a_declare_is_answered_when_the_queue_has_its_tokens_or_after_the_
         assert control.asked.count(("ensure", b"q")) == 2
 
 
-async def test_more_than_may_be_held_stops_the_reading_until_it_has_left() -> None:
+async def test_a_producer_with_a_full_buffer_is_paused_until_it_is_sent() -> None:
     state = open_exchange(b"x", b"q", bound=False)
     control = NoControl(state, answers=False)
     limits = SessionLimits(relay=RelayLimits(held_bytes=1 << 16))
@@ -388,7 +388,7 @@ async def test_more_than_may_be_held_stops_the_reading_until_it_has_left() -> No
         await eventually(lambda: stage.counters.relay("/").paused_producers == 0)
 
 
-async def test_a_producer_that_leaves_while_its_publish_waits_leaves_nothing_behind() -> None:
+async def test_a_producer_lost_while_its_publish_waits_leaves_no_state() -> None:
     control = NoControl(answers=False)
     async with staged(state=open_exchange(b"x", b"q", bound=False), control=control) as stage:
         producer, link = await stage.opened()

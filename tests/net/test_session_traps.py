@@ -28,7 +28,7 @@ def reset(peer: Peer) -> None:
     peer.writer.transport.abort()
 
 
-async def test_data_frames_are_signs_of_life_on_both_sides() -> None:
+async def test_data_frames_count_as_heartbeats_on_both_sides() -> None:
     """Three intervals without a heartbeat from either peer: each answers ours with a method instead."""
 
     async def busy(peer: Peer, command: commands.Basic.Qos | commands.Basic.QosOk, heartbeats: int) -> None:
@@ -45,7 +45,7 @@ async def test_data_frames_are_signs_of_life_on_both_sides() -> None:
         assert stage.counters.downstream.open == 1
 
 
-async def test_a_reset_of_an_idle_upstream_is_said_at_once() -> None:
+async def test_a_reset_of_an_idle_upstream_closes_the_producer_at_once() -> None:
     async with staged() as stage:
         producer, link = await stage.opened(confirm=True)
         reset(link)
@@ -119,7 +119,7 @@ def _no_collection() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_no_collection")
-async def test_connections_that_come_and_go_leave_nothing_behind() -> None:
+async def test_closed_connections_free_their_objects() -> None:
     async with staged() as stage:
         before = alive(Session, Relay, Link, Handshake)
         for number in range(60):
@@ -140,7 +140,7 @@ async def test_connections_that_come_and_go_leave_nothing_behind() -> None:
 
 
 @pytest.mark.usefixtures("_no_collection")
-async def test_logins_that_are_refused_leave_nothing_behind() -> None:
+async def test_refused_logins_free_their_objects() -> None:
     broker = FakeBroker(silent_after="StartOk")
     async with staged(broker=broker) as stage:
         before = alive(Session, Relay, Link, Handshake)

@@ -17,7 +17,7 @@ async def taken(link: Peer, publishes: int) -> None:
     await link.read(publishes * len(SMALL))
 
 
-async def test_a_producer_above_its_rate_is_not_read_until_its_debt_is_paid_and_loses_nothing() -> None:
+async def test_a_producer_above_its_rate_is_paused_and_loses_nothing() -> None:
     rates = RateLimits(publishes=100, burst_seconds=0.1)
     async with staged(allowances=UserRateLimits(rates)) as stage:
         producer, link = await stage.opened()
@@ -32,7 +32,7 @@ async def test_a_producer_above_its_rate_is_not_read_until_its_debt_is_paid_and_
         await producer.vanish()
 
 
-async def test_other_users_are_not_slowed_down_and_other_connections_of_the_same_user_are() -> None:
+async def test_a_rate_limit_slows_all_connections_of_its_user_and_no_others() -> None:
     async with staged(allowances=UserRateLimits(RateLimits(publishes=10, burst_seconds=0.1))) as stage:
         greedy, link = await stage.opened()
         brother, _ = await stage.opened()
@@ -45,9 +45,7 @@ async def test_other_users_are_not_slowed_down_and_other_connections_of_the_same
         await eventually(lambda: stage.counters.limits.throttled == 0)
 
 
-async def test_after_the_patience_the_one_channel_that_publishes_is_closed_with_406_and_what_was_published_stands() -> (
-    None
-):
+async def test_a_channel_throttled_too_long_is_closed_with_406_and_its_publishes_are_kept() -> None:
     rates = RateLimits(publishes=10, burst_seconds=0.1, patience_seconds=0.2)
     async with staged(allowances=UserRateLimits(rates)) as stage:
         producer, link = await stage.opened()
@@ -66,7 +64,7 @@ async def test_after_the_patience_the_one_channel_that_publishes_is_closed_with_
         await producer.vanish()
 
 
-async def test_where_two_channels_publish_the_connection_is_closed_with_320() -> None:
+async def test_a_connection_with_two_channels_throttled_too_long_is_closed_with_320() -> None:
     rates = RateLimits(read_bytes=1000, burst_seconds=0.1, patience_seconds=0.2)
     async with staged(allowances=UserRateLimits(rates)) as stage:
         producer, link = await stage.opened(1, 2)
@@ -82,7 +80,7 @@ async def test_where_two_channels_publish_the_connection_is_closed_with_320() ->
         assert await producer.is_gone()
 
 
-async def test_amid_a_body_the_connection_is_closed_and_not_the_channel() -> None:
+async def test_a_connection_throttled_too_long_within_a_body_is_closed_instead_of_its_channel() -> None:
     rates = RateLimits(read_bytes=1000, burst_seconds=0.1, patience_seconds=0.2)
     async with staged(allowances=UserRateLimits(rates)) as stage:
         producer, link = await stage.opened()
@@ -93,7 +91,7 @@ async def test_amid_a_body_the_connection_is_closed_and_not_the_channel() -> Non
         await producer.vanish()
 
 
-async def test_the_end_of_a_throttled_connection_does_not_wait_for_its_debt() -> None:
+async def test_the_close_of_a_throttled_connection_does_not_wait() -> None:
     rates = RateLimits(publishes=1, burst_seconds=0.1)
     async with staged(SessionLimits(close_seconds=30), allowances=UserRateLimits(rates)) as stage:
         producer, link = await stage.opened()

@@ -30,7 +30,7 @@ def names(context: ssl.SSLContext, authority: Authority) -> str:
     return str(found["serialNumber"])
 
 
-def test_chain_and_name_are_checked_unless_told_otherwise() -> None:
+def test_chain_and_name_are_verified_unless_disabled() -> None:
     context = ClientTls().context()
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname
@@ -38,12 +38,12 @@ def test_chain_and_name_are_checked_unless_told_otherwise() -> None:
     assert (loose.verify_mode, loose.check_hostname) == (ssl.CERT_NONE, False)
 
 
-def test_with_authorities_of_ones_own_those_of_the_system_are_not_trusted(authority: Authority) -> None:
+def test_with_configured_authorities_those_of_the_system_are_not_trusted(authority: Authority) -> None:
     trusted = ClientTls(authority.ca).context().get_ca_certs()
     assert [one["subject"] for one in trusted] == [((("commonName", "private authority"),),)]
 
 
-def test_nothing_older_than_tls_1_2_is_spoken(pair: tuple[Path, Path]) -> None:
+def test_the_minimum_version_is_tls_1_2(pair: tuple[Path, Path]) -> None:
     for context in (ClientTls().context(), ServerTls(*pair).context()):
         assert context.minimum_version is ssl.TLSVersion.TLSv1_2
 
@@ -51,7 +51,7 @@ def test_nothing_older_than_tls_1_2_is_spoken(pair: tuple[Path, Path]) -> None:
 @pytest.mark.parametrize(
     ("required", "mode"), [(True, ssl.CERT_REQUIRED), (False, ssl.CERT_OPTIONAL)], ids=["required", "optional"]
 )
-def test_certificates_of_producers_are_asked_for(
+def test_client_certificates_are_requested(
     authority: Authority, pair: tuple[Path, Path], required: bool, mode: ssl.VerifyMode
 ) -> None:
     assert ServerTls(*pair, authority.ca, required).context().verify_mode is mode
@@ -94,7 +94,7 @@ def broken(folder: Path, what: str) -> Path:
         (lambda folder, ca, cert, key: ClientTls(None, None, cert, none(folder)), "/text: no PRIVATE KEY"),
     ],
 )
-def test_a_file_that_can_not_be_used_is_named_with_what_was_expected(
+def test_an_unusable_file_is_reported_with_what_was_expected(
     made: Files, message: str, tmp_path: Path, authority: Authority, pair: tuple[Path, Path]
 ) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -120,7 +120,7 @@ def test_a_context_stays_until_files_are_read_again(authority: Authority, tmp_pa
     assert names(contexts.of(tls), authority) != before
 
 
-def test_when_certificates_in_use_end_is_told_by_side_and_file(authority: Authority, tmp_path: Path) -> None:
+def test_the_expiry_of_certificates_in_use_is_reported_by_side_and_file(authority: Authority, tmp_path: Path) -> None:
     pair = (tmp_path / "cert", tmp_path / "key")
 
     def install(*, expired: bool) -> None:
@@ -141,7 +141,9 @@ def test_when_certificates_in_use_end_is_told_by_side_and_file(authority: Author
     assert min(contexts.ends.values()) > first
 
 
-def test_where_one_file_is_bad_none_is_taken(authority: Authority, pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_an_invalid_file_prevents_the_use_of_all_files(
+    authority: Authority, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
     contexts, good, bad = TlsContexts(), ClientTls(authority.ca), ServerTls(*pair)
     contexts.read([good, bad])()
     before = contexts.of(good), contexts.of(bad)
@@ -151,7 +153,7 @@ def test_where_one_file_is_bad_none_is_taken(authority: Authority, pair: tuple[P
     assert (contexts.of(good), contexts.of(bad)) == before
 
 
-def test_errors_are_told_in_words() -> None:
+def test_tls_errors_have_readable_texts() -> None:
     wrong = ssl.SSLCertVerificationError(1, "certificate verify failed")
     wrong.verify_message, wrong.verify_code = "Hostname mismatch", 62
     assert ClientTls().words(wrong) == words(wrong) == "certificate rejected: Hostname mismatch"
@@ -165,7 +167,7 @@ def test_errors_are_told_in_words() -> None:
     assert words(TimeoutError()) == "TimeoutError"
 
 
-def test_no_content_of_a_key_is_told(pair: tuple[Path, Path], tmp_path: Path) -> None:
+def test_errors_contain_nothing_of_a_key(pair: tuple[Path, Path], tmp_path: Path) -> None:
     lines = pair[1].read_text().splitlines()
     damaged = tmp_path / "damaged.key"
     damaged.write_text(os.linesep.join([lines[0], *lines[3:]]))

@@ -27,7 +27,7 @@ upstream: {address: [b:1, c:1], tls: {ca: ca, certificate: own, key: own.key, se
 """
 
 
-def test_files_are_beside_the_configuration() -> None:
+def test_paths_are_relative_to_the_configuration() -> None:
     found = wanted(BOTH)
     assert found.listeners == {("a", 2): ServerTls(HERE / "c", HERE / "tls/k", Path("/trust/ca"), False)}
     assert found.upstream == ClientTls(HERE / "ca", "n", HERE / "own", HERE / "own.key")
@@ -44,7 +44,7 @@ def test_without_tls_there_is_nothing_to_read() -> None:
 @pytest.mark.parametrize(
     ("management", "name"), [("https://b:2", "n"), ("https://c", "n"), ("https://elsewhere", None)]
 )
-def test_the_name_to_expect_holds_for_the_brokers_own_hosts(management: str, name: str | None) -> None:
+def test_the_expected_name_applies_to_the_brokers_own_hosts(management: str, name: str | None) -> None:
     found = wanted(BOTH.replace("https://b:2", management))
     control, other = found.control(), found.management()
     assert control is not None
@@ -56,14 +56,14 @@ def test_a_management_api_without_tls_needs_none() -> None:
     assert wanted(BOTH.replace("https://b:2", "http://b:2")).management() is None
 
 
-def test_files_of_all_are_read_and_each_fault_is_told() -> None:
+def test_all_files_are_read_and_each_error_is_reported() -> None:
     broker = RemoteBroker("far", 1, ClientTls(HERE / "far"))
     with pytest.raises(ConfigErrors) as caught:
         wanted(BOTH).read({"/": {b"far": broker}})
     assert [error.file for error in caught.value.errors] == [f"{HERE}/c", f"{HERE}/ca", f"{HERE}/far"]
 
 
-def test_files_of_brokers_that_rules_name_are_followed_once_the_rules_hold(tmp_path: Path) -> None:
+def test_files_of_brokers_in_rules_are_watched_while_the_rules_are_in_force(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
     found = wanted("{}")
     use = found.read({"/": {b"far": RemoteBroker("far", 1, ClientTls(authority.ca))}})
@@ -74,7 +74,7 @@ def test_files_of_brokers_that_rules_name_are_followed_once_the_rules_hold(tmp_p
     assert found.files() == []
 
 
-def test_a_variable_that_names_a_file_is_named(tmp_path: Path) -> None:
+def test_an_error_names_the_environment_variable_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "ca").write_text("none")
     environ = {"OXPROXY_UPSTREAM__TLS__CA": str(tmp_path / "ca")}
     faults = Faults()

@@ -86,20 +86,20 @@ async def say(port: int, context: ssl.SSLContext, text: bytes) -> bytes:
     return answer
 
 
-async def test_what_comes_over_tls_reaches_the_protocol(opened: Opened, authority: Authority) -> None:
+async def test_data_over_tls_reaches_the_protocol(opened: Opened, authority: Authority) -> None:
     assert await say(opened.port, authority.client(), b"hello") == b"HELLO"
     await eventually(lambda: opened.guests[0].told == ["made", "lost"])
     assert opened.results == {}
 
 
-async def test_a_handshake_that_never_ends_is_ended_and_counted(opened: Opened) -> None:
+async def test_an_unfinished_handshake_is_closed_and_counted(opened: Opened) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", opened.port)
     assert await reader.read() == b""
     writer.close()
     assert (opened.results, opened.guests[0].told) == ({"timeout": 1}, ["failed"])
 
 
-async def test_who_does_not_speak_tls_is_counted(opened: Opened) -> None:
+async def test_a_peer_without_tls_is_counted(opened: Opened) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", opened.port)
     writer.write(b"AMQP\x00\x00\x09\x01")
     await reader.read()
@@ -115,9 +115,7 @@ async def test_a_probe_that_connects_and_leaves_is_no_event(opened: Opened) -> N
     assert (opened.guests[0].told, opened.results) == (["failed"], {})
 
 
-async def test_each_connection_gets_the_context_of_its_time(
-    opened: Opened, authority: Authority, tmp_path: Path
-) -> None:
+async def test_new_connections_get_the_new_context(opened: Opened, authority: Authority, tmp_path: Path) -> None:
     other = Authority(tmp_path / "other")
     opened.context = ServerTls(*other.certificate("localhost")).context()
     with pytest.raises(ssl.SSLCertVerificationError):

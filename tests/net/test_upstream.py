@@ -47,14 +47,14 @@ async def test_the_first_address_that_answers_is_used(server: socket.socket) -> 
     assert (await connect(Upstream([closed(), closed(), address]))).peer == address
 
 
-async def test_an_address_that_does_not_answer_is_given_up_after_its_deadline(
+async def test_an_address_that_does_not_answer_is_abandoned_after_its_deadline(
     server: socket.socket, deaf: tuple[str, int]
 ) -> None:
     address = server.getsockname()
     assert (await connect(Upstream([deaf, address], connect_seconds=0.05))).peer == address
 
 
-async def test_where_none_answers_each_is_named_with_its_cause(deaf: tuple[str, int]) -> None:
+async def test_if_no_address_answers_each_is_named_with_its_cause(deaf: tuple[str, int]) -> None:
     refused = closed()
     with pytest.raises(UpstreamError) as caught:
         await connect(Upstream([refused, deaf], connect_seconds=0.05))
@@ -70,7 +70,7 @@ async def test_a_refused_connection_is_unavailable() -> None:
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # a slow resolver would keep uvloop from ending
-async def test_a_name_that_nobody_knows_is_unavailable() -> None:
+async def test_an_unknown_host_name_is_unavailable() -> None:
     with pytest.raises(UpstreamError) as caught:
         await connect(Upstream([("no-such-host.invalid", 5672)]))
     assert caught.value.failure is UpstreamFailure.UNAVAILABLE

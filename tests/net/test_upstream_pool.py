@@ -82,7 +82,7 @@ def first(reuse: UpstreamPool) -> bytes:
     return reuse.negotiation().take([b"AMQP\0\0\x09\x01"])
 
 
-async def test_a_connection_goes_from_one_link_to_the_next(broker: Broker) -> None:
+async def test_a_connection_is_handed_from_one_link_to_the_next(broker: Broker) -> None:
     counters = Counters()
     reuse = UpstreamPool(60, counters)
     link, peer = await broker.connected()
@@ -100,7 +100,7 @@ async def test_a_connection_goes_from_one_link_to_the_next(broker: Broker) -> No
     fresh.close()
 
 
-async def test_a_link_that_was_paused_is_read_again(broker: Broker) -> None:
+async def test_a_kept_connection_of_a_paused_link_is_read(broker: Broker) -> None:
     reuse = UpstreamPool(60, Counters())
     link, peer = await broker.connected()
     link.pause("producer is slow", True)
@@ -111,7 +111,7 @@ async def test_a_link_that_was_paused_is_read_again(broker: Broker) -> None:
     await reuse.stop()
 
 
-async def test_heartbeats_are_answered_and_waited_for(broker: Broker) -> None:
+async def test_a_kept_connection_sends_and_expects_heartbeats(broker: Broker) -> None:
     reuse, _, peer = await kept(broker, heartbeat=1)
     for _ in range(3):
         assert (await peer.any_frame()).kind == 8
@@ -121,7 +121,7 @@ async def test_heartbeats_are_answered_and_waited_for(broker: Broker) -> None:
     await eventually(lambda: first(reuse) == b"")
 
 
-async def test_half_a_heartbeat_is_waited_for(broker: Broker) -> None:
+async def test_a_connection_with_a_partial_heartbeat_is_not_handed_on(broker: Broker) -> None:
     reuse, _, peer = await kept(broker)
     peer.send(client.HEARTBEAT[:3])
     await eventually(lambda: first(reuse) == b"")
@@ -145,7 +145,9 @@ async def reuse_stopped(reuse: UpstreamPool, peer: Peer) -> None:
     ],
     ids=["close", "blocked"],
 )
-async def test_whatever_else_the_broker_says_ends_it(broker: Broker, said: base.Frame, answer: str) -> None:
+async def test_any_other_method_of_the_broker_ends_a_kept_connection(
+    broker: Broker, said: base.Frame, answer: str
+) -> None:
     reuse, counters, peer = await kept(broker)
     peer.send(client.method(0, said))
     await peer.expect(answer)
@@ -154,14 +156,14 @@ async def test_whatever_else_the_broker_says_ends_it(broker: Broker, said: base.
     await reuse.stop()
 
 
-async def test_a_connection_that_is_lost_is_dropped(broker: Broker) -> None:
+async def test_a_lost_connection_is_not_kept(broker: Broker) -> None:
     reuse, counters, peer = await kept(broker)
     await peer.vanish()
     await eventually(lambda: counters.kept_connections == 0)
     await reuse.stop()
 
 
-async def test_after_its_time_a_connection_is_closed(broker: Broker) -> None:
+async def test_an_expired_connection_is_closed(broker: Broker) -> None:
     reuse, counters, peer = await kept(broker, 0.01)
     await peer.expect("Connection.Close")
     assert counters.kept_connections == 0
@@ -169,7 +171,7 @@ async def test_after_its_time_a_connection_is_closed(broker: Broker) -> None:
     await reuse.stop()
 
 
-async def test_the_one_that_waits_longest_makes_room(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_pool_closes_the_oldest_connection(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_KEPT", 1)
     reuse, counters, old = await kept(broker)
     other, young = await broker.connected()
@@ -180,7 +182,7 @@ async def test_the_one_that_waits_longest_makes_room(broker: Broker, monkeypatch
     await reuse_stopped(reuse, young)
 
 
-async def test_when_it_has_stopped_nothing_is_kept(broker: Broker) -> None:
+async def test_a_stopped_pool_keeps_no_connection(broker: Broker) -> None:
     counters = Counters()
     reuse = UpstreamPool(60, counters)
     await reuse.stop()
@@ -192,7 +194,7 @@ async def test_when_it_has_stopped_nothing_is_kept(broker: Broker) -> None:
     assert await peer.is_gone()
 
 
-async def test_a_socket_that_is_gone_can_not_be_kept(broker: Broker) -> None:
+async def test_a_closed_socket_is_not_kept(broker: Broker) -> None:
     counters = Counters()
     link, _ = await broker.connected()
     link.abort()
