@@ -55,7 +55,7 @@ async def sidecar(broker: Broker, vhost: str) -> AsyncIterator[Sidecar]:
         await connection.close()
 
 
-async def test_others_hear_what_changed_and_the_sender_does_not(sidecar: Sidecar) -> None:
+async def test_changes_are_announced_to_others_but_not_to_the_sender(sidecar: Sidecar) -> None:
     here, there = Ear(), Ear()
     first, second = await sidecar(here), await sidecar(there)
     first.announce(b"ox")
@@ -66,7 +66,7 @@ async def test_others_hear_what_changed_and_the_sender_does_not(sidecar: Sidecar
     assert there.heard == [{b"ox"}]
 
 
-async def test_ten_thousand_changes_are_a_few_messages(sidecar: Sidecar) -> None:
+async def test_ten_thousand_changes_need_few_messages(sidecar: Sidecar) -> None:
     here, there = Ear(), Ear()
     first, _ = await sidecar(here), await sidecar(there)
     for _ in range(10_000):
@@ -76,7 +76,7 @@ async def test_ten_thousand_changes_are_a_few_messages(sidecar: Sidecar) -> None
     assert len(there.heard) <= 2
 
 
-async def test_what_is_left_to_say_is_said_before_the_end(sidecar: Sidecar) -> None:
+async def test_pending_announcements_are_sent_before_the_end(sidecar: Sidecar) -> None:
     there = Ear()
     first, _ = await sidecar(Ear()), await sidecar(there)
     first.announce(b"ox")
@@ -84,7 +84,7 @@ async def test_what_is_left_to_say_is_said_before_the_end(sidecar: Sidecar) -> N
     await there.everything({b"ox"})
 
 
-async def test_one_that_is_gone_leaves_no_queue_behind(sidecar: Sidecar, broker: Broker, vhost: str) -> None:
+async def test_a_closed_subscriber_leaves_no_queue(sidecar: Sidecar, broker: Broker, vhost: str) -> None:
     await sidecar(Ear())
     assert len(broker.api("GET", f"exchanges/{vhost}/{EXCHANGE}/bindings/source")) == 1
     connection = ControlConnection(settings(broker), vhost)
@@ -94,7 +94,7 @@ async def test_one_that_is_gone_leaves_no_queue_behind(sidecar: Sidecar, broker:
     assert len(broker.api("GET", f"exchanges/{vhost}/{EXCHANGE}/bindings/source")) == 1
 
 
-async def test_a_broker_that_does_not_let_us_is_said_and_nobody_is_told(
+async def test_a_refusal_by_the_broker_is_logged_and_nothing_is_announced(
     sidecar: Sidecar, broker: Broker, vhost: str
 ) -> None:
     Outside(broker, vhost).make_exchange(EXCHANGE, "topic")
@@ -105,7 +105,7 @@ async def test_a_broker_that_does_not_let_us_is_said_and_nobody_is_told(
     assert len(has(events, "changes are not announced")) == 1
 
 
-async def test_odd_messages_are_left_alone(sidecar: Sidecar, broker: Broker, vhost: str) -> None:
+async def test_malformed_messages_are_ignored(sidecar: Sidecar, broker: Broker, vhost: str) -> None:
     ear = Ear()
     await sidecar(ear)
     with Outside(broker, vhost).channel() as channel:
@@ -116,11 +116,11 @@ async def test_odd_messages_are_left_alone(sidecar: Sidecar, broker: Broker, vho
 
 
 @given(st.sets(st.binary(max_size=255), min_size=1, max_size=100))
-def test_what_is_said_is_understood(names: set[bytes]) -> None:
+def test_an_encoded_announcement_is_decoded(names: set[bytes]) -> None:
     assert decode_announcement(encode_announcement(SENDER, names)) == (SENDER, names)
 
 
-def test_too_many_names_are_everything() -> None:
+def test_too_many_names_are_encoded_as_all_exchanges() -> None:
     assert decode_announcement(encode_announcement(SENDER, {bytes([number]) for number in range(101)})) == (
         SENDER,
         None,
@@ -128,6 +128,6 @@ def test_too_many_names_are_everything() -> None:
 
 
 @given(st.binary(max_size=40))
-def test_any_message_is_understood_or_none(body: bytes) -> None:
+def test_any_bytes_are_decoded_or_rejected(body: bytes) -> None:
     found = decode_announcement(body)
     assert found is None or encode_announcement(found[0], found[1] or set()) is not None

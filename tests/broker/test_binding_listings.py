@@ -51,7 +51,7 @@ def there(ox: OwnedExchange) -> list[bytes]:
     return sorted(one.binding.destination for one in ox.clients.values())
 
 
-async def test_a_listing_brings_bindings_and_takes_them(
+async def test_a_listing_adds_and_removes_bindings(
     listings: BindingListings, ox: OwnedExchange, known: VhostState
 ) -> None:
     await take(listings, ox, A, B)
@@ -63,7 +63,9 @@ async def test_a_listing_brings_bindings_and_takes_them(
     assert [one.destination for one in known.router.exchanges[b"ox"].bindings] == [b"b", b"c"]
 
 
-async def test_tokens_and_foreign_bindings_are_not_stored_ones(listings: BindingListings, ox: OwnedExchange) -> None:
+async def test_tokens_and_foreign_bindings_are_not_taken_for_stored_ones(
+    listings: BindingListings, ox: OwnedExchange
+) -> None:
     others = [BindingInfo("queue", b"q", key, "", row(A).kept) for key in (b"", b"key", b"x.o.p.e.n.x.q.0123")]
     with capture_logs() as events:
         await listings.take(ox, listings.before(ox), others)
@@ -109,7 +111,7 @@ async def test_a_copy_by_which_messages_find_the_destination_is_not_superfluous(
         assert list(ox.clients.values()) == [mark]
 
 
-async def test_where_a_known_copy_lies_is_learned(
+async def test_the_key_of_a_known_copy_is_read_from_the_listing(
     listings: BindingListings, ox: OwnedExchange, known: VhostState
 ) -> None:
     known.add_binding(A)
@@ -118,7 +120,7 @@ async def test_where_a_known_copy_lies_is_learned(
     assert found.is_mark
 
 
-async def test_what_passed_through_us_meanwhile_counts_more(
+async def test_changes_through_relays_take_precedence_over_an_older_listing(
     listings: BindingListings, ox: OwnedExchange, known: VhostState
 ) -> None:
     await take(listings, ox, A, B)
@@ -130,7 +132,7 @@ async def test_what_passed_through_us_meanwhile_counts_more(
     assert not listings.settled(ox)
 
 
-async def test_what_was_unbound_and_bound_again_meanwhile_is_the_new_one(
+async def test_a_binding_made_again_during_a_listing_replaces_the_old_one(
     listings: BindingListings, ox: OwnedExchange, known: VhostState
 ) -> None:
     await take(listings, ox, A)
@@ -161,7 +163,7 @@ async def test_a_binding_made_again_since_the_request_is_not_removed_by_a_listin
     assert there(ox) == []
 
 
-async def test_what_came_and_went_meanwhile_does_not_come_back(
+async def test_a_binding_made_and_removed_during_a_listing_stays_removed(
     listings: BindingListings, ox: OwnedExchange, known: VhostState
 ) -> None:
     before = listings.before(ox)
@@ -174,7 +176,7 @@ async def test_what_came_and_went_meanwhile_does_not_come_back(
     assert listings.settled(ox)
 
 
-async def test_what_is_said_twice_is_believed_also_where_clients_never_rest(
+async def test_a_row_in_two_listings_is_added_even_if_clients_bind_all_the_time(
     listings: BindingListings, ox: OwnedExchange, known: VhostState
 ) -> None:
     for _ in range(2):
@@ -185,7 +187,7 @@ async def test_what_is_said_twice_is_believed_also_where_clients_never_rest(
     assert there(ox) == [b"b"]
 
 
-async def test_relays_run_between_the_steps_and_what_they_do_counts(
+async def test_relays_run_between_the_steps_of_a_long_listing(
     listings: BindingListings, ox: OwnedExchange, known: VhostState
 ) -> None:
     many = [stored("ox", f"q{number}", (), number) for number in range(1000)]
@@ -201,7 +203,7 @@ async def test_relays_run_between_the_steps_and_what_they_do_counts(
 
 
 @pytest.mark.parametrize("replace", [lambda known: declare_here(known, "ox"), lambda known: None])
-async def test_a_listing_of_an_exchange_that_was_deleted_meanwhile_is_left(
+async def test_a_listing_of_an_exchange_deleted_meanwhile_is_ignored(
     listings: BindingListings,
     ox: OwnedExchange,
     known: VhostState,
@@ -216,7 +218,7 @@ async def test_a_listing_of_an_exchange_that_was_deleted_meanwhile_is_left(
     assert listings.before(ox) is None
 
 
-async def test_damaged_rows_are_said_once_and_ignored(listings: BindingListings, ox: OwnedExchange) -> None:
+async def test_damaged_rows_are_logged_once_and_ignored(listings: BindingListings, ox: OwnedExchange) -> None:
     damaged = [
         BindingInfo("queue", b"a", STORAGE + b"by.hand", "", ""),
         row(A)._replace(routing_key=B.key),
@@ -248,7 +250,7 @@ async def test_only_new_rows_are_decoded(
     assert decoded == [b"c", b"b"]
 
 
-async def test_a_binding_that_the_file_has_is_the_files() -> None:
+async def test_a_binding_that_the_file_has_belongs_to_the_file() -> None:
     known = state("/", {"ox": queues("a")})
     listings, ox = DeclarationStore(known).listings, known.exchanges[b"ox"]
     await take(listings, ox, A, B)
@@ -258,7 +260,7 @@ async def test_a_binding_that_the_file_has_is_the_files() -> None:
     assert [one.destination for one in known.router.exchanges[b"ox"].bindings] == [b"a"]
 
 
-async def test_bindings_that_differ_in_types_alone_are_several(listings: BindingListings, ox: OwnedExchange) -> None:
+async def test_bindings_that_differ_only_in_types_are_separate(listings: BindingListings, ox: OwnedExchange) -> None:
     values = Value("I", 1), Value("l", 1), Value("d", 1.0)
     several = [stored("ox", "a", ((b"x-?hkv= n", value),), number) for number, value in enumerate(values)]
     await take(listings, ox, *several)

@@ -45,7 +45,7 @@ def test_our_own_carrier_is_no_conflict() -> None:
         ExchangeInfo(b"documents", "fanout", False, MARKED),
     ],
 )
-def test_an_exchange_in_the_way_is_a_conflict_that_names_both_ways_out(found: ExchangeInfo) -> None:
+def test_an_existing_exchange_is_a_conflict_that_names_both_solutions(found: ExchangeInfo) -> None:
     text = checks.carrier_conflict(owned("documents"), found)
     assert text is not None
     assert "documents" in text
@@ -93,7 +93,7 @@ def test_tokens_and_stored_bindings_are_ours_and_everything_else_is_foreign() ->
     assert found.unkeyed == 2
 
 
-def test_of_several_tokens_it_is_told_which_lack_and_which_are_to_go() -> None:
+def test_missing_and_former_tokens_of_a_carrier_are_listed() -> None:
     whole = [binding("q", key) for key in EVERY.of("queue", b"q")]
     lacking = [binding("r", key) for key in EVERY.of("queue", b"r")[1:]]
     found = checks.carrier_tokens([*whole, *lacking], EVERY)
@@ -108,7 +108,7 @@ def test_of_several_tokens_it_is_told_which_lack_and_which_are_to_go() -> None:
     assert checks.foreign_bindings([*whole, *lacking], ended) == []
 
 
-def test_a_token_of_a_secret_that_nobody_knows_is_foreign_and_is_not_shown() -> None:
+def test_a_token_of_an_unknown_secret_is_foreign_and_is_not_shown() -> None:
     unknown = binding("q", Tokens("/", (b"theirs",)).of("queue", b"q")[0])
     assert checks.foreign_bindings([unknown], Tokens("/", (b"ours",))) == [unknown]
     assert str(unknown) == "queue q with a token"
@@ -119,7 +119,7 @@ def test_a_token_of_a_secret_that_nobody_knows_is_foreign_and_is_not_shown() -> 
     [b"*.*.*.*.*.*.*.*", b"x.#", b"#.q.*", b"#.e.*", b"#.*", b"*.#", b"x.o.p.e.n.x.q.*", b"#.0123456789abcdef",
      b"x.#.n.#", b"#.x.#"],
 )  # fmt: skip
-def test_a_pattern_that_matches_tokens_is_found(pattern: bytes) -> None:
+def test_patterns_that_match_tokens_are_detected(pattern: bytes) -> None:
     assert checks.matches_tokens(pattern)
 
 
@@ -128,7 +128,7 @@ def test_a_pattern_that_matches_tokens_is_found(pattern: bytes) -> None:
     [b"#", b"#.#", b"", b"*", b"documents.#", b"x.*", b"*.*.*.*.*.*.*", b"#.q", b"#.0123456789ABCDEF",
      b"x.o.p.e.n.x.b.*"],
 )  # fmt: skip
-def test_a_pattern_that_matches_no_token_or_everything_is_left_alone(pattern: bytes) -> None:
+def test_patterns_that_match_no_token_or_everything_are_ignored(pattern: bytes) -> None:
     assert not checks.matches_tokens(pattern)
 
 
@@ -140,7 +140,7 @@ def test_patterns_without_a_hash_match_as_topic_exchanges_do(words: list[bytes])
     assert checks.matches_tokens(pattern) == expected
 
 
-def test_a_warned_pattern_is_named_with_its_exchange() -> None:
+def test_a_warning_names_the_pattern_and_its_exchange() -> None:
     [text] = checks.topic_warnings(b"news", [binding("q", b"x.#"), binding("q", b"news.#")])
     assert "news" in text
     assert "x.#" in text

@@ -29,7 +29,7 @@ def outside(broker: Broker, vhost: str) -> Outside:
     return made
 
 
-async def test_marked_exchanges_and_what_is_bound_under_the_reserved_prefix_are_ours(
+async def test_marked_exchanges_and_bindings_under_the_reserved_prefix_are_leftovers(
     removal: Cleanup, outside: Outside
 ) -> None:
     (leftover,) = await removal.leftovers([outside.vhost])
@@ -37,14 +37,16 @@ async def test_marked_exchanges_and_what_is_bound_under_the_reserved_prefix_are_
     assert str(leftover) == f"vhost {outside.vhost}: exchange ours: 1 tokens, 1 stored bindings"
 
 
-async def test_an_exchange_goes_with_its_bindings_and_may_be_gone_already(removal: Cleanup, outside: Outside) -> None:
+async def test_an_exchange_is_removed_with_its_bindings_even_if_deleted_already(
+    removal: Cleanup, outside: Outside
+) -> None:
     (leftover,) = await removal.leftovers([outside.vhost])
     assert await removal.remove(leftover)
     assert await removal.leftovers([outside.vhost]) == []
     assert await removal.remove(leftover)
 
 
-async def test_bindings_of_others_keep_their_exchange(removal: Cleanup, outside: Outside) -> None:
+async def test_an_exchange_with_foreign_bindings_is_kept(removal: Cleanup, outside: Outside) -> None:
     outside.bind("ours", "q", "theirs")
     (leftover,) = await removal.leftovers([outside.vhost])
     assert not await removal.remove(leftover)

@@ -24,7 +24,7 @@ async def connection(broker: Broker, vhost: str) -> AsyncIterator[ControlConnect
     await opened.close()
 
 
-async def test_a_method_is_done_and_answered(connection: ControlConnection, broker: Broker, vhost: str) -> None:
+async def test_a_method_is_executed_and_answered(connection: ControlConnection, broker: Broker, vhost: str) -> None:
     assert await connection.call(DeclareQueue(b"orders~2")) is None
     assert Outside(broker, vhost).queue("orders~2")["durable"] is True
 
@@ -36,7 +36,7 @@ async def test_a_refusal_is_a_value(connection: ControlConnection) -> None:
     assert "nowhere" in refusal.text
 
 
-async def test_one_refusal_among_many_disturbs_no_other(connection: ControlConnection) -> None:
+async def test_a_refusal_among_many_methods_does_not_affect_the_others(connection: ControlConnection) -> None:
     names = [b"q%d" % number for number in range(100)]
     await connection.call(declare_carrier(owned("c")))
     await connection.call_all([DeclareQueue(name) for name in names if name != b"q50"])
@@ -55,7 +55,7 @@ async def test_a_refusal_in_every_batch_of_binds_keeps_the_connection(connection
         ]
 
 
-async def test_the_broker_says_what_it_does_not_have(connection: ControlConnection, broker: Broker, vhost: str) -> None:
+async def test_missing_objects_are_found(connection: ControlConnection, broker: Broker, vhost: str) -> None:
     outside = Outside(broker, vhost)
     outside.make_queue("a")
     asked = [("queue", b"a"), ("queue", b"b"), ("exchange", b"amq.topic"), ("exchange", b"x")]
@@ -65,7 +65,7 @@ async def test_the_broker_says_what_it_does_not_have(connection: ControlConnecti
     assert lacking == {("queue", b"b"): "does not exist", ("exchange", b"x"): "does not exist"}
 
 
-async def test_refusals_alone_disturb_nobody_either(connection: ControlConnection) -> None:
+async def test_many_refusals_keep_the_connection(connection: ControlConnection) -> None:
     refusals = await connection.call_all([Find(("queue", b"q%d" % number)) for number in range(300)])
     assert {refusal.code for refusal in refusals if refusal is not None} == {404}
     assert await connection.call(DeclareQueue(b"q")) is None
@@ -90,7 +90,7 @@ async def test_a_refusal_whose_text_is_cut_keeps_the_connection(connection: Cont
     assert connection.connected
 
 
-async def test_nothing_at_all_is_nothing(connection: ControlConnection) -> None:
+async def test_an_empty_list_of_methods_is_answered(connection: ControlConnection) -> None:
     assert await connection.call_all([]) == []
 
 
@@ -114,7 +114,7 @@ async def test_the_next_host_is_tried(broker: Broker, vhost: str) -> None:
     assert not opened.connected
 
 
-async def test_nobody_there_is_unavailable() -> None:
+async def test_an_unreachable_server_is_unavailable() -> None:
     port = free_port()
     opened = ControlConnection(settings(Broker("127.0.0.1", port, "http://127.0.0.1", password="hush")), "/")
     with pytest.raises(UpstreamError) as caught:
@@ -133,7 +133,7 @@ async def test_a_connection_that_could_not_be_made_leaves_no_task() -> None:
     assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
-async def test_a_lost_connection_is_noticed_and_can_be_made_again(
+async def test_a_lost_connection_is_noticed_and_can_be_reopened(
     connection: ControlConnection, broker: Broker, vhost: str
 ) -> None:
     broker.delete_vhost(vhost)
@@ -146,11 +146,11 @@ async def test_a_lost_connection_is_noticed_and_can_be_made_again(
     assert await connection.call(DeclareQueue(b"q")) is None
 
 
-async def test_a_standing_connection_is_not_lost(connection: ControlConnection) -> None:
+async def test_an_open_connection_is_not_lost(connection: ControlConnection) -> None:
     assert not await connection.wait_lost(0.01)
 
 
-async def test_methods_under_way_end_with_the_connection(
+async def test_pending_methods_fail_with_the_connection(
     connection: ControlConnection, broker: Broker, vhost: str
 ) -> None:
     many = asyncio.ensure_future(connection.call_all([DeclareQueue(b"q%d" % number) for number in range(1000)]))
@@ -170,7 +170,7 @@ async def test_a_cancelled_caller_is_cancelled(connection: ControlConnection) ->
     assert await connection.call(DeclareQueue(b"after")) is None
 
 
-async def test_a_broker_that_goes_silent_counts_as_lost(broker: Broker, vhost: str) -> None:
+async def test_a_broker_that_stops_answering_counts_as_lost(broker: Broker, vhost: str) -> None:
     talking = asyncio.Event()
     talking.set()
 

@@ -21,7 +21,7 @@ def test_a_carried_exchange_needs_a_token_for_each_destination() -> None:
     assert desired.existing == {}
 
 
-def test_one_destination_of_two_exchanges_has_two_holders() -> None:
+def test_a_destination_of_two_exchanges_has_two_holders() -> None:
     first, second = owned("first"), owned("second")
     rules = router({"first": queues("a"), "second": queues("a")})
     desired = desired_state({b"first": first, b"second": second}, rules)
@@ -48,18 +48,18 @@ def test_the_alternate_exchange_of_a_carrier_must_exist_unless_it_is_evaluated_h
     assert desired.existing == {("exchange", b"elsewhere"): "alternate exchange of second"}
 
 
-def test_passing_unmatched_messages_on_needs_the_brokers_own_exchange() -> None:
+def test_unmatched_pass_needs_an_existing_exchange_of_the_broker() -> None:
     taken = owned("legacy", carrier=b"legacy.oxproxy", unmatched_pass=True)
     desired = desired_state({b"legacy": taken}, router({"legacy": queues("a")}))
     assert ("exchange", b"legacy") in desired.existing
 
 
-def test_a_regex_route_anywhere_looks_at_all_queues() -> None:
+def test_a_regex_route_needs_all_queues() -> None:
     assert desired_state({b"x": owned("x")}, router({"x": queues("a")}, regex=True)).regex
     assert not desired_state({b"x": owned("x")}, router({"x": set()})).regex
 
 
-def test_names_knows_what_any_rule_names() -> None:
+def test_names_covers_the_destinations_of_all_rules() -> None:
     known = {b"c": owned("c"), b"d": owned("d", Delivery.QUEUE)}
     desired = desired_state(known, router({"c": queues("a"), "d": queues("b")}))
     assert [desired.names(("queue", name)) for name in (b"a", b"b", b"c")] == [True, True, False]
@@ -91,7 +91,7 @@ def bind_clients(known: VhostState) -> None:
     known.add_binding(stored("ruled", "client", routing_to("client route")))
 
 
-def test_routes_of_clients_give_no_right_to_a_token_where_they_reach_only_their_own(known: VhostState) -> None:
+def test_routes_of_clients_give_no_right_to_a_token_with_own_routes(known: VhostState) -> None:
     rights = learned(known, own_routes=True)
     bind_clients(known)
     rights.learn(known.exchanges, known.router)
@@ -101,7 +101,7 @@ def test_routes_of_clients_give_no_right_to_a_token_where_they_reach_only_their_
         assert [one.name for one in rights.holders(known.exchanges, known.router, queue)] == holders
 
 
-def test_routes_of_clients_are_as_good_as_a_files_where_that_is_wanted(known: VhostState) -> None:
+def test_routes_of_clients_give_the_same_rights_as_a_files_without_own_routes(known: VhostState) -> None:
     rights = learned(known, own_routes=False)
     bind_clients(known)
     desired = desired_state(known.exchanges, known.router, rights)
@@ -111,7 +111,7 @@ def test_routes_of_clients_are_as_good_as_a_files_where_that_is_wanted(known: Vh
     assert holder.name == b"ox"
 
 
-def test_what_clients_declared_is_not_ours_to_declare(known: VhostState) -> None:
+def test_exchanges_declared_by_clients_are_not_declared_for_them(known: VhostState) -> None:
     bind_clients(known)
     desired = desired_state(known.exchanges, known.router)
     assert {one.name for one in desired.carriers} == {b"ruled", b"ox"}
@@ -131,7 +131,7 @@ def test_a_chain_of_exchanges_needs_the_tokens_of_its_end(own_routes: bool) -> N
     assert [one.name for one in holders] == [b"first", b"second", b"third"]
 
 
-def test_an_alternate_exchange_that_is_evaluated_here_goes_on_the_chain() -> None:
+def test_an_evaluated_alternate_exchange_continues_the_chain() -> None:
     known = VhostState("/", Router(()))
     declare_here(known, "first", arguments=((b"alternate-exchange", text("second")),))
     declare_here(known, "second", stored("second", "end"), arguments=((b"alternate-exchange", text("amq.fanout")),))
@@ -140,7 +140,7 @@ def test_an_alternate_exchange_that_is_evaluated_here_goes_on_the_chain() -> Non
     assert desired.tokens == {b"first": queues("end") | exchanges("amq.fanout"), b"second": queues("end")}
 
 
-def test_a_clients_route_to_another_exchange_is_no_way_to_its_queues() -> None:
+def test_a_clients_route_to_another_exchange_gives_no_right_to_its_queues() -> None:
     known = VhostState("/", Router(()))
     declare_here(known, "secret", stored("secret", "secrets"))
     declare_here(known, "ox", stored("ox", "own", ((b"x-adde-ontrue", text("secret")),)))
@@ -148,7 +148,7 @@ def test_a_clients_route_to_another_exchange_is_no_way_to_its_queues() -> None:
     assert desired_state(known.exchanges, known.router).tokens[b"ox"] == queues("own", "secrets")
 
 
-def test_queue_delivery_of_a_client_is_no_reason_to_refuse_a_start() -> None:
+def test_queue_delivery_of_a_client_does_not_prevent_the_start() -> None:
     known = VhostState("/", Router(()))
     declare_here(known, "ox", stored("ox", "inner", kind="exchange"), delivery=Delivery.QUEUE)
     desired = desired_state(known.exchanges, known.router)

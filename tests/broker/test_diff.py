@@ -86,18 +86,18 @@ def observed(state: ObservedState, *bound: str, **more: object) -> Observation:
         "queue delivery declares nothing",
     ],
 )
-def test_the_difference_is_what_has_to_be_done(
+def test_the_difference_between_desired_and_observed_state_gives_the_actions(
     desired: DesiredState, asked: list[Queue], observation: Observation, actions: list[str]
 ) -> None:
     assert list(map(str, diff(desired, asked, observation))) == actions
 
 
-def test_a_thorough_look_declares_every_carrier_so_that_the_broker_compares() -> None:
+def test_a_full_pass_declares_every_carrier_so_that_the_broker_compares() -> None:
     observation = observed(names("a", carriers=["x"]), "a")
     assert list(map(str, diff(rules("a"), [], observation, declare_all=True))) == ["declare direct exchange x"]
 
 
-def test_what_is_doubtful_is_verified_and_what_is_too_much_goes_last() -> None:
+def test_unverified_tokens_are_bound_again_and_surplus_bindings_removed_last() -> None:
     exchange = owned("x")
     surplus = RemoveBinding(b"x", BindingInfo("queue", b"a", b"by hand", "by%20hand"), "foreign binding removed")
     verify = BindToken(exchange, ("queue", b"a"))
@@ -107,7 +107,7 @@ def test_what_is_doubtful_is_verified_and_what_is_too_much_goes_last() -> None:
     assert str(surplus) == "remove binding of exchange x to queue a with key 'by hand'"
 
 
-def test_of_tokens_that_nobody_lists_those_that_can_stand_are_verified() -> None:
+def test_without_a_listing_only_tokens_that_can_exist_are_verified() -> None:
     exchange = owned("x", bound=queues("a", "gone", "mine"))
     desired = rules("a", "gone", "mine", exchange=exchange)
     known = names("a", carriers=["x"], exclusive=[MINE])
@@ -117,7 +117,7 @@ def test_of_tokens_that_nobody_lists_those_that_can_stand_are_verified() -> None
     assert believed_tokens(desired, [b"x"], known) == ([], [])
 
 
-def test_a_token_bound_with_a_clients_rights_is_not_verified_with_ours() -> None:
+def test_a_token_bound_with_a_clients_rights_is_not_verified_with_the_control_users() -> None:
     exchange = owned("x", bound=queues("a", "route"))
     exchange.clients["some"] = None  # type: ignore[assignment]
     believed, gone = believed_tokens(rules("a", exchange=exchange), (), names(listed=False))
@@ -135,7 +135,7 @@ def test_a_token_bound_with_a_clients_rights_is_not_verified_with_ours() -> None
     ],
     ids=["bound", "absent", "not bound", "refused", "asked for"],
 )
-def test_what_can_not_be_reached_has_a_reason(
+def test_each_missing_destination_has_a_reason(
     bound: set[str],
     state: ObservedState,
     refused: dict[str, str],
@@ -147,13 +147,13 @@ def test_what_can_not_be_reached_has_a_reason(
     assert missing_destinations(rules("a", exchange=exchange), state, failed, lacking) == missing
 
 
-def test_a_queue_that_could_not_be_declared_is_missing_until_it_is_there() -> None:
+def test_a_queue_that_could_not_be_declared_is_missing_until_it_exists() -> None:
     failed: dict[Action, str] = {MakeQueue(b"a"): "can't be declared: 403"}
     assert missing_destinations(rules(), names(), failed, {}) == {("queue", b"a"): "can't be declared: 403"}
     assert missing_destinations(rules(), names("a"), failed, {}) == {}
 
 
-def test_only_what_no_listing_shows_is_asked_for() -> None:
+def test_only_destinations_that_no_listing_covers_are_queried() -> None:
     desired = desired_state({b"x": owned("x", Delivery.QUEUE)}, router({"x": queues("a") | exchanges("e")}))
     assert undetermined(desired, names()) == []
     assert set(undetermined(desired, names(listed=False))) == queues("a") | exchanges("e")

@@ -36,7 +36,7 @@ def reasons(executor: Executor) -> dict[str, str]:
     return {str(action): failure.why for action, failure in executor.failures.items()}
 
 
-async def test_what_the_broker_refuses_is_tried_again_less_and_less_often(executor: Executor) -> None:
+async def test_refused_actions_are_retried_at_growing_intervals(executor: Executor) -> None:
     action = MakeQueue(b"amq.reserved")
     attempts = []
     for _ in range(40):
@@ -74,7 +74,7 @@ async def test_a_locked_queue_may_well_be_bound_by_its_owner(executor: Executor,
     assert list(refused.values()) == ["exclusive queue of another connection"]
 
 
-async def test_unbinding_what_is_not_there_is_no_fault(executor: Executor, outside: Outside) -> None:
+async def test_unbinding_a_missing_binding_is_no_error(executor: Executor, outside: Outside) -> None:
     carrier = owned("c")
     outside.make_queue("a")
     await executor.carry_out([DeclareCarrier(carrier)])

@@ -25,7 +25,7 @@ def test_exchanges_of_clients_are_the_same_under_new_rules() -> None:
     assert rules.exchanges[b"ox"] is known.router.exchanges[b"ox"]
 
 
-def test_bindings_of_clients_go_on_where_the_file_still_has_the_exchange() -> None:
+def test_bindings_of_clients_are_kept_if_the_file_still_has_the_exchange() -> None:
     known = state("/", {"documents": queues("a"), "dropped": queues("a")})
     binding = stored("documents", "q")
     known.add_binding(binding)
@@ -37,7 +37,7 @@ def test_bindings_of_clients_go_on_where_the_file_still_has_the_exchange() -> No
     assert set(exchanges) == {b"documents"}
 
 
-def test_what_changed_since_the_first_time_is_brought_up_to_date() -> None:
+def test_a_second_inheritance_applies_the_changes_since_the_first() -> None:
     known = state("/", {"documents": queues("a")})
     gone, moved, stays = (stored("documents", name, (), 1) for name in ("gone", "moved", "stays"))
     declare_here(known, "vanishing")
@@ -59,7 +59,7 @@ def test_what_changed_since_the_first_time_is_brought_up_to_date() -> None:
     assert sequences[b"moved"] == 9
 
 
-def test_a_file_that_takes_an_exchange_over_keeps_its_clients_bindings() -> None:
+def test_a_file_that_takes_over_an_exchange_keeps_its_clients_bindings() -> None:
     known = VhostState("/", Router(()))
     declare_here(known, "ox", stored("ox", "q"), delivery=Delivery.QUEUE)
     exchanges, rules = fresh("ox")
@@ -68,7 +68,7 @@ def test_a_file_that_takes_an_exchange_over_keeps_its_clients_bindings() -> None
     assert targets(rules, b"ox") == [b"file", b"q"]
 
 
-def test_a_binding_that_the_file_has_as_well_is_the_files() -> None:
+def test_a_binding_that_the_file_also_has_belongs_to_the_file() -> None:
     known = state("/", {"documents": queues("a")})
     known.add_binding(stored("documents", "file"))
     exchanges, rules = fresh("documents")

@@ -21,13 +21,13 @@ async def failure(broker: Broker, vhost: str, **more: object) -> UpstreamError:
     return caught.value
 
 
-async def test_the_heartbeat_is_the_one_asked_for(broker: Broker, vhost: str) -> None:
+async def test_the_requested_heartbeat_is_used(broker: Broker, vhost: str) -> None:
     opened = await log_in(settings(broker, heartbeat_seconds=7), vhost, broker.host, broker.port)
     assert opened.opened.connection_tune.heartbeat == 7
     await opened.close()
 
 
-async def test_nobody_there_is_unavailable() -> None:
+async def test_an_unreachable_server_is_unavailable() -> None:
     error = await failure(Broker("127.0.0.1", free_port(), "", password="hush"), "/")
     assert error.failure is UpstreamFailure.UNAVAILABLE
 
@@ -51,7 +51,7 @@ async def test_a_cancellation_that_comes_when_the_attempt_has_just_failed_is_not
         await login
 
 
-async def test_silence_ends_at_the_deadline() -> None:
+async def test_a_server_that_does_not_answer_is_abandoned_at_the_deadline() -> None:
     came, done = asyncio.Event(), asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -66,7 +66,7 @@ async def test_silence_ends_at_the_deadline() -> None:
     assert "0.05 s" in error.message
 
 
-async def test_somebody_who_speaks_otherwise_is_unavailable() -> None:
+async def test_a_server_with_another_protocol_is_unavailable() -> None:
     async def odd(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"AMQP\x00\x01\x00\x00")
 
@@ -87,13 +87,13 @@ async def test_a_wrong_password_is_refused(broker: Broker, vhost: str) -> None:
     assert "ACCESS_REFUSED" in error.message
 
 
-async def test_a_virtual_host_that_is_not_there_is_refused(broker: Broker) -> None:
+async def test_a_missing_virtual_host_is_refused(broker: Broker) -> None:
     error = await failure(broker, "nowhere")
     assert error.failure is UpstreamFailure.REFUSED
     assert "nowhere" in error.message
 
 
-async def test_odd_names_and_passwords_are_quoted(broker: Broker) -> None:
+async def test_special_characters_in_names_and_passwords_are_quoted(broker: Broker) -> None:
     name, user, password = "test-a/b %2F", "test user@:/", "p@ss:/ %2F?#ü"
     broker.create_vhost(name)
     broker.create_user(user, password)

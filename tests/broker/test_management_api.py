@@ -57,7 +57,7 @@ async def failure(asked: Awaitable[object]) -> UpstreamError:
 CLASSIC: dict[str, object] = {"x-queue-type": "classic"}
 
 
-async def test_queues_are_listed_with_what_matters_here(management: ManagementApi, broker: Broker, vhost: str) -> None:
+async def test_queues_are_listed_with_their_arguments(management: ManagementApi, broker: Broker, vhost: str) -> None:
     outside = Outside(broker, vhost)
     outside.make_queue("Käse ~(1)", x_max_length=1, x_queue_type="classic")
     with outside.channel() as channel:
@@ -69,7 +69,7 @@ async def test_queues_are_listed_with_what_matters_here(management: ManagementAp
     }
 
 
-async def test_exchanges_are_listed_with_what_matters_here(
+async def test_exchanges_are_listed_with_their_type_and_arguments(
     management: ManagementApi, broker: Broker, vhost: str
 ) -> None:
     Outside(broker, vhost).make_exchange("inner", "fanout", internal=True, x_open_exchange=True)
@@ -106,7 +106,7 @@ async def test_bindings_of_one_exchange_are_listed_where_listing_all_would_fail(
     assert (found.destination_type, found.destination, found.routing_key) == ("queue", b"q", b"key")
 
 
-async def test_an_exchange_that_is_not_there_has_no_bindings(management: ManagementApi, vhost: str) -> None:
+async def test_a_missing_exchange_has_no_bindings(management: ManagementApi, vhost: str) -> None:
     assert await management.bindings(vhost, b"nowhere") == []
 
 
@@ -131,7 +131,7 @@ async def test_ten_thousand_queues_are_one_answer(served: Served) -> None:
     assert await (await served(handler)).queues("/") == {}
 
 
-async def test_a_wrong_password_is_refused_with_what_it_takes(broker: Broker, vhost: str) -> None:
+async def test_a_wrong_password_is_refused_with_the_permission_that_is_needed(broker: Broker, vhost: str) -> None:
     asked = ManagementApi(settings(broker, password="hush"), broker.management)
     error = await failure(asked.queues(vhost))
     await asked.close()
@@ -140,20 +140,20 @@ async def test_a_wrong_password_is_refused_with_what_it_takes(broker: Broker, vh
     assert "monitoring" in error.message
 
 
-async def test_a_virtual_host_that_is_not_there_is_refused(management: ManagementApi) -> None:
+async def test_a_missing_virtual_host_is_refused(management: ManagementApi) -> None:
     error = await failure(management.queues("nowhere"))
     assert error.failure is UpstreamFailure.REFUSED
     assert "404" in error.message
 
 
-async def test_nobody_there_is_unavailable(broker: Broker) -> None:
+async def test_an_unreachable_server_is_unavailable(broker: Broker) -> None:
     asked = ManagementApi(settings(broker), f"http://127.0.0.1:{free_port()}")
     error = await failure(asked.queues("/"))
     await asked.close()
     assert error.failure is UpstreamFailure.UNAVAILABLE
 
 
-async def test_silence_ends_at_the_deadline(broker: Broker) -> None:
+async def test_a_server_that_does_not_answer_is_abandoned_at_the_deadline(broker: Broker) -> None:
     came, done = asyncio.Event(), asyncio.Event()
 
     async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -199,7 +199,7 @@ async def test_a_list_of_bindings_may_take_longer_than_other_answers(broker: Bro
         (302, "", UpstreamFailure.REFUSED),
     ],
 )
-async def test_an_answer_that_is_none_is_an_error(
+async def test_an_unusable_answer_is_an_error(
     served: Served, status: int, body: str, expected: UpstreamFailure
 ) -> None:
     async def handler(request: web.Request) -> web.Response:
@@ -209,7 +209,7 @@ async def test_an_answer_that_is_none_is_an_error(
     assert error.failure is expected
 
 
-async def test_one_bad_listing_leaves_the_other(served: Served) -> None:
+async def test_a_failed_listing_does_not_affect_the_other(served: Served) -> None:
     async def handler(request: web.Request) -> web.Response:
         if "queues" in request.path:
             return web.Response(status=500)

@@ -21,17 +21,17 @@ VALUES = SCALARS | st.lists(SCALARS, max_size=3) | st.dictionaries(st.text(max_s
 
 
 @given(st.lists(VALUES, max_size=5), st.sampled_from([None, 1]))
-def test_a_list_is_read_item_by_item(values: list[object], indent: int | None) -> None:
+def test_the_items_of_a_list_are_read(values: list[object], indent: int | None) -> None:
     assert list(items(json.dumps(values, indent=indent))) == values
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[1 2]", "[1,]", "[1", "[1]]", "1", "[,1]", "[1] x"])
-def test_what_is_no_list_is_an_error(text: str) -> None:
+def test_an_answer_other_than_a_list_is_an_error(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - each case has another message
         list(items(text))
 
 
-def test_a_row_says_what_matters_here() -> None:
+def test_rows_are_read_into_infos() -> None:
     assert queue_info({"name": "q", "exclusive": True, "arguments": {"a": 1}}) == QueueInfo(b"q", True, {"a": 1})
     flags = {"internal": True, "durable": False, "auto_delete": True}
     found = exchange_info({"name": "x", "type": "topic", **flags})
@@ -55,5 +55,5 @@ def test_a_row_says_what_matters_here() -> None:
         ("direct", {"x-open-exchange": True, "x-oxproxy": 5}, ""),
     ],
 )
-def test_only_marked_carriers_keep_something(kind: str, arguments: dict[str, object], kept: str) -> None:
+def test_only_marked_carriers_have_stored_arguments(kind: str, arguments: dict[str, object], kept: str) -> None:
     assert ExchangeInfo(b"x", kind, arguments=arguments).kept == kept

@@ -6,7 +6,7 @@ from proxy.broker import methods
 
 
 @pytest.mark.parametrize("name", [b"q", b"orders~2 (old)", "Käse".encode(), b"a" * 255])
-def test_names_that_the_broker_takes_can_be_used(name: bytes) -> None:
+def test_names_that_the_broker_accepts_are_usable(name: bytes) -> None:
     assert methods.unnameable(name) is None
 
 
@@ -14,7 +14,7 @@ def test_names_that_the_broker_takes_can_be_used(name: bytes) -> None:
     ("name", "cause"),
     [(b"", "empty"), (b"a" * 256, "255"), (b"\xff", "UTF-8"), ("ä".encode() * 71, "ASCII")],
 )
-def test_a_name_that_can_not_be_used_has_a_reason(name: bytes, cause: str) -> None:
+def test_an_unusable_name_has_a_reason(name: bytes, cause: str) -> None:
     assert cause in (methods.unnameable(name) or "")
 
 
@@ -29,5 +29,5 @@ def test_a_name_that_can_not_be_used_has_a_reason(name: bytes, cause: str) -> No
         (406, "PRECONDITION_FAILED", "queue", "406 PRECONDITION_FAILED"),
     ],
 )
-def test_a_refusal_becomes_a_reason_in_an_operators_words(code: int, text: str, kind: str, says: str) -> None:
+def test_a_refusal_becomes_a_reason_for_operators(code: int, text: str, kind: str, says: str) -> None:
     assert says in methods.reason(code, text, kind)

@@ -12,19 +12,19 @@ def listing(*names: str) -> dict[bytes, QueueInfo]:
     return {name.encode(): QueueInfo(name.encode()) for name in names}
 
 
-def test_a_listing_is_believed_about_what_nobody_touched_meanwhile() -> None:
+def test_a_listing_applies_to_names_that_did_not_change_meanwhile() -> None:
     assert merged({"a": 1, "b": 2}, {"a": 1, "b": 2}, {"b": 3, "c": 4}) == {"b": 3, "c": 4}
 
 
-def test_what_was_learned_while_the_listing_was_made_stays() -> None:
+def test_names_added_during_a_listing_stay() -> None:
     assert merged({}, {"new": 1}, {"old": 2}) == {"new": 1, "old": 2}
 
 
-def test_what_was_forgotten_while_the_listing_was_made_stays_forgotten() -> None:
+def test_names_removed_during_a_listing_stay_removed() -> None:
     assert merged({"gone": 1}, {}, {"gone": 1}) == {}
 
 
-def test_what_was_deleted_and_made_again_while_the_listing_was_made_stays() -> None:
+def test_a_queue_deleted_and_declared_again_during_a_listing_stays() -> None:
     observed = ObservedState()
     observed.add_queue(b"again")
     before = dict(observed.queues)
@@ -34,11 +34,11 @@ def test_what_was_deleted_and_made_again_while_the_listing_was_made_stays() -> N
     assert observed.knows(("queue", b"again"))
 
 
-def test_nothing_is_absent_before_a_listing_came() -> None:
+def test_nothing_is_absent_before_the_first_listing() -> None:
     assert ObservedState().absence_reason(("queue", b"q")) is None
 
 
-def test_what_a_listing_lacks_is_absent() -> None:
+def test_names_missing_in_a_listing_are_absent() -> None:
     observed = ObservedState()
     observed.queues_listed({}, listing("there"))
     observed.exchanges_listed({b"x": ExchangeInfo(b"x", "topic")})
@@ -46,7 +46,7 @@ def test_what_a_listing_lacks_is_absent() -> None:
     assert answers == [None, ABSENT, None]
 
 
-def test_kinds_are_not_mixed_up() -> None:
+def test_queues_and_exchanges_of_one_name_are_separate() -> None:
     observed = ObservedState()
     observed.queues_listed({}, listing("name"))
     observed.exchanges_listed({})
@@ -61,7 +61,7 @@ def test_only_a_queue_can_be_exclusive() -> None:
     assert answers == [True, False, False]
 
 
-def test_learning_the_same_again_changes_nothing() -> None:
+def test_adding_a_known_queue_changes_nothing() -> None:
     observed = ObservedState()
     observed.add_queue(b"q")
     known = observed.queues[b"q"]
@@ -78,14 +78,14 @@ def test_equal_names_keep_their_version() -> None:
 
 
 @pytest.mark.parametrize("name", [b"a", b"m", b"z"])
-def test_one_name_more_or_less_is_put_in_order_with_a_new_version(name: bytes) -> None:
+def test_adding_and_removing_a_name_keeps_the_order_and_changes_the_version(name: bytes) -> None:
     few = QueueNames((b"b", b"n"), 4)
     more = with_name(few, name)
     assert more == QueueNames(tuple(sorted((b"b", b"n", name))), 5)
     assert without_name(more, name) == QueueNames((b"b", b"n"), 6)
 
 
-def test_a_name_that_is_there_or_is_not_changes_nothing() -> None:
+def test_adding_a_known_or_removing_an_unknown_name_changes_nothing() -> None:
     names = QueueNames((b"b", b"n"), 4)
     assert with_name(names, b"n") is names
     assert without_name(names, b"z") is names

@@ -74,7 +74,7 @@ async def test_tokens_are_read_from_the_broker(observer: Observer, outside: Outs
     assert second.bound == set()
 
 
-async def test_behind_a_look_no_connection_is_sure_of_a_token_that_it_has_bound(
+async def test_after_a_listing_no_connection_relies_on_a_token_that_it_has_bound(
     observer: Observer, outside: Outside
 ) -> None:
     outside.make_queues("a")
@@ -89,7 +89,7 @@ async def test_behind_a_look_no_connection_is_sure_of_a_token_that_it_has_bound(
     assert not first.tokens.may_rely(destination, binder, now)
 
 
-async def test_what_relays_do_while_the_listing_is_made_counts_more(
+async def test_changes_by_relays_during_a_listing_take_precedence(
     management: ManagementApi, observer: Observer, outside: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outside.make_queues("listed", "dropped")
@@ -129,7 +129,7 @@ async def test_a_foreign_binding_is_reported_once(observer: Observer, outside: O
     assert [item.destination for item in observer.foreign[b"c"]] in ([b"a", b"b"], [b"b", b"a"])
 
 
-async def test_a_foreign_binding_that_is_gone_is_forgotten(observer: Observer, outside: Outside) -> None:
+async def test_a_removed_foreign_binding_is_no_longer_reported(observer: Observer, outside: Outside) -> None:
     outside.make_queue("a")
     [carrier] = marked(outside, "c")
     outside.bind("c", "a", "by hand")
@@ -150,7 +150,7 @@ def pattern_setting(outside: Outside) -> None:
     outside.bind("far", "a", "harmless.#")
 
 
-async def test_patterns_downstream_that_match_tokens_are_warned_of_once(
+async def test_downstream_patterns_that_match_tokens_cause_one_warning(
     observer: Observer, observed: ObservedState, outside: Outside
 ) -> None:
     pattern_setting(outside)
@@ -163,7 +163,7 @@ async def test_patterns_downstream_that_match_tokens_are_warned_of_once(
     assert "#.q.*" in event["what"]
 
 
-async def test_patterns_that_no_carrier_leads_to_are_nobodys_business(
+async def test_patterns_not_reached_from_a_carrier_cause_no_warning(
     observer: Observer, observed: ObservedState, outside: Outside
 ) -> None:
     pattern_setting(outside)
@@ -173,7 +173,7 @@ async def test_patterns_that_no_carrier_leads_to_are_nobodys_business(
     assert events == []
 
 
-async def test_dead_lettering_without_a_key_is_warned_of_under_queue_delivery_only(
+async def test_dead_lettering_without_a_key_causes_a_warning_in_queue_delivery_only(
     observer: Observer, observed: ObservedState, outside: Outside
 ) -> None:
     outside.make_queue("a", x_dead_letter_exchange="")
@@ -189,7 +189,7 @@ async def test_dead_lettering_without_a_key_is_warned_of_under_queue_delivery_on
     assert "queue a dead-letters" in event["what"]
 
 
-async def test_failures_are_logged_once_and_so_is_their_end(
+async def test_failures_and_recoveries_are_logged_once(
     observer: Observer, management: ManagementApi, broker: Broker
 ) -> None:
     base, management._base = management._base, "http://127.0.0.1:1"
@@ -208,7 +208,7 @@ async def test_failures_are_logged_once_and_so_is_their_end(
     assert not observer.failures
 
 
-async def test_without_the_management_api_there_is_nothing_to_see(vhost: str) -> None:
+async def test_without_the_management_api_nothing_is_observed(vhost: str) -> None:
     observer = Observer(vhost, None, ObservedState(), nothing_lacks)
     assert await observer.list_names() == (None, None)
     assert await observer.read_bindings([owned("c")]) == set()

@@ -69,21 +69,21 @@ async def bench(broker: Broker, vhost: str) -> AsyncIterator[Bench]:
     await made.close()
 
 
-async def test_what_exists_is_bound_and_what_does_not_is_missing(bench: Bench, outside: Outside) -> None:
+async def test_existing_destinations_are_bound_and_others_are_missing(bench: Bench, outside: Outside) -> None:
     outside.make_queue("a")
     bound = await bench.requests.bind(b"c", queues("a", "b") | exchanges("amq.topic", "x"))
     assert bound == outside.bound("c") == bench.exchange.bound == queues("a") | exchanges("amq.topic")
     assert bench.state.missing == {("queue", b"b"): "does not exist", ("exchange", b"x"): "does not exist"}
 
 
-async def test_the_inventory_is_asked_before_the_broker(bench: Bench) -> None:
+async def test_the_inventory_is_queried_before_the_broker(bench: Bench) -> None:
     bench.observed.queues_listed({}, {})
     await bench.requests.bind(b"c", queues("a"))
     assert bench.executor.asked == 0
     assert bench.state.missing == {("queue", b"a"): "does not exist"}
 
 
-async def test_a_queue_that_the_last_look_did_not_see_yet_is_found(bench: Bench, outside: Outside) -> None:
+async def test_a_queue_that_the_last_listing_lacks_is_found(bench: Bench, outside: Outside) -> None:
     bench.observed.queues_listed({}, {})
     outside.make_queue("a")
     assert await bench.requests.bind(b"c", queues("a")) == queues("a")
@@ -97,7 +97,7 @@ async def test_without_an_inventory_the_broker_itself_answers(bench: Bench, outs
     assert bench.executor.asked == 2
 
 
-async def test_what_is_missing_is_not_asked_for_again(bench: Bench, outside: Outside) -> None:
+async def test_a_missing_destination_is_not_queried_again(bench: Bench, outside: Outside) -> None:
     await bench.requests.bind(b"c", queues("a"))
     outside.make_queue("a")
     asked = bench.executor.asked
@@ -105,7 +105,7 @@ async def test_what_is_missing_is_not_asked_for_again(bench: Bench, outside: Out
     assert bench.executor.asked == asked
 
 
-async def test_a_name_that_can_not_be_is_never_sent(bench: Bench) -> None:
+async def test_an_invalid_name_is_never_sent(bench: Bench) -> None:
     await bench.requests.bind(b"c", {("queue", b"\xff"), ("queue", b"")})
     assert bench.executor.asked == 0
     assert bench.connection.connected
@@ -118,7 +118,7 @@ async def test_the_memory_of_missing_destinations_is_bounded(bench: Bench) -> No
     assert bench.requests.missing().keys() == queues("c", "d")
 
 
-async def test_what_is_missing_is_believed_for_one_look_only(broker: Broker, vhost: str) -> None:
+async def test_a_missing_destination_is_remembered_for_one_refresh_interval(broker: Broker, vhost: str) -> None:
     bench = Bench(broker, vhost, refresh_seconds=0)
     await bench.open()
     await bench.requests.bind(b"c", queues("a"))
@@ -126,7 +126,7 @@ async def test_what_is_missing_is_believed_for_one_look_only(broker: Broker, vho
     await bench.close()
 
 
-async def test_a_forgotten_destination_is_asked_for_again(bench: Bench, outside: Outside) -> None:
+async def test_a_forgotten_destination_is_queried_again(bench: Bench, outside: Outside) -> None:
     await bench.requests.bind(b"c", queues("a"))
     outside.make_queue("a")
     bench.requests.queue_declared(b"a")
@@ -134,7 +134,7 @@ async def test_a_forgotten_destination_is_asked_for_again(bench: Bench, outside:
     assert await bench.requests.bind(b"c", queues("a")) == queues("a")
 
 
-async def test_producers_can_not_make_us_bind_more_than_the_limit(bench: Bench, outside: Outside) -> None:
+async def test_bindings_on_demand_are_limited(bench: Bench, outside: Outside) -> None:
     outside.make_queues("a", "b", "c", "d", "e")
     bound = await bench.requests.bind(b"c", queues("a", "b", "c", "d", "e"))
     assert len(bound) == 4
@@ -143,14 +143,14 @@ async def test_producers_can_not_make_us_bind_more_than_the_limit(bench: Bench, 
     assert "4 destinations are already bound on demand" in why
 
 
-async def test_what_rules_name_does_not_count(bench: Bench, outside: Outside) -> None:
+async def test_destinations_of_rules_do_not_count_towards_the_limit(bench: Bench, outside: Outside) -> None:
     outside.make_queues("a", "b", "c", "d", "e")
     bench.state.router = router({"c": queues("a", "b", "c", "d", "e")})
     assert len(await bench.requests.bind(b"c", queues("a", "b", "c", "d", "e"))) == 5
     assert bench.requests.bound_count == 0
 
 
-async def test_a_refused_destination_does_not_count(bench: Bench) -> None:
+async def test_a_refused_destination_does_not_count_towards_the_limit(bench: Bench) -> None:
     await bench.requests.bind(b"c", queues("a"))
     assert bench.requests.bound_count == 0
 
@@ -162,7 +162,7 @@ async def test_many_publishes_wait_for_one_attempt(bench: Bench, outside: Outsid
     assert bench.executor.asked == 1
 
 
-async def test_a_publish_that_goes_does_not_take_the_attempt_along(bench: Bench, outside: Outside) -> None:
+async def test_a_cancelled_publish_does_not_cancel_the_attempt(bench: Bench, outside: Outside) -> None:
     outside.make_queue("a")
     leaving = asyncio.ensure_future(bench.requests.bind(b"c", queues("a")))
     staying = asyncio.ensure_future(bench.requests.bind(b"c", queues("a")))
@@ -184,7 +184,7 @@ async def test_an_exclusive_queue_is_not_tried(bench: Bench) -> None:
     assert bench.state.missing == {("queue", b"mine"): "exclusive queue of another connection"}
 
 
-async def test_bound_at_last_a_cached_answer_without_it_is_stale(bench: Bench, outside: Outside) -> None:
+async def test_a_successful_bind_invalidates_cached_decisions(bench: Bench, outside: Outside) -> None:
     outside.make_queue("a")
     flight = asyncio.ensure_future(bench.requests.bind(b"c", queues("a")))
     await asyncio.sleep(0)

@@ -68,11 +68,11 @@ def ox(scene: Scene) -> OwnedExchange:
     return scene.known.exchanges[b"ox"]
 
 
-async def test_what_is_needed_or_asked_for_stays(scene: Scene) -> None:
+async def test_needed_and_requested_tokens_are_kept(scene: Scene) -> None:
     assert [await scene.look() for _ in range(3)] == [[], [], []]
 
 
-async def test_what_two_looks_find_useless_goes(scene: Scene, ox: OwnedExchange) -> None:
+async def test_a_token_not_needed_in_two_passes_is_unbound(scene: Scene, ox: OwnedExchange) -> None:
     await scene.look()
     scene.known.remove_binding(A)
     epoch = scene.known.epoch
@@ -81,7 +81,7 @@ async def test_what_two_looks_find_useless_goes(scene: Scene, ox: OwnedExchange)
     assert scene.known.epoch > epoch
 
 
-async def test_what_is_bound_again_in_time_stays(scene: Scene) -> None:
+async def test_a_token_needed_again_before_the_second_pass_is_kept(scene: Scene) -> None:
     await scene.look()
     scene.known.remove_binding(A)
     await scene.look()
@@ -89,7 +89,7 @@ async def test_what_is_bound_again_in_time_stays(scene: Scene) -> None:
     assert await scene.look() == []
 
 
-async def test_what_is_bound_while_it_is_unbound_is_bound_again(scene: Scene) -> None:
+async def test_a_token_needed_again_during_its_unbind_is_bound_again(scene: Scene) -> None:
     await scene.look()
     scene.known.remove_binding(A)
     await scene.look()
@@ -98,27 +98,27 @@ async def test_what_is_bound_while_it_is_unbound_is_bound_again(scene: Scene) ->
     assert scene.line.bound == [b"a"]
 
 
-async def test_with_the_last_binding_every_token_goes(scene: Scene) -> None:
+async def test_with_the_last_binding_every_token_is_unbound(scene: Scene) -> None:
     for binding in (A, B):
         scene.known.remove_binding(binding)
     assert [await scene.look() for _ in range(2)] == [[], [b"a", b"b", b"demanded"]]
 
 
-async def test_an_end_that_was_noticed_is_believed_at_once(scene: Scene, ox: OwnedExchange) -> None:
+async def test_a_noted_exchange_is_cleaned_up_in_the_next_pass(scene: Scene, ox: OwnedExchange) -> None:
     for binding in (A, B):
         scene.known.remove_binding(binding)
     scene.orphans.note(ox)
     assert await scene.look() == [b"a", b"b", b"demanded"]
 
 
-async def test_what_a_route_still_names_stays(scene: Scene) -> None:
+async def test_a_token_that_a_route_needs_is_kept(scene: Scene) -> None:
     await scene.look()
     scene.known.remove_binding(A)
     scene.known.add_binding(stored("ox", "b", ((b"x-addq-ontrue", text("a")),)))
     assert [await scene.look() for _ in range(3)] == [[], [], []]
 
 
-async def test_tokens_of_the_file_and_of_its_publishes_stay() -> None:
+async def test_tokens_of_the_file_and_of_its_publishes_are_kept() -> None:
     scene = Scene(state("/", {"documents": queues("a")}))
     for destination in queues("a", "demanded", "client"):
         scene.known.exchanges[b"documents"].tokens.bind_ok(destination)

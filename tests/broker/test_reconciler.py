@@ -51,9 +51,7 @@ def reconciler(line: Line) -> Reconciler:
 MANY = queues("a", "b", "c", "d", "e")
 
 
-async def test_refused_tokens_are_tried_again_a_few_at_a_time_and_each_in_its_turn(
-    reconciler: Reconciler, line: Line
-) -> None:
+async def test_refused_tokens_are_retried_in_turn_a_few_per_pass(reconciler: Reconciler, line: Line) -> None:
     desired = desired_state({b"x": owned("x")}, router({"x": MANY}))
     line.refuse(b"x", *MANY)
     await reconciler.reconcile(lambda: desired, ())
@@ -67,7 +65,7 @@ async def test_refused_tokens_are_tried_again_a_few_at_a_time_and_each_in_its_tu
     assert set().union(*turns) == MANY
 
 
-async def test_a_destination_that_is_new_does_not_wait_for_its_turn(reconciler: Reconciler, line: Line) -> None:
+async def test_a_new_destination_does_not_wait_for_its_turn(reconciler: Reconciler, line: Line) -> None:
     exchange = owned("x")
     line.refuse(b"x", *MANY)
     await reconciler.reconcile(lambda: desired_state({b"x": exchange}, router({"x": MANY})), ())
@@ -78,7 +76,9 @@ async def test_a_destination_that_is_new_does_not_wait_for_its_turn(reconciler: 
     assert exchange.bound == fresh
 
 
-async def test_what_nobody_lists_is_bound_again_a_share_at_a_time(reconciler: Reconciler, line: Line) -> None:
+async def test_without_listings_tokens_are_bound_again_in_turn_a_few_per_pass(
+    reconciler: Reconciler, line: Line
+) -> None:
     exchange = owned("x")
     desired = desired_state({b"x": exchange}, router({"x": MANY}))
     await reconciler.reconcile(lambda: desired, ())
@@ -92,14 +92,14 @@ async def test_what_nobody_lists_is_bound_again_a_share_at_a_time(reconciler: Re
     assert set().union(*turns) == MANY
 
 
-async def test_a_thorough_look_believes_nothing(reconciler: Reconciler, line: Line) -> None:
+async def test_a_full_pass_binds_all_tokens_again(reconciler: Reconciler, line: Line) -> None:
     exchange = owned("x", bound=MANY | queues("on demand"))
     await reconciler.reconcile(lambda: desired_state({b"x": exchange}, router({"x": MANY})), ())
     assert line.bound(b"x", MANY | queues("on demand")) == MANY | queues("on demand")
 
 
 @pytest.mark.parametrize(("takes_seconds", "looks"), [(0.01, 1), (10.0, 2)])
-async def test_after_a_long_thorough_look_there_is_another_one_before_its_result_counts(
+async def test_a_long_full_pass_is_repeated_before_its_result_counts(
     reconciler: Reconciler, line: Line, takes_seconds: float, looks: int
 ) -> None:
     line.takes_seconds = takes_seconds
@@ -114,9 +114,7 @@ async def test_a_destination_missing_on_one_of_two_carriers_is_missing(reconcile
     assert await reconciler.reconcile(lambda: desired, ()) == {("queue", b"a"): "does not exist"}
 
 
-async def test_where_nothing_lists_a_few_names_are_asked_for_at_a_usual_look(
-    reconciler: Reconciler, line: Line
-) -> None:
+async def test_without_listings_a_few_names_are_queried_in_each_pass(reconciler: Reconciler, line: Line) -> None:
     desired = desired_state({b"x": owned("x", Delivery.QUEUE)}, router({"x": MANY}))
     await reconciler.reconcile(lambda: desired, ())
     assert len(line.sent) == len(MANY)

@@ -23,7 +23,7 @@ def recorder(tmp_path: Path, known: VhostState) -> Recorder:
     return Recorder(Snapshot(tmp_path / "kept"), lambda: [known])
 
 
-def test_records_hold_what_clients_declared_and_nothing_of_files(known: VhostState) -> None:
+def test_records_contain_declarations_of_clients_but_not_of_files(known: VhostState) -> None:
     declare_here(known, "ox", stored("ox", "q", (), 4, key=""), delivery=Delivery.QUEUE, sequence=3)
     ruled = state("ruled", {"documents": queues("a")})
     ruled.add_binding(stored("documents", "b", (), 5))
@@ -41,7 +41,7 @@ def test_records_hold_what_clients_declared_and_nothing_of_files(known: VhostSta
     ]
 
 
-async def test_what_was_declared_until_the_end_is_written(recorder: Recorder, known: VhostState) -> None:
+async def test_all_declarations_are_written_at_the_end(recorder: Recorder, known: VhostState) -> None:
     declare_here(known, "first")
     recorder.record()
     declare_here(known, "second")
@@ -51,7 +51,7 @@ async def test_what_was_declared_until_the_end_is_written(recorder: Recorder, kn
     assert recorder.fault == ""
 
 
-async def test_many_changes_are_few_writes(
+async def test_many_changes_need_few_writes(
     recorder: Recorder, known: VhostState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writes: list[SnapshotRecords] = []
@@ -71,12 +71,12 @@ async def test_many_changes_are_few_writes(
     assert len(writes[-1].exchanges) == 1000
 
 
-async def test_what_was_never_changed_is_never_written(recorder: Recorder) -> None:
+async def test_without_changes_nothing_is_written(recorder: Recorder) -> None:
     await recorder.close()
     assert not recorder.snapshot.path.exists()
 
 
-async def test_a_write_that_fails_is_said_once_and_tried_again(
+async def test_a_failed_write_is_logged_once_and_retried(
     recorder: Recorder, known: VhostState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("proxy.broker.declared.snapshot._RETRY_SECONDS", 0.001)
@@ -101,9 +101,7 @@ async def test_a_write_that_fails_is_said_once_and_tried_again(
     assert await recorder.load() == records_of([known])
 
 
-async def test_a_disk_that_stays_full_does_not_hold_the_end(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_full_disk_does_not_delay_the_end(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(records: SnapshotRecords) -> None:
         raise OSError(28, "No space left on device")
 
@@ -113,7 +111,7 @@ async def test_a_disk_that_stays_full_does_not_hold_the_end(
     assert "No space left" in recorder.fault
 
 
-async def test_a_snapshot_that_can_not_be_read_is_not_overwritten(
+async def test_an_unreadable_snapshot_is_not_overwritten(
     recorder: Recorder, known: VhostState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def denied() -> SnapshotRecords:

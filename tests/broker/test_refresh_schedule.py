@@ -40,11 +40,11 @@ def now() -> float:
     return 1000.0
 
 
-async def test_the_first_look_is_at_everything() -> None:
+async def test_the_first_pass_covers_everything() -> None:
     assert paced(5).take() is None
 
 
-async def test_after_a_look_the_next_is_due_so_that_it_ends_in_time(line: Line) -> None:
+async def test_the_next_pass_starts_early_enough_to_end_within_the_interval(line: Line) -> None:
     schedule = paced(5)
     schedule.looked(now() - 1, everything=True)
     assert not await schedule.wait(line)  # type: ignore[arg-type]
@@ -52,14 +52,14 @@ async def test_after_a_look_the_next_is_due_so_that_it_ends_in_time(line: Line) 
     assert (seconds, woken) == (3, True)
 
 
-async def test_looks_that_take_long_leave_a_pause(line: Line) -> None:
+async def test_long_passes_are_followed_by_a_pause(line: Line) -> None:
     schedule = paced(5)
     schedule.looked(now() - 60, everything=True)
     await schedule.wait(line)  # type: ignore[arg-type]
     assert line.waits == [(1.25, True)]
 
 
-async def test_exchanges_that_changed_are_looked_at_alone_and_once(line: Line) -> None:
+async def test_changed_exchanges_are_refreshed_alone_and_once(line: Line) -> None:
     schedule = paced(5)
     schedule.looked(now(), everything=True)
     schedule.request_refresh({b"a"})
@@ -70,7 +70,7 @@ async def test_exchanges_that_changed_are_looked_at_alone_and_once(line: Line) -
     assert schedule.take() == {b"c"}
 
 
-async def test_everything_is_more_than_some(line: Line) -> None:
+async def test_a_request_for_everything_includes_single_exchanges(line: Line) -> None:
     schedule = paced(5)
     schedule.looked(now(), everything=True)
     schedule.request_refresh({b"a"})
@@ -80,14 +80,14 @@ async def test_everything_is_more_than_some(line: Line) -> None:
     assert schedule.take() == {b"b"}
 
 
-async def test_the_regular_look_comes_also_where_somebody_always_hurries() -> None:
+async def test_requests_for_single_exchanges_do_not_delay_the_regular_pass() -> None:
     schedule = paced(0)
     schedule.looked(now(), everything=True)
     schedule.request_refresh({b"a"})
     assert schedule.take() is None
 
 
-async def test_hurried_looks_take_a_share_of_the_time(line: Line) -> None:
+async def test_requested_passes_take_a_limited_share_of_the_time(line: Line) -> None:
     schedule = paced(3600)
     schedule.looked(now(), everything=True)
     schedule.looked(now() - 2, everything=False)
@@ -96,7 +96,7 @@ async def test_hurried_looks_take_a_share_of_the_time(line: Line) -> None:
     assert line.waits == [(3600, True), (18, False)]
 
 
-async def test_a_lost_connection_is_said(line: Line) -> None:
+async def test_a_lost_connection_ends_the_wait(line: Line) -> None:
     schedule = paced(5)
     line.lost = True
     assert await schedule.wait(line)  # type: ignore[arg-type]

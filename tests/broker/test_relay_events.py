@@ -54,7 +54,7 @@ def scene() -> Scene:
     return scene
 
 
-def test_a_declare_waits_for_what_may_come_later_and_not_for_what_clients_bound_themselves(scene: Scene) -> None:
+def test_a_declare_waits_for_tokens_of_rules_and_not_for_those_that_clients_bind(scene: Scene) -> None:
     scene.known.exchanges[b"documents"].tokens.bind_ok(("queue", b"demanded"))
     names = ("a", "demanded", "own", "route", "other")
     assert [scene.requests.interested(name.encode()) for name in names] == [True, True, False, False, False]
@@ -72,7 +72,7 @@ async def test_a_queue_gets_the_tokens_that_it_may_have(scene: Scene) -> None:
     assert scene.hand.bound == [(b"documents", b"a"), (b"documents", b"demanded")]
 
 
-async def test_a_clients_route_is_bound_for_it_where_it_may_reach_any_queue() -> None:
+async def test_a_clients_route_is_bound_if_it_may_reach_any_queue() -> None:
     scene = Scene(state("/", {}), own_routes=False)
     declare_here(scene.known, "ox", stored("ox", "own", ((b"x-addq-ontrue", text("route")),)))
     declare_here(scene.known, "outer", stored("outer", "ox", kind="exchange"))
@@ -81,7 +81,7 @@ async def test_a_clients_route_is_bound_for_it_where_it_may_reach_any_queue() ->
     assert scene.hand.bound == [(b"outer", b"route"), (b"ox", b"route")]
 
 
-def test_a_queue_takes_the_bindings_of_clients_along(scene: Scene) -> None:
+def test_a_deleted_queue_removes_the_bindings_of_clients(scene: Scene) -> None:
     known = scene.known
     known.add_binding(stored("documents", "own"))
     ox = known.exchanges[b"ox"]
@@ -96,14 +96,14 @@ def test_a_queue_takes_the_bindings_of_clients_along(scene: Scene) -> None:
     assert known.epoch > epoch
 
 
-def test_a_queue_that_something_else_names_is_missing(scene: Scene) -> None:
+def test_a_deleted_queue_that_rules_or_routes_name_is_missing(scene: Scene) -> None:
     scene.requests.queue_deleted(b"a")
     scene.requests.queue_deleted(b"route")
     assert scene.known.missing == {("queue", b"a"): "deleted", ("queue", b"route"): "deleted"}
     assert scene.orphaned == []
 
 
-def test_an_exchange_takes_its_bindings_and_those_to_it_along(scene: Scene) -> None:
+def test_a_deleted_exchange_removes_its_bindings_and_those_to_it(scene: Scene) -> None:
     known = scene.known
     declare_here(known, "outer", stored("outer", "ox", kind="exchange"), stored("outer", "amq.topic", kind="exchange"))
     for destination in exchanges("amq.topic"):
@@ -118,7 +118,7 @@ def test_an_exchange_takes_its_bindings_and_those_to_it_along(scene: Scene) -> N
     assert b"documents" in known.exchanges
 
 
-def test_a_thousand_queues_and_bindings_in_turn_compute_no_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_thousand_queues_and_bindings_do_not_compute_the_desired_state(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*arguments: object) -> None:
         raise AssertionError("needs were computed")
 
@@ -137,7 +137,7 @@ def test_a_thousand_queues_and_bindings_in_turn_compute_no_needs(monkeypatch: py
 
 
 @pytest.mark.parametrize("make", [lambda: owned("x", Delivery.QUEUE), lambda: owned("x")])
-def test_a_missing_queue_that_is_declared_is_missing_until_it_has_its_token(make: Callable[[], OwnedExchange]) -> None:
+def test_a_declared_queue_is_missing_until_it_has_its_token(make: Callable[[], OwnedExchange]) -> None:
     exchange = make()
     scene = Scene(state("/", {"x": queues("a")}, exchange))
     scene.known.missing["queue", b"a"] = "does not exist"

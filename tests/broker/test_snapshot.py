@@ -45,7 +45,7 @@ def test_what_is_written_is_read_back(records: SnapshotRecords) -> None:
     assert decode(encode(records)) == records
 
 
-def test_a_file_from_before_there_were_marks_is_read() -> None:
+def test_a_file_of_a_version_without_marks_is_read() -> None:
     one = BindingRecord("/", b"ox", "queue", b"q", b"", b"", (4, 6), ("guest",))
     line = encode(SnapshotRecords((), (one,))).partition(b"\n")[2].replace(b",[],[],[]]", b"]")
     assert line.count(b"[") == 3
@@ -64,7 +64,7 @@ def test_version_0_1_reads_the_file() -> None:
 
 @settings(max_examples=30)
 @given(RECORDS, st.data())
-def test_a_changed_byte_is_noticed(records: SnapshotRecords, data: st.DataObject) -> None:
+def test_a_changed_byte_is_detected(records: SnapshotRecords, data: st.DataObject) -> None:
     whole = encode(records)
     at = data.draw(st.integers(0, len(whole) - 1))
     changed = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
@@ -83,11 +83,11 @@ def test_a_later_version_is_refused_by_its_number() -> None:
         decode(encode(ONE).replace(b"snapshot 1 ", b"snapshot 2 "))
 
 
-def test_no_file_is_an_empty_snapshot(tmp_path: Path) -> None:
+def test_a_missing_file_is_an_empty_snapshot(tmp_path: Path) -> None:
     assert Snapshot(tmp_path / "kept").load() == SnapshotRecords()
 
 
-def test_a_snapshot_replaces_the_one_before_whole(tmp_path: Path) -> None:
+def test_a_snapshot_atomically_replaces_the_previous_one(tmp_path: Path) -> None:
     snapshot = Snapshot(tmp_path / "kept")
     snapshot.save(SnapshotRecords())
     snapshot.save(ONE)
@@ -96,7 +96,7 @@ def test_a_snapshot_replaces_the_one_before_whole(tmp_path: Path) -> None:
     assert snapshot.path.stat().st_mode & 0o777 == 0o600
 
 
-def test_a_write_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_previous_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     snapshot = Snapshot(tmp_path / "kept")
     snapshot.save(ONE)
 
@@ -109,7 +109,7 @@ def test_a_write_that_fails_leaves_the_old_one(tmp_path: Path, monkeypatch: pyte
     assert snapshot.load() == ONE
 
 
-def test_a_damaged_one_is_kept_aside(tmp_path: Path) -> None:
+def test_a_damaged_snapshot_is_set_aside(tmp_path: Path) -> None:
     snapshot = Snapshot(tmp_path / "kept")
     damaged = encode(ONE)[:-3]
     snapshot.path.write_bytes(damaged)

@@ -31,7 +31,7 @@ def listed(*names: str, sequence: int = 1, arguments: Table = ()) -> dict[bytes,
     return {name.encode(): ExchangeInfo(name.encode(), "direct", arguments=found) for name in names}
 
 
-def test_a_listing_brings_exchanges_and_takes_them(store: DeclarationStore, known: VhostState) -> None:
+def test_a_listing_adds_and_removes_exchanges(store: DeclarationStore, known: VhostState) -> None:
     store.exchanges_listed(store.exchanges_before(), listed("a", "b", sequence=8))
     assert set(known.exchanges) == set(known.router.exchanges) == {b"a", b"b"}
     assert known.carriers == {b"a", b"b"}
@@ -46,7 +46,7 @@ def test_a_listing_brings_exchanges_and_takes_them(store: DeclarationStore, know
 
 
 @pytest.mark.parametrize("one", [False, True], ids=["of all exchanges", "of one exchange"])
-def test_a_listing_from_before_an_exchange_was_declared_again_does_not_take_it(
+def test_a_listing_older_than_a_declare_does_not_remove_the_exchange(
     store: DeclarationStore, known: VhostState, one: bool
 ) -> None:
     store.exchanges_listed(store.exchanges_before(), listed("a"))
@@ -59,7 +59,9 @@ def test_a_listing_from_before_an_exchange_was_declared_again_does_not_take_it(
     assert set(known.exchanges) == {b"a"}
 
 
-def test_an_exchange_with_other_arguments_or_another_age_is_another(store: DeclarationStore, known: VhostState) -> None:
+def test_an_exchange_with_other_arguments_or_another_sequence_is_a_new_one(
+    store: DeclarationStore, known: VhostState
+) -> None:
     store.exchanges_listed(store.exchanges_before(), listed("a", sequence=1))
     first = known.exchanges[b"a"]
     store.exchanges_listed(store.exchanges_before(), listed("a", sequence=2))
@@ -92,7 +94,7 @@ def test_an_argument_without_effect_is_accepted_with_a_warning(store: Declaratio
     ]
 
 
-def test_an_argument_without_effect_of_an_exchange_declared_through_us_is_warned_of_once(
+def test_an_argument_without_effect_of_an_exchange_declared_through_us_causes_one_warning(
     store: DeclarationStore, known: VhostState
 ) -> None:
     declare_here(known, "a", sequence=5, arguments=NEGATIVE)
@@ -102,14 +104,16 @@ def test_an_argument_without_effect_of_an_exchange_declared_through_us_is_warned
     assert len(has(events, "an argument of a declared exchange has no effect")) == 1
 
 
-def test_what_is_not_kept_any_more_is_gone(store: DeclarationStore, known: VhostState) -> None:
+def test_an_exchange_without_stored_arguments_is_removed(store: DeclarationStore, known: VhostState) -> None:
     declare_here(known, "a", sequence=5)
     replaced = {b"a": ExchangeInfo(b"a", "direct")}
     store.exchanges_listed(store.exchanges_before(), replaced)
     assert known.exchanges == {}
 
 
-def test_what_came_or_went_through_us_meanwhile_counts_more(store: DeclarationStore, known: VhostState) -> None:
+def test_declares_and_deletes_through_us_take_precedence_over_an_older_listing(
+    store: DeclarationStore, known: VhostState
+) -> None:
     declare_here(known, "deleted")
     before = store.exchanges_before()
     known.remove_exchange(b"deleted")
@@ -118,7 +122,7 @@ def test_what_came_or_went_through_us_meanwhile_counts_more(store: DeclarationSt
     assert known.exchanges == {b"declared": mine}
 
 
-def test_what_nobody_here_knows_is_believed_when_nothing_passed_through_or_when_it_is_said_again(
+def test_an_unknown_exchange_is_added_if_nothing_changed_meanwhile_or_if_listed_twice(
     store: DeclarationStore, known: VhostState
 ) -> None:
     before = store.exchanges_before()
@@ -133,7 +137,9 @@ def test_what_nobody_here_knows_is_believed_when_nothing_passed_through_or_when_
     assert not store.has_unverified
 
 
-def test_what_is_said_only_once_is_forgotten(store: DeclarationStore, known: VhostState) -> None:
+def test_an_unverified_exchange_is_dropped_if_the_next_listing_lacks_it(
+    store: DeclarationStore, known: VhostState
+) -> None:
     before = store.exchanges_before()
     known.changed()
     store.exchanges_listed(before, listed("a"))
@@ -151,7 +157,7 @@ def test_the_file_owns_its_exchanges_and_carriers() -> None:
     assert known.exchanges == before
 
 
-def test_two_deliveries_of_one_name_are_said_once(store: DeclarationStore, known: VhostState) -> None:
+def test_two_deliveries_of_one_name_are_logged_once(store: DeclarationStore, known: VhostState) -> None:
     mine = declare_here(known, "a", delivery=Delivery.QUEUE)
     with capture_logs() as events:
         for _ in range(2):
@@ -160,21 +166,21 @@ def test_two_deliveries_of_one_name_are_said_once(store: DeclarationStore, known
     assert len(has(events, "declared state is unusable")) == 1
 
 
-def test_one_exchange_is_found_or_gone(store: DeclarationStore, known: VhostState) -> None:
+def test_a_single_exchange_is_added_and_removed(store: DeclarationStore, known: VhostState) -> None:
     store.exchange_found(store.exchanges_before(), b"a", listed("a")[b"a"])
     assert set(known.exchanges) == {b"a"}
     store.exchange_found(store.exchanges_before(), b"a", None)
     assert known.exchanges == {}
 
 
-def test_a_carrier_of_the_file_that_is_gone_is_no_reason_to_forget_its_rules() -> None:
+def test_a_missing_carrier_of_the_file_keeps_its_rules() -> None:
     known = state("/", {"ruled": queues("a")})
     store = DeclarationStore(known)
     store.exchange_found(store.exchanges_before(), b"ruled", None)
     assert set(known.exchanges) == {b"ruled"}
 
 
-def test_an_exchange_takes_the_bindings_to_it_along(store: DeclarationStore, known: VhostState) -> None:
+def test_a_removed_exchange_removes_the_bindings_to_it(store: DeclarationStore, known: VhostState) -> None:
     declare_here(known, "inner")
     declare_here(known, "outer", stored("outer", "inner", kind="exchange"), stored("outer", "inner"))
     store.exchange_gone(b"inner")
@@ -183,7 +189,7 @@ def test_an_exchange_takes_the_bindings_to_it_along(store: DeclarationStore, kno
     assert len(list(known.router.exchanges[b"outer"].bindings)) == 1
 
 
-def test_a_binding_that_was_made_again_is_not_the_one_that_went(store: DeclarationStore, known: VhostState) -> None:
+def test_the_end_of_a_binding_does_not_remove_its_successor(store: DeclarationStore, known: VhostState) -> None:
     old = stored("ox", "q", (), 1)
     declare_here(known, "ox", old)
     before = store.bindings()
@@ -195,7 +201,7 @@ def test_a_binding_that_was_made_again_is_not_the_one_that_went(store: Declarati
     assert not store.binding_gone(before[0])
 
 
-def test_faults_without_end_are_not_written_without_end(store: DeclarationStore) -> None:
+def test_the_number_of_logged_errors_is_limited(store: DeclarationStore) -> None:
     with capture_logs() as events:
         for number in range(2000):
             store.log_fault(b"ox", str(number))
@@ -208,7 +214,7 @@ def records(delivery: Delivery, *more: BindingRecord) -> SnapshotRecords:
 
 
 @pytest.mark.parametrize("carriers", [True, False])
-async def test_a_snapshot_is_taken_in(store: DeclarationStore, known: VhostState, carriers: bool) -> None:
+async def test_a_snapshot_is_loaded_into_the_state(store: DeclarationStore, known: VhostState, carriers: bool) -> None:
     await store.remember(records(Delivery.QUEUE), carriers=carriers)
     back = known.exchanges[b"ox"]
     assert back.delivery is Delivery.QUEUE
@@ -218,14 +224,14 @@ async def test_a_snapshot_is_taken_in(store: DeclarationStore, known: VhostState
 
 
 @pytest.mark.parametrize(("carriers", "expected"), [(True, {b"ox"}), (False, set())])
-async def test_what_the_broker_keeps_is_taken_from_a_snapshot_only_where_nobody_can_read_it(
+async def test_exchanges_with_a_carrier_are_loaded_from_a_snapshot_only_without_listings(
     store: DeclarationStore, known: VhostState, carriers: bool, expected: set[bytes]
 ) -> None:
     await store.remember(records(Delivery.CARRIER), carriers=carriers)
     assert set(known.exchanges) == expected
 
 
-async def test_a_snapshot_brings_clients_bindings_back_to_a_files_exchange() -> None:
+async def test_a_snapshot_restores_clients_bindings_of_a_files_exchange() -> None:
     known = state("/", {"ox": queues("a")}, owned("ox", Delivery.QUEUE))
     store = DeclarationStore(known)
     elsewhere = BindingRecord("elsewhere", b"ox", "queue", b"other", b"", b"", (1,))
@@ -234,7 +240,7 @@ async def test_a_snapshot_brings_clients_bindings_back_to_a_files_exchange() -> 
     assert [one.binding.destination for one in known.exchanges[b"ox"].clients.values()] == [b"q"]
 
 
-async def test_a_record_that_makes_no_sense_is_said_and_the_others_are_taken(
+async def test_an_invalid_record_is_logged_and_the_others_are_loaded(
     store: DeclarationStore, known: VhostState
 ) -> None:
     odd = BindingRecord("/", b"ox", "queue", b"odd", b"", b"\x01a?", (1,))

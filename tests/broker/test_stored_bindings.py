@@ -22,7 +22,7 @@ def marked(kept: str, alternate: str = "", **more: bool) -> ExchangeInfo:
     return ExchangeInfo(b"ox", "direct", arguments=arguments, **more)
 
 
-def test_an_exchange_is_made_of_what_is_kept_in_it() -> None:
+def test_an_exchange_is_read_from_its_stored_arguments() -> None:
     kept = pack(7, encode_table(ARGUMENTS)).decode()
     owned, exchange = exchange_from_listing(marked(kept, "ae", durable=False, auto_delete=True, internal=True), UTC)
     assert owned.declared == DeclaredExchange(False, True, True, encode_table(ARGUMENTS), 7)
@@ -48,7 +48,7 @@ def test_a_damaged_exchange_is_an_error(kept: str) -> None:
 
 
 @pytest.mark.parametrize("alternate", ["", "other"])
-def test_an_alternate_exchange_that_the_broker_was_not_told_is_an_error(alternate: str) -> None:
+def test_a_stored_alternate_exchange_unknown_to_the_broker_is_an_error(alternate: str) -> None:
     with pytest.raises(ValueError, match="stored alternate exchange differs"):
         exchange_from_listing(marked(pack(7, encode_table(ARGUMENTS)).decode(), alternate), UTC)
 
@@ -72,21 +72,21 @@ def listed(made: StoredBinding, index: int = 0) -> BindingInfo:
     return BindingInfo(*made.destination, copy.key, "", kept.decode(), copy.signature.decode())
 
 
-def test_a_binding_is_made_of_what_is_kept_in_it() -> None:
+def test_a_binding_is_read_from_its_stored_arguments() -> None:
     made = copied(stored("ox", "q", ARGUMENTS, 9, key="k"), 9, client="me")
     assert binding_from_listing(STATE, b"ox", b"ox", listed(made)) == made
     assert (made.binding.routing_key, made.binding.sequence, made.sequences) == (b"k", 9, (9,))
     assert (made.signed, made.client) == (True, "me")
 
 
-def test_a_binding_under_the_token_is_one_by_which_messages_find_the_destination() -> None:
+def test_a_binding_under_the_token_is_a_mark() -> None:
     made = copied(stored("ox", "q", ARGUMENTS), 9, mark=True)
     found = binding_from_listing(STATE, b"ox", b"ox", listed(made))
     assert found == made
     assert (found.is_mark, found.copies[0].key) == (True, token("queue", b"q"))
 
 
-def test_what_is_kept_of_another_binding_is_an_error() -> None:
+def test_stored_arguments_of_another_binding_are_an_error() -> None:
     made, other = stored("ox", "q", ARGUMENTS, 9), stored("ox", "other", ARGUMENTS, 9)
     row = listed(made)
     for wrong in (row._replace(routing_key=other.key), row._replace(kept=pack(9, made.entries, b"k").decode())):
@@ -105,7 +105,7 @@ def test_what_is_kept_of_another_binding_is_an_error() -> None:
     ],
     ids=["none", "wrong", "no text of ours", "another user", "another sequence"],
 )
-def test_a_binding_that_nobody_signed_as_it_stands_speaks_for_no_user(changes: dict[str, str]) -> None:
+def test_a_binding_without_a_valid_signature_has_no_user(changes: dict[str, str]) -> None:
     made = copied(stored("ox", "q", ARGUMENTS), 9, client="me")
     found = binding_from_listing(STATE, b"ox", b"ox", listed(made)._replace(**changes))  # type: ignore[arg-type]
     assert (found.signed, found.client) == (False, "")
@@ -113,18 +113,18 @@ def test_a_binding_that_nobody_signed_as_it_stands_speaks_for_no_user(changes: d
 
 @pytest.mark.parametrize("exchange", [b"ox", b"other"])
 @pytest.mark.parametrize("vhost", ["/", "other"])
-def test_a_signature_holds_in_its_own_place_alone(exchange: bytes, vhost: str) -> None:
+def test_a_signature_is_valid_only_in_its_vhost_and_exchange(exchange: bytes, vhost: str) -> None:
     row = listed(copied(stored("ox", "q", ARGUMENTS), 9))
     found = binding_from_listing(VhostState(vhost, Router(())), b"ox", exchange, row)
     assert found.signed == ((exchange, vhost) == (b"ox", "/"))
 
 
-def test_another_secret_signs_nothing() -> None:
+def test_a_signature_with_another_secret_is_invalid() -> None:
     row = listed(copied(stored("ox", "q", ARGUMENTS), 9))
     assert not binding_from_listing(VhostState("/", Router(()), secrets=Secrets([bytes(32)])), b"ox", b"ox", row).signed
 
 
-def test_the_lowest_sequence_of_several_copies_counts_and_signed_ones_before_all_others() -> None:
+def test_signed_copies_come_first_then_the_lowest_sequence() -> None:
     made = copied(stored("ox", "q"), 9, 3, 5)
     assert (made.sequences, made.binding.sequence) == ((3, 5, 9), 3)
     unsigned = with_copies(made, [made.copies[0]._replace(sequence=1, client="you", secret=None)])

@@ -13,7 +13,7 @@ STARTED = re.compile(r'keep\(\s*"(\w+)"')
 TASKS = sorted({name for path in PROXY.rglob("*.py") for name in STARTED.findall(path.read_text())})
 
 
-async def test_a_task_whose_cancellation_is_swallowed_by_a_library_ends_all_the_same() -> None:
+async def test_a_task_ends_even_if_a_library_swallows_its_cancellation() -> None:
     waiting, attempts = asyncio.Event(), 0
 
     async def work() -> None:

@@ -42,7 +42,7 @@ async def closing() -> AsyncIterator[Callable[[Topology], Topology]]:
 Keep = Callable[[Topology], Topology]
 
 
-async def test_every_virtual_host_gets_what_its_rules_ask_for(
+async def test_every_virtual_host_gets_the_objects_of_its_rules(
     closing: Keep, broker: Broker, vhost: str, second: str
 ) -> None:
     states = {name: state(name, {"documents": queues("a")}) for name in (vhost, second)}
@@ -64,7 +64,7 @@ async def test_a_conflict_in_one_virtual_host_is_raised(closing: Keep, broker: B
     assert not topology.ready
 
 
-async def test_a_broker_that_is_not_there_is_unavailable(closing: Keep) -> None:
+async def test_an_unreachable_broker_is_unavailable(closing: Keep) -> None:
     nobody = Broker("127.0.0.1", free_port(), "http://127.0.0.1:1")
     topology = closing(Topology(settings(nobody, patience_seconds=0), {"/": state("/", {})}, {}))
     with pytest.raises(UpstreamError) as caught:
@@ -72,7 +72,7 @@ async def test_a_broker_that_is_not_there_is_unavailable(closing: Keep) -> None:
     assert caught.value.failure is UpstreamFailure.UNAVAILABLE
 
 
-async def test_running_goes_on_where_starting_failed(closing: Keep, broker: Broker, vhost: str) -> None:
+async def test_run_completes_a_failed_start(closing: Keep, broker: Broker, vhost: str) -> None:
     known = state(vhost, {"documents": queues("a")})
     topology = closing(Topology(settings(broker, refresh_seconds=0.02, retry_seconds=0.01), {vhost: known}, {}))
     outside = Outside(broker, vhost)
@@ -88,7 +88,9 @@ async def test_running_goes_on_where_starting_failed(closing: Keep, broker: Brok
     assert outside.exchange("documents")["type"] == "direct"
 
 
-async def test_status_says_what_is_missing_and_what_is_foreign(closing: Keep, outside: Outside, vhost: str) -> None:
+async def test_status_lists_missing_destinations_and_foreign_bindings(
+    closing: Keep, outside: Outside, vhost: str
+) -> None:
     outside.make_queue("a")
     topology = closing(Topology(settings(outside.broker), {vhost: state(vhost, {"documents": queues("a", "b")})}, {}))
     await topology.start()
@@ -106,7 +108,7 @@ async def test_status_says_what_is_missing_and_what_is_foreign(closing: Keep, ou
     assert topology.foreign_count == 1
 
 
-async def test_the_relays_calls_reach_their_virtual_host(closing: Keep, outside: Outside, vhost: str) -> None:
+async def test_calls_of_relays_reach_their_virtual_host(closing: Keep, outside: Outside, vhost: str) -> None:
     known = state(vhost, {"documents": queues("a")})
     topology = closing(Topology(settings(outside.broker), {vhost: known}, {}))
     await topology.start()
@@ -120,7 +122,7 @@ async def test_the_relays_calls_reach_their_virtual_host(closing: Keep, outside:
     assert known.exchanges[b"documents"].bound == queues("a")
 
 
-async def test_a_virtual_host_without_rules_is_nobodys_business(closing: Keep, broker: Broker) -> None:
+async def test_calls_for_a_virtual_host_without_rules_have_no_effect(closing: Keep, broker: Broker) -> None:
     topology = closing(Topology(settings(broker), {}, {}))
     await topology.start()
     topology.queue_declared("/", b"a")

@@ -108,7 +108,7 @@ async def test_a_routing_key_survives_on_an_exchange_of_the_file(
     assert routed(mine, b"topics", key=b"y") == ()
 
 
-async def test_what_is_bound_through_another_sidecar_is_used_after_its_next_look(
+async def test_a_binding_made_through_another_sidecar_is_used_after_the_next_pass(
     start: Start, app: Client, outside: Outside, vhost: str
 ) -> None:
     outside.make_queues("a", "b")
@@ -135,7 +135,7 @@ async def test_what_is_bound_through_another_sidecar_is_used_after_its_next_look
     assert found.exchanges == {}
 
 
-async def test_an_exchange_declared_anew_beside_us_is_another(
+async def test_an_exchange_declared_again_through_another_sidecar_is_a_new_one(
     start: Start, app: Client, outside: Outside, vhost: str
 ) -> None:
     await app.declare("ox", ((b"max-payload-size", Value("I", 1)),), 1, AUTO_DELETE)
@@ -198,9 +198,7 @@ async def test_an_announced_bind_to_an_exchange_of_the_file_is_seen_on_its_carri
     await until(lambda: routed(there, b"ruled") == (b"a",))
 
 
-async def test_a_queue_that_goes_takes_its_bindings_along(
-    start: Start, app: Client, outside: Outside, vhost: str
-) -> None:
+async def test_a_deleted_queue_removes_its_bindings(start: Start, app: Client, outside: Outside, vhost: str) -> None:
     outside.make_queues("beside", "through", "stays")
     await app.declare("ox")
     await app.bind(*(stored("ox", name, (), number) for number, name in enumerate(("beside", "through", "stays"))))
@@ -215,7 +213,7 @@ async def test_a_queue_that_goes_takes_its_bindings_along(
     assert found.exchanges[b"ox"].bound == queues("stays")
 
 
-async def test_a_damaged_record_is_said_once_and_the_others_are_used(
+async def test_a_damaged_record_is_logged_once_and_the_others_are_used(
     start: Start, app: Client, outside: Outside, vhost: str
 ) -> None:
     outside.make_queues("a", "b")
@@ -244,7 +242,7 @@ async def test_a_binding_that_is_not_valid_is_ignored(start: Start, app: Client,
     assert len(has(events, "declared state is unusable")) == 1
 
 
-async def test_an_odd_key_elsewhere_does_not_stop_readiness(
+async def test_a_failing_listing_does_not_prevent_readiness(
     start: Start, app: Client, outside: Outside, vhost: str
 ) -> None:
     # On 3.10.8, such a binding makes every listing that contains it fail.
@@ -263,7 +261,7 @@ async def test_an_odd_key_elsewhere_does_not_stop_readiness(
     assert "inventory not complete" in " ".join(topology.degraded)
 
 
-async def test_foreign_exchanges_are_none_of_ours(start: Start, outside: Outside, vhost: str) -> None:
+async def test_foreign_exchanges_are_not_evaluated(start: Start, outside: Outside, vhost: str) -> None:
     outside.make_exchange("marked by hand", "direct", x_open_exchange=True)
     outside.make_exchange("other type", "topic", x_open_exchange=True, x_oxproxy="AAAAAAAAAAAAAA==")
     outside.make_exchange("not marked", "direct", x_oxproxy="AAAAAAAAAAAAAA==")
@@ -271,7 +269,7 @@ async def test_foreign_exchanges_are_none_of_ours(start: Start, outside: Outside
     assert known(topology, vhost).exchanges == {}
 
 
-async def test_a_file_wins_the_declaration_and_clients_bindings_go_on(
+async def test_the_declaration_of_a_file_wins_and_clients_bindings_are_kept(
     start: Start, app: Client, outside: Outside, vhost: str
 ) -> None:
     outside.make_queues("a", "b")
@@ -286,7 +284,7 @@ async def test_a_file_wins_the_declaration_and_clients_bindings_go_on(
     assert mine.exchanges[b"ox"].bound == queues("a", "b")
 
 
-async def test_what_clients_do_while_a_listing_is_made_is_neither_lost_nor_undone(
+async def test_changes_by_clients_during_a_listing_are_neither_lost_nor_undone(
     start: Start, app: Client, outside: Outside, vhost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outside.make_queues("old", "new", "gone", "passing", "other")
@@ -318,7 +316,7 @@ async def test_what_clients_do_while_a_listing_is_made_is_neither_lost_nor_undon
     assert routed(found, b"ox") == (b"new", b"old", b"other")
 
 
-async def test_an_exchange_deleted_while_the_listing_is_made_stays_deleted(
+async def test_an_exchange_deleted_during_a_listing_stays_deleted(
     start: Start, app: Client, outside: Outside, vhost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await app.declare("ox", sequence=1)
@@ -346,7 +344,7 @@ async def test_an_exchange_deleted_while_the_listing_is_made_stays_deleted(
     assert list(found.exchanges) == [b"new"]
 
 
-async def test_an_exchange_that_another_sidecars_client_declared_is_looked_up(
+async def test_an_exchange_declared_through_another_sidecar_is_looked_up(
     start: Start, app: Client, outside: Outside, vhost: str
 ) -> None:
     topology = await start({vhost: state(vhost, {})})
@@ -362,7 +360,7 @@ async def test_an_exchange_that_another_sidecars_client_declared_is_looked_up(
     assert found.exchanges[b"ox"].bound == queues("a")
 
 
-async def test_a_virtual_host_is_followed_when_its_first_client_comes(
+async def test_a_virtual_host_is_followed_after_its_first_client_connects(
     start: Start, app: Client, outside: Outside, vhost: str
 ) -> None:
     topology = await start(run=True)
@@ -379,7 +377,7 @@ async def test_a_virtual_host_is_followed_when_its_first_client_comes(
     assert topology.ready
 
 
-async def test_a_virtual_host_that_may_not_be_opened_is_said_and_stops_nobody(
+async def test_a_virtual_host_without_permission_is_reported_and_does_not_affect_others(
     start: Start, broker: Broker, vhost: str
 ) -> None:
     broker.create_user(vhost, "hush", "monitoring")
@@ -395,7 +393,7 @@ async def test_a_virtual_host_that_may_not_be_opened_is_said_and_stops_nobody(
         broker.delete_user(vhost)
 
 
-async def test_a_virtual_host_of_the_snapshot_that_is_no_more_stops_nobody(start: Start, file: Path) -> None:
+async def test_a_deleted_virtual_host_in_the_snapshot_does_not_affect_others(start: Start, file: Path) -> None:
     gone = VhostState("gone", Router(()))
     declare_here(gone, "direct", delivery=Delivery.QUEUE)
     Snapshot(file).save(records_of([gone]))
@@ -406,9 +404,7 @@ async def test_a_virtual_host_of_the_snapshot_that_is_no_more_stops_nobody(start
     assert list(known(topology, "gone").exchanges) == [b"direct"]
 
 
-async def test_a_change_that_is_announced_is_seen_at_once(
-    start: Start, app: Client, outside: Outside, vhost: str
-) -> None:
+async def test_an_announced_change_is_seen_at_once(start: Start, app: Client, outside: Outside, vhost: str) -> None:
     outside.make_queues("a")
     await app.declare("ox")
     limits = {"refresh_seconds": 3600.0, "run": True, "announcing": True}
@@ -426,7 +422,7 @@ async def test_a_change_that_is_announced_is_seen_at_once(
     assert second.ready
 
 
-async def test_tokens_that_nothing_needs_go(start: Start, app: Client, outside: Outside, vhost: str) -> None:
+async def test_tokens_without_use_are_unbound(start: Start, app: Client, outside: Outside, vhost: str) -> None:
     outside.make_queues("a", "b")
     first, second = stored("ox", "a"), stored("ox", "b")
     await app.declare("ox", flags=AUTO_DELETE)
@@ -443,7 +439,7 @@ async def test_tokens_that_nothing_needs_go(start: Start, app: Client, outside: 
     assert found.exchanges == {}  # the broker has deleted it with the last token
 
 
-async def test_an_auto_delete_exchange_goes_with_the_queue_of_its_last_binding(
+async def test_an_auto_delete_exchange_is_deleted_with_the_queue_of_its_last_binding(
     start: Start, app: Client, outside: Outside, vhost: str
 ) -> None:
     outside.make_queues("a", "routed to")
@@ -461,7 +457,7 @@ async def test_an_auto_delete_exchange_goes_with_the_queue_of_its_last_binding(
 
 
 @pytest.mark.parametrize("own_routes", [True, False])
-async def test_the_control_user_lends_its_rights_to_no_route_of_a_client(
+async def test_routes_of_clients_get_tokens_of_the_control_user_only_without_own_routes(
     start: Start, app: Client, outside: Outside, vhost: str, own_routes: bool
 ) -> None:
     outside.make_queues("a", "secret")
@@ -475,7 +471,7 @@ async def test_the_control_user_lends_its_rights_to_no_route_of_a_client(
 # -- without the management API, and with delivery: queue ---------------------------------------------------------
 
 
-async def test_without_the_management_api_what_is_gone_is_noticed(
+async def test_without_the_management_api_deleted_objects_are_noticed(
     start: Start, app: Client, outside: Outside, vhost: str, file: Path
 ) -> None:
     outside.make_queues("a", "b")
@@ -496,7 +492,7 @@ async def test_without_the_management_api_what_is_gone_is_noticed(
     assert found.missing == {}
 
 
-async def test_with_the_management_api_the_snapshot_keeps_what_the_broker_does_not(
+async def test_with_the_management_api_the_snapshot_stores_what_the_broker_does_not(
     start: Start, app: Client, outside: Outside, vhost: str, file: Path
 ) -> None:
     outside.make_queues("a")
@@ -517,7 +513,7 @@ async def test_with_the_management_api_the_snapshot_keeps_what_the_broker_does_n
     assert routed(known(topology, vhost), b"direct") == ()
 
 
-async def test_a_management_api_that_does_not_answer_is_waited_for_and_then_gone_without(
+async def test_a_sidecar_waits_for_the_management_api_and_then_starts_without_it(
     start: Start, app: Client, outside: Outside, vhost: str, file: Path
 ) -> None:
     outside.make_queues("a")
@@ -626,7 +622,7 @@ async def test_a_deleted_queue_makes_the_next_pass_list_the_bindings_of_its_exch
 # -- new rules --------------------------------------------------------------------------------------------------
 
 
-async def test_new_rules_leave_what_clients_declared(start: Start, app: Client, outside: Outside, vhost: str) -> None:
+async def test_new_rules_keep_declarations_of_clients(start: Start, app: Client, outside: Outside, vhost: str) -> None:
     outside.make_queues("a", "b", "c", "d")
     await app.declare("ox")
     mine = state(vhost, {"documents": queues("a"), "dropped": queues("a")})
@@ -652,7 +648,7 @@ async def test_new_rules_leave_what_clients_declared(start: Start, app: Client, 
     assert routed(mine, b"documents") == (b"a", b"c", b"d")
 
 
-async def test_a_token_that_a_client_takes_away_before_the_swap_is_not_relied_on(
+async def test_a_token_that_a_client_unbinds_before_the_swap_is_bound_again(
     start: Start, app: Client, outside: Outside, vhost: str
 ) -> None:
     outside.make_queues("a", "b")

@@ -35,7 +35,7 @@ async def test_virtual_hosts_are_found() -> None:
     assert await discovery.find_later() == set()
 
 
-async def test_without_a_management_api_that_is_said() -> None:
+async def test_without_a_management_api_the_reason_is_reported() -> None:
     discovery = VhostDiscovery(SETTINGS, None)
     with capture_logs() as events:
         assert await discovery.find() == set()
@@ -44,7 +44,7 @@ async def test_without_a_management_api_that_is_said() -> None:
 
 
 @pytest.mark.parametrize("failure", [UpstreamFailure.UNAVAILABLE, UpstreamFailure.TIMEOUT])
-async def test_one_that_does_not_answer_is_waited_for(failure: UpstreamFailure) -> None:
+async def test_a_management_api_that_does_not_answer_is_retried(failure: UpstreamFailure) -> None:
     api = Api(failure)
     discovery = VhostDiscovery(SETTINGS, api)  # type: ignore[arg-type]
     with capture_logs() as events:
@@ -57,7 +57,7 @@ async def test_one_that_does_not_answer_is_waited_for(failure: UpstreamFailure) 
     assert discovery.fault == ""
 
 
-async def test_one_that_refuses_is_not_waited_for() -> None:
+async def test_a_management_api_that_refuses_is_not_retried() -> None:
     api = Api(UpstreamFailure.REFUSED)
     discovery = VhostDiscovery(SETTINGS, api)  # type: ignore[arg-type]
     assert await discovery.find() == set()

@@ -60,7 +60,7 @@ async def make(broker: Broker) -> AsyncIterator[Make]:
 
 
 @pytest.mark.parametrize("management", [True, False])
-async def test_what_the_rules_ask_for_is_declared(make: Make, outside: Outside, vhost: str, management: bool) -> None:
+async def test_the_objects_of_rules_are_declared(make: Make, outside: Outside, vhost: str, management: bool) -> None:
     known = state(vhost, {"documents": queues("a", "b")}, owned("documents", alternate=b"amq.fanout"))
     await make(known, Queue(b"a"), Queue(b"b"), management=management)
     carrier = outside.exchange("documents")
@@ -73,9 +73,7 @@ async def test_what_the_rules_ask_for_is_declared(make: Make, outside: Outside, 
 
 
 @pytest.mark.parametrize("management", [True, False])
-async def test_a_queue_that_exists_is_taken_as_it_is(
-    make: Make, outside: Outside, vhost: str, management: bool
-) -> None:
+async def test_an_existing_queue_is_used_unchanged(make: Make, outside: Outside, vhost: str, management: bool) -> None:
     outside.make_queue("a", x_max_length=5, x_queue_type="classic")
     known = state(vhost, {"documents": queues("a")})
     await make(known, Queue(b"a"), management=management)
@@ -125,7 +123,7 @@ async def test_queue_delivery_declares_nothing_and_reports_what_is_missing(
     }
 
 
-async def test_queue_delivery_finds_out_what_is_missing_without_the_management_api(
+async def test_queue_delivery_detects_missing_queues_without_the_management_api(
     make: Make, outside: Outside, vhost: str
 ) -> None:
     outside.make_queue("a")
@@ -155,7 +153,7 @@ async def test_a_missing_destination_is_reported_and_the_others_are_bound(
     assert event["count"] == 3
 
 
-async def test_missing_destinations_are_logged_once_a_change(make: Make, outside: Outside, vhost: str) -> None:
+async def test_missing_destinations_are_logged_once_per_change(make: Make, outside: Outside, vhost: str) -> None:
     known = state(vhost, {"documents": queues("a", "b")})
     topology = await make(known)
     with capture_logs() as events:
@@ -190,7 +188,7 @@ async def test_an_exclusive_queue_is_missing_with_that_reason(
 
 
 @pytest.mark.parametrize("management", [True, False])
-async def test_a_queue_that_vanishes_and_comes_back_directly_on_the_broker_is_followed(
+async def test_a_queue_deleted_and_declared_again_directly_on_the_broker_is_followed(
     make: Make, outside: Outside, vhost: str, management: bool
 ) -> None:
     outside.make_queue("a")
@@ -215,7 +213,7 @@ async def test_a_queue_that_vanishes_and_comes_back_directly_on_the_broker_is_fo
 
 
 @pytest.mark.parametrize("management", [True, False])
-async def test_a_queue_deleted_and_made_again_between_two_looks_is_bound_again(
+async def test_a_queue_deleted_and_declared_again_between_two_passes_is_bound_again(
     make: Make, outside: Outside, vhost: str, management: bool
 ) -> None:
     outside.make_queue("a")
@@ -228,7 +226,7 @@ async def test_a_queue_deleted_and_made_again_between_two_looks_is_bound_again(
 
 
 @pytest.mark.parametrize("management", [True, False])
-async def test_a_carrier_deleted_beside_us_is_declared_and_bound_again(
+async def test_a_carrier_deleted_directly_on_the_broker_is_declared_and_bound_again(
     make: Make, outside: Outside, vhost: str, management: bool
 ) -> None:
     outside.make_queue("a")
@@ -238,7 +236,7 @@ async def test_a_carrier_deleted_beside_us_is_declared_and_bound_again(
     assert outside.bound("documents") == queues("a")
 
 
-async def test_a_look_that_finds_nothing_new_changes_nothing(make: Make, outside: Outside, vhost: str) -> None:
+async def test_a_pass_without_changes_keeps_the_epoch(make: Make, outside: Outside, vhost: str) -> None:
     outside.make_queue("a")
     known = state(vhost, {"documents": queues("a", "b")}, regex=True)
     topology = await make(known)
@@ -261,7 +259,7 @@ async def test_regex_routes_see_every_queue(make: Make, outside: Outside, vhost:
     assert known.epoch > epoch
 
 
-async def test_without_the_management_api_regex_routes_see_the_rules_queues_and_what_passed_by(
+async def test_without_the_management_api_regex_routes_see_queues_of_rules_and_declares(
     make: Make, outside: Outside, vhost: str
 ) -> None:
     outside.make_queue("unknown")
@@ -273,7 +271,7 @@ async def test_without_the_management_api_regex_routes_see_the_rules_queues_and_
 
 
 @pytest.mark.parametrize("kind", ["topic", "direct"])
-async def test_an_exchange_in_the_way_stops_the_load_and_names_both_ways_out(
+async def test_an_existing_exchange_prevents_the_load_with_an_error_that_names_both_solutions(
     make: Make, outside: Outside, vhost: str, kind: str
 ) -> None:
     outside.make_exchange("documents", kind)
@@ -288,7 +286,7 @@ async def test_an_exchange_in_the_way_stops_the_load_and_names_both_ways_out(
     assert "others" not in {item["name"] for item in outside.broker.api("GET", f"exchanges/{vhost}")}
 
 
-async def test_without_the_management_api_the_broker_says_that_an_exchange_is_in_the_way(
+async def test_without_the_management_api_a_conflicting_exchange_is_detected_by_its_declare(
     make: Make, outside: Outside, vhost: str
 ) -> None:
     outside.make_exchange("documents", "topic")
@@ -310,7 +308,7 @@ async def test_an_internal_exchange_can_not_be_a_destination_of_queue_delivery(
         await topology.connect()
 
 
-async def test_a_carrier_replaced_beside_us_is_reported_and_the_rest_goes_on(
+async def test_a_carrier_replaced_directly_on_the_broker_is_reported_and_others_work(
     make: Make, outside: Outside, vhost: str
 ) -> None:
     known = state(vhost, {"documents": queues("a"), "others": queues("b")})
@@ -337,7 +335,7 @@ def restricted(broker: Broker, vhost: str) -> Any:
 
 
 @pytest.mark.parametrize("management", [True, False])
-async def test_a_carrier_that_may_not_be_declared_names_the_permission(
+async def test_a_refused_carrier_is_an_error_that_names_the_permission(
     make: Make, vhost: str, restricted: Callable[[str, str, str], None], management: bool
 ) -> None:
     restricted("^none$", ".*", ".*")
@@ -368,7 +366,7 @@ async def test_a_destination_that_may_not_be_bound_is_missing_and_the_others_are
     assert topology.reconciler.executor.failing() == []
 
 
-async def test_one_bad_listing_does_not_stop_readiness(make: Make, outside: Outside, vhost: str) -> None:
+async def test_a_failed_listing_does_not_prevent_readiness(make: Make, outside: Outside, vhost: str) -> None:
     # A foreign binding with arguments and a ~ in its key makes 3.10.8 answer 500 for this carrier.
     outside.make_queue("a")
     outside.make_exchange("documents", "direct", x_open_exchange=True)
@@ -384,7 +382,9 @@ async def test_one_bad_listing_does_not_stop_readiness(make: Make, outside: Outs
     assert len(topology.reconciler.observer.failures) == 1
 
 
-async def test_a_management_api_that_is_down_does_not_stop_readiness(make: Make, outside: Outside, vhost: str) -> None:
+async def test_a_management_api_that_is_down_does_not_prevent_readiness(
+    make: Make, outside: Outside, vhost: str
+) -> None:
     outside.make_queue("a")
     known = state(vhost, {"documents": queues("a", "b")})
     topology = await make(known, connect=False, management=False)
@@ -411,9 +411,7 @@ async def test_a_declared_queue_has_its_tokens_when_ensure_returns(make: Make, o
     assert known.epoch > epoch
 
 
-async def test_a_queue_believed_bound_is_bound_again_when_it_is_declared(
-    make: Make, outside: Outside, vhost: str
-) -> None:
+async def test_a_declared_queue_is_bound_even_if_its_token_was_known(make: Make, outside: Outside, vhost: str) -> None:
     outside.make_queue("a")
     known = state(vhost, {"documents": queues("a")})
     topology = await make(known)
@@ -438,7 +436,7 @@ async def test_a_declared_queue_that_is_refused_is_missing_and_nothing_is_raised
         assert known.missing == {("queue", b"a"): "exclusive queue of another connection"}
 
 
-async def test_ensuring_waits_for_the_connection_and_gives_up_at_the_deadline(make: Make, vhost: str) -> None:
+async def test_ensure_waits_for_the_connection_until_the_deadline(make: Make, vhost: str) -> None:
     known = state(vhost, {"documents": queues("a")})
     topology = await make(known, connect=False, deadline_seconds=0.05)
     with capture_logs() as events:
@@ -446,7 +444,7 @@ async def test_ensuring_waits_for_the_connection_and_gives_up_at_the_deadline(ma
     assert len(has(events, "queue declared but not bound yet")) == 1
 
 
-async def test_ensuring_goes_on_when_the_connection_is_there(make: Make, outside: Outside, vhost: str) -> None:
+async def test_ensure_continues_once_the_connection_is_open(make: Make, outside: Outside, vhost: str) -> None:
     outside.make_queue("a")
     known = state(vhost, {"documents": queues("a")})
     topology = await make(known, connect=False)
@@ -456,7 +454,9 @@ async def test_ensuring_goes_on_when_the_connection_is_there(make: Make, outside
     assert outside.bound("documents") == queues("a")
 
 
-async def test_interest_in_a_queue(make: Make, outside: Outside, vhost: str) -> None:
+async def test_queues_of_rules_demands_and_regex_routes_are_of_interest(
+    make: Make, outside: Outside, vhost: str
+) -> None:
     outside.make_queue("demanded")
     direct = owned("direct", Delivery.QUEUE)
     known = state(vhost, {"documents": queues("a"), "direct": queues("b")}, direct)
@@ -484,7 +484,7 @@ async def test_a_queue_declared_through_us_is_known_at_once(make: Make, vhost: s
     assert known.epoch > epoch
 
 
-async def test_a_declare_that_no_rule_cares_for_leaves_cached_answers_alone(make: Make, vhost: str) -> None:
+async def test_a_declare_that_concerns_no_rule_keeps_cached_decisions(make: Make, vhost: str) -> None:
     known = state(vhost, {"documents": queues("a")})
     topology = await make(known)
     epoch = known.epoch
@@ -506,7 +506,7 @@ async def test_a_queue_deleted_through_us_is_forgotten_at_once(make: Make, outsi
     assert known.epoch > epoch
 
 
-async def test_binding_on_demand_where_nothing_is_bound_looks_what_can_be_published_to(
+async def test_binding_on_demand_in_queue_delivery_checks_what_can_be_published_to(
     make: Make, outside: Outside, vhost: str
 ) -> None:
     outside.make_exchange("there")
@@ -520,7 +520,7 @@ async def test_binding_on_demand_where_nothing_is_bound_looks_what_can_be_publis
     assert await topology.requests.bind(b"nowhere", queues("a")) == set()
 
 
-async def test_new_rules_are_bound_before_the_swap_and_old_tokens_go_after_it(
+async def test_new_rules_are_bound_before_the_swap_and_old_tokens_unbound_after_it(
     make: Make, outside: Outside, vhost: str
 ) -> None:
     outside.make_queues("a", "b", "c", "extra")
@@ -545,7 +545,7 @@ async def test_new_rules_are_bound_before_the_swap_and_old_tokens_go_after_it(
     assert known.epoch > epoch
 
 
-async def test_a_look_in_the_grace_period_does_not_bring_a_token_back(make: Make, outside: Outside, vhost: str) -> None:
+async def test_a_pass_in_the_grace_period_does_not_restore_a_token(make: Make, outside: Outside, vhost: str) -> None:
     outside.make_queues("a", "b", "c")
     known = state(vhost, {"documents": queues("a", "b")})
     topology = await make(known)
@@ -562,9 +562,7 @@ async def test_a_look_in_the_grace_period_does_not_bring_a_token_back(make: Make
     assert outside.plainly_bound("documents") == queues("b", "c")
 
 
-async def test_what_rules_on_their_way_in_have_bound_is_not_taken_away(
-    make: Make, outside: Outside, vhost: str
-) -> None:
+async def test_tokens_bound_for_prepared_rules_are_not_unbound(make: Make, outside: Outside, vhost: str) -> None:
     outside.make_queues("a", "b")
     topology = await make(state(vhost, {"documents": queues("a")}))
     rules, evaluated = router({"documents": queues("b")}), {b"documents": owned("documents")}
@@ -605,7 +603,7 @@ async def running() -> AsyncIterator[Callable[[VhostTopology], None]]:
             await task
 
 
-async def test_a_running_control_plane_looks_again_and_again(
+async def test_a_running_control_plane_repeats_its_passes(
     make: Make, outside: Outside, vhost: str, running: Callable[[VhostTopology], None]
 ) -> None:
     known = state(vhost, {"documents": queues("a")})
@@ -618,7 +616,7 @@ async def test_a_running_control_plane_looks_again_and_again(
 
 
 @pytest.mark.parametrize("management", [True, False])
-async def test_after_a_lost_connection_everything_is_made_again(
+async def test_after_a_lost_connection_everything_is_declared_and_bound_again(
     make: Make, outside: Outside, vhost: str, running: Callable[[VhostTopology], None], management: bool
 ) -> None:
     known = state(vhost, {"documents": queues("a")})
@@ -644,7 +642,7 @@ async def test_after_a_lost_connection_everything_is_made_again(
     assert len(has(events, "control connection failed")) <= 3
 
 
-async def test_a_broker_that_is_not_there_is_logged_once_and_tried_again(
+async def test_an_unreachable_broker_is_logged_once_and_retried(
     make: Make, vhost: str, running: Callable[[VhostTopology], None]
 ) -> None:
     attempts = asyncio.Event()

@@ -40,7 +40,9 @@ async def test_it_publishes_with_confirms_and_consumes(
                 break
 
 
-async def test_it_gets_back_what_nobody_takes(connection: AbstractRobustConnection, exchange: str, body: bytes) -> None:
+async def test_unroutable_messages_are_returned(
+    connection: AbstractRobustConnection, exchange: str, body: bytes
+) -> None:
     channel = await connection.channel(on_return_raises=True)
     target = await channel.get_exchange(exchange, ensure=False)
     with pytest.raises((PublishError, DeliveryError)) as caught:
@@ -62,7 +64,7 @@ async def test_many_publishes_at_once_are_each_confirmed(
     assert site.bodies("inbox", "copy") == [bodies, bodies]
 
 
-async def test_it_hears_that_the_broker_is_gone_and_can_come_back(
+async def test_a_lost_broker_is_noticed_and_a_reconnect_works(
     connection: AbstractRobustConnection, exchange: str, site: Site
 ) -> None:
     await connection.channel()

@@ -35,19 +35,19 @@ def publish(site: Site, exchange: str, body: bytes, kind: str = "letter") -> Non
     tool(site, "amqp-publish", "-e", exchange, "-r", "some.key", "-H", f"kind: {kind}", said=body)
 
 
-def test_what_it_publishes_it_gets_from_each_queue(site: Site, exchange: str, body: bytes) -> None:
+def test_published_messages_can_be_got_from_each_queue(site: Site, exchange: str, body: bytes) -> None:
     publish(site, exchange, body)
     for queue in ("inbox", "copy"):
         assert tool(site, "amqp-get", "-q", queue) == body
 
 
-def test_what_it_publishes_it_consumes(site: Site, exchange: str, body: bytes) -> None:
+def test_published_messages_are_consumed(site: Site, exchange: str, body: bytes) -> None:
     publish(site, exchange, body)
     for queue in ("inbox", "copy"):
         assert tool(site, "amqp-consume", "-q", queue, "-c", "1", "cat") == body
 
 
-def test_what_nobody_takes_is_in_no_queue(site: Site, exchange: str, body: bytes) -> None:
+def test_an_unroutable_message_is_in_no_queue(site: Site, exchange: str, body: bytes) -> None:
     publish(site, exchange, body, "bill")
     assert site.bodies("inbox", "copy") == [[], []]
     tool(site, "amqp-get", "-q", "inbox", status=2)
@@ -60,7 +60,7 @@ def test_it_declares_and_deletes_queues(site: Site) -> None:
     assert tool(site, "amqp-delete-queue", "-q", "tooled").strip() == b"0"
 
 
-def test_it_says_what_the_broker_says(site: Site, tmp_path: Path) -> None:
+def test_errors_of_the_broker_are_shown(site: Site, tmp_path: Path) -> None:
     said = tool(site, "amqp-get", "-q", "nowhere", status=1)
     assert b"NOT_FOUND - no queue 'nowhere'" in said
     said = tool(site, "amqp-publish", "--password=wrong", "-e", "letters", status=1)

@@ -51,7 +51,7 @@ def test_it_publishes_with_confirms_and_consumes(connection: Any, exchange: str,
         assert message.headers == {"kind": "letter", "n": 5}
 
 
-def test_it_gets_back_what_nobody_takes(connection: Any, exchange: str, body: bytes) -> None:
+def test_unroutable_messages_are_returned(connection: Any, exchange: str, body: bytes) -> None:
     returned: list[Any] = []
     producer = kombu.Producer(
         connection.channel(), auto_declare=False, on_return=lambda *arguments: returned.append(arguments)

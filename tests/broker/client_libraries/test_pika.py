@@ -37,7 +37,7 @@ def test_it_publishes_with_confirms_and_consumes(channel: BlockingChannel, excha
         channel.cancel()
 
 
-def test_it_gets_back_what_nobody_takes(channel: BlockingChannel, exchange: str, body: bytes) -> None:
+def test_unroutable_messages_are_returned(channel: BlockingChannel, exchange: str, body: bytes) -> None:
     channel.confirm_delivery()
     properties = pika.BasicProperties(headers={"kind": "bill"})
     with pytest.raises(pika.exceptions.UnroutableError) as caught:
@@ -58,7 +58,7 @@ def test_it_gets_rejects_and_gets_again(channel: BlockingChannel, exchange: str)
     assert channel.basic_get("inbox") == (None, None, None)
 
 
-def test_it_declares_binds_and_uses_what_is_not_ours(channel: BlockingChannel) -> None:
+def test_foreign_objects_are_declared_bound_and_used(channel: BlockingChannel) -> None:
     channel.exchange_declare("news", "topic", auto_delete=True)
     queue = channel.queue_declare("", exclusive=True).method.queue
     channel.queue_bind(queue, "news", "a.*")

@@ -113,7 +113,7 @@ def sent(producer: Producer, key: str, exchange: str = "", **more: object) -> Se
 # -- on the same broker ------------------------------------------------------------------------------------------------
 
 
-def test_a_publish_goes_to_another_queue_and_says_where_it_came_from(site: Site, producer: Producer) -> None:
+def test_a_publish_goes_to_another_queue_with_its_original_address(site: Site, producer: Producer) -> None:
     assert sent(producer, "moved/b", body=b"moved").acked
     message = site.next("b")
     assert (message.body, message.address) == (b"moved", ("", "b"))
@@ -128,7 +128,7 @@ def test_a_consumer_through_the_sidecar_sees_the_original(site: Site, producer: 
     assert (message.address, list(message.headers)) == (("", "moved/b"), ["k"])
 
 
-def test_a_consumer_that_is_sent_its_messages_sees_the_original_too(site: Site, producer: Producer) -> None:
+def test_a_consumer_with_deliveries_sees_the_original(site: Site, producer: Producer) -> None:
     consumer = site.producer(confirm=False)
     consumer.ask(commands.Basic.Consume(queue="b", consumer_tag="me", no_ack=True))
     sent(producer, "moved/b", table={"k": 1})
@@ -137,7 +137,7 @@ def test_a_consumer_that_is_sent_its_messages_sees_the_original_too(site: Site, 
     consumer.ask(commands.Basic.Cancel(consumer_tag="me"))
 
 
-def test_a_message_that_was_moved_since_is_left_as_the_broker_has_it(site: Site, producer: Producer) -> None:
+def test_a_dead_lettered_message_keeps_the_address_that_the_broker_set(site: Site, producer: Producer) -> None:
     """The message was dead-lettered out of the queue that the rule chose, so the broker has set its address."""
     sent(producer, "dying/one")
     found: list[Message] = []
@@ -153,7 +153,7 @@ def test_a_message_that_was_moved_since_is_left_as_the_broker_has_it(site: Site,
     assert {"x-original-address", "x-death"} <= set(message.headers)
 
 
-def test_a_password_in_an_address_stays_for_the_receiver_and_is_warned_of_once(site: Site, producer: Producer) -> None:
+def test_a_password_in_an_address_is_kept_for_receivers_and_causes_one_warning(site: Site, producer: Producer) -> None:
     for number in range(3):
         sent(producer, f"amqp://u:0pen@h/{number}")
     until(lambda: site.logged("passwords that receivers can see"))
@@ -166,15 +166,13 @@ def test_a_password_in_an_address_stays_for_the_receiver_and_is_warned_of_once(s
     site.take("b")
 
 
-def test_a_publish_to_an_exchange_goes_to_another_one_under_the_key_that_the_rule_says(
-    site: Site, producer: Producer
-) -> None:
+def test_a_publish_to_an_exchange_goes_to_another_exchange_under_the_rules_key(site: Site, producer: Producer) -> None:
     sent(producer, "x.y", "other")
     message = site.next("c")
     assert message.address == ("plain", "x.y")
 
 
-def test_the_first_publish_and_later_ones_leave_alike(site: Site, producer: Producer) -> None:
+def test_the_first_publish_and_later_ones_are_encoded_in_the_same_way(site: Site, producer: Producer) -> None:
     for _ in range(5):
         assert sent(producer, "moved/b").acked
     assert [message.address for message in site.take("b")] == [("", "b")] * 5
@@ -190,7 +188,7 @@ def test_a_translation_to_an_open_exchange_is_evaluated_there_under_the_new_key(
     assert (through.address, through.headers) == (("", "evaluated/one"), {})
 
 
-def test_a_translation_to_an_exchange_of_queue_delivery_is_restored_too(site: Site, producer: Producer) -> None:
+def test_the_original_is_restored_after_a_translation_to_queue_delivery(site: Site, producer: Producer) -> None:
     sent(producer, "queued/k")
     through = producer.get("a")
     assert through is not None
@@ -214,25 +212,25 @@ def test_a_queue_that_an_open_exchange_chose_can_become_an_exchange_under_anothe
     assert (through.address, through.headers) == (("letters", "keyed"), {})
 
 
-def test_a_mandatory_publish_that_no_queue_takes_returns_as_it_was_addressed(producer: Producer) -> None:
+def test_an_unroutable_mandatory_publish_returns_with_its_original_address(producer: Producer) -> None:
     found = sent(producer, "moved/none", mandatory=True)
     assert [message.address for message in found.returned] == [("", "moved/none")]
     assert found.acked
 
 
-def test_a_header_that_a_producer_forged_is_taken_out(site: Site, producer: Producer) -> None:
+def test_a_header_forged_by_a_producer_is_removed(site: Site, producer: Producer) -> None:
     sent(producer, "moved/b", table={"x-original-address": {"exchange": "liar"}})
     assert len(site.next("b").headers) == 1
 
 
 @pytest.mark.parametrize("mandatory", [False, True])
-def test_a_translation_that_leads_nowhere_is_a_nack_and_a_return(producer: Producer, mandatory: bool) -> None:
+def test_a_translation_without_a_target_causes_a_nack_and_a_return(producer: Producer, mandatory: bool) -> None:
     found = sent(producer, "broken", mandatory=mandatory)
     assert not found.acked
     assert [message.address for message in found.returned] == [("", "broken")] * mandatory
 
 
-def test_where_one_destination_leads_nowhere_the_others_get_it_and_the_publish_is_nacked(
+def test_with_one_unusable_destination_the_others_are_reached_and_the_publish_is_nacked(
     site: Site, producer: Producer
 ) -> None:
     assert not sent(producer, "broken", "letters", body=b"half").acked
@@ -249,7 +247,7 @@ def test_a_publish_goes_to_another_broker_and_is_acked_by_it(far: Far, producer:
     assert far.take("one") == [b"x" * size]
 
 
-def test_credentials_of_an_address_log_in_at_the_producer_s_own_virtual_host(
+def test_credentials_in_an_address_log_in_to_the_producers_virtual_host(
     site: Site, far: Far, producer: Producer
 ) -> None:
     assert sent(producer, "uri/uri", body=b"u").acked
@@ -257,7 +255,7 @@ def test_credentials_of_an_address_log_in_at_the_producer_s_own_virtual_host(
         assert [message.body for message in reader.take("uri")] == [b"u"]
 
 
-def test_properties_go_out_as_they_came_with_our_one_header(far: Far, producer: Producer) -> None:
+def test_properties_are_sent_unchanged_with_one_added_header(far: Far, producer: Producer) -> None:
     table = {"n": 5, "t": {"deep": [1, "two"]}}
     sent(producer, "far/one", table=table, content_type=b"text/plain", priority=3, message_id=b"m-1")
     sent(producer, "k", "same", table=table, content_type=b"text/plain", priority=3, message_id=b"m-1")
@@ -272,7 +270,7 @@ def test_properties_go_out_as_they_came_with_our_one_header(far: Far, producer: 
     assert moved.properties.endswith(b"\x03\x03m-1")
 
 
-def test_a_destination_of_an_open_exchange_goes_to_another_broker_and_the_rest_stays(
+def test_a_destination_of_an_open_exchange_is_on_another_broker_and_the_others_are_here(
     site: Site, far: Far, producer: Producer
 ) -> None:
     assert sent(producer, "away", "letters", body=b"1").acked
@@ -293,7 +291,9 @@ def test_publishes_of_one_channel_stay_in_order_at_each_broker_and_every_tag_is_
 
 
 @pytest.mark.parametrize("confirm", [True, False])
-def test_a_mandatory_publish_that_no_queue_there_takes_returns_as_it_was_addressed(site: Site, confirm: bool) -> None:
+def test_a_mandatory_publish_unroutable_at_the_other_broker_returns_with_its_original_address(
+    site: Site, confirm: bool
+) -> None:
     producer = site.producer(confirm=confirm)
     producer.publish("", "far/none", body=b"back", mandatory=True)
     returned = producer.message(producer.expect("Basic.Return"))
@@ -307,13 +307,13 @@ def test_a_mandatory_publish_of_which_one_copy_arrived_does_not_return(site: Sit
     site.take("a")
 
 
-def test_a_missing_exchange_fails_its_publish_and_the_channel_lives(far: Far, producer: Producer) -> None:
+def test_a_missing_exchange_fails_its_publish_and_keeps_the_channel(far: Far, producer: Producer) -> None:
     assert not sent(producer, "far-exchange/none").acked
     assert sent(producer, "far/one", body=b"after").acked
     assert far.take("one") == [b"after"]
 
 
-def test_a_missing_exchange_of_one_producer_is_not_felt_by_another(site: Site, far: Far, producer: Producer) -> None:
+def test_a_missing_exchange_of_one_producer_does_not_affect_another(site: Site, far: Far, producer: Producer) -> None:
     other = site.producer()
     for _ in range(20):
         producer.publish("", "far-exchange/none")
@@ -324,15 +324,13 @@ def test_a_missing_exchange_of_one_producer_is_not_felt_by_another(site: Site, f
 
 
 @pytest.mark.parametrize("key", ["strange/one", "unknown/one", "stranger/one", "nobody/one"])
-def test_a_broker_that_is_not_ours_or_not_there_is_a_nack_at_the_deadline(producer: Producer, key: str) -> None:
+def test_an_unreachable_or_foreign_broker_causes_a_nack_at_the_deadline(producer: Producer, key: str) -> None:
     assert not sent(producer, key).acked
     assert sent(producer, "a").acked
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.1"])
-def test_a_translation_that_leads_back_to_the_sidecar_fails_and_goes_round_never(
-    site: Site, producer: Producer, host: str
-) -> None:
+def test_a_translation_back_to_the_sidecar_fails_without_a_loop(site: Site, producer: Producer, host: str) -> None:
     before = site.metric("publishes_total", outcome="translated")
     assert not sent(producer, f"loop/{host}:{site.sidecar.port}").acked
     assert sent(producer, "a").acked
@@ -346,7 +344,7 @@ def test_without_confirms_a_mandatory_publish_comes_back_at_the_deadline(site: S
     assert producer.message(producer.expect("Basic.Return")).address == ("", "nobody/one")
 
 
-def test_the_log_says_why_a_broker_was_not_reached(site: Site, producer: Producer) -> None:
+def test_the_log_states_why_a_broker_was_not_reached(site: Site, producer: Producer) -> None:
     for key in ("strange/one", "unknown/one", "stranger/one", "nobody/one"):
         producer.publish("", key)
     for word in (
@@ -398,7 +396,7 @@ def test_a_transaction_can_not_reach_another_broker(site: Site) -> None:
     assert (closed.code, closed.method) == (406, (60, 40))
 
 
-def test_what_was_published_before_a_goodbye_still_arrives(site: Site, far: Far) -> None:
+def test_publishes_before_a_connection_close_are_delivered(site: Site, far: Far) -> None:
     producer = site.producer(confirm=False)
     for number in range(50):
         producer.publish("", "far/load", body=b"%d" % number)
@@ -413,7 +411,7 @@ def test_what_was_published_before_a_goodbye_still_arrives(site: Site, far: Far)
     assert found == [b"%d" % number for number in range(50)]
 
 
-def test_a_blocked_broker_keeps_its_own_publishes_waiting_and_nobody_else_s(site: Site, far: Far) -> None:
+def test_a_blocked_broker_delays_only_its_own_publishes(site: Site, far: Far) -> None:
     home, away = site.producer(), site.producer()
     assert sent(away, "far/load").acked
     far.broker.rabbitmqctl("set_vm_memory_high_watermark", "absolute", "1MB")
@@ -431,7 +429,7 @@ def test_a_blocked_broker_keeps_its_own_publishes_waiting_and_nobody_else_s(site
     site.take("b")
 
 
-def test_metrics_tell_of_each_broker(site: Site, producer: Producer) -> None:
+def test_metrics_cover_each_broker(site: Site, producer: Producer) -> None:
     before = site.metric("remote_publishes_total", broker="far", result="acked")
     assert sent(producer, "far/one").acked
     until(lambda: site.metric("remote_publishes_total", broker="far", result="acked") == before + 1)
@@ -441,7 +439,7 @@ def test_metrics_tell_of_each_broker(site: Site, producer: Producer) -> None:
     assert site.metric("remote_up", broker="nobody") == 0
 
 
-def test_credentials_stand_in_no_log_metric_status_or_audit_line(site: Site, far: Far, producer: Producer) -> None:
+def test_credentials_are_in_no_log_metric_status_or_audit_line(site: Site, far: Far, producer: Producer) -> None:
     for key in ("far/one", "uri/uri", "stranger/one", "broken"):
         sent(producer, key, mandatory=True)
     texts = [site.sidecar.log.read_text(), site.sidecar.get("/metrics"), site.sidecar.get("/status")]

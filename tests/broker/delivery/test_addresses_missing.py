@@ -65,7 +65,7 @@ def missing(site: Site) -> dict[str, str]:
     return found
 
 
-def test_only_what_messages_go_to_is_reported_here_and_at_other_brokers(site: Site, far: Far) -> None:
+def test_only_destinations_after_translation_are_reported_here_and_at_other_brokers(site: Site, far: Far) -> None:
     elsewhere = {"queue nowhere at broker far": ABSENT, "exchange unknown at broker far": ABSENT}
     expected = elsewhere | {
         "queue broken": "its translation by the address table fails: an address with an empty exchange or queue name",
@@ -90,7 +90,7 @@ def test_only_what_messages_go_to_is_reported_here_and_at_other_brokers(site: Si
     assert SECRET not in site.sidecar.log.read_text()
 
 
-def test_explain_and_the_answer_to_a_reload_say_the_same(
+def test_explain_and_the_answer_to_a_reload_report_the_same_destinations(
     broker: Broker, far: Far, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     rules = RULES.format(port=far.broker.port, secret=json.dumps(SECRET), vhost=json.dumps(VHOST))

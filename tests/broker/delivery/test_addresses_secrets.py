@@ -184,7 +184,7 @@ def reloaded(site: Site) -> None:
 
 
 @pytest.mark.parametrize("style", ["text", "json"])
-def test_no_password_is_in_anything_that_a_running_sidecar_says(
+def test_no_password_is_in_any_output_of_a_running_sidecar(
     broker: Broker, far: Far, tmp_path: Path, style: str
 ) -> None:
     with watched(broker, far, tmp_path, style) as site:
@@ -203,9 +203,7 @@ def test_no_password_is_in_anything_that_a_running_sidecar_says(
         assert found_in({"producer": told, "pages": shown, "log": log, "audit": audit}) == set()
 
 
-def test_no_password_is_in_what_the_commands_print(
-    far: Far, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_password_is_in_the_output_of_commands(far: Far, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def oxproxy(*arguments: str) -> str:
         main(arguments)
         return "".join(capsys.readouterr())
@@ -231,7 +229,7 @@ def test_no_password_is_in_what_the_commands_print(
     assert found_in(texts) == set()
 
 
-def test_no_password_is_in_what_objects_show_of_themselves(far: Far, tmp_path: Path) -> None:
+def test_no_password_is_in_the_representation_of_objects(far: Far, tmp_path: Path) -> None:
     """Debuggers and exception reports print these. Covers all our objects that contain, or contained, passwords."""
     (tmp_path / "word").write_text(SECRET)
     (tmp_path / "rules.yaml").write_text(rules(far))

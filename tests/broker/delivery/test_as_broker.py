@@ -55,7 +55,7 @@ def same(ports: Sequence[int], talk: Talk) -> Said:
 
 
 @pytest.mark.parametrize("header", [b"AMQP\x00\x00\x09\x01", b"AMQP\x01\x01\x00\x09"])
-def test_a_header_that_the_broker_takes_for_0_9_1_opens_a_connection(ports: tuple[int, int], header: bytes) -> None:
+def test_a_header_that_the_broker_accepts_as_0_9_1_opens_a_connection(ports: tuple[int, int], header: bytes) -> None:
     def talk(port: int) -> Said:
         with Producer(port, header=header) as producer:
             version = producer.start["version_major"], producer.start["version_minor"]
@@ -74,7 +74,7 @@ def test_a_header_that_the_broker_takes_for_0_9_1_opens_a_connection(ports: tupl
         b"AMQP\x03\x01\x00\x00", b"GET / HTTP/1.1\r\n\r\n",
     ],
 )  # fmt: skip
-def test_a_header_that_the_broker_does_not_take_gets_the_one_to_use(
+def test_a_header_that_the_broker_rejects_is_answered_with_the_header_to_use(
     broker: Broker, ports: tuple[int, int], header: bytes
 ) -> None:
     def talk(port: int) -> Said:
@@ -92,7 +92,7 @@ def test_a_header_that_the_broker_does_not_take_gets_the_one_to_use(
 
 @pytest.mark.parametrize("frame_max", [4096, 131072])
 @pytest.mark.parametrize("above", [0, 1, 8, 9])
-def test_body_frames_up_to_eight_bytes_above_frame_max_are_taken(
+def test_body_frames_up_to_eight_bytes_above_frame_max_are_accepted(
     ports: tuple[int, int], frame_max: int, above: int
 ) -> None:
     """AMQPStorm splits bodies into pieces of frame-max bytes, without room for the eight bytes around each."""
@@ -107,7 +107,7 @@ def test_body_frames_up_to_eight_bytes_above_frame_max_are_taken(
 
 
 @pytest.mark.parametrize("above", [8, 9])
-def test_headers_and_methods_up_to_eight_bytes_above_frame_max_are_taken(ports: tuple[int, int], above: int) -> None:
+def test_headers_and_methods_up_to_eight_bytes_above_frame_max_are_accepted(ports: tuple[int, int], above: int) -> None:
     frame_max = 4096
 
     def header(port: int) -> Said:
@@ -159,7 +159,7 @@ def test_each_close_of_a_connection_is_answered_and_the_peer_ends_it(ports: tupl
 
 
 @pytest.mark.parametrize("number", [1, 2046, 2048, 65535])
-def test_any_channel_number_is_taken(ports: tuple[int, int], number: int) -> None:
+def test_any_channel_number_is_accepted(ports: tuple[int, int], number: int) -> None:
     def talk(port: int) -> Said:
         with Producer(port, channel_max=2046).open(number, confirm=True) as producer:
             producer.publish("", "nobody", channel=number, mandatory=True)
@@ -172,7 +172,7 @@ def test_any_channel_number_is_taken(ports: tuple[int, int], number: int) -> Non
     same(ports, talk)
 
 
-def test_channels_above_channel_max_in_count_end_the_connection(ports: tuple[int, int]) -> None:
+def test_more_channels_than_channel_max_end_the_connection(ports: tuple[int, int]) -> None:
     def talk(port: int) -> Said:
         with Producer(port, channel_max=2).open(100).open(65535) as producer:
             producer.call(commands.Channel.Open(), 7)

@@ -53,7 +53,7 @@ def audited(folder: Path, **more: object) -> tuple[Path, dict[str, object]]:
     return directory, {"audit": {"directory": str(directory), **more}}
 
 
-def test_as_many_lines_as_publishes_and_queues_as_the_broker_has_them(broker: Broker, tmp_path: Path) -> None:
+def test_each_publish_has_one_line_with_the_queues_that_got_it(broker: Broker, tmp_path: Path) -> None:
     directory, settings = audited(tmp_path, headers=["to"])
     count = 300
     with standing(broker, tmp_path, RULES, settings) as site:
@@ -89,7 +89,7 @@ def test_a_number_and_a_string_of_the_same_digits_differ_in_the_log(broker: Brok
     assert [line["headers"] for line in records(directory)] == [{"amount": 2000}, {"amount": "2000"}, {"amount": True}]
 
 
-def test_only_what_rules_touch_where_the_scope_is_ruled(broker: Broker, tmp_path: Path) -> None:
+def test_with_scope_ruled_only_publishes_to_exchanges_with_rules_are_recorded(broker: Broker, tmp_path: Path) -> None:
     directory, settings = audited(tmp_path, scope="ruled")
     with standing(broker, tmp_path, RULES, settings) as site:
         producer = site.producer()
@@ -164,7 +164,7 @@ def test_an_audit_directory_whose_parent_is_missing_is_an_error_at_the_start(bro
         pass
 
 
-def test_an_audit_directory_that_is_missing_is_made_for_owner_and_group(broker: Broker, tmp_path: Path) -> None:
+def test_a_missing_audit_directory_is_created_for_owner_and_group(broker: Broker, tmp_path: Path) -> None:
     directory = tmp_path / "audit"
     with standing(broker, tmp_path, RULES, {"audit": {"directory": str(directory)}}) as site:
         producer = site.producer()
@@ -174,7 +174,7 @@ def test_an_audit_directory_that_is_missing_is_made_for_owner_and_group(broker: 
     assert len(records(directory)) == 1
 
 
-def test_a_publish_that_nobody_confirmed_is_lost_in_the_log(broker: Broker, tmp_path: Path) -> None:
+def test_an_unconfirmed_publish_is_recorded_as_lost(broker: Broker, tmp_path: Path) -> None:
     directory, settings = audited(tmp_path)
     with standing(broker, tmp_path, RULES, settings) as site:
         producer = Producer(site.sidecar.port, site.vhost).open(confirm=True)

@@ -25,7 +25,7 @@ def prepare(outside: Outside) -> None:
     outside.bind("spare", "fallback", "")
 
 
-def test_an_alternate_exchange_catches_what_was_for_a_queue_deleted_beside_us(broker: Broker, tmp_path: Path) -> None:
+def test_the_alternate_exchange_gets_messages_for_a_queue_deleted_on_the_broker(broker: Broker, tmp_path: Path) -> None:
     seldom = {"inventory": {"refresh": "1h"}}
     with standing(broker, tmp_path, RULES, seldom, prepare) as site:
         producer = site.producer()

@@ -66,7 +66,9 @@ def test_an_exclusive_queue_declared_through_us_is_bound_before_its_declare_ok(s
     until(lambda: "queue mine" in missing(site))
 
 
-def test_an_exclusive_queue_of_somebody_beside_us_is_missing_with_the_reason(site: Site, producer: Producer) -> None:
+def test_an_exclusive_queue_of_a_client_of_the_broker_is_missing_with_the_reason(
+    site: Site, producer: Producer
+) -> None:
     with Producer(site.broker.port, site.vhost).open() as owner:
         owner.declare("theirs", exclusive=True)
         until(lambda: "exclusive" in missing(site).get("queue theirs", ""))
@@ -75,7 +77,7 @@ def test_an_exclusive_queue_of_somebody_beside_us_is_missing_with_the_reason(sit
     assert site.bodies("base") == [[b"1"]]
 
 
-def test_an_exclusive_queue_that_a_producer_chooses_never_costs_it_its_channel(site: Site, producer: Producer) -> None:
+def test_an_exclusive_queue_that_a_producer_chooses_never_closes_its_channel(site: Site, producer: Producer) -> None:
     with Producer(site.broker.port, site.vhost).open() as owner:
         owner.declare("private", exclusive=True)
         for body in (b"1", b"2"):
@@ -88,7 +90,7 @@ def test_an_exclusive_queue_that_a_producer_chooses_never_costs_it_its_channel(s
 # -- binding on demand -------------------------------------------------------------------------------------------------
 
 
-def test_a_queue_that_a_producer_chooses_is_bound_first_and_then_known(site: Site, producer: Producer) -> None:
+def test_a_queue_that_a_producer_chooses_is_bound_once(site: Site, producer: Producer) -> None:
     site.make_queue("extra")
     for body in (b"1", b"2"):
         assert producer.send_settled("jobs", "k", {"chosen": 1, "x-addq-ontrue": "extra"}, body).acked
@@ -114,16 +116,14 @@ def test_publishes_of_a_channel_keep_their_order_while_one_waits_for_its_queue(s
     assert site.bodies("base", *names) == [bodies, *([body] for body in bodies[::2])]
 
 
-def test_a_name_that_does_not_exist_is_left_out(site: Site, producer: Producer) -> None:
+def test_a_missing_destination_is_skipped(site: Site, producer: Producer) -> None:
     for body in (b"1", b"2"):
         table = {"chosen": 1, "x-addq-ontrue": ["nowhere", "", "nowhere.else"]}
         assert producer.send_settled("jobs", "k", table, body, mandatory=True) == (True, [])
     assert site.bodies("base") == [[b"1", b"2"]]
 
 
-def test_a_queue_that_was_missing_a_moment_ago_is_found_once_it_is_declared_through_us(
-    site: Site, producer: Producer
-) -> None:
+def test_a_missing_queue_is_found_once_it_is_declared_through_us(site: Site, producer: Producer) -> None:
     table = {"chosen": 1, "x-addq-ontrue": "newborn"}
     producer.send_settled("jobs", "k", table, b"1")
     site.producer().declare("newborn")
@@ -144,7 +144,7 @@ def test_a_regex_route_sees_a_queue_as_soon_as_its_declare_is_answered(site: Sit
     other.ask(commands.Queue.Delete(queue="team.blue"))
 
 
-def test_a_regex_route_sees_a_queue_that_was_made_beside_us(site: Site, producer: Producer) -> None:
+def test_a_regex_route_sees_a_queue_declared_on_the_broker(site: Site, producer: Producer) -> None:
     site.make_queue("team.red")
 
     def arrives() -> bool:
@@ -169,7 +169,7 @@ def test_a_queue_declared_again_through_us_is_bound_before_its_declare_ok(site: 
         assert len(producer.send_settled("jobs", "k", {"to": "late"}, mandatory=True).returned) == 1
 
 
-def test_a_declare_that_changes_nothing_is_answered_by_the_broker(site: Site, producer: Producer) -> None:
+def test_a_repeated_declare_is_answered_by_the_broker(site: Site, producer: Producer) -> None:
     producer.declare("late")
     producer.publish("jobs", "k", {"to": "late"})
     producer.settle()
@@ -180,9 +180,7 @@ def test_a_declare_that_changes_nothing_is_answered_by_the_broker(site: Site, pr
         producer.ask(commands.Queue.Declare(queue="late", passive=True))
 
 
-def test_a_queue_declared_without_an_answer_is_found_at_the_next_look_at_the_latest(
-    site: Site, producer: Producer
-) -> None:
+def test_a_queue_declared_with_nowait_is_found_in_the_next_pass_at_the_latest(site: Site, producer: Producer) -> None:
     producer.call(commands.Queue.Declare(queue="at.once", nowait=True))
 
     def arrives() -> bool:
@@ -193,7 +191,7 @@ def test_a_queue_declared_without_an_answer_is_found_at_the_next_look_at_the_lat
     site.take("base")
 
 
-def test_a_queue_deleted_and_made_again_beside_us_is_bound_again(site: Site, producer: Producer) -> None:
+def test_a_queue_deleted_and_declared_again_on_the_broker_is_bound_again(site: Site, producer: Producer) -> None:
     site.make_queue("flighty")
     until(lambda: ("queue", b"flighty") in site.bound("jobs"), seconds=5)
     for _ in range(2):
@@ -204,7 +202,9 @@ def test_a_queue_deleted_and_made_again_beside_us_is_bound_again(site: Site, pro
         assert site.bodies("flighty") == [[b"x"]]
 
 
-def test_a_queue_deleted_beside_us_is_missing_in_the_metric_and_in_one_log_line(site: Site, producer: Producer) -> None:
+def test_a_queue_deleted_on_the_broker_is_missing_in_the_metric_and_in_one_log_line(
+    site: Site, producer: Producer
+) -> None:
     site.make_queue("flighty")
     until(lambda: "queue flighty" not in missing(site))
     until(lambda: site.metric("topology_missing_destinations") == len(missing(site)))
@@ -224,20 +224,20 @@ def flighty_lines(site: Site) -> list[str]:
 # -- exchanges as destinations, and foreign bindings -------------------------------------------------------------------
 
 
-def test_behind_an_exchange_key_and_cc_route_as_on_any_broker(site: Site, producer: Producer) -> None:
+def test_an_exchange_as_destination_routes_by_key_and_cc(site: Site, producer: Producer) -> None:
     producer.send_settled("jobs", "some.key", {"to": "downstream", "CC": ["cc"]})
     assert site.bodies("under.key", "under.cc") == [[b"body"], [b"body"]]
     site.take("under.tokens")
 
 
-def test_a_pattern_that_would_match_tokens_is_warned_of_at_load(site: Site) -> None:
+def test_a_pattern_that_matches_tokens_causes_a_warning_at_load(site: Site) -> None:
     [line] = site.logged("pattern that matches destination tokens")
     assert "downstream" in line
     assert "under.tokens" in line
     assert "x.#" in line
 
 
-def test_a_binding_past_the_rules_is_reported(site: Site, producer: Producer) -> None:
+def test_a_foreign_binding_is_reported(site: Site, producer: Producer) -> None:
     site.make_queue("foreign")
     site.bind("jobs", "foreign", "foreign.key")
     until(lambda: site.metric("topology_foreign_bindings") == 1)
@@ -253,7 +253,7 @@ def test_a_binding_past_the_rules_is_reported(site: Site, producer: Producer) ->
     site.take("base")
 
 
-def test_a_binding_past_the_rules_is_removed_where_the_configuration_says_so(
+def test_a_foreign_binding_is_removed_if_so_configured(
     broker: Broker, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     settings = {"inventory": {"refresh": "100ms", "foreign_bindings": "remove"}}

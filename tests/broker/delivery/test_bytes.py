@@ -77,9 +77,7 @@ def ours(exchange: str) -> Table:
 
 
 @pytest.mark.parametrize("exchange", ["letters", "direct"])
-def test_every_property_and_every_type_of_field_arrives_as_it_was_sent(
-    site: Site, producer: Producer, exchange: str
-) -> None:
+def test_every_property_and_every_field_type_arrives_unchanged(site: Site, producer: Producer, exchange: str) -> None:
     producer.publish(exchange, "k", EVERY_TYPE, b"x", **EVERY_PROPERTY)  # type: ignore[arg-type]
     assert producer.settle() == (True, [])
     sent = client.encode_properties(EVERY_PROPERTY, encode_table(site.stored(EVERY_TYPE + ours(exchange))))
@@ -89,7 +87,7 @@ def test_every_property_and_every_type_of_field_arrives_as_it_was_sent(
 
 
 @pytest.mark.parametrize("exchange", ["letters", "direct"])
-def test_through_us_a_cc_that_was_set_aside_is_put_back(site: Site, producer: Producer, exchange: str) -> None:
+def test_a_cc_set_aside_is_restored_for_consumers_of_the_sidecar(site: Site, producer: Producer, exchange: str) -> None:
     copied = headers({"CC": ["b"]})
     producer.publish(exchange, "k", EVERY_TYPE + copied, b"x", **EVERY_PROPERTY)  # type: ignore[arg-type]
     producer.settle()
@@ -102,7 +100,7 @@ def test_through_us_a_cc_that_was_set_aside_is_put_back(site: Site, producer: Pr
         assert (message.flags, message.properties) == sent
 
 
-def test_an_absent_property_and_an_empty_one_are_kept_apart(site: Site, producer: Producer) -> None:
+def test_absent_and_empty_properties_stay_distinct(site: Site, producer: Producer) -> None:
     empty: list[dict[str, Any]] = [{"type": b""}, {"app_id": b""}, {}]
     for properties in empty:
         producer.publish("letters", "k", {"n": 1}, b"", **properties)
@@ -151,7 +149,7 @@ def test_ten_thousand_body_frames_of_one_byte_are_one_body(site: Site, producer:
 
 
 @pytest.mark.parametrize("exchange", ["letters", "direct", ""])
-def test_publishes_that_come_in_pieces_arrive_in_order(site: Site, producer: Producer, exchange: str) -> None:
+def test_publishes_sent_in_pieces_arrive_in_order(site: Site, producer: Producer, exchange: str) -> None:
     chance = random.Random(3)
     bodies = [chance.randbytes(chance.choice((0, 1, 100, 5000, 70_000))) for _ in range(60)]
     frames = b"".join(client.publish(1, exchange.encode(), b"a", headers({"n": 1}), body) for body in bodies)
@@ -164,7 +162,7 @@ def test_publishes_that_come_in_pieces_arrive_in_order(site: Site, producer: Pro
     site.take("b")
 
 
-def test_a_publish_that_is_never_finished_is_seen_by_nobody(site: Site, producer: Producer) -> None:
+def test_an_unfinished_publish_is_not_delivered(site: Site, producer: Producer) -> None:
     whole = client.publish(1, b"letters", b"k", headers({"n": 1}), b"x" * 200_000)
     for size in (10, 40, 100, 100_000, len(whole) - 1):
         broken = site.producer()

@@ -84,7 +84,7 @@ def test_one_publish_to_three_queues_is_one_publish_upstream_and_one_confirm(sit
     assert site.bodies("a", "b", "c") == [[b"body"] * 3] * 3
 
 
-def test_receivers_see_exchange_key_properties_and_body_as_sent(site: Site, producer: Producer) -> None:
+def test_receivers_get_exchange_key_properties_and_body_as_sent(site: Site, producer: Producer) -> None:
     table = headers({"to": "all", "n": 5, "deep": {"list": [1, "x", True, 0.5]}})
     producer.send_settled("letters", "any.key", table, b"text", message_id=b"m", priority=3, delivery_mode=2)
     properties: dict[str, bytes | int] = {"message_id": b"m", "priority": 3, "delivery_mode": 2}
@@ -95,7 +95,7 @@ def test_receivers_see_exchange_key_properties_and_body_as_sent(site: Site, prod
         assert (message.flags, message.properties, message.body) == (*sent, b"text")
 
 
-def test_method_and_body_frames_leave_byte_for_byte(site: Site, producer: Producer) -> None:
+def test_method_and_body_frames_are_forwarded_byte_for_byte(site: Site, producer: Producer) -> None:
     frames = client.split(client.publish(1, b"letters", b"any.key", headers({"to": "all"}), b"x", mandatory=True))
     producer.send(*(one.raw for one in frames))
     producer.settle()
@@ -104,16 +104,14 @@ def test_method_and_body_frames_leave_byte_for_byte(site: Site, producer: Produc
     assert site.bodies("a", "b", "c") == [[b"x"]] * 3
 
 
-def test_classic_and_quorum_queues_have_the_same_message(site: Site, producer: Producer) -> None:
+def test_classic_and_quorum_queues_get_the_same_message(site: Site, producer: Producer) -> None:
     assert producer.send_settled("letters", "k", {"to": "quorum"}, b"x").acked
     messages = [only(site.take(queue)) for queue in ("a", "quorum")]
     assert [message.address for message in messages] == [("letters", "k")] * 2
     assert {name for message in messages for name in message.headers} <= {"to", "x-delivery-count"}
 
 
-def test_a_queue_named_by_two_bindings_and_behind_an_exchange_has_the_message_once(
-    site: Site, producer: Producer
-) -> None:
+def test_a_queue_reached_by_two_bindings_and_an_exchange_gets_the_message_once(site: Site, producer: Producer) -> None:
     producer.send_settled("letters", "k", {"to": "twice"})
     assert len(site.upstream().named("Basic.Publish")) == 1
     assert site.bodies("a") == [[b"body"]]
@@ -131,7 +129,7 @@ def test_a_message_without_a_header_table_arrives_with_an_empty_one(site: Site, 
 # -- CC and BCC of the producer ----------------------------------------------------------------------------------------
 
 
-def test_a_bcc_of_the_producer_does_not_route_and_is_gone(site: Site, producer: Producer) -> None:
+def test_a_bcc_of_the_producer_does_not_route_and_is_removed(site: Site, producer: Producer) -> None:
     producer.send_settled("letters", "k", {"BCC": ["b", "c"], "to": "twice", "n": 1})
     message = only(site.take("a"))
     assert message.entries == encode_table(site.stored(headers({"to": "twice", "n": 1})))
@@ -158,7 +156,7 @@ def test_direct_and_topic_exchanges_of_the_rules_do_not_route_by_cc_as_those_of_
     assert site.bodies("a", "b") == [[b"body"], []]
 
 
-def test_of_two_bcc_entries_none_routes_and_none_arrives(site: Site, producer: Producer) -> None:
+def test_two_bcc_entries_do_not_route_and_are_removed(site: Site, producer: Producer) -> None:
     table = (*headers({"BCC": ["b"]}), *headers({"to": "twice"}), *headers({"BCC": ["c"]}))
     producer.send_settled("letters", "k", table)
     assert only(site.take("a")).entries == encode_table(headers({"to": "twice"}))
@@ -179,7 +177,9 @@ def test_a_copy_header_that_is_no_array_gets_the_brokers_own_406(site: Site, pro
 
 
 @pytest.mark.parametrize(("frame_max", "publishes"), [(131072, 1), (4096, 4)])
-def test_tokens_beyond_frame_max_are_spread_and_confirmed_once(site: Site, frame_max: int, publishes: int) -> None:
+def test_tokens_beyond_frame_max_need_several_publishes_and_one_confirm(
+    site: Site, frame_max: int, publishes: int
+) -> None:
     producer = site.producer(frame_max=frame_max)
     for tag in (1, 2):
         producer.publish("many", "k", {"n": 1}, b"x")
@@ -193,7 +193,9 @@ def test_tokens_beyond_frame_max_are_spread_and_confirmed_once(site: Site, frame
 # -- unroutable messages -----------------------------------------------------------------------------------------------
 
 
-def test_mandatory_without_a_destination_is_returned_as_it_came_and_then_acked(site: Site, producer: Producer) -> None:
+def test_a_mandatory_publish_without_a_destination_is_returned_unchanged_and_acked(
+    site: Site, producer: Producer
+) -> None:
     settled = producer.send_settled("letters", "some.key", {"to": "nobody"}, b"text", mandatory=True, message_id=b"m")
     returned = only(settled.returned)
     assert settled.acked
@@ -203,11 +205,11 @@ def test_mandatory_without_a_destination_is_returned_as_it_came_and_then_acked(s
     assert (returned.flags, returned.properties, returned.body) == (*sent, b"text")
 
 
-def test_without_a_destination_and_not_mandatory_there_is_an_ack_only(producer: Producer) -> None:
+def test_a_publish_without_a_destination_is_only_acked_unless_mandatory(producer: Producer) -> None:
     assert producer.send_settled("letters", "k", {"to": "nobody"}) == (True, [])
 
 
-def test_with_an_alternate_exchange_there_is_no_return(site: Site, producer: Producer) -> None:
+def test_a_publish_to_an_alternate_exchange_is_not_returned(site: Site, producer: Producer) -> None:
     table = headers({"to": "nobody"})
     assert producer.send_settled("safe", "some.key", table, b"text", mandatory=True) == (True, [])
     message = only(site.take("fallback"))
@@ -215,7 +217,7 @@ def test_with_an_alternate_exchange_there_is_no_return(site: Site, producer: Pro
     assert message.entries == encode_table(table)
 
 
-def test_a_name_that_does_not_exist_does_not_wake_the_alternate_exchange(site: Site, producer: Producer) -> None:
+def test_a_missing_destination_does_not_use_the_alternate_exchange(site: Site, producer: Producer) -> None:
     assert producer.send_settled("safe", "k", {"to": "ghost"}) == (True, [])
     settled = producer.send_settled("safe", "k", headers({"to": "ghost", "CC": ["a"]}), mandatory=True)
     assert settled.acked
@@ -227,7 +229,7 @@ def test_a_name_that_does_not_exist_does_not_wake_the_alternate_exchange(site: S
 
 @pytest.mark.parametrize("exchange", ["letters", "safe"])
 @pytest.mark.parametrize("mandatory", [False, True])
-def test_one_full_queue_of_three_nacks_and_the_others_have_it(
+def test_a_full_queue_causes_a_nack_and_the_other_queues_get_the_message(
     site: Site, producer: Producer, exchange: str, mandatory: bool
 ) -> None:
     assert producer.send_settled(exchange, "k", {"to": "full"}, b"1", mandatory=mandatory) == (True, [])
@@ -238,7 +240,7 @@ def test_one_full_queue_of_three_nacks_and_the_others_have_it(
 # -- transactions ------------------------------------------------------------------------------------------------------
 
 
-def test_a_transaction_is_delivered_whole_or_not_at_all(site: Site) -> None:
+def test_a_transaction_is_delivered_completely_or_not_at_all(site: Site) -> None:
     producer = site.producer(confirm=False)
     producer.ask(commands.Tx.Select())
     producer.publish("letters", "k", {"to": "all"}, b"1")
@@ -262,7 +264,7 @@ def test_returns_of_a_transaction_come_before_its_commit_ok(site: Site) -> None:
     assert site.bodies("a", "b", "c") == [[b"2"]] * 3
 
 
-def test_a_full_queue_in_a_transaction_closes_the_channel_as_the_broker_says(site: Site) -> None:
+def test_a_full_queue_in_a_transaction_closes_the_channel_as_on_the_broker(site: Site) -> None:
     producer = site.producer(confirm=False)
     producer.ask(commands.Tx.Select())
     producer.publish("letters", "k", {"to": "full"}, b"1")
@@ -299,7 +301,7 @@ def test_direct_reply_to_works_across_an_open_exchange(site: Site, producer: Pro
     assert producer.delivery().body == b"answer"
 
 
-def test_expiration_and_user_id_mean_what_they_mean_on_the_broker(site: Site, producer: Producer) -> None:
+def test_expiration_and_user_id_have_the_brokers_meaning(site: Site, producer: Producer) -> None:
     producer.send_settled("letters", "k", {"to": "twice"}, b"x", expiration=b"60000", user_id=b"guest")
     message = only(site.take("a"))
     sent = client.encode_properties(

@@ -72,7 +72,7 @@ def scans(broker: Broker) -> bool:
 # -- choice of a type --------------------------------------------------------------------------------------------------
 
 
-def test_a_carrier_has_the_type_that_the_rules_ask_for_or_the_broker_needs(broker: Broker, tmp_path: Path) -> None:
+def test_a_carrier_has_the_type_that_the_rules_request_or_the_broker_needs(broker: Broker, tmp_path: Path) -> None:
     named = "".join(f"      - {{queue: many.{number}}}\n" for number in range(MANY))
     rules = f"""
 exchanges:
@@ -105,7 +105,7 @@ exchanges:
 
 
 @pytest.mark.parametrize("carrier_type", ["direct", "topic"])
-def test_a_declared_exchange_has_the_type_that_its_declaration_asks_for(
+def test_a_declared_exchange_has_the_carrier_type_of_its_declaration(
     broker: Broker, vhost: str, carrier_type: str
 ) -> None:
     outside = Outside(broker, vhost)
@@ -125,7 +125,7 @@ def test_a_declared_exchange_has_the_type_that_its_declaration_asks_for(
         assert caught.value.code == 406
 
 
-def test_a_declaration_with_another_word_is_refused(broker: Broker, vhost: str) -> None:
+def test_a_declaration_with_an_unknown_carrier_type_is_refused(broker: Broker, vhost: str) -> None:
     with Sidecar(broker) as sidecar:
         for value in ("fanout", "Topic", "", 1):
             with Application(sidecar.port, vhost) as app:
@@ -135,7 +135,7 @@ def test_a_declaration_with_another_word_is_refused(broker: Broker, vhost: str) 
 
 
 @pytest.mark.parametrize(("there", "wanted"), [("direct", "topic"), ("topic", "direct"), ("topic", "auto")])
-def test_a_carrier_that_exists_keeps_its_type(broker: Broker, tmp_path: Path, there: str, wanted: str) -> None:
+def test_an_existing_carrier_keeps_its_type(broker: Broker, tmp_path: Path, there: str, wanted: str) -> None:
     def prepare(outside: Outside) -> None:
         outside.make_exchange("letters", there, **{"x-open-exchange": True})
 
@@ -224,7 +224,7 @@ def reload(site: Site, rules: str) -> None:
     until(lambda: site.metric("rules_reload_total", result="ok") > before)
 
 
-def test_an_exchange_that_joins_changes_the_tokens_and_no_message_is_lost(broker: Broker, tmp_path: Path) -> None:
+def test_an_added_exchange_changes_the_tokens_and_no_message_is_lost(broker: Broker, tmp_path: Path) -> None:
     with standing(broker, tmp_path, RULES, REFRESH, copies) as site:
         assert all(map(ONE_WORD.fullmatch, keys(site, "letters")))
         load = Load(site.sidecar.port, site.vhost)
@@ -304,7 +304,7 @@ def test_an_exclusive_queue_gets_its_messages_before_and_after_the_tokens_change
 @pytest.mark.parametrize(
     ("publishes", "looks"), [(True, 0), (True, 2), (False, 2)], ids=["at once", "after two passes", "by a pass"]
 )
-def test_an_auto_delete_exchange_goes_with_its_last_binding_after_the_tokens_changed(
+def test_an_auto_delete_exchange_is_deleted_with_its_last_binding_after_the_tokens_changed(
     broker: Broker, vhost: str, exclusive: bool, publishes: bool, looks: int
 ) -> None:
     outside = Outside(broker, vhost)
@@ -344,7 +344,7 @@ def test_another_sidecar_changes_its_tokens_with_the_first(broker: Broker, tmp_p
 
 
 @pytest.mark.parametrize("rules", [ANOTHER_CARRIER, NO_CARRIER], ids=["another carrier", "delivery: queue"])
-def test_a_reload_gives_another_type_and_no_message_is_lost(broker: Broker, tmp_path: Path, rules: str) -> None:
+def test_a_reload_changes_the_carrier_type_and_no_message_is_lost(broker: Broker, tmp_path: Path, rules: str) -> None:
     with standing(broker, tmp_path, RULES, REFRESH) as site:
         load = Load(site.sidecar.port, site.vhost)
         with load.running():

@@ -57,7 +57,7 @@ def close_code(producer: Producer) -> object:
 
 @pytest.mark.parametrize("exchange", ["letters", "amq.direct", "direct"])
 @pytest.mark.parametrize("sent", [1, 2, 3])
-def test_a_channel_that_the_broker_closes_in_the_middle_of_a_publish_costs_that_channel_only(
+def test_a_channel_close_of_the_broker_within_a_publish_ends_that_channel_only(
     site: Site, exchange: str, sent: int
 ) -> None:
     producer = site.producer().open(2, confirm=True)
@@ -71,7 +71,7 @@ def test_a_channel_that_the_broker_closes_in_the_middle_of_a_publish_costs_that_
     assert producer.open(confirm=True).send_settled("letters", "k").acked
 
 
-def test_a_filter_that_closes_a_consuming_channel_does_not_cut_a_delivery(site: Site) -> None:
+def test_a_filter_that_closes_a_consuming_channel_does_not_split_a_delivery(site: Site) -> None:
     """The channel that is closed has deliveries at full speed; its close must come between two deliveries."""
     for _ in range(20):
         site.beside.publish("", "b", body=bytes(400_000))
@@ -125,7 +125,7 @@ def test_channels_refused_and_opened_again_at_once_are_never_opened_twice(site: 
 # -- Connection.Close of a producer ------------------------------------------------------------------------------------
 
 
-def test_a_publish_that_waits_for_its_queue_is_sent_before_the_goodbye(site: Site) -> None:
+def test_a_publish_that_waits_for_its_queue_is_sent_before_the_connection_close(site: Site) -> None:
     site.make_queue("new")
     producer = site.producer(confirm=False)
     producer.publish("chosen", "new", body=b"last words")
@@ -133,7 +133,7 @@ def test_a_publish_that_waits_for_its_queue_is_sent_before_the_goodbye(site: Sit
     assert [message.body for message in site.take("new")] == [b"last words"]
 
 
-def test_everything_published_before_a_goodbye_is_there(site: Site) -> None:
+def test_all_publishes_before_a_connection_close_are_delivered(site: Site) -> None:
     producer = site.producer(confirm=False)
     producer.send(client.publish(1, b"letters", b"k", (), b"x" * 500) * 500)
     producer.close()
@@ -171,7 +171,7 @@ def chaos(port: int, vhost: str, seed: int) -> None:
         return
 
 
-def test_clients_that_break_every_rule_disturb_nobody(site: Site) -> None:
+def test_clients_that_violate_the_protocol_do_not_affect_others(site: Site) -> None:
     steady = site.producer()
     threads = [threading.Thread(target=chaos, args=(site.sidecar.port, site.vhost, seed)) for seed in range(40)]
     for thread in threads:

@@ -119,7 +119,7 @@ def not_followed(sidecar: Sidecar) -> list[str]:
     return degraded
 
 
-def test_a_queue_that_no_listing_shows_costs_neither_the_looks_nor_a_start(site: Site, broker: Broker) -> None:
+def test_a_queue_that_breaks_the_listings_prevents_neither_passes_nor_a_start(site: Site, broker: Broker) -> None:
     """The queue is declared directly on the broker, with arguments that the sidecar's JSON decoder rejects."""
     declare_queue(site.beside, "deep", nested(1500))
     site.beside.expect("Queue.DeclareOk")
@@ -135,7 +135,7 @@ def test_a_queue_that_no_listing_shows_costs_neither_the_looks_nor_a_start(site:
     until(lambda: not_followed(site.sidecar) == [])
 
 
-def test_an_exchange_that_no_listing_shows_hides_no_declared_exchange_of_another_virtual_host(
+def test_an_exchange_that_breaks_a_listing_does_not_affect_another_virtual_host(
     site: Site, broker: Broker, vhost: str
 ) -> None:
     with Producer(broker.port, vhost) as beside:
@@ -186,7 +186,7 @@ def odd_management(broker: Broker, change: Callable[[str, bytes], bytes]) -> Ite
         server.server_close()
 
 
-def test_an_exception_that_nobody_expected_holds_readiness_is_counted_and_tried_again(
+def test_an_unexpected_exception_delays_readiness_and_is_counted_and_retried(
     broker: Broker, vhost: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     odd = False
@@ -237,7 +237,7 @@ def test_the_address_of_the_management_api_may_end_with_its_path(
 
 
 @pytest.mark.parametrize("management", [True, False])
-def test_a_virtual_host_that_is_deleted_is_not_followed_any_more(
+def test_a_deleted_virtual_host_is_no_longer_followed(
     broker: Broker, tmp_path_factory: pytest.TempPathFactory, management: bool
 ) -> None:
     settings = SETTINGS if management else {**SETTINGS, "upstream": {"management": None}}
@@ -267,7 +267,7 @@ def come_and_go(site: Site, name: str) -> None:
     assert len(site.logged("virtual host was deleted")) == 2
 
 
-def test_a_virtual_host_that_rules_name_is_followed_though_it_is_deleted(
+def test_a_deleted_virtual_host_with_rules_is_still_followed(
     broker: Broker, vhost: str, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with standing(broker, tmp_path_factory.mktemp("site"), RULES, SETTINGS) as site:
@@ -279,7 +279,7 @@ def test_a_virtual_host_that_rules_name_is_followed_though_it_is_deleted(
         assert ("queue", b"other") in site.bound("letters")
 
 
-def test_what_the_broker_refuses_is_named_in_the_status_and_tried_again(
+def test_refusals_of_the_broker_are_in_the_status_and_retried(
     broker: Broker, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     name = "limited"

@@ -72,7 +72,9 @@ def restart(site: Site, *connected: Application) -> None:
 # -- one exchange, declared by the file --------------------------------------------------------------------------------
 
 
-def test_bindings_of_both_are_used_and_the_file_comes_first_in_ties(site: Site, app: Application) -> None:
+def test_bindings_of_files_and_applications_are_used_and_the_file_comes_first_in_ties(
+    site: Site, app: Application
+) -> None:
     app.bind("b", "filed", {"x-?hkv= to": "a"})
     app.bind("b", "filed", TIE)
     assert app.reached("filed", {"to": "a"}, *ALL) == ["a", "b"]
@@ -82,7 +84,7 @@ def test_bindings_of_both_are_used_and_the_file_comes_first_in_ties(site: Site, 
     assert app.reached("filed", {"to": "a"}, *ALL) == ["a"]
 
 
-def test_what_the_file_binds_is_not_the_applications_to_unbind(app: Application) -> None:
+def test_applications_cannot_unbind_what_the_file_binds(app: Application) -> None:
     close = app.refused(app.unbinding("a", "filed", {"x-?hkv= to": "a"}))
     assert (close.code, close.method) == (403, (50, 50))
     assert close.text == "ACCESS_REFUSED - the binding to 'a' belongs to a rules file of the proxy"
@@ -93,7 +95,7 @@ def test_what_the_file_binds_is_not_the_applications_to_unbind(app: Application)
     assert app.reached("filed", {"to": "a"}, *ALL) == ["a"]
 
 
-def test_what_the_file_declares_is_not_the_applications_to_delete(app: Application) -> None:
+def test_applications_cannot_delete_what_the_file_declares(app: Application) -> None:
     close = app.refused(app.deleting("filed"))
     assert (close.code, close.method) == (403, (40, 20))
     assert close.text == "ACCESS_REFUSED - exchange 'filed' is declared by a rules file of the proxy"
@@ -113,7 +115,7 @@ def test_a_line_break_in_a_name_which_the_broker_removes_leads_around_no_rule(ap
     assert app.reached("filed", {"to": "a"}, *ALL) == ["a"]
 
 
-def test_the_file_wins_the_declaration(app: Application) -> None:
+def test_the_declaration_of_the_file_wins(app: Application) -> None:
     app.exchange("filed", {"max-payload-size": 100})
     assert "inequivalent arg 'max-payload-size'" in app.refused(app.declaring("filed", {"max-payload-size": 99})).text
 
@@ -136,7 +138,7 @@ def test_applications_bind_to_exchanges_of_other_types_that_are_evaluated_here(
         assert after.reached(exchange, {}, *ALL, key=other) == []
 
 
-def test_a_restart_keeps_both(site: Site, app: Application) -> None:
+def test_a_restart_keeps_bindings_of_files_and_applications(site: Site, app: Application) -> None:
     app.bind("b", "filed", {"x-?hkv= to": "a"})
     restart(site, app)
     assert declared(site.sidecar, site.vhost) == {"filed": 1}
@@ -210,7 +212,7 @@ def again(site: Site, limited: Application) -> Application:
 
 
 @pytest.mark.parametrize("chosen", ["secret", "secret.too"])
-def test_a_message_reaches_by_a_clients_permission_only_what_the_client_may_bind(
+def test_a_message_reaches_only_what_the_client_may_bind_by_a_clients_route(
     site: Site, app: Application, limited: Application, exchange: str, chosen: str
 ) -> None:
     arguments = {"x-?hkv= to": "x", "x-msg-addq-ontrue": "", "x-msg-destq-rk": ""}
@@ -220,14 +222,18 @@ def test_a_message_reaches_by_a_clients_permission_only_what_the_client_may_bind
     limited.unbind("b", exchange, arguments)
 
 
-def test_what_the_file_itself_names_is_reached_all_the_same(site: Site, app: Application, limited: Application) -> None:
+def test_destinations_of_the_file_are_reached_without_a_clients_permission(
+    site: Site, app: Application, limited: Application
+) -> None:
     arguments = {"x-?hkv= to": "secret", "x-addqre-ontrue": "^secret"}
     limited.bind("b", "filed", arguments)
     assert app.reached("filed", {"to": "secret"}, *ALL) == ["b", "secret"]
     limited.unbind("b", "filed", arguments)
 
 
-def test_any_can_be_chosen(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_with_client_routes_any_a_route_reaches_every_queue(
+    broker: Broker, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     folder = tmp_path_factory.mktemp("any")
     name = f"user-{secrets.token_hex(4)}"
     broker.create_user(name, name)

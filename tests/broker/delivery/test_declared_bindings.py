@@ -51,7 +51,7 @@ INVALID: list[tuple[dict[str, object], str, str]] = [
 
 
 @pytest.mark.parametrize(("arguments", "key", "text"), INVALID, ids=[text for _, _, text in INVALID])
-def test_what_is_not_valid_is_refused_and_changes_nothing(
+def test_an_invalid_bind_is_refused_and_changes_nothing(
     app: Application, arguments: dict[str, object], key: str, text: str
 ) -> None:
     app.bind("b", "ox")
@@ -65,12 +65,12 @@ def test_a_refused_exchange_bind_has_its_own_method(app: Application) -> None:
     assert (close.code, close.method) == (406, (40, 30))
 
 
-def test_without_an_answer_it_is_bound_all_the_same(app: Application) -> None:
+def test_a_bind_with_nowait_takes_effect(app: Application) -> None:
     app.send(app.binding("a", "ox", nowait=True), app.binding("b", "ox", {"x-?hkex": "x"}, nowait=True))
     assert app.reached("ox", {"x": 1}, "a", "b") == ["a", "b"]
 
 
-def test_without_an_answer_exchanges_are_declared_bound_unbound_and_deleted(app: Application, outside: Outside) -> None:
+def test_with_nowait_exchanges_are_declared_bound_unbound_and_deleted(app: Application, outside: Outside) -> None:
     outside.make_exchange("real", "fanout")
     app.bind("a", "real")
     names = (b"real", b"second", b"")
@@ -85,13 +85,13 @@ def test_without_an_answer_exchanges_are_declared_bound_unbound_and_deleted(app:
     assert app.refused(app.declaring("second", passive=True)).code == 404
 
 
-def test_without_an_answer_a_refusal_closes_the_channel_all_the_same(app: Application) -> None:
+def test_a_refusal_with_nowait_closes_the_channel(app: Application) -> None:
     close = app.refused(app.binding("a", "ox", {"x-unknown": 1}, nowait=True))
     assert (close.code, close.method) == (406, (50, 20))
     assert app.refused(app.binding("nowhere", "ox", nowait=True)).code == 404
 
 
-def test_a_queue_or_exchange_that_is_not_there_is_the_brokers_404(app: Application) -> None:
+def test_a_missing_queue_or_exchange_gets_the_brokers_404(app: Application) -> None:
     for frame, asked in ((app.binding("nowhere", "ox"), (50, 20)), (app.chaining("nowhere", "ox"), (40, 30))):
         close = app.refused(frame)
         assert (close.code, close.method) == (404, asked)
@@ -100,7 +100,7 @@ def test_a_queue_or_exchange_that_is_not_there_is_the_brokers_404(app: Applicati
     assert app.send_settled("ox", "k", {}, mandatory=True).returned
 
 
-def test_an_exclusive_queue_of_another_connection_is_the_brokers_405(
+def test_an_exclusive_queue_of_another_connection_gets_the_brokers_405(
     app: Application, sidecar: Sidecar, vhost: str
 ) -> None:
     with Application(sidecar.port, vhost) as owner:
@@ -125,7 +125,7 @@ def test_an_exchange_is_bound_and_unbound_by_the_clients_permissions(
         other.unchain("amq.fanout", "ox")
 
 
-def test_a_declare_of_the_clients_own_that_is_refused_behind_a_bind_names_itself(app: Application) -> None:
+def test_the_error_of_a_declare_refused_after_a_bind_names_the_declare(app: Application) -> None:
     app.send(app.binding("a", "ox"), method(1, commands.Queue.Declare(queue="nowhere", passive=True)))
     app.expect("Queue.BindOk")
     close = app.closed()
@@ -159,7 +159,7 @@ def number(letter: str, of: float) -> Table:
     return ((b"x-?hkv= n", Value(letter, of)),)
 
 
-def test_bindings_that_differ_in_their_arguments_alone_are_two(app: Application) -> None:
+def test_bindings_that_differ_only_in_arguments_are_separate(app: Application) -> None:
     app.bind("a", "ox", {"x-?hkv= n": 1})
     app.bind("a", "ox", {"x-?hkv= n": 2})
     assert [app.reached("ox", {"n": n}, "a") for n in (1, 2, 3)] == [["a"], ["a"], []]
@@ -167,7 +167,7 @@ def test_bindings_that_differ_in_their_arguments_alone_are_two(app: Application)
     assert [app.reached("ox", {"n": n}, "a") for n in (1, 2)] == [[], ["a"]]
 
 
-def test_types_tell_bindings_apart(app: Application) -> None:
+def test_bindings_that_differ_only_in_types_of_arguments_are_separate(app: Application) -> None:
     for letter in ("I", "l", "d"):
         app.bind("a", "ox", number(letter, 1))
     for letter in ("I", "l"):
@@ -189,7 +189,7 @@ def test_unbinding_with_other_arguments_is_refused(app: Application, outside: Ou
     assert app.reached("ox", {"n": 1}, "a") == ["a"]
 
 
-def test_unbinding_what_nobody_bound_is_fine(app: Application) -> None:
+def test_unbinding_a_missing_binding_is_no_error(app: Application) -> None:
     app.bind("a", "ox")
     app.unbind("b", "ox", {"x-?hkex": "x"})
     app.unbind("b", "ox")
@@ -199,7 +199,9 @@ def test_unbinding_what_nobody_bound_is_fine(app: Application) -> None:
     assert app.reached("ox", {}, "a") == ["a"]
 
 
-def test_the_silence_of_the_broker_can_be_chosen(broker: Broker, vhost: str, delivery: str) -> None:
+def test_with_unbind_broker_an_unbind_with_other_arguments_is_ignored(
+    broker: Broker, vhost: str, delivery: str
+) -> None:
     with (
         Sidecar(broker, settings={"declared": {"unbind": "broker"}}) as silent,
         Application(silent.port, vhost, delivery=delivery) as app,
@@ -213,7 +215,7 @@ def test_the_silence_of_the_broker_can_be_chosen(broker: Broker, vhost: str, del
         assert app.reached("ox", {"n": 1}, "a") == []
 
 
-def test_the_brokers_own_exchanges_pass_untouched(app: Application, outside: Outside) -> None:
+def test_binds_to_the_brokers_own_exchanges_are_forwarded(app: Application, outside: Outside) -> None:
     app.exchange("plain", kind="direct")
     app.bind("a", "plain", {"n": 1}, "k")
     app.unbind("a", "plain", {"n": 2}, "k")
@@ -224,7 +226,7 @@ def test_the_brokers_own_exchanges_pass_untouched(app: Application, outside: Out
 # -- order -------------------------------------------------------------------------------------------------------------
 
 
-def test_of_equal_orders_the_one_bound_last_is_visited_first(app: Application) -> None:
+def test_of_equal_orders_the_last_binding_is_visited_first(app: Application) -> None:
     app.bind("a", "ox", STOP)
     app.bind("b", "ox", STOP)
     assert app.reached("ox", {}, "a", "b") == ["b"]
@@ -238,7 +240,7 @@ def test_of_equal_orders_the_one_bound_last_is_visited_first(app: Application) -
 # -- queues that are deleted -------------------------------------------------------------------------------------------
 
 
-def test_a_queue_that_is_deleted_takes_its_bindings_along(app: Application) -> None:
+def test_a_deleted_queue_loses_its_bindings(app: Application) -> None:
     app.bind("a", "ox")
     app.bind("b", "ox")
     app.send(app.deleting_queue("a"))
@@ -250,7 +252,7 @@ def test_a_queue_that_is_deleted_takes_its_bindings_along(app: Application) -> N
 
 
 @pytest.mark.parametrize("how", ["deleted", "expired"])
-def test_a_queue_that_ends_beside_us_takes_its_bindings_along(
+def test_a_queue_deleted_on_the_broker_loses_its_bindings(
     sidecar: Sidecar, app: Application, outside: Outside, how: str
 ) -> None:
     if how == "expired":
@@ -269,7 +271,7 @@ def test_a_queue_that_ends_beside_us_takes_its_bindings_along(
 
 
 @pytest.mark.parametrize("how", ["exclusive", "auto_delete"])
-def test_a_queue_that_comes_again_and_again_is_bound_each_time(
+def test_a_queue_declared_repeatedly_is_bound_each_time(
     sidecar: Sidecar, vhost: str, app: Application, how: str
 ) -> None:
     for number in range(3):  # well within one refresh interval
@@ -289,7 +291,7 @@ def test_a_queue_that_comes_again_and_again_is_bound_each_time(
             owner.close()
 
 
-def test_a_queue_made_again_on_one_connection_is_bound_again(app: Application, outside: Outside) -> None:
+def test_a_queue_declared_again_on_one_connection_is_bound_again(app: Application, outside: Outside) -> None:
     app.bind("a", "ox", {"x-?hkv= n": 1})
     for number in range(2, 5):
         outside.delete_queue("a")
@@ -301,7 +303,7 @@ def test_a_queue_made_again_on_one_connection_is_bound_again(app: Application, o
         assert app.reached("ox", {"n": number}, "a") == ["a"]
 
 
-def test_what_is_sent_ahead_happens_in_order(app: Application) -> None:
+def test_pipelined_methods_take_effect_in_order(app: Application) -> None:
     """Binds, an unbind, a publish and a declare, all sent before the first answer."""
     frames = [app.binding(queue, "ox", {"x-?hkv= n": n}) for n in range(300) for queue in ("a", "b")]
     app.send(*frames, app.unbinding("a", "ox", {"x-?hkv= n": 299}))
@@ -323,7 +325,7 @@ def test_what_is_sent_ahead_happens_in_order(app: Application) -> None:
     assert [[message.body for message in app.take(queue)] for queue in ("a", "b")] == [[b"2", b"3"], [b"1", b"2", b"3"]]
 
 
-def test_an_exchange_deleted_and_declared_again_behind_binds_sent_ahead_has_none_of_them(
+def test_an_exchange_deleted_and_declared_again_after_pipelined_binds_has_none_of_them(
     app: Application,
 ) -> None:
     """All methods are sent before the first answer; those after the delete concern a new exchange."""
@@ -357,7 +359,7 @@ def test_an_exchange_deleted_and_declared_again_behind_binds_sent_ahead_has_none
 # -- exchanges bound to exchanges --------------------------------------------------------------------------------------
 
 
-def test_an_open_exchange_behind_an_open_one_is_evaluated_once_for_a_message(app: Application) -> None:
+def test_an_open_exchange_bound_to_an_open_one_is_evaluated_once_for_a_message(app: Application) -> None:
     app.exchange("next")
     app.chain("next", "ox", {"x-?hkv= n": 1})
     app.chain("next", "ox", {"x-?hkex": "n"})
@@ -373,7 +375,7 @@ def test_an_open_exchange_behind_an_open_one_is_evaluated_once_for_a_message(app
 
 
 @pytest.mark.parametrize("chained_first", [True, False], ids=["bound after the exchanges", "bound before them"])
-def test_an_exclusive_queue_behind_two_open_exchanges_gets_messages_of_the_first(
+def test_an_exclusive_queue_bound_through_two_open_exchanges_gets_messages_of_the_first(
     app: Application, chained_first: bool
 ) -> None:
     app.exchange("behind")
@@ -388,7 +390,7 @@ def test_an_exclusive_queue_behind_two_open_exchanges_gets_messages_of_the_first
     assert app.reached("behind", {"n": 1}, "mine") == ["mine"]
 
 
-def test_a_real_exchange_behind_an_open_one_gets_the_original_key(app: Application, outside: Outside) -> None:
+def test_a_standard_exchange_bound_to_an_open_one_gets_the_original_key(app: Application, outside: Outside) -> None:
     outside.make_exchange("real", "topic")
     app.bind("a", "real", key="one.*")
     app.chain("real", "ox", {"x-?hkex": "x"})
@@ -402,7 +404,7 @@ def test_a_real_exchange_behind_an_open_one_gets_the_original_key(app: Applicati
 
 
 @pytest.mark.parametrize("source", ["amq.direct", "real"])
-def test_an_open_exchange_behind_a_real_one_is_refused_with_the_reason(
+def test_binding_an_open_exchange_to_a_standard_one_is_refused_with_the_reason(
     sidecar: Sidecar, vhost: str, app: Application, outside: Outside, source: str
 ) -> None:
     outside.make_exchange("real", "fanout")
@@ -413,14 +415,14 @@ def test_an_open_exchange_behind_a_real_one_is_refused_with_the_reason(
     assert outside.bindings(source) == set()
 
 
-def test_a_bind_from_an_exchange_that_is_not_there_is_the_brokers_404(app: Application) -> None:
+def test_a_bind_from_a_missing_exchange_gets_the_brokers_404(app: Application) -> None:
     close = app.refused(app.chaining("ox", "nowhere"))
     assert (close.code, close.method) == (404, (40, 30))
     assert close.text.startswith("NOT_FOUND - no exchange 'nowhere'")
     assert app.reached("ox", None) == []
 
 
-def test_a_real_exchange_behind_a_real_one_is_the_brokers(app: Application, outside: Outside) -> None:
+def test_binds_between_standard_exchanges_are_forwarded(app: Application, outside: Outside) -> None:
     outside.make_exchange("one", "fanout")
     outside.make_exchange("two", "fanout")
     app.chain("two", "one")
@@ -430,7 +432,7 @@ def test_a_real_exchange_behind_a_real_one_is_the_brokers(app: Application, outs
     assert app.reached("one", {}, "a") == []
 
 
-def test_what_leads_to_a_deleted_exchange_leads_nowhere(app: Application) -> None:
+def test_bindings_to_a_deleted_exchange_are_removed(app: Application) -> None:
     app.exchange("next")
     app.chain("next", "ox")
     app.bind("a", "next")

@@ -32,7 +32,7 @@ def on_broker(outside: Outside, name: str) -> dict[str, Any] | None:
 
 
 @pytest.mark.parametrize("flags", [("durable",), ("auto_delete",), ("durable", "internal")], ids="+".join)
-def test_flags_and_arguments_are_on_the_carrier_as_asked(
+def test_the_carrier_has_the_declared_flags_and_arguments(
     sidecar: Sidecar, outside: Outside, flags: Sequence[str]
 ) -> None:
     table = {"max-payload-size": 10, "mine": "kept"}
@@ -55,7 +55,7 @@ def test_in_queue_delivery_nothing_is_declared_on_the_broker(sidecar: Sidecar, o
     assert on_broker(outside, "ox") is None
 
 
-def test_the_setting_decides_where_the_argument_does_not(broker: Broker, outside: Outside) -> None:
+def test_the_setting_decides_if_there_is_no_delivery_argument(broker: Broker, outside: Outside) -> None:
     with Sidecar(broker, settings={"declared": {"delivery": "queue"}}) as sidecar:
         with Application(sidecar.port, outside.vhost) as app:
             app.exchange("plain")
@@ -64,7 +64,7 @@ def test_the_setting_decides_where_the_argument_does_not(broker: Broker, outside
         assert on_broker(outside, "carried") is not None
 
 
-def test_a_delivery_that_nobody_knows_is_refused(sidecar: Sidecar, vhost: str) -> None:
+def test_an_unknown_delivery_is_refused(sidecar: Sidecar, vhost: str) -> None:
     with Application(sidecar.port, vhost) as app:
         close = app.refused(app.declaring("ox", {"x-delivery": "pigeon"}))
     assert (close.code, close.text) == (406, "PRECONDITION_FAILED - Invalid exchange argument.")
@@ -88,7 +88,7 @@ def test_arguments_without_effect_are_accepted_as_by_the_plugin(app: Application
     assert app.reached("ox", (), "a") == ["a"]
 
 
-def test_filters_are_at_work_from_the_declare_on(app: Application) -> None:
+def test_filters_apply_immediately_after_the_declare(app: Application) -> None:
     app.exchange("ox", {"max-payload-size": 4, "min-payload-size-silent": 2})
     app.queues("a")
     app.bind("a", "ox")
@@ -124,7 +124,7 @@ OTHERS: dict[str, tuple[Table, dict[str, bool]]] = {
 
 
 @pytest.mark.parametrize("argument", OTHERS)
-def test_what_is_declared_otherwise_is_refused_as_the_broker_would(
+def test_a_declare_with_other_arguments_is_refused_as_on_the_broker(
     app: Application, outside: Outside, argument: str
 ) -> None:
     app.exchange("ox", ((LIMIT, Value("l", 100)),))
@@ -136,12 +136,14 @@ def test_what_is_declared_otherwise_is_refused_as_the_broker_would(
     assert close.text.startswith(start)
 
 
-def test_a_missing_argument_is_another_declaration(app: Application) -> None:
+def test_a_declare_with_a_missing_argument_is_refused(app: Application) -> None:
     app.exchange("ox", {"max-payload-size": 100})
     assert "inequivalent arg 'max-payload-size'" in app.refused(app.declaring("ox")).text
 
 
-def test_it_is_compared_with_what_another_sidecar_declared(broker: Broker, sidecar: Sidecar, vhost: str) -> None:
+def test_a_declare_is_compared_with_the_declare_through_another_sidecar(
+    broker: Broker, sidecar: Sidecar, vhost: str
+) -> None:
     with Sidecar(broker, settings={"inventory": {"refresh": "1h"}}) as other:
         with Application(other.port, vhost) as second:
             second.queues("there")
@@ -152,7 +154,7 @@ def test_it_is_compared_with_what_another_sidecar_declared(broker: Broker, sidec
             second.exchange("ox", {"max-payload-size": 100})
 
 
-def test_an_open_exchange_is_no_direct_one_and_a_direct_one_not_open(app: Application, outside: Outside) -> None:
+def test_an_open_exchange_is_not_direct_and_a_direct_exchange_is_not_open(app: Application, outside: Outside) -> None:
     where = f"in vhost '{outside.vhost}'"
     app.exchange("ox")
     app.exchange("real", kind="direct")
@@ -217,7 +219,7 @@ def test_a_carrier_declared_as_direct_is_refused(sidecar: Sidecar, vhost: str) -
 # -- passive declare, delete -------------------------------------------------------------------------------------------
 
 
-def test_a_passive_declare_says_whether_it_is_there(app: Application) -> None:
+def test_a_passive_declare_checks_whether_the_exchange_exists(app: Application) -> None:
     assert app.refused(app.declaring("ox", passive=True)).code == 404
     app.exchange("ox", {"max-payload-size": 100})
     app.exchange("ox", passive=True)
@@ -226,7 +228,7 @@ def test_a_passive_declare_says_whether_it_is_there(app: Application) -> None:
     assert (close.code, close.method) == (404, (40, 10))
 
 
-def test_if_unused_spares_what_is_bound(app: Application, outside: Outside) -> None:
+def test_a_delete_with_if_unused_keeps_a_bound_exchange(app: Application, outside: Outside) -> None:
     app.exchange("ox")
     app.queues("a")
     app.bind("a", "ox")
@@ -240,7 +242,7 @@ def test_if_unused_spares_what_is_bound(app: Application, outside: Outside) -> N
     assert app.refused(app.declaring("ox", passive=True)).code == 404
 
 
-def test_an_auto_delete_exchange_goes_with_its_last_binding(app: Application, outside: Outside) -> None:
+def test_an_auto_delete_exchange_is_deleted_with_its_last_binding(app: Application, outside: Outside) -> None:
     app.exchange("ox", auto_delete=True)
     app.queues("a", "b")
     app.exchange("ox", passive=True)  # it is not deleted before something was bound
@@ -253,7 +255,9 @@ def test_an_auto_delete_exchange_goes_with_its_last_binding(app: Application, ou
     assert on_broker(outside, "ox") is None
 
 
-def test_an_auto_delete_exchange_goes_with_the_queue_of_its_last_binding(app: Application, outside: Outside) -> None:
+def test_an_auto_delete_exchange_is_deleted_with_the_queue_of_its_last_binding(
+    app: Application, outside: Outside
+) -> None:
     app.exchange("ox", auto_delete=True)
     app.queues("a")
     app.bind("a", "ox")
@@ -270,7 +274,7 @@ def test_an_auto_delete_exchange_goes_with_the_queue_of_its_last_binding(app: Ap
     until(gone, seconds=5)
 
 
-def test_deleting_unbinds_everything(app: Application, outside: Outside) -> None:
+def test_a_deleted_exchange_loses_its_bindings(app: Application, outside: Outside) -> None:
     app.exchange("ox")
     app.queues("a")
     app.bind("a", "ox", {"x-?hkex": "x"})
@@ -285,7 +289,7 @@ def test_deleting_unbinds_everything(app: Application, outside: Outside) -> None
     assert app.closed().code == 404
 
 
-def test_what_no_binding_routes_goes_to_the_alternate_exchange(app: Application, outside: Outside) -> None:
+def test_unroutable_messages_go_to_the_alternate_exchange(app: Application, outside: Outside) -> None:
     outside.make_exchange("spare", "fanout")
     app.queues("a", "fallback")
     app.bind("fallback", "spare")
@@ -320,7 +324,9 @@ def test_declaring_needs_the_clients_own_permission(broker: Broker, sidecar: Sid
         broker.delete_user(name)
 
 
-def test_bindings_past_the_rules_are_forgotten_with_their_exchange(sidecar: Sidecar, outside: Outside) -> None:
+def test_foreign_bindings_are_no_longer_reported_after_their_exchange_is_deleted(
+    sidecar: Sidecar, outside: Outside
+) -> None:
     def foreign() -> list[object]:
         hosts = json.loads(sidecar.get("/status"))["vhosts"]
         return [host["foreign"] for host in hosts if host["vhost"] == outside.vhost]

@@ -51,9 +51,7 @@ def keys(outside: Outside) -> list[bytes]:
     return sorted(found, key=lambda key: (not is_keyed(key), key))
 
 
-def test_one_binding_is_one_on_the_broker_and_further_ones_have_keys_of_their_own(
-    app: Application, outside: Outside
-) -> None:
+def test_the_first_binding_has_the_token_and_further_ones_have_storage_keys(app: Application, outside: Outside) -> None:
     app.bind("a", "ox", FIRST)
     [key] = keys(outside)
     assert is_keyed(key)
@@ -66,7 +64,7 @@ def test_one_binding_is_one_on_the_broker_and_further_ones_have_keys_of_their_ow
     assert [app.reached("ox", {"n": n}, "a") for n in (1, 2, 3)] == [["a"], ["a"], []]
 
 
-def test_messages_of_another_binding_arrive_while_the_first_one_goes(
+def test_messages_of_another_binding_arrive_while_the_first_is_removed(
     app: Application, sidecar: Sidecar, vhost: str, outside: Outside
 ) -> None:
     app.bind("a", "ox", FIRST)
@@ -82,7 +80,7 @@ def test_messages_of_another_binding_arrive_while_the_first_one_goes(
     assert len(keys(outside)) == 2
 
 
-def test_bindings_read_back_after_a_restart_go_from_where_they_are(
+def test_bindings_read_after_a_restart_are_removed_under_their_keys(
     app: Application, broker: Broker, vhost: str, outside: Outside
 ) -> None:
     app.bind("a", "ox", FIRST)
@@ -100,7 +98,7 @@ def test_bindings_read_back_after_a_restart_go_from_where_they_are(
         until(lambda: "ox" not in {item["name"] for item in broker.api("GET", f"exchanges/{vhost}")})
 
 
-def test_when_both_are_gone_nothing_is_left_and_if_unused_deletes(app: Application, outside: Outside) -> None:
+def test_after_both_unbinds_nothing_is_left_and_if_unused_deletes(app: Application, outside: Outside) -> None:
     app.exchange("stays")
     for arguments in (FIRST, SECOND):
         app.bind("a", "stays", arguments)
@@ -114,7 +112,7 @@ def test_when_both_are_gone_nothing_is_left_and_if_unused_deletes(app: Applicati
     assert app.refused(app.declaring("stays", passive=True)).code == 404
 
 
-def test_an_exclusive_queue_is_found_while_its_first_binding_goes(
+def test_an_exclusive_queue_is_reached_while_its_first_binding_is_removed(
     app: Application, sidecar: Sidecar, vhost: str, outside: Outside
 ) -> None:
     with Application(sidecar.port, vhost) as owner:
@@ -129,7 +127,7 @@ def test_an_exclusive_queue_is_found_while_its_first_binding_goes(
     assert app.refused(app.declaring("ox", passive=True)).code == 404
 
 
-def test_a_queue_made_again_beside_us_is_found_by_what_another_connection_binds(
+def test_a_queue_declared_again_on_the_broker_is_reached_by_a_bind_of_another_connection(
     app: Application, sidecar: Sidecar, vhost: str, outside: Outside
 ) -> None:
     app.exchange("stays")
@@ -141,7 +139,7 @@ def test_a_queue_made_again_beside_us_is_found_by_what_another_connection_binds(
         assert other.reached("stays", {"n": 2}, "a") == ["a"]
 
 
-def test_binds_sent_ahead_are_one_each_and_all_found(app: Application, outside: Outside) -> None:
+def test_pipelined_binds_need_one_binding_each_and_all_take_effect(app: Application, outside: Outside) -> None:
     everything = [{"x-?hkv= n": n} for n in range(100)]
     app.send(*(app.binding("a", "ox", arguments) for arguments in everything))
     for _ in everything:
@@ -167,7 +165,7 @@ def pair(broker: Broker, vhost: str, outside: Outside) -> Iterator[tuple[Applica
         yield here, there
 
 
-def test_what_is_bound_through_one_is_found_while_the_other_takes_its_own_away(
+def test_a_binding_through_one_sidecar_works_while_the_other_removes_its_own(
     pair: tuple[Application, Application],
 ) -> None:
     here, there = pair
@@ -181,7 +179,7 @@ def test_what_is_bound_through_one_is_found_while_the_other_takes_its_own_away(
     assert here.reached("ox", {"n": 1}, "a") == ["a"]
 
 
-def test_the_same_binding_made_through_both_goes_through_either(
+def test_a_binding_made_through_both_sidecars_can_be_removed_through_either(
     pair: tuple[Application, Application], outside: Outside
 ) -> None:
     here, there = pair
@@ -199,7 +197,7 @@ def test_the_same_binding_made_through_both_goes_through_either(
 # -- the snapshot, and bindings of rules -------------------------------------------------------------------------------
 
 
-def test_without_the_management_api_first_bindings_are_told_by_the_snapshot(
+def test_without_the_management_api_first_bindings_are_read_from_the_snapshot(
     broker: Broker, vhost: str, outside: Outside, tmp_path: Path
 ) -> None:
     settings = {"upstream": {"management": None}, "declared": {"snapshot": str(tmp_path / "kept")}}
@@ -223,7 +221,9 @@ exchanges:
 """
 
 
-def test_what_rules_and_an_application_bind_is_found_when_either_goes(broker: Broker, tmp_path: Path) -> None:
+def test_a_destination_of_rules_and_an_application_is_reached_after_either_unbinds(
+    broker: Broker, tmp_path: Path
+) -> None:
     settings = {"inventory": {"refresh": "100ms", "foreign_bindings": "remove"}}
     with standing(broker, tmp_path, RULES % "a", settings) as site:
         rules = tmp_path / "rules.yaml"

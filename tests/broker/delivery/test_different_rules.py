@@ -57,7 +57,7 @@ def outside(broker: Broker, vhost: str) -> Outside:
     return Outside(broker, vhost)
 
 
-def test_a_token_that_one_needs_no_more_stays_for_the_other_at_every_moment(
+def test_a_token_that_one_sidecar_no_longer_needs_is_always_kept_for_the_other(
     pair: tuple[Ruled, Ruled], outside: Outside
 ) -> None:
     first, second = pair

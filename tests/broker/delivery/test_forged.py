@@ -100,7 +100,7 @@ def test_a_forged_binding_reaches_its_own_destination_and_nothing_else(
     assert [len(scene.alice.take(queue)) for queue in ("secret", "att.q")] == [0, 3]
 
 
-def test_forged_bindings_are_reported_until_they_are_gone(scene: Scene) -> None:
+def test_forged_bindings_are_reported_until_they_are_removed(scene: Scene) -> None:
     forged(scene)
     with Sidecar(scene.broker, settings={"inventory": {"refresh": "200ms"}}) as alone:
         own = scene._replace(sidecar=alone)
@@ -124,7 +124,7 @@ def _unsigned(scene: Scene) -> tuple[float, set[str]]:
     return float(line.removeprefix(name)), set(named)
 
 
-def test_a_producer_chooses_nothing_by_a_forged_binding(scene: Scene) -> None:
+def test_a_producer_cannot_choose_destinations_by_a_forged_binding(scene: Scene) -> None:
     forged(scene)
     scene.forge("att.q", MATCH | {"x-msg-addq-ontrue": ""})
     scene.known(1)
@@ -134,7 +134,7 @@ def test_a_producer_chooses_nothing_by_a_forged_binding(scene: Scene) -> None:
     assert [len(scene.alice.take(queue)) for queue in ("secret", "att.q")] == [0, 3]
 
 
-def test_a_forged_binding_comes_after_all_others_whatever_it_says(scene: Scene) -> None:
+def test_a_forged_binding_comes_after_all_others_regardless_of_its_sequence(scene: Scene) -> None:
     with Application(scene.sidecar.port, scene.vhost, scene.mallory) as owner:
         owner.exchange("att.x", durable=True)
         owner.bind("att.p", "att.x", MATCH)
@@ -158,7 +158,7 @@ def test_a_binding_of_the_first_release_routes_to_its_queue_until_its_client_bin
     assert [one for one in left if "x-oxproxy" in one["arguments"]] == []
 
 
-def test_a_forged_alternate_exchange_takes_nothing(scene: Scene) -> None:
+def test_a_forged_alternate_exchange_gets_no_messages(scene: Scene) -> None:
     """The broker checks write permission for the declared alternate exchange, but does not know the stored one."""
     scene.alice.exchange("vault", kind="fanout")
     scene.alice.bind("secret", "vault")
@@ -177,7 +177,7 @@ def test_a_forged_alternate_exchange_takes_nothing(scene: Scene) -> None:
     assert scene.alice.take("secret") == []
 
 
-def test_a_forged_sequence_stops_nobody(scene: Scene) -> None:
+def test_a_forged_sequence_does_not_affect_other_clients(scene: Scene) -> None:
     forged(scene, sequence=LATEST)
     with Application(scene.sidecar.port, scene.vhost, scene.mallory) as owner:
         owner.exchange("att.y")
@@ -206,7 +206,7 @@ OURS: tuple[dict[str, object], ...] = (
 
 
 @pytest.mark.parametrize("mark", OURS, ids=lambda mark: next(iter(mark)))
-def test_a_client_cannot_write_what_sidecars_write(scene: Scene, mark: dict[str, object]) -> None:
+def test_a_client_cannot_use_the_arguments_that_sidecars_store(scene: Scene, mark: dict[str, object]) -> None:
     client = scene.alice
     client.exchange("open")
     client.exchange("plain", kind="topic")

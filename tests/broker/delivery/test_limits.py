@@ -65,7 +65,7 @@ def tidy(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.mark.parametrize("exchange", ["letters", ""])
 @pytest.mark.parametrize("size", [100_001, 1 << 30])
-def test_a_body_above_the_limit_is_refused_at_its_header_and_what_was_published_before_stands(
+def test_a_body_above_the_limit_is_refused_at_its_header_and_earlier_publishes_are_kept(
     tight: Site, exchange: str, size: int
 ) -> None:
     producer = tight.producer()
@@ -94,7 +94,7 @@ def test_a_body_above_the_limit_is_refused_at_its_header_and_what_was_published_
 
 
 @pytest.mark.parametrize("exchange", ["letters", ""])
-def test_a_body_of_just_the_limit_passes_and_so_do_small_ones_in_one_write(tight: Site, exchange: str) -> None:
+def test_bodies_up_to_the_limit_are_accepted_even_in_one_write(tight: Site, exchange: str) -> None:
     producer = tight.producer()
     queue = "kept" if exchange else "plain"
     small = client.publish(1, exchange.encode(), queue.encode(), (), b"small")
@@ -124,7 +124,7 @@ def refusal(port: int, source: str) -> str:
     return close[14 : 14 + close[13]].decode()
 
 
-def test_connections_in_all_and_from_one_address_are_limited_and_told_which_limit_it_is(tight: Site) -> None:
+def test_connections_in_total_and_per_address_are_limited_with_an_error_that_names_the_limit(tight: Site) -> None:
     for _ in range(2):
         tight.producer()
     from_here = "NOT_ALLOWED - connection refused: limit of 2 connections from 127.0.0.1 is reached"
@@ -155,7 +155,7 @@ def test_channels_are_limited_by_their_count_and_not_by_their_numbers(tight: Sit
     assert (closed.code, closed.text) == (530, text)
 
 
-def test_who_does_not_finish_its_handshake_is_let_go(tight: Site) -> None:
+def test_an_unfinished_handshake_is_closed(tight: Site) -> None:
     silent = Producer(tight.sidecar.port, log_in=False)
     assert silent.gone()
     silent.vanish()
@@ -170,7 +170,7 @@ def alive(site: Site) -> bool:
         return False
 
 
-def test_silent_admin_connections_take_no_descriptors_from_producers(tight: Site) -> None:
+def test_silent_admin_connections_do_not_use_up_the_descriptors_of_producers(tight: Site) -> None:
     def descriptors() -> int:
         return len(os.listdir(f"/proc/{tight.sidecar.process_id}/fd"))
 
@@ -191,7 +191,7 @@ def test_silent_admin_connections_take_no_descriptors_from_producers(tight: Site
 # -- rates -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_user_above_its_rate_is_slowed_down_and_loses_nothing_and_others_do_not_feel_it(slow: Site) -> None:
+def test_a_user_above_its_rate_is_slowed_down_without_losses_and_others_are_not(slow: Site) -> None:
     greedy, modest = slow.producer("anna"), slow.producer("ben")
     for _ in range(40):
         greedy.publish("letters", body=b"greedy")
@@ -210,7 +210,7 @@ def test_a_user_above_its_rate_is_slowed_down_and_loses_nothing_and_others_do_no
     assert slow.metric("limit_hits_total", limit="patience") == 0
 
 
-def test_after_the_patience_its_channel_is_closed_with_406_and_another_one_may_go_on(slow: Site) -> None:
+def test_a_channel_throttled_too_long_is_closed_with_406_and_another_may_be_opened(slow: Site) -> None:
     producer = slow.producer("anna", confirm=False)
     producer.send(client.publish(1, b"letters", b"", (), b"x") * 200)
     closed = producer.closed()
@@ -226,7 +226,7 @@ def test_after_the_patience_its_channel_is_closed_with_406_and_another_one_may_g
     assert slow.metric("limit_hits_total", limit="patience") == 1
 
 
-def test_what_comes_in_one_write_with_the_login_counts_too(slow: Site) -> None:
+def test_publishes_in_one_write_with_the_login_count_towards_the_rate(slow: Site) -> None:
     with Producer(slow.sidecar.port, log_in=False) as producer:
         producer.send(client.PROTOCOL_HEADER)
         producer.expect("Connection.Start")
@@ -253,7 +253,7 @@ def pushed(producer: Producer, data: bytes) -> int:
     return sent
 
 
-def test_amid_a_body_that_takes_too_long_the_connection_is_closed_with_320_and_the_message_is_not_there(
+def test_a_connection_throttled_too_long_within_a_body_is_closed_with_320_without_the_message(
     slow: Site,
 ) -> None:
     producer = slow.producer("ben")
@@ -271,7 +271,7 @@ def test_amid_a_body_that_takes_too_long_the_connection_is_closed_with_320_and_t
 # -- idle peers --------------------------------------------------------------------------------------------------------
 
 
-def test_an_idle_peer_is_told_320_though_it_sends_heartbeats(broker: Broker, tmp_path: Path) -> None:
+def test_an_idle_peer_is_closed_with_320_even_if_it_sends_heartbeats(broker: Broker, tmp_path: Path) -> None:
     with standing(broker, tmp_path, RULES, {"limits": {"idle_timeout": "1s"}}) as site:
         idle = Producer(site.sidecar.port, site.vhost, heartbeat=2).open(confirm=True)
         idle.publish("letters")

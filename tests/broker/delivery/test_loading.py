@@ -61,7 +61,7 @@ def refusal(outside: Outside, tmp_path: Path) -> Callable[..., str]:
     return start
 
 
-def test_an_exchange_of_another_type_is_an_error_with_the_two_ways_out(
+def test_an_exchange_of_another_type_is_an_error_that_names_both_solutions(
     outside: Outside, refusal: Callable[..., str]
 ) -> None:
     outside.make_exchange("taken", "topic")
@@ -71,14 +71,16 @@ def test_an_exchange_of_another_type_is_an_error_with_the_two_ways_out(
     assert outside.bindings("taken") == set()
 
 
-def test_without_the_management_api_the_broker_itself_says_so(outside: Outside, refusal: Callable[..., str]) -> None:
+def test_without_the_management_api_the_error_comes_from_the_declare(
+    outside: Outside, refusal: Callable[..., str]
+) -> None:
     outside.make_exchange("taken", "topic")
     said = refusal(CARRIED, management=False)
     assert f"exchange taken exists on the broker and differs: {WAYS_OUT}" in said
     assert "received 'direct' but current is 'topic'" in said
 
 
-def test_a_direct_exchange_that_is_not_ours_is_an_error_too(outside: Outside, refusal: Callable[..., str]) -> None:
+def test_an_unmarked_direct_exchange_is_an_error(outside: Outside, refusal: Callable[..., str]) -> None:
     outside.make_exchange("taken", "direct")
     assert f"exchange taken exists on the broker as a direct exchange that no sidecar created: {WAYS_OUT}" in refusal(
         CARRIED
@@ -100,7 +102,7 @@ def test_an_internal_exchange_that_queue_delivery_would_publish_to_is_an_error(
     assert "exchange inside is internal, so with delivery: queue, messages of exchange" in refusal(QUEUED)
 
 
-def test_a_carrier_of_an_earlier_run_is_taken_as_it_is(broker: Broker, tmp_path: Path) -> None:
+def test_a_carrier_of_an_earlier_run_is_used_unchanged(broker: Broker, tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
     first.mkdir()
     second.mkdir()

@@ -30,9 +30,7 @@ def prepare(outside: Outside) -> None:
 
 @pytest.mark.matrix
 @pytest.mark.timeout(240)
-def test_three_thousand_tokens_leave_in_one_publish_or_in_several_where_frames_are_smaller(
-    broker: Broker, tmp_path: Path
-) -> None:
+def test_three_thousand_tokens_need_one_publish_or_several_with_smaller_frames(broker: Broker, tmp_path: Path) -> None:
     with standing(broker, tmp_path, RULES, prepare=prepare) as site:
         for frame_max, publishes in ((131072, 1), (65536, 2)):
             producer = site.producer(frame_max=frame_max)

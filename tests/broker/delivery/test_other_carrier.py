@@ -49,7 +49,7 @@ def prepare(outside: Outside) -> None:
 # -- carrier: NAME -----------------------------------------------------------------------------------------------------
 
 
-def test_a_consumer_beside_us_sees_the_carrier_and_where_the_message_was_sent(site: Site, producer: Producer) -> None:
+def test_a_consumer_of_the_broker_sees_the_carrier_and_the_original_address(site: Site, producer: Producer) -> None:
     producer.send_settled("renamed", "some.key", {"to": "one", "CC": ["second"]}, message_id=b"m")
     message = only(site.take("renamed"))
     assert message.address == ("renamed.c", "some.key")
@@ -68,7 +68,7 @@ def test_a_consumer_beside_us_sees_the_carrier_and_where_the_message_was_sent(si
     assert site.bodies("second") == [[]]
 
 
-def test_a_delivery_and_a_get_through_us_show_the_original_byte_for_byte(site: Site, producer: Producer) -> None:
+def test_deliveries_and_gets_through_us_have_the_original_byte_for_byte(site: Site, producer: Producer) -> None:
     table = headers({"to": "two", "n": 5, "CC": ["x"]})
     producer.send_settled("renamed", "some.key", table, b"text", message_id=b"m", priority=1)
     sent = client.encode_properties({"message_id": b"m", "priority": 1}, encode_table(site.stored(table)))
@@ -81,7 +81,7 @@ def test_a_delivery_and_a_get_through_us_show_the_original_byte_for_byte(site: S
         assert (message.flags, message.properties, message.body) == (*sent, b"text")
 
 
-def test_a_delivery_of_a_message_without_headers_of_its_own_shows_an_empty_table(site: Site) -> None:
+def test_a_delivery_of_a_message_without_headers_has_an_empty_table(site: Site) -> None:
     producer = site.producer()
     producer.publish("receipts", "a.new", None, b"x")
     producer.settle()
@@ -90,7 +90,7 @@ def test_a_delivery_of_a_message_without_headers_of_its_own_shows_an_empty_table
     assert (message.address, message.entries) == (("receipts", "a.new"), b"")
 
 
-def test_many_deliveries_in_a_row_are_each_shown_with_their_original(site: Site, producer: Producer) -> None:
+def test_many_successive_deliveries_have_their_originals(site: Site, producer: Producer) -> None:
     for number in range(300):
         producer.publish("renamed", f"key.{number}", {"to": "one"}, b"%d" % number)
         producer.publish("", "renamed", {"to": "one"}, b"beside")
@@ -104,7 +104,7 @@ def test_many_deliveries_in_a_row_are_each_shown_with_their_original(site: Site,
         assert "x-original-address" not in first.headers
 
 
-def test_a_return_shows_the_original_byte_for_byte(site: Site, producer: Producer) -> None:
+def test_a_return_has_the_original_byte_for_byte(site: Site, producer: Producer) -> None:
     table = headers({"to": "nobody", "CC": ["x"]})
     settled = producer.send_settled("renamed", "some.key", table, b"text", mandatory=True, type=b"t")
     returned = only(settled.returned)
@@ -137,7 +137,7 @@ def forged(exchange: str, key: str, new_exchange: str, new_key: str) -> dict[str
     }
 
 
-def test_an_original_address_from_a_producer_is_replaced_in_what_we_change(site: Site, producer: Producer) -> None:
+def test_an_original_address_from_a_producer_is_replaced_in_routed_messages(site: Site, producer: Producer) -> None:
     table = {"to": "one", **forged("bank", "pay", "renamed.c", "k"), "x-original-cc": ["y"]}
     producer.send_settled("renamed", "k", table)
     assert producer.get("renamed") is not None
@@ -159,7 +159,7 @@ def test_an_original_address_from_a_producer_is_replaced_in_what_we_change(site:
         {"x-original-address": {"exchange": "renamed"}},
     ],
 )
-def test_what_we_did_not_send_is_shown_as_it_is(site: Site, producer: Producer, table: dict[str, object]) -> None:
+def test_invalid_original_addresses_are_not_restored(site: Site, producer: Producer, table: dict[str, object]) -> None:
     producer.send_settled("", "renamed", table)
     message = producer.get("renamed")
     assert message is not None
@@ -171,7 +171,7 @@ def test_what_we_did_not_send_is_shown_as_it_is(site: Site, producer: Producer, 
 
 
 @pytest.mark.parametrize(("exchange", "queue"), [("invoices", "new"), ("receipts", "receipt")])
-def test_rules_take_over_a_live_exchange_one_kind_at_a_time(
+def test_rules_take_over_some_messages_of_an_exchange_and_pass_the_others(
     site: Site, producer: Producer, exchange: str, queue: str
 ) -> None:
     assert producer.send_settled(exchange, "a.old", {"kind": "old"}, b"1", mandatory=True) == (True, [])
@@ -181,7 +181,7 @@ def test_rules_take_over_a_live_exchange_one_kind_at_a_time(
 
 
 @pytest.mark.parametrize("exchange", ["invoices", "receipts"])
-def test_what_passes_leaves_byte_for_byte(site: Site, producer: Producer, exchange: str) -> None:
+def test_a_passed_message_is_forwarded_byte_for_byte(site: Site, producer: Producer, exchange: str) -> None:
     table = {"BCC": ["other.key"], "CC": ["x"], **forged("bank", "pay", "", "")}
     frames = client.publish(1, exchange.encode(), b"a.old", headers(table), b"x" * 50, {"message_id": b"m"})
     producer.send(frames)
@@ -191,12 +191,12 @@ def test_what_passes_leaves_byte_for_byte(site: Site, producer: Producer, exchan
 
 
 @pytest.mark.parametrize(("exchange", "queue"), [("invoices", "new"), ("receipts", "receipt")])
-def test_what_a_filter_dropped_does_not_pass(site: Site, producer: Producer, exchange: str, queue: str) -> None:
+def test_a_message_dropped_by_a_filter_is_not_passed(site: Site, producer: Producer, exchange: str, queue: str) -> None:
     producer.send_settled(exchange, "a.old", {"kind": "old"}, b"x" * 101)
     assert site.bodies(f"{exchange}.old", queue) == [[], []]
     site.take("fallback")
 
 
-def test_a_name_that_does_not_exist_is_a_match_and_does_not_pass(site: Site, producer: Producer) -> None:
+def test_a_match_with_a_missing_destination_is_not_passed(site: Site, producer: Producer) -> None:
     assert len(producer.send_settled("invoices", "k", {"kind": "ghost"}, mandatory=True).returned) == 1
     assert site.bodies("invoices.old", "fallback") == [[], []]

@@ -36,7 +36,7 @@ def site(standing_site: Site) -> Iterator[Site]:
     standing_site.tidy()
 
 
-def test_a_consumer_is_told_when_its_queue_is_deleted(site: Site) -> None:
+def test_a_consumer_is_cancelled_when_its_queue_is_deleted(site: Site) -> None:
     producer = site.producer()
     queue = producer.declare("short-lived")
     producer.ask(commands.Basic.Consume(queue=queue, consumer_tag="me"))
@@ -51,7 +51,7 @@ def test_a_secret_is_updated(site: Site) -> None:
     assert producer.send_settled("letters", "k").acked
 
 
-def test_an_empty_queue_is_asked_again_and_again_and_never_hangs(site: Site) -> None:
+def test_repeated_gets_from_an_empty_queue_do_not_hang(site: Site) -> None:
     producer = site.producer()
     queue = producer.declare("empty")
     for _ in range(500):
@@ -67,7 +67,7 @@ def test_a_passive_declare_of_a_missing_queue_leaks_no_channel(site: Site) -> No
     assert site.metric("channels") <= 2
 
 
-def test_messages_are_settled_put_back_and_recovered(site: Site) -> None:
+def test_messages_are_acked_requeued_and_recovered(site: Site) -> None:
     producer = site.producer()
     producer.ask(commands.Basic.Qos(prefetch_count=1))
     for number in range(3):
@@ -81,7 +81,7 @@ def test_messages_are_settled_put_back_and_recovered(site: Site) -> None:
     assert producer.delivery().key == "k1"
 
 
-def test_a_server_named_queue_is_usable_under_the_name_that_came_back(site: Site) -> None:
+def test_a_server_named_queue_is_usable_under_the_returned_name(site: Site) -> None:
     producer = site.producer()
     name = producer.declare("")
     assert name.startswith("amq.gen-")
@@ -91,7 +91,7 @@ def test_a_server_named_queue_is_usable_under_the_name_that_came_back(site: Site
     assert message.body == b"for you"
 
 
-def test_an_exclusive_queue_is_its_connections_own_and_goes_with_it(site: Site) -> None:
+def test_an_exclusive_queue_belongs_to_its_connection_and_is_deleted_with_it(site: Site) -> None:
     producer = site.producer()
     producer.declare("mine", exclusive=True)
     other = site.producer()
@@ -109,7 +109,7 @@ def test_an_exclusive_queue_is_its_connections_own_and_goes_with_it(site: Site) 
     until(gone)
 
 
-def test_ids_of_channels_are_free_again_in_any_order(site: Site) -> None:
+def test_channel_numbers_can_be_reused_in_any_order(site: Site) -> None:
     """Fifty connections open and close channels; no connection gets a frame of another."""
     failed: list[BaseException] = []
 
@@ -141,7 +141,7 @@ def test_the_immediate_flag_gets_the_brokers_own_540(site: Site) -> None:
     assert producer.closed(0).code in (505, 540)
 
 
-def test_a_blocked_broker_is_announced_and_so_is_its_recovery() -> None:
+def test_blocking_and_unblocking_of_the_broker_are_forwarded() -> None:
     with PrivateBroker() as private:
         with Sidecar(private) as sidecar, Producer(sidecar.port, "/") as producer:
             producer.open(confirm=True)

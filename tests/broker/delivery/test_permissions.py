@@ -112,7 +112,7 @@ def publisher(broker: Broker) -> Iterator[Publisher]:
 # -- carrier delivery --------------------------------------------------------------------------------------------------
 
 
-def test_declaring_and_binding_needs_what_the_table_says(carried: Site) -> None:
+def test_declaring_and_binding_needs_the_documented_permissions(carried: Site) -> None:
     assert carried.bound("carried") == {("queue", b"a"), ("exchange", b"copies")}
     assert carried.metric("topology_missing_destinations") == 0
 
@@ -125,7 +125,7 @@ def test_declaring_and_binding_needs_what_the_table_says(carried: Site) -> None:
         (("carried", "a|copies", "carried"), "write permission on its alternate exchange spare"),
     ],
 )
-def test_a_carrier_that_may_not_be_declared_is_an_error_that_says_what_is_lacking(
+def test_a_refused_carrier_is_an_error_that_names_the_missing_permission(
     broker: Broker, tmp_path: Path, rights: tuple[str, str, str], lacks: str
 ) -> None:
     with pytest.raises(SidecarFailed) as caught, controlled(broker, tmp_path, RULES, *rights):
@@ -134,7 +134,7 @@ def test_a_carrier_that_may_not_be_declared_is_an_error_that_says_what_is_lackin
     assert lacks in str(caught.value)
 
 
-def test_a_destination_that_may_not_be_bound_is_missing_with_the_reason(broker: Broker, tmp_path: Path) -> None:
+def test_a_destination_that_cannot_be_bound_is_missing_with_the_reason(broker: Broker, tmp_path: Path) -> None:
     with controlled(broker, tmp_path, RULES, "carried", "spare|copies", "carried") as site:
         assert site.bound("carried") == {("exchange", b"copies")}
         [line] = site.logged("destinations missing")
@@ -142,14 +142,16 @@ def test_a_destination_that_may_not_be_bound_is_missing_with_the_reason(broker: 
         assert "access to queue" in line
 
 
-def test_publishing_needs_to_write_to_the_carrier_and_nothing_else(carried: Site, publisher: Publisher) -> None:
+def test_publishing_needs_write_permission_for_the_carrier_only(carried: Site, publisher: Publisher) -> None:
     producer = publisher(carried, "carried")
     for to in ("a", "copies", "nobody"):
         assert producer.send_settled("carried", "k", {"to": to}, to.encode()) == (True, [])
     assert carried.bodies("a", "b", "fallback") == [[b"a"], [b"copies"], [b"nobody"]]
 
 
-def test_without_it_the_broker_refuses_as_it_would_directly(carried: Site, publisher: Publisher) -> None:
+def test_without_write_permission_for_the_carrier_the_broker_refuses_the_publish(
+    carried: Site, publisher: Publisher
+) -> None:
     producer = publisher(carried, "amq.default|a|copies|spare")
     producer.publish("carried", "k", {"to": "a"})
     close = producer.closed()
@@ -169,7 +171,7 @@ def test_the_control_user_needs_no_permission_at_all(queued: Site) -> None:
     ("to", "write", "queue"),
     [("a", "amq.default", "a"), ("copies", "copies", "b"), ("nobody", "spare", "fallback")],
 )
-def test_publishing_needs_to_write_to_what_it_leaves_through(
+def test_publishing_needs_write_permission_for_the_exchange_that_is_used(
     queued: Site, publisher: Publisher, to: str, write: str, queue: str
 ) -> None:
     producer = publisher(queued, write)
@@ -178,7 +180,7 @@ def test_publishing_needs_to_write_to_what_it_leaves_through(
 
 
 @pytest.mark.parametrize(("to", "refused"), [("a", "amq.default"), ("copies", "copies"), ("nobody", "spare")])
-def test_without_it_the_broker_refuses_and_names_what_it_asked_about(
+def test_without_write_permission_the_broker_refuses_and_names_the_exchange(
     queued: Site, publisher: Publisher, to: str, refused: str
 ) -> None:
     producer = publisher(queued, "queued")

@@ -78,7 +78,7 @@ def test_one_publish_reaches_three_queues_and_is_confirmed_once(site: Site, prod
     assert site.bodies("a", "b", "c") == [[b"body"] * 2] * 3
 
 
-def test_every_receiver_sees_the_first_queue_as_key_and_the_original_address(site: Site, producer: Producer) -> None:
+def test_every_receiver_gets_the_first_queue_as_key_and_the_original_address(site: Site, producer: Producer) -> None:
     producer.send_settled("letters", "some.key", {"n": 5, "to": "all"}, b"text", message_id=b"m")
     messages = [only(site.take(queue)) for queue in ("a", "b", "c")]
     [first] = {message.address for message in messages}
@@ -92,7 +92,7 @@ def test_every_receiver_sees_the_first_queue_as_key_and_the_original_address(sit
         assert message.body == b"text"
 
 
-def test_through_us_every_receiver_sees_what_was_sent_byte_for_byte(site: Site, producer: Producer) -> None:
+def test_through_us_every_receiver_gets_the_original_byte_for_byte(site: Site, producer: Producer) -> None:
     table = headers({"n": 5, "CC": ["b"], "to": "all", "deep": {"x": [1, 2]}})
     producer.send_settled("letters", "some.key", table, b"text", message_id=b"m", delivery_mode=2)
     consumer = site.producer()
@@ -104,7 +104,7 @@ def test_through_us_every_receiver_sees_what_was_sent_byte_for_byte(site: Site, 
         assert message.body == b"text"
 
 
-def test_a_cc_is_kept_aside_and_does_not_route(site: Site, producer: Producer) -> None:
+def test_a_cc_is_set_aside_and_does_not_route(site: Site, producer: Producer) -> None:
     producer.send_settled("letters", "k", {"to": "a", "CC": ["b", "fallback"], "BCC": ["c"]})
     message = only(site.take("a"))
     assert message.headers == {
@@ -122,7 +122,7 @@ def test_a_copy_header_that_is_no_array_gets_the_brokers_406(site: Site, produce
     assert site.bodies("a", "b") == [[], []]
 
 
-def test_a_message_without_headers_arrives_without_any_through_us(site: Site, producer: Producer) -> None:
+def test_through_us_a_message_without_headers_arrives_without_headers(site: Site, producer: Producer) -> None:
     producer.send_settled("safe", "k", None)
     message = site.producer().get("fallback")
     assert message is not None
@@ -133,7 +133,7 @@ def test_a_message_without_headers_arrives_without_any_through_us(site: Site, pr
 
 
 @pytest.mark.parametrize("to", ["nobody", "ghost"])
-def test_mandatory_without_a_destination_is_returned_with_the_original_address(
+def test_a_mandatory_publish_without_a_destination_is_returned_with_the_original_address(
     site: Site, producer: Producer, to: str
 ) -> None:
     table = headers({"to": to, "CC": ["a"]})
@@ -146,12 +146,12 @@ def test_mandatory_without_a_destination_is_returned_with_the_original_address(
     assert site.bodies("a") == [[]]
 
 
-def test_of_two_queues_the_one_that_exists_has_it(site: Site, producer: Producer) -> None:
+def test_a_missing_queue_does_not_affect_an_existing_one(site: Site, producer: Producer) -> None:
     assert producer.send_settled("letters", "k", {"to": "half"}, mandatory=True) == (True, [])
     assert only(site.take("b")).address == ("", "b")
 
 
-def test_without_a_match_it_goes_to_the_alternate_exchange_under_the_original_key(
+def test_without_a_match_a_message_goes_to_the_alternate_exchange_under_the_original_key(
     site: Site, producer: Producer
 ) -> None:
     assert producer.send_settled("safe", "some.key", {"to": "nobody"}, mandatory=True) == (True, [])
@@ -164,7 +164,7 @@ def test_without_a_match_it_goes_to_the_alternate_exchange_under_the_original_ke
     assert seen.address == ("safe", "some.key")
 
 
-def test_a_name_that_does_not_exist_does_not_wake_the_alternate_exchange(site: Site, producer: Producer) -> None:
+def test_a_missing_destination_does_not_use_the_alternate_exchange(site: Site, producer: Producer) -> None:
     settled = producer.send_settled("safe", "k", {"to": "ghost"}, mandatory=True)
     assert settled.acked
     assert only(settled.returned).address == ("safe", "k")
@@ -173,7 +173,7 @@ def test_a_name_that_does_not_exist_does_not_wake_the_alternate_exchange(site: S
 
 @pytest.mark.parametrize("exchange", ["letters", "safe"])
 @pytest.mark.parametrize("mandatory", [False, True])
-def test_one_full_queue_of_three_nacks_and_the_others_have_it(
+def test_a_full_queue_causes_a_nack_and_the_other_queues_get_the_message(
     site: Site, producer: Producer, exchange: str, mandatory: bool
 ) -> None:
     assert producer.send_settled(exchange, "k", {"to": "full"}, b"1", mandatory=mandatory) == (True, [])
@@ -181,7 +181,7 @@ def test_one_full_queue_of_three_nacks_and_the_others_have_it(
     assert site.bodies("full", "a", "b", "fallback") == [[b"1"], [b"1", b"2"], [b"1", b"2"], []]
 
 
-def test_a_dead_letter_to_the_default_exchange_goes_to_the_first_queue_and_is_warned_of(
+def test_a_dead_letter_to_the_default_exchange_goes_to_the_first_queue_with_a_warning(
     site: Site, producer: Producer
 ) -> None:
     [line] = site.logged("dead-letters to the default exchange")
@@ -195,7 +195,7 @@ def test_a_dead_letter_to_the_default_exchange_goes_to_the_first_queue_and_is_wa
 # -- destinations that are exchanges -----------------------------------------------------------------------------------
 
 
-def test_an_exchange_costs_a_second_publish_and_one_confirm(site: Site, producer: Producer) -> None:
+def test_an_exchange_needs_a_second_publish_and_one_confirm(site: Site, producer: Producer) -> None:
     for tag in (1, 2, 3):
         producer.publish("letters", "some.key", {"to": "both"}, b"%d" % tag)
         assert producer.settle(tag=tag) == (True, [])
@@ -207,7 +207,7 @@ def test_an_exchange_costs_a_second_publish_and_one_confirm(site: Site, producer
     assert site.bodies("b") == [[b"1", b"2", b"3"]]
 
 
-def test_a_large_body_to_a_queue_and_an_exchange_is_whole_in_both(site: Site, producer: Producer) -> None:
+def test_a_large_body_to_a_queue_and_an_exchange_is_complete_in_both(site: Site, producer: Producer) -> None:
     body = bytes(range(256)) * 4096
     assert producer.send_settled("letters", "k", {"to": "both"}, body) == (True, [])
     assert site.bodies("a", "b") == [[body, body], [body]]
@@ -224,7 +224,7 @@ def test_confirms_of_joined_and_plain_publishes_keep_the_producers_tags(site: Si
     site.take("a")
 
 
-def test_a_return_comes_only_when_every_copy_was_returned(site: Site, producer: Producer) -> None:
+def test_a_publish_is_returned_only_if_every_copy_was_returned(site: Site, producer: Producer) -> None:
     assert producer.send_settled("letters", "other.key", {"to": "both"}, mandatory=True) == (True, [])
     assert producer.send_settled("letters", "other.key", {"to": "exchanges"}, mandatory=True) == (True, [])
     site.bodies("a", "b")
@@ -247,7 +247,7 @@ def test_a_nack_of_one_copy_is_a_nack(site: Site, producer: Producer) -> None:
     site.take("a")
 
 
-def test_transactions_over_queues_and_exchanges_are_whole(site: Site) -> None:
+def test_transactions_over_queues_and_exchanges_are_complete(site: Site) -> None:
     producer = site.producer(confirm=False)
     producer.ask(commands.Tx.Select())
     producer.publish("letters", "k", {"to": "both"}, b"1")
@@ -271,7 +271,7 @@ def unbound(site: Site) -> Iterator[None]:
         site.bind("copies", "a", "")
 
 
-def test_without_confirms_a_return_comes_when_every_copy_was_returned(site: Site) -> None:
+def test_without_confirms_a_publish_is_returned_if_every_copy_was_returned(site: Site) -> None:
     producer = site.producer(confirm=False)
     with unbound(site):
         for number in range(3):
@@ -289,7 +289,7 @@ def test_without_confirms_a_return_comes_when_every_copy_was_returned(site: Site
     assert site.bodies("b") == [[b"half 0", b"half 1", b"half 2"]]
 
 
-def test_in_a_transaction_a_return_comes_when_every_copy_was_returned(site: Site) -> None:
+def test_in_a_transaction_a_publish_is_returned_if_every_copy_was_returned(site: Site) -> None:
     producer = site.producer(confirm=False)
     producer.ask(commands.Tx.Select())
     with unbound(site):
@@ -302,7 +302,7 @@ def test_in_a_transaction_a_return_comes_when_every_copy_was_returned(site: Site
     assert site.bodies("b") == [[b"half"]]
 
 
-def test_forged_headers_of_ours_are_replaced(site: Site, producer: Producer) -> None:
+def test_forged_headers_of_the_sidecar_are_replaced(site: Site, producer: Producer) -> None:
     table = {"to": "a", "x-original-address": {"exchange": "bank"}, "x-original-cc": ["y"]}
     producer.send_settled("letters", "k", table)
     message = only(site.take("a"))
@@ -314,7 +314,7 @@ def test_forged_headers_of_ours_are_replaced(site: Site, producer: Producer) -> 
 
 @pytest.mark.parametrize("exchange", ["", "amq.direct"])
 @pytest.mark.parametrize("split", [False, True])
-def test_an_original_address_that_a_producer_writes_is_refused(
+def test_an_original_address_from_a_producer_is_refused(
     site: Site, producer: Producer, exchange: str, split: bool
 ) -> None:
     forged = headers({"x-original-address": original("forged", "", "a")})
@@ -331,7 +331,7 @@ def test_an_original_address_that_a_producer_writes_is_refused(
 
 
 @pytest.mark.parametrize("exchange", ["letters", "carried"])
-def test_an_original_address_written_on_the_broker_is_believed_of_queues_of_that_exchange_alone(
+def test_an_original_address_written_on_the_broker_is_restored_only_in_queues_of_that_exchange(
     site: Site, producer: Producer, exchange: str
 ) -> None:
     """The alternate exchange of `carried` lets its messages leave by the default exchange, but only to its queues."""

@@ -111,7 +111,7 @@ def test_the_reserved_prefix_is_refused_on_exchanges_that_no_rule_names(
     assert site.bodies("a") == [[b"body"]]
 
 
-def test_a_queue_whose_dead_letters_would_leave_under_a_token_is_refused(site: Site, producer: Producer) -> None:
+def test_a_queue_whose_dead_letter_key_is_a_token_is_refused(site: Site, producer: Producer) -> None:
     arguments: FieldTable = {
         "x-dead-letter-exchange": "letters",
         "x-dead-letter-routing-key": token("queue", b"a").decode(),
@@ -156,7 +156,7 @@ def test_a_refused_channel_can_be_opened_again_at_once(site: Site, producer: Pro
         ({"n": "x" * 101}, b"xx", "Max headers size hit."),
     ],
 )
-def test_a_breach_closes_only_that_channel_and_what_was_published_before_is_delivered(
+def test_a_violated_filter_closes_only_its_channel_and_earlier_publishes_are_delivered(
     site: Site, producer: Producer, table: dict[str, object] | None, body: bytes, text: str
 ) -> None:
     producer.open(2, confirm=True)
@@ -178,12 +178,12 @@ def test_a_breach_closes_only_that_channel_and_what_was_published_before_is_deli
     assert sorted(site.bodies("a")[0]) == [b"before 0", b"before 1", b"before 2", b"other"]
 
 
-def test_what_a_silent_filter_drops_is_acked_and_goes_to_the_alternate_exchange(site: Site, producer: Producer) -> None:
+def test_a_silently_dropped_message_is_acked_and_goes_to_the_alternate_exchange(site: Site, producer: Producer) -> None:
     assert producer.send_settled("silent", "k", None, b"x" * 11, mandatory=True) == (True, [])
     assert site.bodies("a", "fallback") == [[], [b"x" * 11]]
 
 
-def test_a_large_body_that_breaks_a_filter_is_refused_before_it_has_come(site: Site, producer: Producer) -> None:
+def test_a_large_body_that_violates_a_filter_is_refused_before_it_is_sent(site: Site, producer: Producer) -> None:
     method, _ = client.split(client.publish(1, b"small", b"k", None, b""))
     producer.send(method.raw, client.content_header(1, 1 << 40))
     assert producer.closed().text == "PRECONDITION_FAILED - Max size payload hit."

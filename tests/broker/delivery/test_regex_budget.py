@@ -33,7 +33,7 @@ def text(number: int) -> str:
     return "a" * 4000 + str(number)
 
 
-def test_a_client_may_not_have_more_regular_expressions_than_it_is_given(broker: Broker, tmp_path: Path) -> None:
+def test_the_number_of_regular_expressions_of_a_client_is_limited(broker: Broker, tmp_path: Path) -> None:
     with standing(broker, tmp_path, RULES) as site, Application(site.sidecar.port, site.vhost) as app:
         app.exchange("own")
         app.bind("hostile", "own", {"x-?hkvre text": [f"^{number}" for number in range(MOST - 1)]})
@@ -52,7 +52,7 @@ def test_a_client_may_not_have_more_regular_expressions_than_it_is_given(broker:
         app.bind("plain", "own", {"x-?rkre": "^more"})
 
 
-def test_hostile_patterns_of_one_client_leave_all_others_alone(broker: Broker, tmp_path: Path) -> None:
+def test_expensive_patterns_of_one_client_do_not_affect_others(broker: Broker, tmp_path: Path) -> None:
     directory, settings = audited(tmp_path)
     publishes = 40
     with standing(broker, tmp_path, RULES, settings) as site, Application(site.sidecar.port, site.vhost) as app:
@@ -94,7 +94,7 @@ def test_hostile_patterns_of_one_client_leave_all_others_alone(broker: Broker, t
     assert sum(visit["result"] for visit in visits if visit["destination"] != "queue hostile") == 2
 
 
-def test_patterns_in_a_message_s_headers_have_a_budget_of_their_own(broker: Broker, tmp_path: Path) -> None:
+def test_patterns_in_message_headers_have_a_separate_budget(broker: Broker, tmp_path: Path) -> None:
     names = ", ".join(f"q{'a' * 60}{number}" for number in range(50))
     rules = f"""
 queues: [granting, {names}]
@@ -123,7 +123,7 @@ os.execv({program!r}, [{program!r}, *sys.argv[1:]])
 """
 
 
-def test_where_executable_memory_is_denied_patterns_run_all_the_same_and_the_log_says_so(
+def test_without_executable_memory_patterns_are_interpreted_and_this_is_logged(
     broker: Broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "denying"

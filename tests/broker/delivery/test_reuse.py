@@ -119,7 +119,7 @@ def conversation(site: Site) -> bytes:
     return b"".join(read) + "".join(starts).encode()
 
 
-def test_what_a_producer_reads_is_the_same_on_a_new_and_on_a_kept_connection(site: Site) -> None:
+def test_a_producer_reads_the_same_bytes_on_a_new_and_on_a_kept_connection(site: Site) -> None:
     first = conversation(site)
     before = reused(site)
     assert conversation(site) == first
@@ -166,7 +166,7 @@ def test_other_limits_need_another_connection(site: Site, other: dict[str, objec
     assert reused(site) == before + 1
 
 
-def test_a_wrong_password_is_the_brokers_to_refuse(site: Site) -> None:
+def test_a_wrong_password_is_refused_by_the_broker(site: Site) -> None:
     leave(come(site))
     before, standing_by = reused(site), kept(site)
     with pytest.raises(Closed) as caught:
@@ -175,14 +175,14 @@ def test_a_wrong_password_is_the_brokers_to_refuse(site: Site) -> None:
     assert (reused(site), kept(site)) == (before, standing_by)
 
 
-def test_a_virtual_host_that_is_not_there_is_the_brokers_to_refuse(site: Site) -> None:
+def test_a_missing_virtual_host_is_refused_by_the_broker(site: Site) -> None:
     leave(come(site))
     with pytest.raises(Closed) as caught:
         come(site, vhost="nowhere")
     assert caught.value.code == 530
 
 
-def test_another_virtual_host_is_another_connection(site: Site, vhost: str) -> None:
+def test_another_virtual_host_needs_another_connection(site: Site, vhost: str) -> None:
     site.broker.grant(user_of(site), vhost)
     leave(come(site))
     before = reused(site)
@@ -202,7 +202,7 @@ def leave_a_channel(producer: Producer) -> None:
 
 
 @pytest.mark.parametrize("spoil", [declare_exclusive, leave_a_channel])
-def test_a_connection_with_something_left_on_it_is_closed(site: Site, spoil: object) -> None:
+def test_a_connection_with_remaining_state_is_closed(site: Site, spoil: object) -> None:
     before = kept(site)
     producer = come(site)
     spoil(producer)  # type: ignore[operator]
@@ -211,14 +211,14 @@ def test_a_connection_with_something_left_on_it_is_closed(site: Site, spoil: obj
     assert kept(site) == before
 
 
-def test_a_producer_that_vanishes_leaves_no_connection(site: Site) -> None:
+def test_the_connection_of_a_lost_producer_is_not_kept(site: Site) -> None:
     before = kept(site)
     come(site).vanish()
     until(lambda: site.metric("connections", side="upstream") == 0)
     assert kept(site) == before
 
 
-def test_a_consumer_that_has_left_is_gone_for_the_next_producer(site: Site) -> None:
+def test_the_next_producer_gets_no_deliveries_of_an_earlier_consumer(site: Site) -> None:
     consumer = come(site)
     consumer.ask(commands.Basic.Consume(queue="letters", no_ack=True))
     leave(consumer)
@@ -230,7 +230,7 @@ def test_a_consumer_that_has_left_is_gone_for_the_next_producer(site: Site) -> N
     assert [message.body for message in site.take("letters")] == [b"body"]
 
 
-def test_publishes_that_a_producer_left_unsettled_are_not_settled_for_the_next_one(site: Site) -> None:
+def test_unsettled_publishes_of_a_producer_are_not_settled_for_the_next(site: Site) -> None:
     before = reused(site)
     first = come(site)
     first.ask(commands.Confirm.Select())
@@ -256,7 +256,7 @@ def connections(site: Site) -> list[str]:
     return [one["name"] for one in site.broker.api("GET", "connections") if one["user"] == user_of(site)]
 
 
-def test_a_kept_connection_that_the_broker_closes_is_dropped_without_a_word(site: Site) -> None:
+def test_a_kept_connection_that_the_broker_closes_is_dropped_without_an_error(site: Site) -> None:
     leave(come(site))
     until(lambda: len(connections(site)) == 1)
     standing_by = kept(site)
@@ -279,7 +279,7 @@ def test_a_kept_connection_answers_heartbeats(site: Site) -> None:
     assert reused(site) == before + 1
 
 
-def test_a_user_that_is_deleted_is_not_let_in(site: Site) -> None:
+def test_a_deleted_user_is_refused(site: Site) -> None:
     leave(come(site))
     standing_by = kept(site)
     site.broker.delete_user(user_of(site))
@@ -292,7 +292,7 @@ def test_a_user_that_is_deleted_is_not_let_in(site: Site) -> None:
         site.broker.create_user(user_of(site), "guest")
 
 
-def test_the_broker_is_told_nothing_between_two_producers(site: Site) -> None:
+def test_nothing_is_sent_to_the_broker_between_two_producers(site: Site) -> None:
     leave(come(site))
     wire = site.upstream()
     leave(come(site))
@@ -306,7 +306,7 @@ def test_the_broker_is_told_nothing_between_two_producers(site: Site) -> None:
     ]
 
 
-def test_connections_are_closed_when_their_time_is_over(broker: Broker, tmp_path: Path) -> None:
+def test_kept_connections_are_closed_after_their_time(broker: Broker, tmp_path: Path) -> None:
     settings = {"upstream": {"reuse": "1s"}}
     with standing(broker, tmp_path, RULES, settings) as site:
         producer = Producer(site.sidecar.port, site.vhost).open()
@@ -317,14 +317,14 @@ def test_connections_are_closed_when_their_time_is_over(broker: Broker, tmp_path
         until(lambda: any(frame.name == "Connection.Close" for frame in wire.frames))
 
 
-def test_none_is_kept_unless_asked_for(broker: Broker, tmp_path: Path) -> None:
+def test_no_connection_is_kept_by_default(broker: Broker, tmp_path: Path) -> None:
     with standing(broker, tmp_path, RULES) as site:
         leave(Producer(site.sidecar.port, site.vhost).open())
         until(lambda: site.metric("connections", side="upstream") == 0)
         assert kept(site) == 0
 
 
-def test_the_end_of_the_sidecar_closes_what_is_kept(broker: Broker, tmp_path: Path) -> None:
+def test_a_stopping_sidecar_closes_kept_connections(broker: Broker, tmp_path: Path) -> None:
     settings = {"upstream": {"reuse": "60s"}}
     with standing(broker, tmp_path, RULES, settings) as site:
         leave(Producer(site.sidecar.port, site.vhost).open())
@@ -372,7 +372,7 @@ def hits(site: Site, limit: str) -> float:
     return site.metric("limit_hits_total", limit=limit)
 
 
-def test_what_the_last_producer_has_left_of_its_burst_is_what_the_next_one_has(slow: Site) -> None:
+def test_the_next_producer_has_the_remaining_burst_of_the_last(slow: Site) -> None:
     for count in (90, 10):
         producer = come(slow)
         publish(producer, count)
@@ -385,7 +385,7 @@ def test_what_the_last_producer_has_left_of_its_burst_is_what_the_next_one_has(s
     third.vanish()
 
 
-def test_who_takes_a_connection_over_has_the_debt_of_its_user(slow: Site) -> None:
+def test_a_producer_on_a_kept_connection_is_throttled_for_its_user(slow: Site) -> None:
     leave(come(slow))
     other = Producer(slow.sidecar.port, slow.vhost, heartbeat=7).open()  # needs a separate connection
     publish(other, 200)
@@ -398,7 +398,7 @@ def test_who_takes_a_connection_over_has_the_debt_of_its_user(slow: Site) -> Non
 
 
 @pytest.mark.parametrize("slow", [{"patience": "1s"}], indirect=True)
-def test_what_one_producer_was_told_is_not_told_to_the_next(slow: Site) -> None:
+def test_an_error_of_one_producer_does_not_affect_the_next(slow: Site) -> None:
     first = come(slow)
     publish(first, 120)
     assert first.closed().code == 406

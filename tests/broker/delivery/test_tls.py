@@ -213,7 +213,7 @@ async def test_aio_pika_publishes_over_tls_on_both_sides(world: World, sealed: S
     assert take(world) == [b"by aio-pika"]
 
 
-def test_a_large_message_passes_both_ways_as_it_is(world: World, sealed: Sealed) -> None:
+def test_a_large_message_passes_unchanged_in_both_directions(world: World, sealed: Sealed) -> None:
     body = os.urandom(5_000_000)
     with sealed.producer() as producer:
         assert producer.send_settled("post", body=body).acked
@@ -228,7 +228,7 @@ def test_the_control_user_and_the_inventory_use_tls_too(world: World, sealed: Se
     assert "degraded" not in sealed.get("/readyz")
 
 
-def test_plain_and_tls_listeners_stand_side_by_side(world: World) -> None:
+def test_plain_and_tls_listeners_work_together(world: World) -> None:
     plain, secure = free_port(), free_port()
     listen = [{"address": f"127.0.0.1:{plain}"}, *listening(secure)["listen"]]  # type: ignore[misc]
     with Sealed(world, {"listen": listen}):
@@ -287,7 +287,7 @@ def test_a_producer_without_tls_is_refused_and_counted(sealed: Sealed) -> None:
     assert "does not speak TLS" in sealed.logged("producer not connected")[-1]
 
 
-def test_a_producer_that_never_finishes_the_tls_handshake_meets_the_deadline(sealed: Sealed) -> None:
+def test_an_unfinished_tls_handshake_ends_at_the_deadline(sealed: Sealed) -> None:
     before = sealed.metric("connections_total", side="downstream", result="timeout")
     with socket.create_connection(("127.0.0.1", sealed.port)) as plain:
         plain.settimeout(30)
@@ -298,7 +298,9 @@ def test_a_producer_that_never_finishes_the_tls_handshake_meets_the_deadline(sea
     assert "no TLS handshake within 2 s" in sealed.logged("producer not connected")[-1]
 
 
-def test_a_producer_that_is_silent_after_the_tls_handshake_meets_the_deadline(world: World, sealed: Sealed) -> None:
+def test_a_producer_that_is_silent_after_the_tls_handshake_is_closed_at_the_deadline(
+    world: World, sealed: Sealed
+) -> None:
     before = sealed.metric("connections_total", side="downstream", result="timeout")
     with Producer(sealed.port, VHOST, tls=world.authority.client(), log_in=False) as producer, pytest.raises(Gone):
         producer.frame()
@@ -306,7 +308,7 @@ def test_a_producer_that_is_silent_after_the_tls_handshake_meets_the_deadline(wo
     assert sealed.metric("connections_total", side="downstream", result="timeout") >= before
 
 
-def test_a_flood_of_silent_peers_leaves_descriptors_for_admin_pages_and_the_control_plane(world: World) -> None:
+def test_silent_peers_leave_descriptors_for_admin_pages_and_the_control_plane(world: World) -> None:
     plain, secure = free_port(), free_port()
     listen = [{"address": f"127.0.0.1:{plain}"}, *listening(secure)["listen"]]  # type: ignore[misc]
     limits = {"connections": 20, "connections_per_peer": 10, "handshake_timeout": "60s"}
@@ -324,7 +326,7 @@ def test_a_flood_of_silent_peers_leaves_descriptors_for_admin_pages_and_the_cont
             assert other.recv(11)[7:] == b"\x00\x0a\x00\x0a"  # Connection.Start
 
 
-def test_a_client_certificate_is_demanded(world: World) -> None:
+def test_a_required_client_certificate_is_verified(world: World) -> None:
     port = free_port()
     with Sealed(world, listening(port, client_ca=str(world.authority.ca))) as sidecar:
         with pytest.raises(OSError, match=r"certificate required|closed|reset|EOF"):
@@ -336,7 +338,7 @@ def test_a_client_certificate_is_demanded(world: World) -> None:
     assert take(world) == [b"body"]
 
 
-def test_where_it_is_optional_only_a_wrong_one_is_refused(world: World, tmp_path: Path) -> None:
+def test_an_optional_client_certificate_is_refused_only_if_invalid(world: World, tmp_path: Path) -> None:
     port = free_port()
     stranger = Authority(tmp_path / "stranger").certificate("producer")
     more = listening(port, client_ca=str(world.authority.ca), client_verify="optional")
@@ -348,7 +350,7 @@ def test_where_it_is_optional_only_a_wrong_one_is_refused(world: World, tmp_path
     assert take(world) == [b"body"]
 
 
-def test_sasl_external_can_not_borrow_the_certificate_of_the_sidecar(world: World, sealed: Sealed) -> None:
+def test_sasl_external_cannot_use_the_certificate_of_the_sidecar(world: World, sealed: Sealed) -> None:
     def offered(port: int) -> tuple[Producer, str]:
         context = world.authority.client(world.pair)
         producer = Producer(port, VHOST, tls=context, log_in=False)
@@ -394,26 +396,26 @@ def refused(world: World, upstream: Mapping[str, object]) -> str:
     return log.read_text()
 
 
-def test_a_broker_of_an_unknown_authority_is_not_talked_to(world: World, tmp_path: Path) -> None:
+def test_a_broker_with_an_unknown_authority_is_refused(world: World, tmp_path: Path) -> None:
     other = Authority(tmp_path / "other").ca
     said = refused(world, {"tls": {"ca": str(other)}})
     assert "certificate rejected" in said
     assert f"not signed by the CA certificates in {other}" in said
 
 
-def test_a_broker_of_another_name_is_not_talked_to(world: World) -> None:
+def test_a_broker_with_another_name_is_refused(world: World) -> None:
     said = refused(world, {"address": f"127.0.0.1:{world.tls_port}"})
     assert "certificate rejected: IP address mismatch" in said
 
 
-def test_a_name_to_expect_can_be_given(world: World) -> None:
+def test_the_expected_name_can_be_configured(world: World) -> None:
     more = {"address": f"127.0.0.1:{world.tls_port}", "tls": {"server_name": "localhost"}}
     with Sealed(world, {"upstream": more}) as sidecar, sidecar.producer() as producer:
         assert producer.send_settled("post").acked
     assert take(world) == [b"body"]
 
 
-def test_without_verification_any_certificate_will_do_with_a_warning(world: World, tmp_path: Path) -> None:
+def test_without_verification_any_certificate_is_accepted_with_a_warning(world: World, tmp_path: Path) -> None:
     other = Authority(tmp_path / "other").ca
     more = {"address": f"127.0.0.1:{world.tls_port}", "tls": {"ca": str(other), "verify": False}}
     with Sealed(world, {"upstream": more}) as sidecar, sidecar.producer() as producer:
@@ -422,12 +424,12 @@ def test_without_verification_any_certificate_will_do_with_a_warning(world: Worl
     assert take(world) == [b"body"]
 
 
-def test_a_certificate_that_the_broker_demands_and_does_not_get_is_told(world: World) -> None:
+def test_a_client_certificate_that_the_broker_requires_is_named_in_the_error(world: World) -> None:
     said = refused(world, {"tls": {"certificate": None, "key": None}, "management": None})
     assert "certificate required (the other side requires a client certificate: upstream.tls.certificate)" in said
 
 
-def test_a_broker_whose_certificate_has_expired_is_told_to_producers(world: World, sealed: Sealed) -> None:
+def test_producers_get_the_reason_if_the_brokers_certificate_has_expired(world: World, sealed: Sealed) -> None:
     before = sealed.metric("connections_total", side="upstream", result="tls_error")
     with sealed.producer() as producer:
         world.install(world.authority.certificate("localhost", expired=True))
@@ -463,7 +465,7 @@ def by_itself(sidecar: Sealed) -> None:
 
 
 @pytest.mark.parametrize("told", [by_request, by_signal, by_itself])
-def test_new_certificates_hold_for_new_connections(
+def test_new_certificates_apply_to_new_connections(
     world: World, sealed: Sealed, told: Callable[[Sealed], None]
 ) -> None:
     before = sealed.serial()
@@ -475,7 +477,7 @@ def test_new_certificates_hold_for_new_connections(
     assert take(world) == [b"body"]
 
 
-def test_a_bad_file_leaves_everything_as_it_was(world: World, sealed: Sealed) -> None:
+def test_an_invalid_file_keeps_all_previous_files_in_use(world: World, sealed: Sealed) -> None:
     shown, key = sealed.serial(), (sealed.folder / "key.pem").read_text()
     errors = sealed.metric("rules_reload_total", result="error")
     (sealed.folder / "key.pem").write_text(world.authority.certificate("other")[1].read_text())
@@ -496,7 +498,7 @@ def test_a_bad_file_leaves_everything_as_it_was(world: World, sealed: Sealed) ->
     by_request(sealed)
 
 
-def test_authorities_of_the_broker_are_read_again_too(world: World, tmp_path: Path) -> None:
+def test_authorities_for_the_broker_are_also_reloaded(world: World, tmp_path: Path) -> None:
     ca = tmp_path / "ca.pem"
     shutil.copy(world.authority.ca, ca)
     with Sealed(world, {"upstream": {"tls": {"ca": str(ca)}}}) as sidecar:
@@ -510,7 +512,7 @@ def test_authorities_of_the_broker_are_read_again_too(world: World, tmp_path: Pa
         sidecar.producer().vanish()
 
 
-def test_several_workers_take_new_certificates_together(world: World) -> None:
+def test_several_workers_use_new_certificates_together(world: World) -> None:
     with Sealed(world, {"workers": 2}) as sidecar:
         before = sidecar.serial()
         install(world.authority.certificate("localhost"), sidecar.folder)
@@ -543,7 +545,9 @@ def ask_broker(world: World, url: str, *files: Path) -> tuple[int, list[str]]:
 
 @pytest.mark.parametrize("scheme", ["amqps", "https"])
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
-def test_check_asks_a_broker_by_the_tls_of_the_configuration(world: World, scheme: str, host: str) -> None:
+def test_check_queries_a_broker_with_the_tls_settings_of_the_configuration(
+    world: World, scheme: str, host: str
+) -> None:
     folder = world.new_folder()
     rules = folder / "rules.yaml"
     rules.write_text(f"vhost: {VHOST}\n{RULES}  - name: more\n    bindings: [{{queue: nowhere}}]\n")
@@ -573,7 +577,7 @@ def test_without_the_configuration_a_private_authority_is_not_trusted(world: Wor
     assert "s3cret" not in "".join(lines)
 
 
-def test_check_names_authorities_that_can_not_be_used_and_asks_nobody(world: World) -> None:
+def test_check_reports_unusable_authorities_and_sends_no_query(world: World) -> None:
     folder = world.new_folder()
     (folder / "no-ca.pem").write_text("none")
     config = folder / "oxproxy.yaml"
@@ -584,7 +588,7 @@ def test_check_names_authorities_that_can_not_be_used_and_asks_nobody(world: Wor
     assert f"{folder / 'no-ca.pem'}: no CERTIFICATE in PEM" in lines[-1]
 
 
-def test_cleanup_asks_a_management_api_by_the_tls_of_the_configuration(world: World) -> None:
+def test_cleanup_queries_a_management_api_with_the_tls_settings_of_the_configuration(world: World) -> None:
     with Sealed(world) as sidecar:
         command = [str(PROGRAM), "cleanup", "--vhost", VHOST, "--config", str(sidecar.configuration)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
@@ -595,7 +599,7 @@ def test_cleanup_asks_a_management_api_by_the_tls_of_the_configuration(world: Wo
 # -- closing -------------------------------------------------------------------------------------------------------
 
 
-def test_heartbeats_go_both_ways_over_tls(world: World, sealed: Sealed) -> None:
+def test_heartbeats_are_sent_in_both_directions_over_tls(world: World, sealed: Sealed) -> None:
     with Producer(sealed.port, VHOST, heartbeat=1, tls=world.authority.client()).open() as producer:
         for _ in range(3):
             producer.heartbeat()
@@ -614,9 +618,7 @@ def test_a_close_is_answered_and_both_sides_end(world: World, sealed: Sealed) ->
     assert take(world) == [b"body"]
 
 
-def test_a_producer_that_ends_its_side_only_ends_both_and_loses_nothing_that_was_confirmed(
-    world: World, sealed: Sealed
-) -> None:
+def test_a_half_closed_producer_ends_both_sides_and_loses_no_confirmed_message(world: World, sealed: Sealed) -> None:
     """RabbitMQ itself may drop unconfirmed messages if a socket ends without Connection.Close."""
     producer = sealed.producer()
     assert all(producer.send_settled("post", body=b"x" * 1000).acked for _ in range(20))
@@ -630,7 +632,7 @@ def test_a_producer_that_ends_its_side_only_ends_both_and_loses_nothing_that_was
 
 
 @pytest.mark.parametrize("how", ["reset", "cut"])
-def test_a_producer_that_goes_without_a_word_leaves_nothing(world: World, sealed: Sealed, how: str) -> None:
+def test_a_lost_producer_leaves_no_connection(world: World, sealed: Sealed, how: str) -> None:
     producer = sealed.producer()
     if how == "reset":
         producer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -647,7 +649,7 @@ def test_a_producer_that_does_not_answer_a_close_is_dropped_after_the_deadline(w
         until(lambda: sidecar.logged("event=stopped"))
 
 
-def test_a_producer_in_the_middle_of_its_tls_handshake_does_not_hold_the_end_up(world: World) -> None:
+def test_an_unfinished_tls_handshake_does_not_delay_the_stop(world: World) -> None:
     with Sealed(world, {"limits": {"handshake_timeout": "60s"}}) as sidecar:
         with socket.create_connection(("127.0.0.1", sidecar.port)) as plain:
             plain.sendall(b"\x16\x03\x01")

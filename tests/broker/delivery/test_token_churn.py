@@ -68,7 +68,7 @@ def run(broker: Broker, vhost: str, publishes: int, refresh: str) -> list[str]:
             return [text for work in works for text in work.result()]
 
 
-def test_what_is_bound_through_one_sidecar_is_found_while_the_other_unbinds(broker: Broker, vhost: str) -> None:
+def test_bindings_through_one_sidecar_are_found_while_the_other_unbinds(broker: Broker, vhost: str) -> None:
     assert run(broker, vhost, 2_000, "500ms") == []
 
 

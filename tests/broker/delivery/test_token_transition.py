@@ -84,7 +84,7 @@ def churn(outside: Outside, first: Sidecar, second: Sidecar) -> None:
         pytest.param({"names": ("previous", "new")}, {"names": ("new", "previous")}, id="another secret is first"),
     ],
 )
-def test_queues_that_come_and_go_by_two_sidecars_with_different_tokens_lose_nothing(
+def test_queues_changed_through_two_sidecars_with_different_tokens_lose_nothing(
     start: Start, outside: Outside, one: dict[str, object], other: dict[str, object]
 ) -> None:
     def begin(kind: dict[str, object]) -> Sidecar:
@@ -126,7 +126,7 @@ def test_an_exclusive_queue_is_reached_through_a_sidecar_of_the_other_version(
 
 
 @pytest.mark.parametrize("made_by_old", [True, False])
-def test_what_a_client_binds_through_one_version_is_routed_by_the_other(
+def test_a_binding_made_through_one_version_is_routed_by_the_other(
     start: Start, outside: Outside, made_by_old: bool
 ) -> None:
     outside.make_queues("a", "b")
@@ -156,9 +156,7 @@ def adopt(sidecar: Sidecar, vhost: str, *more: str) -> subprocess.CompletedProce
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def test_when_the_transition_is_finished_unkeyed_tokens_go_and_no_message_is_lost(
-    start: Start, outside: Outside
-) -> None:
+def test_after_the_transition_unkeyed_tokens_are_removed_and_no_message_is_lost(start: Start, outside: Outside) -> None:
     outside.make_queues("a", "b", "mine")
     outside.make_exchange("around", alternate_exchange="letters")
     old = start(old=True, refresh="200ms")
@@ -212,7 +210,7 @@ def test_when_the_transition_is_finished_unkeyed_tokens_go_and_no_message_is_los
     third.stop()
 
 
-def test_the_transition_is_not_finished_while_old_tokens_alone_lead_to_a_queue(start: Start, outside: Outside) -> None:
+def test_the_transition_is_not_finished_while_a_queue_has_only_old_tokens(start: Start, outside: Outside) -> None:
     outside.make_queues("a", "b", "mine")
     start(old=True)
     sidecar = start("new")
@@ -248,7 +246,7 @@ def test_a_new_virtual_host_has_no_unkeyed_tokens(start: Start, outside: Outside
 # -- paths to a carrier ----------------------------------------------------------------------------------------------
 
 
-def test_alternate_and_dead_letter_exchanges_that_lead_to_a_carrier_are_reported_while_they_are_there(
+def test_alternate_and_dead_letter_exchanges_that_target_a_carrier_are_reported_while_they_exist(
     start: Start, outside: Outside
 ) -> None:
     outside.make_queues("a", "b", "mine")
@@ -278,9 +276,7 @@ def test_alternate_and_dead_letter_exchanges_that_lead_to_a_carrier_are_reported
     until(lambda: "oxproxy_topology_carrier_bypasses 0.0" in sidecar.get("/metrics"))
 
 
-def test_an_alternate_exchange_whose_bindings_lead_to_a_carrier_is_reported_at_the_start(
-    start: Start, outside: Outside
-) -> None:
+def test_an_alternate_exchange_bound_to_a_carrier_is_reported_at_the_start(start: Start, outside: Outside) -> None:
     outside.make_queues("a", "b", "mine")
     first = start("new")
     outside.make_exchange("bound", "fanout")

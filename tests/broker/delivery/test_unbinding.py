@@ -70,14 +70,14 @@ def test_an_unbind_with_other_arguments_closes_the_channel(strict: Site, argumen
     assert reached(strict, producer.open(confirm=True)) == [[b"x"], [b"x"]]
 
 
-def test_types_of_arguments_count(strict: Site) -> None:
+def test_an_unbind_with_other_types_of_arguments_closes_the_channel(strict: Site) -> None:
     producer = bound(strict)
     wider = headers({"x-?hkv= kind": "a", "x-order": Value("l", 100)})
     producer.send(queue_unbind(1, b"a", b"xo", b"", encode_table(wider)))
     assert producer.closed().text == REFUSED
 
 
-def test_an_unbind_with_the_same_arguments_in_another_order_takes_the_binding_away(strict: Site) -> None:
+def test_an_unbind_with_the_same_arguments_in_another_order_removes_the_binding(strict: Site) -> None:
     producer = bound(strict)
     other: FieldTable = dict(reversed(BOUND.items()))
     producer.ask(commands.Queue.Unbind(queue="a", exchange="xo", arguments=other))
@@ -85,14 +85,14 @@ def test_an_unbind_with_the_same_arguments_in_another_order_takes_the_binding_aw
     assert reached(strict, producer) == [[], []]
 
 
-def test_with_no_binding_at_all_for_that_destination_it_is_fine(strict: Site) -> None:
+def test_an_unbind_of_a_destination_without_bindings_is_no_error(strict: Site) -> None:
     producer = bound(strict)
     producer.ask(commands.Queue.Unbind(queue="b", exchange="xo", arguments=BOUND))
     producer.ask(commands.Exchange.Unbind(destination="amq.direct", source="xo", arguments=BOUND))
     assert reached(strict, producer) == [[b"x"], [b"x"]]
 
 
-def test_exchanges_of_the_broker_keep_its_silence(strict: Site) -> None:
+def test_unbinds_from_the_brokers_own_exchanges_are_forwarded(strict: Site) -> None:
     producer = strict.producer()
     producer.ask(commands.Queue.Bind(queue="a", exchange="amq.headers", arguments={"x": 1}))
     producer.ask(commands.Queue.Unbind(queue="a", exchange="amq.headers", arguments={"x": 2}))
@@ -100,7 +100,7 @@ def test_exchanges_of_the_broker_keep_its_silence(strict: Site) -> None:
     assert strict.bodies("a") == [[b"x"]]
 
 
-def test_where_the_broker_s_way_is_chosen_nothing_is_removed_and_nothing_said(lenient: Site) -> None:
+def test_with_unbind_broker_an_unbind_with_other_arguments_has_no_effect(lenient: Site) -> None:
     producer = bound(lenient)
     producer.ask(commands.Queue.Unbind(queue="a", exchange="xo", arguments={}))
     producer.ask(commands.Exchange.Unbind(destination="copies", source="xo", arguments={"x-order": 101}))
