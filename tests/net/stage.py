@@ -65,20 +65,20 @@ class Peer:
     async def any_frame(self) -> Frame:
         """The next frame."""
         head = await self.read(7)
-        rest = await self.read(int.from_bytes(head[3:], "big") + 1)
-        assert rest[-1] == 0xCE
-        return Frame(head[0], int.from_bytes(head[1:3], "big"), rest[:-1])
+        tail = await self.read(int.from_bytes(head[3:], "big") + 1)
+        assert tail[-1] == 0xCE
+        return Frame(head[0], int.from_bytes(head[1:3], "big"), tail[:-1])
 
     async def frame(self) -> Frame:
         """The next frame other than heartbeats, which are counted."""
-        while (found := await self.any_frame()).kind == 8:
+        while (frame := await self.any_frame()).kind == 8:
             self.heartbeats += 1
-        return found
+        return frame
 
     async def expect(self, name: str) -> Frame:
-        found = await self.frame()
-        assert found.name == name, found
-        return found
+        frame = await self.frame()
+        assert frame.name == name, frame
+        return frame
 
     async def published(self) -> tuple[str, bytes]:
         """Routing key and body of the next publish, whose body must be one frame."""
@@ -234,14 +234,14 @@ class NoControl:
         await self.answering.wait()
 
     async def bind(self, vhost: str, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
-        found = set(destinations)
-        self.asked.append(("bind", exchange, found))
+        requested = set(destinations)
+        self.asked.append(("bind", exchange, requested))
         await self.answering.wait()
         if self.state is not None:
-            for destination in found:
+            for destination in requested:
                 self.state.exchanges[exchange].tokens.bind_ok(destination)
             self.state.changed()
-        return found
+        return requested
 
     def queue_declared(self, vhost: str, queue: bytes, exclusive: bool = False) -> None:
         self.asked.append(("declared", queue, exclusive))

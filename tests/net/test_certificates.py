@@ -19,14 +19,14 @@ def openssl(*arguments: object) -> str:
     return done.stdout
 
 
-def told(certificate: Path) -> float:
-    said = openssl("x509", "-enddate", "-noout", "-in", certificate)
-    return float(ssl.cert_time_to_seconds(said.removeprefix("notAfter=").strip()))
+def openssl_expiry(certificate: Path) -> float:
+    output = openssl("x509", "-enddate", "-noout", "-in", certificate)
+    return float(ssl.cert_time_to_seconds(output.removeprefix("notAfter=").strip()))
 
 
 def test_the_expiry_is_the_one_that_openssl_reads(authority: Authority) -> None:
     for certificate in (authority.certificate("a.example")[0], authority.certificate("a.example", expired=True)[0]):
-        assert certificate_end(certificate.read_bytes()) == told(certificate)
+        assert certificate_end(certificate.read_bytes()) == openssl_expiry(certificate)
 
 
 @pytest.mark.parametrize("end", ["20491231235959Z", "20500101000000Z", "99991231235959Z"])
@@ -35,13 +35,13 @@ def test_years_of_two_and_of_four_digits_are_read(end: str, authority: Authority
     request, made = certificate.with_suffix(".csr"), certificate.with_name("long.pem")
     signed = ("-config", authority.folder / "ca.conf", "-cert", authority.ca, "-keyfile", authority.folder / "ca.key")
     openssl("ca", "-batch", "-notext", "-in", request, *signed, "-enddate", end, "-out", made)
-    assert certificate_end(made.read_bytes()) == told(made)
+    assert certificate_end(made.read_bytes()) == openssl_expiry(made)
 
 
 def test_the_first_of_several_certificates_is_read(authority: Authority) -> None:
-    (old, key), other = authority.certificate("b.example", expired=True), authority.certificate("c.example")[0]
-    chain = key.read_bytes() + b"as text\r\n" + old.read_bytes().replace(b"\n", b"\r\n") + other.read_bytes()
-    assert certificate_end(chain) == told(old)
+    (first, key), second = authority.certificate("b.example", expired=True), authority.certificate("c.example")[0]
+    chain = key.read_bytes() + b"as text\r\n" + first.read_bytes().replace(b"\n", b"\r\n") + second.read_bytes()
+    assert certificate_end(chain) == openssl_expiry(first)
 
 
 def test_a_version_1_certificate_is_read(authority: Authority) -> None:
@@ -49,7 +49,7 @@ def test_a_version_1_certificate_is_read(authority: Authority) -> None:
     openssl("req", "-new", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-subj", "/CN=v1", "-out", made)
     openssl("x509", "-req", "-in", made, "-signkey", key, "-days", 3, "-out", made.with_suffix(".crt"))
     assert "Version: 1 " in openssl("x509", "-text", "-noout", "-in", made.with_suffix(".crt"))
-    assert certificate_end(made.with_suffix(".crt").read_bytes()) == told(made.with_suffix(".crt"))
+    assert certificate_end(made.with_suffix(".crt").read_bytes()) == openssl_expiry(made.with_suffix(".crt"))
 
 
 def test_a_file_without_a_certificate_is_an_error(authority: Authority) -> None:

@@ -32,11 +32,11 @@ async def test_a_producer_that_sends_only_heartbeats_is_closed_with_320_and_an_a
                     await asyncio.sleep(0.02)
 
             async with asyncio.TaskGroup() as tasks:
-                others = [tasks.create_task(beating()), tasks.create_task(working())]
-                found = await idle.closed()
-                for other in others:
-                    other.cancel()
-            assert found == (320, "CONNECTION_FORCED - only heartbeats were received for 1 s (idle_timeout)")
+                senders = [tasks.create_task(beating()), tasks.create_task(working())]
+                close = await idle.closed()
+                for sender in senders:
+                    sender.cancel()
+            assert close == (320, "CONNECTION_FORCED - only heartbeats were received for 1 s (idle_timeout)")
             assert stage.counters.limits.hits["idle"] == 1
             busy.call(commands.Channel.Open(), 2)
             while (await busy_link.frame()).name != "Channel.Open":

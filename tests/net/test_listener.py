@@ -53,7 +53,7 @@ async def test_an_address_that_is_taken_is_an_error(authority: Authority) -> Non
                 await Listener([("127.0.0.1", stage.port)], stage.shared, QUICK, tls).start()
 
 
-async def told(surplus: Peer) -> tuple[int, str]:
+async def refusal(surplus: Peer) -> tuple[int, str]:
     """What a producer is told after its login."""
     await surplus.log_in()
     return await surplus.closed()
@@ -65,8 +65,8 @@ async def test_connections_above_the_limit_are_refused_until_one_ends() -> None:
             first, _ = await stage.producer()
             await stage.producer()
             for _ in range(3):
-                found = await told(await stage.connect())
-                assert found == (530, "NOT_ALLOWED - connection refused: limit of 2 connections is reached")
+                close = await refusal(await stage.connect())
+                assert close == (530, "NOT_ALLOWED - connection refused: limit of 2 connections is reached")
             await eventually(lambda: stage.counters.downstream.results["refused"] == 3)
             assert stage.counters.limits.rejected_connections == {"connections": 3, "connections_per_peer": 0}
             assert stage.counters.downstream.open == 2
@@ -79,8 +79,8 @@ async def test_connections_above_the_limit_are_refused_until_one_ends() -> None:
 async def test_connections_above_the_limit_per_address_are_refused_until_one_ends() -> None:
     async with staged(listener_limits=ListenerLimits(connections_per_peer=1, close_seconds=0.1)) as stage:
         first, _ = await stage.producer()
-        found = await told(await stage.connect())
-        assert found == (530, "NOT_ALLOWED - connection refused: limit of 1 connections from 127.0.0.1 is reached")
+        close = await refusal(await stage.connect())
+        assert close == (530, "NOT_ALLOWED - connection refused: limit of 1 connections from 127.0.0.1 is reached")
         assert stage.counters.limits.rejected_connections["connections_per_peer"] == 1
         await first.vanish()
         await eventually(lambda: stage.counters.downstream.open == 0)
@@ -148,10 +148,10 @@ async def test_peers_of_one_address_count_before_their_tls_handshake_and_others_
         reader, writer = await asyncio.open_connection(
             "127.0.0.1", port, ssl=context, server_hostname="localhost", local_addr=("127.0.0.2", 0)
         )
-        other = Peer(reader, writer)
-        stage.peers += [*peers, other]
-        await stage.greeted(other)
-        await other.expect("Connection.OpenOk")
+        accepted = Peer(reader, writer)
+        stage.peers += [*peers, accepted]
+        await stage.greeted(accepted)
+        await accepted.expect("Connection.OpenOk")
 
 
 async def test_a_tls_connection_above_the_limit_is_refused_after_its_handshake(authority: Authority) -> None:
@@ -160,7 +160,7 @@ async def test_a_tls_connection_above_the_limit_is_refused_after_its_handshake(a
         context = authority.client()
         surplus = Peer(*await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost"))
         stage.peers.append(surplus)
-        assert await told(surplus) == (530, "NOT_ALLOWED - connection refused: limit of 1 connections is reached")
+        assert await refusal(surplus) == (530, "NOT_ALLOWED - connection refused: limit of 1 connections is reached")
 
 
 async def test_a_drain_ends_tls_handshakes_and_closes_the_address(authority: Authority) -> None:
@@ -216,8 +216,8 @@ async def test_a_producer_that_never_stops_publishing_does_not_use_up_the_deadli
 
         async def confirming() -> None:
             count = 0
-            while (found := await link.frame()).name != "Connection.Close":
-                if found.name == "Body":
+            while (frame := await link.frame()).name != "Connection.Close":
+                if frame.name == "Body":
                     count += 1
                     link.call(commands.Basic.Ack(count, False))
             link.call(commands.Connection.CloseOk(), 0)
@@ -227,9 +227,9 @@ async def test_a_producer_that_never_stops_publishing_does_not_use_up_the_deadli
             tasks.create_task(confirming())
             await producer.expect("Basic.Ack")
             draining = tasks.create_task(stage.listener.drain())
-            while (found := await producer.frame()).name == "Basic.Ack":
+            while (frame := await producer.frame()).name == "Basic.Ack":
                 pass
-            assert found.arguments["reply_code"] == 320
+            assert frame.arguments["reply_code"] == 320
             busy.cancel()
             producer.call(commands.Connection.CloseOk(), 0)
             await draining

@@ -124,8 +124,8 @@ async def test_a_broker_lost_while_another_session_follows_the_virtual_host_open
         await eventually(lambda: control.asked)
         control.followed = True  # by the session of another producer
         link.writer.transport.abort()
-        other = await stage.connect()  # when it is answered, the loss has been noticed
-        await other.begin()
+        second = await stage.connect()  # when it is answered, the loss has been noticed
+        await second.begin()
         control.answering.set()
         await peer.expect("Connection.OpenOk")
         assert (await peer.closed())[0] == 320
@@ -200,12 +200,12 @@ async def test_a_broker_lost_during_the_handshake_closes_the_producer_with_320(p
 # -- silent producers, and producers that disconnect -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("said", [b"", b"AM", client.PROTOCOL_HEADER])
-async def test_a_producer_that_stays_silent_is_dropped_after_the_deadline(said: bytes) -> None:
+@pytest.mark.parametrize("sent", [b"", b"AM", client.PROTOCOL_HEADER])
+async def test_a_producer_that_stays_silent_is_dropped_after_the_deadline(sent: bytes) -> None:
     async with staged(SOON) as stage:
         peer = await stage.connect()
-        peer.send(said)
-        if said == client.PROTOCOL_HEADER:
+        peer.send(sent)
+        if sent == client.PROTOCOL_HEADER:
             await peer.expect("Connection.Start")
         assert await peer.is_gone()
         await eventually(lambda: results(stage)[0] == {"timeout": 1})
@@ -250,7 +250,7 @@ async def test_a_producer_that_disconnects_during_the_connect_leaves_no_upstream
 
 
 @pytest.mark.parametrize(
-    ("said", "seen"),
+    ("sent", "seen"),
     [
         (b"GET /?token=secret HTTP/1.1\r\n\r\n", "HTTP"),
         (b"\x16\x03\x01\x02\x00\x01", "TLS on a port without TLS"),
@@ -258,11 +258,11 @@ async def test_a_producer_that_disconnects_during_the_connect_leaves_no_upstream
         (b"SSH-2.0-OpenSSH_9.2\r\n", "not AMQP"),
     ],
 )
-async def test_another_protocol_gets_the_amqp_header_and_is_closed_counted_and_logged(said: bytes, seen: str) -> None:
+async def test_another_protocol_gets_the_amqp_header_and_is_closed_counted_and_logged(sent: bytes, seen: str) -> None:
     with capture_logs() as logged:
         async with staged() as stage:
             peer = await stage.connect()
-            peer.send(said)
+            peer.send(sent)
             assert await peer.read(8) == client.PROTOCOL_HEADER
             assert await peer.is_gone()
             await eventually(lambda: results(stage) == ({"protocol_error": 1}, {}))
@@ -349,11 +349,11 @@ async def test_a_handshake_sent_byte_by_byte_succeeds(broker: Broker) -> None:
     async with staged(upstream=Upstream([(broker.host, broker.port)])) as stage:
         peer: Peer = await stage.connect()
         start_ok = client.method(0, commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US"))
-        rest = client.method(0, commands.Connection.TuneOk(0, 0, 0)) + client.method(0, commands.Connection.Open("/"))
+        tail = client.method(0, commands.Connection.TuneOk(0, 0, 0)) + client.method(0, commands.Connection.Open("/"))
         for data, answer in (
             (client.PROTOCOL_HEADER, "Connection.Start"),
             (start_ok, "Connection.Tune"),
-            (rest, "Connection.OpenOk"),
+            (tail, "Connection.OpenOk"),
         ):
             for byte in data:
                 peer.send(bytes([byte]))

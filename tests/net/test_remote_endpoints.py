@@ -20,13 +20,13 @@ def named(
     return endpoint(Remote(name, name, None, tls, user, password), BROKERS, "home")
 
 
-def found(answer: Endpoint | str) -> Endpoint:
+def checked(answer: Endpoint | str) -> Endpoint:
     assert isinstance(answer, Endpoint)
     return answer
 
 
 def test_a_configured_broker_has_address_tls_and_credentials() -> None:
-    made = found(named(b"safe"))
+    made = checked(named(b"safe"))
     assert (made.label, made.host, made.port, made.tls) == ("safe", "10.0.0.2", 5671, TLS)
     assert (made.credentials.user, made.credentials.password, made.credentials.vhost) == (
         b"mover",
@@ -36,7 +36,7 @@ def test_a_configured_broker_has_address_tls_and_credentials() -> None:
 
 
 def test_without_a_configured_virtual_host_the_producers_is_used() -> None:
-    assert found(named(b"plain")).credentials.vhost == b"home"
+    assert checked(named(b"plain")).credentials.vhost == b"home"
 
 
 @pytest.mark.parametrize(
@@ -52,18 +52,18 @@ def test_without_a_configured_virtual_host_the_producers_is_used() -> None:
 def test_credentials_in_the_address_override_those_of_the_broker(
     name: bytes, user: bytes | None, password: bytes | None, login: tuple[bytes, bytes]
 ) -> None:
-    credentials = found(named(name, user=user, password=password)).credentials
+    credentials = checked(named(name, user=user, password=password)).credentials
     assert (credentials.user, credentials.password) == login
 
 
 def test_an_address_can_enable_tls_but_not_disable_it() -> None:
-    assert found(named(b"plain", tls=True)).tls == ClientTls()
-    assert found(named(b"safe", tls=True)).tls == TLS
+    assert checked(named(b"plain", tls=True)).tls == ClientTls()
+    assert checked(named(b"safe", tls=True)).tls == TLS
     assert named(b"safe", tls=False) == "plain TCP to a broker that is configured with TLS"
 
 
 def test_a_host_of_an_address_needs_no_configuration() -> None:
-    made = found(endpoint(Remote(b"", b"h.example", 5671, True, b"u", b"p"), {}, "home"))
+    made = checked(endpoint(Remote(b"", b"h.example", 5671, True, b"u", b"p"), {}, "home"))
     assert (made.label, made.host, made.port, made.tls) == ("h.example:5671", "h.example", 5671, ClientTls())
 
 

@@ -45,18 +45,18 @@ class Stage:
         return self.pool.port("/", self.full.append)
 
     def way(self) -> RemotePublisher:
-        found = self.port().publisher(FAR)
-        assert not isinstance(found, str)
-        return found
+        publisher = self.port().publisher(FAR)
+        assert not isinstance(publisher, str)
+        return publisher
 
     async def sent(self, way: RemotePublisher | None = None) -> tuple[Told, Peer]:
         """Send a message; return it and the broker's end of the link once the broker has the message."""
-        told = message()
-        (way or self.way()).send(told)
+        sent_message = message()
+        (way or self.way()).send(sent_message)
         peer = await self.broker.link()
         await ready(peer)
         await peer.published()
-        return told, peer
+        return sent_message, peer
 
 
 @asynccontextmanager
@@ -77,10 +77,10 @@ def message(body: bytes = b"body") -> Told:
 
 async def test_a_message_opens_a_link_and_is_acked() -> None:
     async with stage() as made:
-        told, peer = await made.sent()
+        sent_message, peer = await made.sent()
         assert made.counters.remotes["far"].up
         peer.call(commands.Basic.Ack(1, False))
-        await eventually(lambda: told.told == [RemoteResult.ACKED])
+        await eventually(lambda: sent_message.told == [RemoteResult.ACKED])
         assert made.counters.remotes["far"].results["acked"] == 1
 
 
@@ -139,38 +139,38 @@ async def test_a_new_producer_of_a_full_link_waits_and_producers_of_other_links_
 async def test_a_refused_login_is_retried_and_messages_wait() -> None:
     async with stage() as made:
         made.broker.refuse = True
-        told = message()
-        made.way().send(told)
+        sent_message = message()
+        made.way().send(sent_message)
         driver = made.pool.driver(FAR, "/")
         assert not isinstance(driver, str)
         await eventually(lambda: driver.failure.startswith("refused: 403"))
         assert not made.counters.remotes["far"].up
         made.broker.refuse = False
         await ready(await made.broker.link())
-        assert told.told == []
+        assert sent_message.told == []
 
 
 async def test_a_message_fails_at_its_deadline() -> None:
     async with stage(RemoteLimits(deadline_seconds=0.2)) as made:
         made.broker.refuse = True
-        told = message()
-        made.way().send(told)
-        await eventually(lambda: told.told == [RemoteResult.LOST])
+        sent_message = message()
+        made.way().send(sent_message)
+        await eventually(lambda: sent_message.told == [RemoteResult.LOST])
         assert made.pool.under_way == 0
 
 
 async def test_an_abandoned_lane_closes_when_everything_is_settled() -> None:
     async with stage() as made:
-        told = message()
+        sent_message = message()
         way = made.way()
-        way.send(told)
+        way.send(sent_message)
         way.close()
         peer = await made.broker.link()
         await ready(peer)
         await peer.published()
         peer.call(commands.Basic.Ack(1, False))
         assert (await peer.frame()).name == "Channel.Close"
-        assert told.told == [RemoteResult.ACKED]
+        assert sent_message.told == [RemoteResult.ACKED]
 
 
 async def test_a_link_to_the_sidecar_itself_is_refused() -> None:
@@ -184,12 +184,12 @@ async def test_a_host_name_of_the_sidecar_itself_is_detected_after_the_connect()
     async with stage() as made:
         made.pool.brokers = {"/": {b"far": RemoteBroker("127.1", made.broker.port)}}
         made.pool.listening = [("127.0.0.1", made.broker.port)]
-        told = message()
-        made.way().send(told)
+        sent_message = message()
+        made.way().send(sent_message)
         driver = made.pool.driver(FAR, "/")
         assert not isinstance(driver, str)
         await eventually(lambda: driver.failure == "leads back to this proxy")
-        assert told.told == [RemoteResult.LOST]
+        assert sent_message.told == [RemoteResult.LOST]
 
 
 async def test_a_link_to_an_unknown_broker_is_refused() -> None:
@@ -200,19 +200,19 @@ async def test_a_link_to_an_unknown_broker_is_refused() -> None:
 @pytest.mark.parametrize("settled", [True, False])
 async def test_a_drain_waits_for_unconfirmed_messages_until_its_deadline(settled: bool) -> None:
     async with stage() as made:
-        told, peer = await made.sent()
+        sent_message, peer = await made.sent()
         if settled:
             peer.call(commands.Basic.Ack(1, False))
         await made.pool.drain(20.0 if settled else 0.05)
-        assert (told.told == [RemoteResult.ACKED]) is settled
+        assert (sent_message.told == [RemoteResult.ACKED]) is settled
 
 
 async def test_an_abandoned_message_is_lost_and_a_later_ack_has_no_effect() -> None:
     async with stage() as made:
         waiting = message()
-        told, peer = await made.sent()
+        sent_message, peer = await made.sent()
         made.way().send(waiting)
         made.pool.give_up()
         peer.call(commands.Basic.Ack(1, False))
         await made.pool.drain(20.0)
-        assert (told.told, waiting.told) == ([RemoteResult.LOST], [RemoteResult.LOST])
+        assert (sent_message.told, waiting.told) == ([RemoteResult.LOST], [RemoteResult.LOST])

@@ -83,13 +83,13 @@ async def test_bytes_pass_in_both_directions_however_they_are_cut() -> None:
 async def test_a_fault_of_the_producer_ends_its_connection_and_no_other() -> None:
     with capture_logs() as logged:
         async with staged() as stage:
-            other, other_link = await stage.opened()
+            second, second_link = await stage.opened()
             producer, link = await stage.opened()
             producer.send(client.method(1, commands.Basic.Qos(0, 1))[:-1] + b"\x00")
             assert (await producer.closed())[0] == 501
             assert (await link.closed())[0] == 200
-            other.call(commands.Basic.Qos(0, 2))
-            await other_link.expect("Basic.Qos")
+            second.call(commands.Basic.Qos(0, 2))
+            await second_link.expect("Basic.Qos")
     [entry] = [entry for entry in logged if entry["event"] == "producer closed because of an error"]
     assert entry["fault"].startswith("501 ")
 
@@ -206,7 +206,7 @@ async def test_publishes_of_a_lost_producer_still_reach_a_slow_broker() -> None:
         producer, link = await stage.opened()
         size = await backlog(stage, producer, link)
         await producer.vanish()
-        await eventually(lambda: not [one for one in stage.listener._sessions if one.producer.connected])
+        await eventually(lambda: not [session for session in stage.listener._sessions if session.producer.connected])
         link.resume()
         assert len(await everything(link)) == size
         await all_over(stage)
@@ -242,9 +242,9 @@ async def test_each_idle_side_gets_heartbeats_and_a_silent_one_is_dropped() -> N
                 await beaten(silent_link, 10)
 
         async def broker_is_silent() -> None:
-            while (found := await alone.any_frame()).kind == 8:
+            while (frame := await alone.any_frame()).kind == 8:
                 alone.send(client.HEARTBEAT)
-            assert found.arguments["reply_code"] == 320
+            assert frame.arguments["reply_code"] == 320
 
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(beaten(kept, 5))
@@ -272,21 +272,21 @@ async def test_a_producer_without_heartbeats_does_not_disable_those_of_the_broke
 async def test_a_slow_broker_pauses_its_own_producer_only() -> None:
     data = client.publish(1, b"any", b"k", (), bytes(32 << 20))
     async with staged() as stage:
-        other, other_link = await stage.opened()
+        second, second_link = await stage.opened()
         producer, link = await stage.opened()
         relay = stage.counters.relay("/")
         link.pause()
-        left, rest = await pushed(producer, data)
+        left, unsent = await pushed(producer, data)
         assert left < len(data) // 2
         assert relay.paused_producers == 1
-        other.call(commands.Basic.Qos(0, 1))
-        await other_link.expect("Basic.Qos")
+        second.call(commands.Basic.Qos(0, 1))
+        await second_link.expect("Basic.Qos")
         link.resume()
-        producer.send(rest)
+        producer.send(unsent)
         assert await link.read(len(data)) == data
         await eventually(lambda: relay.paused_producers == 0)
         await producer.vanish()
-        await other.vanish()
+        await second.vanish()
         await all_over(stage)
 
 
@@ -294,15 +294,15 @@ async def test_a_slow_consumer_pauses_its_own_broker_connection_only() -> None:
     deliver = client.method(1, commands.Basic.Deliver("c", 1, False, "any", "k"))
     data = deliver + client.content(1, (), bytes(32 << 20))
     async with staged() as stage:
-        other, other_link = await stage.opened()
+        second, second_link = await stage.opened()
         consumer, link = await stage.opened()
         consumer.pause()
-        left, rest = await pushed(link, data)
+        left, unsent = await pushed(link, data)
         assert left < len(data) // 2
-        other_link.call(commands.Basic.Ack(1, False))
-        await other.expect("Basic.Ack")
+        second_link.call(commands.Basic.Ack(1, False))
+        await second.expect("Basic.Ack")
         consumer.resume()
-        link.send(rest)
+        link.send(unsent)
         assert await consumer.read(len(data)) == data
 
 
@@ -311,9 +311,9 @@ async def test_a_paused_producer_is_closed_when_its_broker_is_lost() -> None:
         producer, link = await stage.opened()
         link.pause()
         data = client.publish(1, b"any", b"k", (), bytes(16 << 20))
-        _, rest = await pushed(producer, data)
+        _, unsent = await pushed(producer, data)
         link.writer.transport.abort()
-        producer.send(rest)
+        producer.send(unsent)
         assert (await producer.close_reason())[0] == 320
         producer.call(commands.Connection.CloseOk(), 0)
         await all_over(stage)
@@ -375,11 +375,11 @@ async def test_a_producer_with_a_full_buffer_is_paused_until_it_is_sent() -> Non
     data = client.publish(1, b"x", b"k", (), bytes(16 << 20))
     async with staged(limits, state=state, control=control) as stage:
         producer, link = await stage.opened()
-        left, rest = await pushed(producer, data)
+        left, unsent = await pushed(producer, data)
         assert left < len(data)
         assert stage.counters.relay("/").paused_producers == 1
         control.answering.set()
-        producer.send(rest)
+        producer.send(unsent)
         await link.expect("Basic.Publish")
         await link.expect("Header")
         size = 0

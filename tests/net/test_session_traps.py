@@ -65,7 +65,7 @@ async def test_a_reset_of_a_producer_ends_its_upstream_and_is_no_error() -> None
                     except Gone:
                         break
             await eventually(lambda: not stage.counters.upstream.open)
-    assert {one["log_level"] for one in logs} <= {"info", "debug"}
+    assert {item["log_level"] for item in logs} <= {"info", "debug"}
 
 
 async def test_both_directions_full_at_once_drain_when_both_sides_read_again() -> None:
@@ -107,7 +107,7 @@ async def test_one_read_of_many_small_publishes_leaves_in_one_write(monkeypatch:
 
 
 def alive(*kinds: type) -> int:
-    return sum(isinstance(one, kinds) for one in gc.get_objects())
+    return sum(isinstance(item, kinds) for item in gc.get_objects())
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ def names(context: ssl.SSLContext, authority: Authority) -> str:
                 side.do_handshake()
             except ssl.SSLWantReadError:
                 continue
-    found = client.getpeercert()
-    assert found
-    return str(found["serialNumber"])
+    certificate = client.getpeercert()
+    assert certificate
+    return str(certificate["serialNumber"])
 
 
 def test_chain_and_name_are_verified_unless_disabled() -> None:
@@ -40,7 +40,7 @@ def test_chain_and_name_are_verified_unless_disabled() -> None:
 
 def test_with_configured_authorities_those_of_the_system_are_not_trusted(authority: Authority) -> None:
     trusted = ClientTls(authority.ca).context().get_ca_certs()
-    assert [one["subject"] for one in trusted] == [((("commonName", "private authority"),),)]
+    assert [certificate["subject"] for certificate in trusted] == [((("commonName", "private authority"),),)]
 
 
 def test_the_minimum_version_is_tls_1_2(pair: tuple[Path, Path]) -> None:

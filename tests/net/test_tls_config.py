@@ -28,28 +28,33 @@ upstream: {address: [b:1, c:1], tls: {ca: ca, certificate: own, key: own.key, se
 
 
 def test_paths_are_relative_to_the_configuration() -> None:
-    found = wanted(BOTH)
-    assert found.listeners == {("a", 2): ServerTls(HERE / "c", HERE / "tls/k", Path("/trust/ca"), False)}
-    assert found.upstream == ClientTls(HERE / "ca", "n", HERE / "own", HERE / "own.key")
+    config = wanted(BOTH)
+    assert config.listeners == {("a", 2): ServerTls(HERE / "c", HERE / "tls/k", Path("/trust/ca"), False)}
+    assert config.upstream == ClientTls(HERE / "ca", "n", HERE / "own", HERE / "own.key")
     names = ["c", "ca", "own", "own.key", "tls/k"]
-    assert found.files() == [*sorted(HERE / name for name in names), Path("/trust/ca")]
+    assert config.files() == [*sorted(HERE / name for name in names), Path("/trust/ca")]
 
 
 def test_without_tls_there_is_nothing_to_read() -> None:
-    found = wanted("upstream: {management: https://b:2}")
-    assert (found.listeners, found.upstream, found.control(), found.management()) == ({}, None, None, None)
-    assert (found.files(), found.providers()) == ([], {})
+    config = wanted("upstream: {management: https://b:2}")
+    assert (config.listeners, config.upstream, config.control(), config.management()) == (
+        {},
+        None,
+        None,
+        None,
+    )
+    assert (config.files(), config.providers()) == ([], {})
 
 
 @pytest.mark.parametrize(
     ("management", "name"), [("https://b:2", "n"), ("https://c", "n"), ("https://elsewhere", None)]
 )
 def test_the_expected_name_applies_to_the_brokers_own_hosts(management: str, name: str | None) -> None:
-    found = wanted(BOTH.replace("https://b:2", management))
-    control, other = found.control(), found.management()
+    config = wanted(BOTH.replace("https://b:2", management))
+    control, api = config.control(), config.management()
     assert control is not None
-    assert other is not None
-    assert (control.server_name, other.server_name) == ("n", name)
+    assert api is not None
+    assert (control.server_name, api.server_name) == ("n", name)
 
 
 def test_a_management_api_without_tls_needs_none() -> None:
@@ -65,13 +70,13 @@ def test_all_files_are_read_and_each_error_is_reported() -> None:
 
 def test_files_of_brokers_in_rules_are_watched_while_the_rules_are_in_force(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
-    found = wanted("{}")
-    use = found.read({"/": {b"far": RemoteBroker("far", 1, ClientTls(authority.ca))}})
-    assert found.files() == []
+    config = wanted("{}")
+    use = config.read({"/": {b"far": RemoteBroker("far", 1, ClientTls(authority.ca))}})
+    assert config.files() == []
     use()
-    assert found.files() == [authority.ca]
-    found.read({})()
-    assert found.files() == []
+    assert config.files() == [authority.ca]
+    config.read({})()
+    assert config.files() == []
 
 
 def test_an_error_names_the_environment_variable_of_the_file(tmp_path: Path) -> None:

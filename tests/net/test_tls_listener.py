@@ -20,19 +20,19 @@ class Guest(asyncio.Protocol):
     """A protocol that records its events."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.events: list[str] = []
         self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self.told.append("made")
+        self.events.append("made")
 
     def data_received(self, data: bytes) -> None:
         assert self.transport is not None
         self.transport.write(data.upper())
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.told.append("lost")
+        self.events.append("lost")
 
 
 class Opened:
@@ -59,7 +59,7 @@ class Opened:
         try:
             await self.tls_listener.handshake(connection, guest, "somebody")
         except OSError:
-            guest.told.append("failed")
+            guest.events.append("failed")
             connection.close()
 
     @property
@@ -88,7 +88,7 @@ async def say(port: int, context: ssl.SSLContext, text: bytes) -> bytes:
 
 async def test_data_over_tls_reaches_the_protocol(opened: Opened, authority: Authority) -> None:
     assert await say(opened.port, authority.client(), b"hello") == b"HELLO"
-    await eventually(lambda: opened.guests[0].told == ["made", "lost"])
+    await eventually(lambda: opened.guests[0].events == ["made", "lost"])
     assert opened.results == {}
 
 
@@ -96,7 +96,7 @@ async def test_an_unfinished_handshake_is_closed_and_counted(opened: Opened) -> 
     reader, writer = await asyncio.open_connection("127.0.0.1", opened.port)
     assert await reader.read() == b""
     writer.close()
-    assert (opened.results, opened.guests[0].told) == ({"timeout": 1}, ["failed"])
+    assert (opened.results, opened.guests[0].events) == ({"timeout": 1}, ["failed"])
 
 
 async def test_a_peer_without_tls_is_counted(opened: Opened) -> None:
@@ -105,19 +105,19 @@ async def test_a_peer_without_tls_is_counted(opened: Opened) -> None:
     await reader.read()
     writer.close()
     await eventually(lambda: opened.results == {"tls_error": 1})
-    assert opened.guests[0].told == ["failed"]
+    assert opened.guests[0].events == ["failed"]
 
 
 async def test_a_probe_that_connects_and_leaves_is_no_event(opened: Opened) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", opened.port)
     writer.close()
-    await eventually(lambda: opened.guests and opened.guests[0].told)
-    assert (opened.guests[0].told, opened.results) == (["failed"], {})
+    await eventually(lambda: opened.guests and opened.guests[0].events)
+    assert (opened.guests[0].events, opened.results) == (["failed"], {})
 
 
 async def test_new_connections_get_the_new_context(opened: Opened, authority: Authority, tmp_path: Path) -> None:
-    other = Authority(tmp_path / "other")
-    opened.context = ServerTls(*other.certificate("localhost")).context()
+    second = Authority(tmp_path / "other")
+    opened.context = ServerTls(*second.certificate("localhost")).context()
     with pytest.raises(ssl.SSLCertVerificationError):
         await say(opened.port, authority.client(), b"hello")
-    assert await say(opened.port, other.client(), b"hello") == b"HELLO"
+    assert await say(opened.port, second.client(), b"hello") == b"HELLO"

@@ -138,7 +138,7 @@ async def reuse_stopped(reuse: UpstreamPool, peer: Peer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "answer"),
+    ("method", "answer"),
     [
         (commands.Connection.Close(320, "maintenance", 0, 0), "Connection.CloseOk"),
         (commands.Connection.Blocked("memory"), "Connection.Close"),
@@ -146,10 +146,10 @@ async def reuse_stopped(reuse: UpstreamPool, peer: Peer) -> None:
     ids=["close", "blocked"],
 )
 async def test_any_other_method_of_the_broker_ends_a_kept_connection(
-    broker: Broker, said: base.Frame, answer: str
+    broker: Broker, method: base.Frame, answer: str
 ) -> None:
     reuse, counters, peer = await kept(broker)
-    peer.send(client.method(0, said))
+    peer.send(client.method(0, method))
     await peer.expect(answer)
     assert (counters.kept_connections, first(reuse)) == (0, b"")
     await peer.vanish()
@@ -174,8 +174,8 @@ async def test_an_expired_connection_is_closed(broker: Broker) -> None:
 async def test_a_full_pool_closes_the_oldest_connection(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_KEPT", 1)
     reuse, counters, old = await kept(broker)
-    other, young = await broker.connected()
-    reuse.keep(other, lease(), 0)
+    second, young = await broker.connected()
+    reuse.keep(second, lease(), 0)
     await old.expect("Connection.Close")
     assert counters.kept_connections == 1
     await old.vanish()
