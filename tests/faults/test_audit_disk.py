@@ -91,10 +91,10 @@ def test_only_the_confirm_waits(site: Site, disk: FaultyDisk, fault: State) -> N
     delivered(producer, 40, 1 << 20)
     producer.open(2, confirm=True)
     producer.ask(commands.Queue.Declare(queue="inbox", passive=True), 2)
-    with Producer(site.sidecar.port, site.vhost) as other:
-        other.open()
-        other.ask(commands.Queue.Declare(queue="inbox", passive=True))
-        other.close()
+    with Producer(site.sidecar.port, site.vhost) as second:
+        second.open()
+        second.ask(commands.Queue.Declare(queue="inbox", passive=True))
+        second.close()
     failing(site)
     assert producer.silent()
     disk.become(State.WELL)
@@ -102,9 +102,9 @@ def test_only_the_confirm_waits(site: Site, disk: FaultyDisk, fault: State) -> N
 
 
 def test_a_commit_waits_for_its_own_lines_and_not_for_those_of_others(site: Site, disk: FaultyDisk) -> None:
-    other = site.producer()
+    second = site.producer()
     disk.become(State.FULL)
-    other.publish("letters", table={"to": "a"})
+    second.publish("letters", table={"to": "a"})
     assert site.next("a")
     failing(site)
     producer = site.producer(confirm=False)
@@ -116,7 +116,7 @@ def test_a_commit_waits_for_its_own_lines_and_not_for_those_of_others(site: Site
     assert producer.silent()
     disk.become(State.WELL)
     producer.expect("Tx.CommitOk")
-    assert other.settle().acked
+    assert second.settle().acked
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -161,6 +161,6 @@ def test_a_channel_and_a_connection_can_be_closed_without_their_confirms(
     producer.publish("letters", table={"to": "a"})
     assert site.next("a")
     producer.close()
-    with Producer(site.sidecar.port, site.vhost) as other:
-        other.open(confirm=True).publish("nowhere")
-        assert other.closed().code == 404
+    with Producer(site.sidecar.port, site.vhost) as second:
+        second.open(confirm=True).publish("nowhere")
+        assert second.closed().code == 404

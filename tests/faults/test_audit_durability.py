@@ -31,8 +31,8 @@ def test_every_confirmed_publish_has_its_line_when_the_sidecar_is_killed(
                     producer.publish("letters", f"k{sent}", {"to": "a"})
                     sent += 1
                 while confirmed < sent - 400:
-                    found = producer.expect("Basic.Ack")
-                    confirmed = max(confirmed, int(str(found.arguments["delivery_tag"])))
+                    ack = producer.expect("Basic.Ack")
+                    confirmed = max(confirmed, int(str(ack.arguments["delivery_tag"])))
                 if sent == 2000:
                     os.kill(site.sidecar.process_id, signal.SIGKILL)
         except (Gone, OSError):

@@ -17,7 +17,7 @@ def test_a_killed_worker_is_restarted_and_the_other_continues(pair: Pair) -> Non
     for producer in producers:
         assert producer.send_settled("letters", "k") == (True, [])
     assert pair.published() == 12
-    killed, other = pair.processes()
+    killed, surviving = pair.processes()
     os.kill(killed, signal.SIGKILL)
     until(lambda: not alive(killed))
     left = [producer for producer in producers if not gone(producer)]
@@ -25,7 +25,7 @@ def test_a_killed_worker_is_restarted_and_the_other_continues(pair: Pair) -> Non
     for producer in left:
         assert producer.send_settled("letters", "k") == (True, [])
     until(lambda: all(pair.processes()) and pair.running.ready())
-    assert pair.processes()[1] == other
+    assert pair.processes()[1] == surviving
     assert pair.metrics("worker_restarts_total") == [1, 0]
     more = pair.producers(12)
     for producer in more:
@@ -67,11 +67,11 @@ def test_a_worker_that_fails_to_start_is_started_again(faulty: Pair, tmp_path: P
 
 def test_no_worker_starts_with_invalid_files_and_a_hangup_starts_it_with_valid_ones(pair: Pair) -> None:
     (before,) = pair.rules_in_force()
-    killed, other = pair.processes()
+    killed, surviving = pair.processes()
     pair.write_rules(BAD_RULES)
     os.kill(killed, signal.SIGKILL)
     pair.running.await_log("worker can't be started: files are invalid")
-    assert pair.processes() == [0, other]
+    assert pair.processes() == [0, surviving]
     assert pair.status(1)["rules"] == before
     for producer in pair.producers(4):
         assert producer.send_settled("letters", "k") == (True, [])

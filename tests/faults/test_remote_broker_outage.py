@@ -60,12 +60,12 @@ class Verdicts:
 
     def read(self) -> None:
         """Read one ack or nack."""
-        found = self.producer.expect("Basic.Ack", "Basic.Nack")
-        tag = int(str(found.arguments["delivery_tag"]))
+        confirm = self.producer.expect("Basic.Ack", "Basic.Nack")
+        tag = int(str(confirm.arguments["delivery_tag"]))
         assert tag in self.open
-        covered = {one for one in self.open if one <= tag} if found.arguments["multiple"] else {tag}
+        covered = {open_tag for open_tag in self.open if open_tag <= tag} if confirm.arguments["multiple"] else {tag}
         self.open -= covered
-        (self.acked if found.name == "Basic.Ack" else self.nacked).update(covered)
+        (self.acked if confirm.name == "Basic.Ack" else self.nacked).update(covered)
 
     def read_all(self) -> None:
         """Read until every publish is settled."""
@@ -130,19 +130,19 @@ def test_a_broker_that_is_down_for_ten_seconds_under_load_loses_no_acked_message
         until(lambda: site.metric("remote_up", broker="patient") and site.metric("remote_up", broker="hasty"), 40)
         back = hasty.count
         publish_for(0.5, patient, hasty, home)
-        heard = {load: load.verdicts() for load in (patient, hasty, home)}
-        for verdicts in heard.values():
+        verdicts_of = {load: load.verdicts() for load in (patient, hasty, home)}
+        for verdicts in verdicts_of.values():
             verdicts.read_all()
         # Messages for the sidecar's own broker are not affected.
-        assert heard[home].nacked == set()
+        assert verdicts_of[home].nacked == set()
         # Messages within their deadline were acked when the broker was back. Only those already sent are uncertain.
-        assert heard[patient].nacked <= set(range(1, seen_down + 1))
-        assert heard[patient].acked <= taken(far, "load")
+        assert verdicts_of[patient].nacked <= set(range(1, seen_down + 1))
+        assert verdicts_of[patient].acked <= taken(far, "load")
         # Messages beyond their deadline were nacked, and did not arrive later.
-        assert set(range(seen_down + 1, too_early_for_the_hasty + 1)) <= heard[hasty].nacked
-        assert set(range(back + 1, hasty.count + 1)) <= heard[hasty].acked
+        assert set(range(seen_down + 1, too_early_for_the_hasty + 1)) <= verdicts_of[hasty].nacked
+        assert set(range(back + 1, hasty.count + 1)) <= verdicts_of[hasty].acked
         there = taken(far, "away")
-        assert heard[hasty].acked <= there
+        assert verdicts_of[hasty].acked <= there
         assert there.isdisjoint(range(seen_down + 1, too_early_for_the_hasty + 1))
 
 
@@ -192,7 +192,7 @@ def test_a_slow_broker_pauses_only_the_producers_that_use_it(broker: Broker, far
         assert site.metric("paused_producers") == 0
 
 
-def told_to_stop(site: Site) -> None:
+def begin_drain(site: Site) -> None:
     os.kill(site.sidecar.process_id, signal.SIGTERM)
     until(lambda: site.logged("draining"))
 
@@ -203,7 +203,7 @@ def test_a_drain_waits_for_the_confirms_of_the_other_broker(broker: Broker, far:
         load = under_way(site, tap, 50)
         verdicts = load.verdicts()
         verdicts.open.discard(1)
-        told_to_stop(site)
+        begin_drain(site)
         assert load.producer.silent()
         tap.last.answering.set()
         assert verdicts.read_to_the_end().code == 320
@@ -221,9 +221,9 @@ def test_publishes_unconfirmed_by_the_other_broker_at_the_drain_deadline_are_nac
         waits = Load(site, "nobody/q")
         for _ in range(50):
             waits.publish()
-        told_to_stop(site)
-        for one, settled_before in ((load, {1}), (waits, set())):
-            verdicts = one.verdicts()
+        begin_drain(site)
+        for pending, settled_before in ((load, {1}), (waits, set())):
+            verdicts = pending.verdicts()
             verdicts.open -= settled_before
             assert verdicts.read_to_the_end().code == 320
             assert verdicts.acked == set()
@@ -239,7 +239,7 @@ def test_messages_acked_before_and_during_a_drain_under_load_are_delivered(
     with tapped(broker, far, tmp_path) as (site, _):
         load = Load(site, "patient/load")
         publish_for(0.3, load)
-        told_to_stop(site)
+        begin_drain(site)
         with contextlib.suppress(OSError):
             publish_for(0.1, load)
         verdicts = load.verdicts()

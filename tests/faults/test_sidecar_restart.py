@@ -51,7 +51,7 @@ MESSAGE: Table = tuple((name.encode(), value) for name, value in TYPED.items())
 
 
 def changed(name: str, value: Value) -> Table:
-    return tuple((key, value if key == name.encode() else one) for key, one in MESSAGE)
+    return tuple((key, value if key == name.encode() else old) for key, old in MESSAGE)
 
 
 #: Values that must not match, as close as possible to those above.
@@ -79,8 +79,8 @@ def test_types_and_bytes_of_arguments_survive(start: Start, vhost: str) -> None:
         assert app.reached("ox", MESSAGE, "a") == ["a"]
         for name, value in NEAR.items():
             assert app.reached("ox", changed(name, value), "a") == [], name
-        other = tuple((key, Value("I", 5) if key == b"x-?hkv= wide" else value) for key, value in OPERATORS)
-        assert app.refused(app.unbinding("a", "ox", other)).text.endswith("binding arguments do not match")
+        wrong_type = tuple((key, Value("I", 5) if key == b"x-?hkv= wide" else value) for key, value in OPERATORS)
+        assert app.refused(app.unbinding("a", "ox", wrong_type)).text.endswith("binding arguments do not match")
         app.unbind("a", "ox", OPERATORS)
         assert app.reached("ox", MESSAGE, "a") == []
 
@@ -93,8 +93,12 @@ def test_stored_arguments_are_not_shown_to_clients(start: Start, vhost: str, out
         app.send_settled("ox", "k", {"mine": 1})
         [message] = app.take("a")
         assert set(message.headers) == {"mine"}
-    kept = [one for one in outside.broker.api("GET", f"exchanges/{vhost}/ox/bindings/source") if one["arguments"]]
-    assert [set(one["arguments"]) for one in kept] == [{"x-?hkex", "x-oxproxy", "x-oxproxy-signature"}]
+    kept = [
+        binding
+        for binding in outside.broker.api("GET", f"exchanges/{vhost}/ox/bindings/source")
+        if binding["arguments"]
+    ]
+    assert [set(binding["arguments"]) for binding in kept] == [{"x-?hkex", "x-oxproxy", "x-oxproxy-signature"}]
 
 
 @pytest.mark.parametrize("loud_first", [True, False])
@@ -196,16 +200,16 @@ def test_the_first_message_of_the_first_connection_is_routed(start: Start, vhost
 def test_a_binding_made_through_one_sidecar_is_used_by_the_other(
     start: Start, vhost: str, settings: Mapping[str, object]
 ) -> None:
-    one, other = start(**settings), start(**settings)
-    with Application(one.port, vhost) as here, Application(other.port, vhost) as there:
+    first, second = start(**settings), start(**settings)
+    with Application(first.port, vhost) as here, Application(second.port, vhost) as there:
         here.queues("a", "b")
         here.exchange("ox")
         here.bind("a", "ox", {"x-?hkex": "x"})
 
         def arrives() -> bool:
             there.publish("ox", "k", {"x": 1})
-            found = there.frame()
-            if found.name == "Channel.Close":
+            frame = there.frame()
+            if frame.name == "Channel.Close":
                 there.open(confirm=True)
                 return False
             return bool(there.take("a"))
@@ -216,7 +220,7 @@ def test_a_binding_made_through_one_sidecar_is_used_by_the_other(
         here.unbind("b", "ox", {"x-?hkex": "x"})
         until(lambda: there.reached("ox", {"x": 1}, "b") == [])
         here.delete("ox")
-        until(lambda: declared(other, vhost) == {})
+        until(lambda: declared(second, vhost) == {})
 
 
 # -- without the management API, and what the broker cannot store ------------------------------------------------------

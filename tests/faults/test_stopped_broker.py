@@ -31,7 +31,7 @@ def site(broker: Broker, tmp_path: Path) -> Iterator[Site]:
 def memory_mib(process_id: int) -> float:
     """Resident memory."""
     lines = Path(f"/proc/{process_id}/status").read_text().splitlines()
-    (line,) = [each for each in lines if each.startswith("VmRSS")]
+    (line,) = [line for line in lines if line.startswith("VmRSS")]
     return int(line.split()[1]) / 1024
 
 
