@@ -52,7 +52,10 @@ def copied(
     binding, carrier = made.binding, made.binding.exchange
     return with_copies(
         made,
-        [signed_copy(state, carrier, replace(binding, sequence=each), made.entries, key, client) for each in sequences],
+        [
+            signed_copy(state, carrier, replace(binding, sequence=sequence), made.entries, key, client)
+            for sequence in sequences
+        ],
     )
 
 
@@ -66,8 +69,8 @@ def declare_here(
     auto_delete: bool = False,
 ) -> OwnedExchange:
     """Add a client's exchange and bindings to a state, as a relay does after the broker's answer."""
-    said = DeclaredExchange(True, auto_delete, False, encode_table(arguments), sequence)
-    owned, exchange = declared_exchange(name.encode(), said, delivery, UTC)
+    declared = DeclaredExchange(True, auto_delete, False, encode_table(arguments), sequence)
+    owned, exchange = declared_exchange(name.encode(), declared, delivery, UTC)
     state.add_exchange(owned, exchange)
     for binding in bindings:
         state.add_binding(binding)
@@ -102,8 +105,8 @@ class Client:
 
     async def declare_raw(self, name: str, entries: bytes, flags: int = DURABLE) -> None:
         kinds = {"durable": DURABLE, "auto_delete": AUTO_DELETE, "internal": INTERNAL}
-        said = {kind: bool(flags & flag) for kind, flag in kinds.items()}
-        frame = exchange_declare(0, name.encode(), b"direct", entries, **said)
+        set_flags = {kind: bool(flags & flag) for kind, flag in kinds.items()}
+        frame = exchange_declare(0, name.encode(), b"direct", entries, **set_flags)
         assert await self._connection.call(_Raw(frame)) is None
 
     async def bind(self, *bindings: StoredBinding, tokens: bool = True) -> None:
@@ -111,7 +114,7 @@ class Client:
         methods = [_bind(self.signed(binding)) for binding in bindings]
         assert set(await self._connection.call_all(methods)) <= {None}
         if tokens:
-            pairs = {(each.binding.exchange, each.binding.destination) for each in bindings}
+            pairs = {(made.binding.exchange, made.binding.destination) for made in bindings}
             made = [
                 bind_token(exchange, ("queue", queue), key)
                 for exchange, queue in sorted(pairs)
@@ -124,10 +127,11 @@ class Client:
         assert await self._connection.call(bind) is None
 
     async def unbind(self, *bindings: StoredBinding, tokens: bool = True) -> None:
-        for each in bindings:
-            binding = each.binding
-            for key, kept in kept_rows(self.signed(each)):
-                assert await self._connection.call(Bind(binding.exchange, each.destination, key, kept, True)) is None
+        for kept_binding in bindings:
+            binding = kept_binding.binding
+            for key, kept in kept_rows(self.signed(kept_binding)):
+                unbind = Bind(binding.exchange, kept_binding.destination, key, kept, unbinds=True)
+                assert await self._connection.call(unbind) is None
             if tokens:
                 destination = binding.destination_type, binding.destination
                 for key in self._tokens.of(*destination):

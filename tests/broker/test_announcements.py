@@ -16,35 +16,35 @@ from tests.rabbitmq import Broker
 SENDER = b"12345678"
 
 
-class Ear:
+class Receiver:
     """Records announcements; tests can wait for them."""
 
     def __init__(self) -> None:
-        self.heard: list[set[bytes] | None] = []
+        self.received: list[set[bytes] | None] = []
         self._anything = asyncio.Event()
 
     def __call__(self, names: set[bytes] | None) -> None:
-        self.heard.append(names)
+        self.received.append(names)
         self._anything.set()
 
     async def everything(self, names: set[bytes]) -> None:
         async with asyncio.timeout(30):
-            while not set().union(*(one or set() for one in self.heard)) >= names:
+            while not set().union(*(names_received or set() for names_received in self.received)) >= names:
                 self._anything.clear()
                 await self._anything.wait()
 
 
-Sidecar = Callable[[Ear], "asyncio.Future[Announcements]"]
+Sidecar = Callable[[Receiver], "asyncio.Future[Announcements]"]
 
 
 @pytest.fixture
 async def sidecar(broker: Broker, vhost: str) -> AsyncIterator[Sidecar]:
     open_ones: list[tuple[Announcements, ControlConnection]] = []
 
-    async def make(ear: Ear) -> Announcements:
+    async def make(receiver: Receiver) -> Announcements:
         connection = ControlConnection(settings(broker), vhost)
         await connection.connect()
-        announcements = Announcements(connection, vhost, ear)
+        announcements = Announcements(connection, vhost, receiver)
         open_ones.append((announcements, connection))
         await announcements.subscribe()
         return announcements
@@ -56,40 +56,40 @@ async def sidecar(broker: Broker, vhost: str) -> AsyncIterator[Sidecar]:
 
 
 async def test_changes_are_announced_to_others_but_not_to_the_sender(sidecar: Sidecar) -> None:
-    here, there = Ear(), Ear()
+    here, there = Receiver(), Receiver()
     first, second = await sidecar(here), await sidecar(there)
     first.announce(b"ox")
     await there.everything({b"ox"})
     second.announce("Käse \N{SNOWMAN}".encode())
     await here.everything({"Käse \N{SNOWMAN}".encode()})
-    assert here.heard == [{"Käse \N{SNOWMAN}".encode()}]
-    assert there.heard == [{b"ox"}]
+    assert here.received == [{"Käse \N{SNOWMAN}".encode()}]
+    assert there.received == [{b"ox"}]
 
 
 async def test_ten_thousand_changes_need_few_messages(sidecar: Sidecar) -> None:
-    here, there = Ear(), Ear()
+    here, there = Receiver(), Receiver()
     first, _ = await sidecar(here), await sidecar(there)
     for _ in range(10_000):
         first.announce(b"ox")
     await there.everything({b"ox"})
     await first.close()
-    assert len(there.heard) <= 2
+    assert len(there.received) <= 2
 
 
 async def test_pending_announcements_are_sent_before_the_end(sidecar: Sidecar) -> None:
-    there = Ear()
-    first, _ = await sidecar(Ear()), await sidecar(there)
+    there = Receiver()
+    first, _ = await sidecar(Receiver()), await sidecar(there)
     first.announce(b"ox")
     await first.close()
     await there.everything({b"ox"})
 
 
 async def test_a_closed_subscriber_leaves_no_queue(sidecar: Sidecar, broker: Broker, vhost: str) -> None:
-    await sidecar(Ear())
+    await sidecar(Receiver())
     assert len(broker.api("GET", f"exchanges/{vhost}/{EXCHANGE}/bindings/source")) == 1
     connection = ControlConnection(settings(broker), vhost)
     await connection.connect()
-    await Announcements(connection, vhost, Ear()).subscribe()
+    await Announcements(connection, vhost, Receiver()).subscribe()
     await connection.close()
     assert len(broker.api("GET", f"exchanges/{vhost}/{EXCHANGE}/bindings/source")) == 1
 
@@ -99,20 +99,20 @@ async def test_a_refusal_by_the_broker_is_logged_and_nothing_is_announced(
 ) -> None:
     Outside(broker, vhost).make_exchange(EXCHANGE, "topic")
     with capture_logs() as events:
-        refused = await sidecar(Ear())
+        refused = await sidecar(Receiver())
     refused.announce(b"ox")
     await refused.close()
     assert len(has(events, "changes are not announced")) == 1
 
 
 async def test_malformed_messages_are_ignored(sidecar: Sidecar, broker: Broker, vhost: str) -> None:
-    ear = Ear()
-    await sidecar(ear)
+    receiver = Receiver()
+    await sidecar(receiver)
     with Outside(broker, vhost).channel() as channel:
         for body in (b"", b"short", SENDER + b"\x05abc", SENDER + b"\x03end"):
             channel.basic_publish(EXCHANGE, "", body)
-    await ear.everything({b"end"})
-    assert ear.heard == [{b"end"}]
+    await receiver.everything({b"end"})
+    assert receiver.received == [{b"end"}]
 
 
 @given(st.sets(st.binary(max_size=255), min_size=1, max_size=100))
@@ -129,5 +129,5 @@ def test_too_many_names_are_encoded_as_all_exchanges() -> None:
 
 @given(st.binary(max_size=40))
 def test_any_bytes_are_decoded_or_rejected(body: bytes) -> None:
-    found = decode_announcement(body)
-    assert found is None or encode_announcement(found[0], found[1] or set()) is not None
+    decoded = decode_announcement(body)
+    assert decoded is None or encode_announcement(decoded[0], decoded[1] or set()) is not None

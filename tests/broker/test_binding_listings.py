@@ -48,7 +48,7 @@ async def take(listings: BindingListings, ox: OwnedExchange, *bindings: StoredBi
 
 
 def there(ox: OwnedExchange) -> list[bytes]:
-    return sorted(one.binding.destination for one in ox.clients.values())
+    return sorted(stored_binding.binding.destination for stored_binding in ox.clients.values())
 
 
 async def test_a_listing_adds_and_removes_bindings(
@@ -60,7 +60,7 @@ async def test_a_listing_adds_and_removes_bindings(
     assert listings.settled(ox)
     await take(listings, ox, B, C)
     assert there(ox) == [b"b", b"c"]
-    assert [one.destination for one in known.router.exchanges[b"ox"].bindings] == [b"b", b"c"]
+    assert [binding.destination for binding in known.router.exchanges[b"ox"].bindings] == [b"b", b"c"]
 
 
 async def test_tokens_and_foreign_bindings_are_not_taken_for_stored_ones(
@@ -78,11 +78,11 @@ async def test_copies_count_as_one_and_the_lowest_sequence_wins(
 ) -> None:
     later, earlier = stored("ox", "a", (), 30), stored("ox", "a", (), 10)
     await take(listings, ox, later, earlier)
-    [one] = ox.clients.values()
-    assert (one.sequences, one.binding.sequence) == ((10, 30), 10)
+    [binding] = ox.clients.values()
+    assert (binding.sequences, binding.binding.sequence) == ((10, 30), 10)
     await take(listings, ox, later)
-    [one] = ox.clients.values()
-    assert (one.sequences, one.binding.sequence) == ((30,), 30)
+    [binding] = ox.clients.values()
+    assert (binding.sequences, binding.binding.sequence) == ((30,), 30)
     [rule] = known.router.exchanges[b"ox"].bindings
     assert rule.sequence == 30
     assert listings.settled(ox)
@@ -91,8 +91,8 @@ async def test_copies_count_as_one_and_the_lowest_sequence_wins(
 async def test_copies_that_an_unbind_would_not_find_are_superfluous(
     listings: BindingListings, ox: OwnedExchange
 ) -> None:
-    one, other = (b"x-?hkv= a", Value("I", 1)), (b"x-?hkv= b", Value("I", 2))
-    first, second = stored("ox", "a", (one, other), 10), stored("ox", "a", (other, one), 20)
+    a, b = (b"x-?hkv= a", Value("I", 1)), (b"x-?hkv= b", Value("I", 2))
+    first, second = stored("ox", "a", (a, b), 10), stored("ox", "a", (b, a), 20)
     for order in ((first, second), (second, first)):
         superfluous = await listings.take(ox, listings.before(ox), rows(*order))
         assert superfluous == [row(second)]
@@ -102,8 +102,8 @@ async def test_copies_that_an_unbind_would_not_find_are_superfluous(
 async def test_a_copy_by_which_messages_find_the_destination_is_not_superfluous(
     listings: BindingListings, ox: OwnedExchange
 ) -> None:
-    one, other = (b"x-?hkv= a", Value("I", 1)), (b"x-?hkv= b", Value("I", 2))
-    first, second = stored("ox", "a", (one, other), 10), stored("ox", "a", (other, one), 20)
+    a, b = (b"x-?hkv= a", Value("I", 1)), (b"x-?hkv= b", Value("I", 2))
+    first, second = stored("ox", "a", (a, b), 10), stored("ox", "a", (b, a), 20)
     mark = copied(second, 20, mark=True)
     for order in ((first, mark), (mark, first)):
         superfluous = await listings.take(ox, listings.before(ox), rows(*order))
@@ -116,8 +116,8 @@ async def test_the_key_of_a_known_copy_is_read_from_the_listing(
 ) -> None:
     known.add_binding(A)
     await take(listings, ox, copied(A, 1, mark=True))
-    (found,) = ox.clients.values()
-    assert found.is_mark
+    (binding,) = ox.clients.values()
+    assert binding.is_mark
 
 
 async def test_changes_through_relays_take_precedence_over_an_older_listing(
@@ -257,7 +257,7 @@ async def test_a_binding_that_the_file_has_belongs_to_the_file() -> None:
     assert there(ox) == [b"b"]
     await take(listings, ox)
     assert there(ox) == []
-    assert [one.destination for one in known.router.exchanges[b"ox"].bindings] == [b"a"]
+    assert [binding.destination for binding in known.router.exchanges[b"ox"].bindings] == [b"a"]
 
 
 async def test_bindings_that_differ_only_in_types_are_separate(listings: BindingListings, ox: OwnedExchange) -> None:

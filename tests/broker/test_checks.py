@@ -45,8 +45,8 @@ def test_our_own_carrier_is_no_conflict() -> None:
         ExchangeInfo(b"documents", "fanout", False, MARKED),
     ],
 )
-def test_an_existing_exchange_is_a_conflict_that_names_both_solutions(found: ExchangeInfo) -> None:
-    text = checks.carrier_conflict(owned("documents"), found)
+def test_an_existing_exchange_is_a_conflict_that_names_both_solutions(existing: ExchangeInfo) -> None:
+    text = checks.carrier_conflict(owned("documents"), existing)
     assert text is not None
     assert "documents" in text
     assert "carrier: NAME" in text
@@ -69,8 +69,8 @@ def test_a_refused_declare_names_the_permissions_it_needs() -> None:
 
 
 def test_internal_exchanges_can_not_be_published_to() -> None:
-    found = {b"inner": ExchangeInfo(b"inner", "fanout", internal=True), b"outer": ExchangeInfo(b"outer", "fanout")}
-    conflicts = checks.internal_conflicts({b"inner": b"mine", b"outer": b"other", b"nowhere": b"third"}, found)
+    existing = {b"inner": ExchangeInfo(b"inner", "fanout", internal=True), b"outer": ExchangeInfo(b"outer", "fanout")}
+    conflicts = checks.internal_conflicts({b"inner": b"mine", b"outer": b"other", b"nowhere": b"third"}, existing)
     assert list(conflicts) == [b"mine"]
 
 
@@ -86,25 +86,25 @@ def test_tokens_and_stored_bindings_are_ours_and_everything_else_is_foreign() ->
         binding("x", token("queue", b"x"), "exchange"),
     ]
     assert checks.foreign_bindings(ours + foreign) == foreign
-    found = checks.carrier_tokens(ours + foreign, Tokens())
-    assert found.bound == {("queue", b"q"), ("exchange", b"x")}
-    assert not found.incomplete
-    assert not found.former
-    assert found.unkeyed == 2
+    tokens = checks.carrier_tokens(ours + foreign, Tokens())
+    assert tokens.bound == {("queue", b"q"), ("exchange", b"x")}
+    assert not tokens.incomplete
+    assert not tokens.former
+    assert tokens.unkeyed == 2
 
 
 def test_missing_and_former_tokens_of_a_carrier_are_listed() -> None:
     whole = [binding("q", key) for key in EVERY.of("queue", b"q")]
     lacking = [binding("r", key) for key in EVERY.of("queue", b"r")[1:]]
-    found = checks.carrier_tokens([*whole, *lacking], EVERY)
-    assert found.bound == {("queue", b"q"), ("queue", b"r")}
-    assert found.incomplete == {("queue", b"r")}
-    assert (found.unkeyed, found.previous) == (2, 2)
+    tokens = checks.carrier_tokens([*whole, *lacking], EVERY)
+    assert tokens.bound == {("queue", b"q"), ("queue", b"r")}
+    assert tokens.incomplete == {("queue", b"r")}
+    assert (tokens.unkeyed, tokens.previous) == (2, 2)
     ended = EVERY.without(UNKEYED).without(b"old")
-    found = checks.carrier_tokens([*whole, *lacking], ended)
-    assert found.bound == {("queue", b"q")}
-    assert list(found.former) == whole[1:]  # not if the current one is missing
-    assert (found.unkeyed, found.previous) == (2, 2)
+    tokens = checks.carrier_tokens([*whole, *lacking], ended)
+    assert tokens.bound == {("queue", b"q")}
+    assert list(tokens.former) == whole[1:]  # not if the current one is missing
+    assert (tokens.unkeyed, tokens.previous) == (2, 2)
     assert checks.foreign_bindings([*whole, *lacking], ended) == []
 
 

@@ -74,7 +74,7 @@ async def test_many_refusals_keep_the_connection(connection: ControlConnection) 
 async def test_a_refusal_leaves_nothing_on_the_connection(connection: ControlConnection) -> None:
     def callbacks() -> int:
         gc.collect()
-        return sum(isinstance(thing, OneShotCallback) for thing in gc.get_objects())
+        return sum(isinstance(instance, OneShotCallback) for instance in gc.get_objects())
 
     missing = [Find(("queue", b"q%d" % number)) for number in range(300)]
     await connection.call_all(missing)
@@ -125,10 +125,10 @@ async def test_an_unreachable_server_is_unavailable() -> None:
 
 
 async def test_a_connection_that_could_not_be_made_leaves_no_task() -> None:
-    nobody = settings(Broker("127.0.0.1", free_port(), "http://127.0.0.1"))
+    unreachable = settings(Broker("127.0.0.1", free_port(), "http://127.0.0.1"))
     for _ in range(3):
         with pytest.raises(UpstreamError):
-            await ControlConnection(nobody, "/").connect()
+            await ControlConnection(unreachable, "/").connect()
     gc.collect()
     assert asyncio.all_tasks() == {asyncio.current_task()}
 

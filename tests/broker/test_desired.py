@@ -98,7 +98,7 @@ def test_routes_of_clients_give_no_right_to_a_token_with_own_routes(known: Vhost
     desired = desired_state(known.exchanges, known.router, rights)
     assert desired.tokens == {b"ruled": queues("file", "file route", "client"), b"ox": queues("own")}
     for queue, holders in {b"file route": [b"ruled"], b"client": [b"ruled"], b"own": [b"ox"], b"route": []}.items():
-        assert [one.name for one in rights.holders(known.exchanges, known.router, queue)] == holders
+        assert [holder.name for holder in rights.holders(known.exchanges, known.router, queue)] == holders
 
 
 def test_routes_of_clients_give_the_same_rights_as_a_files_without_own_routes(known: VhostState) -> None:
@@ -114,8 +114,8 @@ def test_routes_of_clients_give_the_same_rights_as_a_files_without_own_routes(kn
 def test_exchanges_declared_by_clients_are_not_declared_for_them(known: VhostState) -> None:
     bind_clients(known)
     desired = desired_state(known.exchanges, known.router)
-    assert {one.name for one in desired.carriers} == {b"ruled", b"ox"}
-    assert [one.name for one in desired.made] == [b"ruled"]
+    assert {carrier.name for carrier in desired.carriers} == {b"ruled", b"ox"}
+    assert [carrier.name for carrier in desired.made] == [b"ruled"]
 
 
 @pytest.mark.parametrize("own_routes", [True, False])
@@ -128,7 +128,7 @@ def test_a_chain_of_exchanges_needs_the_tokens_of_its_end(own_routes: bool) -> N
     desired = desired_state(known.exchanges, known.router, rights)
     assert all(desired.tokens_of(exchange) == queues("end") for exchange in known.exchanges.values())
     holders = rights.holders(known.exchanges, known.router, b"end")
-    assert [one.name for one in holders] == [b"first", b"second", b"third"]
+    assert [holder.name for holder in holders] == [b"first", b"second", b"third"]
 
 
 def test_an_evaluated_alternate_exchange_continues_the_chain() -> None:

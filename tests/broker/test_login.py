@@ -45,8 +45,8 @@ async def test_a_cancellation_that_comes_when_the_attempt_has_just_failed_is_not
         await loop.create_task(fail())
 
     monkeypatch.setattr("proxy.broker.connection._Transport.connect", connect)
-    nobody = Broker("127.0.0.1", free_port(), "")
-    login = loop.create_task(log_in(settings(nobody), "/", nobody.host, nobody.port))
+    unreachable = Broker("127.0.0.1", free_port(), "")
+    login = loop.create_task(log_in(settings(unreachable), "/", unreachable.host, unreachable.port))
     with pytest.raises(asyncio.CancelledError):
         await login
 

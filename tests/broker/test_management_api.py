@@ -102,8 +102,8 @@ async def test_bindings_of_one_exchange_are_listed_where_listing_all_would_fail(
     with outside.channel() as channel:
         channel.queue_bind("q", "amq.topic", "odd~key", {"argument": 1})
     outside.bind("amq.direct", "q", "key")
-    [found] = await management.bindings(vhost, b"amq.direct")
-    assert (found.destination_type, found.destination, found.routing_key) == ("queue", b"q", b"key")
+    [binding] = await management.bindings(vhost, b"amq.direct")
+    assert (binding.destination_type, binding.destination, binding.routing_key) == ("queue", b"q", b"key")
 
 
 async def test_a_missing_exchange_has_no_bindings(management: ManagementApi, vhost: str) -> None:
@@ -116,8 +116,8 @@ async def test_a_binding_is_removed_whatever_its_arguments(
     outside = Outside(broker, vhost)
     outside.make_queue("q")
     outside.bind("amq.direct", "q", "key", argument=1)
-    [found] = await management.bindings(vhost, b"amq.direct")
-    await management.remove_binding(vhost, b"amq.direct", found)
+    [binding] = await management.bindings(vhost, b"amq.direct")
+    await management.remove_binding(vhost, b"amq.direct", binding)
     assert outside.bindings("amq.direct") == set()
 
 

@@ -34,8 +34,8 @@ def test_an_answer_other_than_a_list_is_an_error(text: str) -> None:
 def test_rows_are_read_into_infos() -> None:
     assert queue_info({"name": "q", "exclusive": True, "arguments": {"a": 1}}) == QueueInfo(b"q", True, {"a": 1})
     flags = {"internal": True, "durable": False, "auto_delete": True}
-    found = exchange_info({"name": "x", "type": "topic", **flags})
-    assert found == ExchangeInfo(b"x", "topic", True, {}, False, True)
+    exchange = exchange_info({"name": "x", "type": "topic", **flags})
+    assert exchange == ExchangeInfo(b"x", "topic", True, {}, False, True)
     binding = {"destination_type": "queue", "destination": "q", "routing_key": "k", "properties_key": "p"}
     assert binding_info(binding) == BindingInfo("queue", b"q", b"k", "p")
     assert binding_info({**binding, "arguments": {"x-oxproxy": "kept"}}).kept == "kept"

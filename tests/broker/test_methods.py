@@ -19,7 +19,7 @@ def test_an_unusable_name_has_a_reason(name: bytes, cause: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "text", "kind", "says"),
+    ("code", "text", "kind", "reason"),
     [
         (404, "NOT_FOUND - no queue 'q' in vhost '/'", "queue", "does not exist"),
         (404, "NOT_FOUND - no exchange 'c' in vhost '/'", "queue", "no carrier"),
@@ -29,5 +29,5 @@ def test_an_unusable_name_has_a_reason(name: bytes, cause: str) -> None:
         (406, "PRECONDITION_FAILED", "queue", "406 PRECONDITION_FAILED"),
     ],
 )
-def test_a_refusal_becomes_a_reason_for_operators(code: int, text: str, kind: str, says: str) -> None:
-    assert says in methods.reason(code, text, kind)
+def test_a_refusal_becomes_a_reason_for_operators(code: int, text: str, kind: str, reason: str) -> None:
+    assert reason in methods.reason(code, text, kind)

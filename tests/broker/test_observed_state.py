@@ -42,7 +42,10 @@ def test_names_missing_in_a_listing_are_absent() -> None:
     observed = ObservedState()
     observed.queues_listed({}, listing("there"))
     observed.exchanges_listed({b"x": ExchangeInfo(b"x", "topic")})
-    answers = [observed.absence_reason(one) for one in (("queue", b"there"), ("queue", b"q"), ("exchange", b"x"))]
+    answers = [
+        observed.absence_reason(destination)
+        for destination in (("queue", b"there"), ("queue", b"q"), ("exchange", b"x"))
+    ]
     assert answers == [None, ABSENT, None]
 
 
@@ -57,7 +60,10 @@ def test_queues_and_exchanges_of_one_name_are_separate() -> None:
 def test_only_a_queue_can_be_exclusive() -> None:
     observed = ObservedState()
     observed.add_queue(b"mine", exclusive=True)
-    answers = [observed.exclusive(one) for one in (("queue", b"mine"), ("exchange", b"mine"), ("queue", b"other"))]
+    answers = [
+        observed.exclusive(destination)
+        for destination in (("queue", b"mine"), ("exchange", b"mine"), ("queue", b"other"))
+    ]
     assert answers == [True, False, False]
 
 

@@ -100,10 +100,10 @@ async def test_changes_by_relays_during_a_listing_take_precedence(
     bindings = management.changed_bindings
 
     async def meanwhile(*asked: Any) -> object:
-        found = await bindings(*asked)
+        listed = await bindings(*asked)
         carrier.tokens.not_bound(("queue", b"dropped"))
         carrier.tokens.bind_ok(("queue", b"added"))
-        return found
+        return listed
 
     monkeypatch.setattr(management, "changed_bindings", meanwhile)
     await observer.read_bindings([carrier])

@@ -34,7 +34,7 @@ class Line(ControlConnection):
     def bound(self, carrier: bytes, destinations: set[Destination]) -> set[Destination]:
         """The given destinations that were bound since the last call, whether refused or not."""
         sent, self.sent = self.sent, []
-        return {one for one in destinations if bind_token(carrier, one) in sent}
+        return {destination for destination in destinations if bind_token(carrier, destination) in sent}
 
 
 @pytest.fixture

@@ -35,7 +35,9 @@ def test_records_contain_declarations_of_clients_but_not_of_files(known: VhostSt
         Delivery.QUEUE,
         3,
     )
-    assert [(one.vhost, one.exchange, one.destination, one.sequences) for one in records.bindings] == [
+    assert [
+        (binding.vhost, binding.exchange, binding.destination, binding.sequences) for binding in records.bindings
+    ] == [
         ("/", b"ox", b"q", (4,)),
         ("ruled", b"documents", b"b", (5,)),
     ]

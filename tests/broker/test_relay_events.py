@@ -110,7 +110,7 @@ def test_a_deleted_exchange_removes_its_bindings_and_those_to_it(scene: Scene) -
         known.exchanges[b"outer"].tokens.bind_ok(destination)
     scene.requests.exchange_deleted(b"ox")
     assert set(known.exchanges) == {b"documents", b"outer"}
-    assert [one.binding.destination for one in known.exchanges[b"outer"].clients.values()] == [b"amq.topic"]
+    assert [client.binding.destination for client in known.exchanges[b"outer"].clients.values()] == [b"amq.topic"]
     scene.requests.exchange_deleted(b"amq.topic")
     assert known.exchanges[b"outer"].clients == {}
     assert known.exchanges[b"outer"].bound == set()

@@ -46,17 +46,19 @@ def test_what_is_written_is_read_back(records: SnapshotRecords) -> None:
 
 
 def test_a_file_of_a_version_without_marks_is_read() -> None:
-    one = BindingRecord("/", b"ox", "queue", b"q", b"", b"", (4, 6), ("guest",))
-    line = encode(SnapshotRecords((), (one,))).partition(b"\n")[2].replace(b",[],[],[]]", b"]")
+    record = BindingRecord("/", b"ox", "queue", b"q", b"", b"", (4, 6), ("guest",))
+    line = encode(SnapshotRecords((), (record,))).partition(b"\n")[2].replace(b",[],[],[]]", b"]")
     assert line.count(b"[") == 3
     checksum = blake2b(line, digest_size=16).hexdigest().encode()
-    assert decode(b"oxproxy-snapshot 1 " + checksum + b"\n" + line).bindings == (one,)
+    assert decode(b"oxproxy-snapshot 1 " + checksum + b"\n" + line).bindings == (record,)
 
 
 def test_version_0_1_reads_the_file() -> None:
     """Version 0.1 reads every list after the clients as sequences."""
-    one = BindingRecord("/", b"ox", "queue", b"q", b"", b"", (4, 6), ("me", "you"), (4,), (b"00ab", b""), (b"k", b"l"))
-    _, *values = json.loads(encode(SnapshotRecords((), (one,))).partition(b"\n")[2])
+    record = BindingRecord(
+        "/", b"ox", "queue", b"q", b"", b"", (4, 6), ("me", "you"), (4,), (b"00ab", b""), (b"k", b"l")
+    )
+    _, *values = json.loads(encode(SnapshotRecords((), (record,))).partition(b"\n")[2])
     *_, sequences, clients, marks, signatures, keys = values
     assert (sequences, clients, marks) == ([4, 6], ["me", "you"], [4])
     assert not {int(number) for more in (signatures, keys) for number in more} & set(sequences)

@@ -27,8 +27,8 @@ def store(known: VhostState) -> DeclarationStore:
 
 def listed(*names: str, sequence: int = 1, arguments: Table = ()) -> dict[bytes, ExchangeInfo]:
     kept = pack(sequence, encode_table(arguments)).decode()
-    found = {"x-open-exchange": True, "x-oxproxy": kept}
-    return {name.encode(): ExchangeInfo(name.encode(), "direct", arguments=found) for name in names}
+    stored_arguments = {"x-open-exchange": True, "x-oxproxy": kept}
+    return {name.encode(): ExchangeInfo(name.encode(), "direct", arguments=stored_arguments) for name in names}
 
 
 def test_a_listing_adds_and_removes_exchanges(store: DeclarationStore, known: VhostState) -> None:
@@ -45,14 +45,14 @@ def test_a_listing_adds_and_removes_exchanges(store: DeclarationStore, known: Vh
     assert not store.has_unverified
 
 
-@pytest.mark.parametrize("one", [False, True], ids=["of all exchanges", "of one exchange"])
+@pytest.mark.parametrize("single", [False, True], ids=["of all exchanges", "of one exchange"])
 def test_a_listing_older_than_a_declare_does_not_remove_the_exchange(
-    store: DeclarationStore, known: VhostState, one: bool
+    store: DeclarationStore, known: VhostState, single: bool
 ) -> None:
     store.exchanges_listed(store.exchanges_before(), listed("a"))
     before = store.exchanges_before()
     known.exchanges[b"a"].declares += 1
-    if one:
+    if single:
         store.exchange_found(before, b"a", None)
     else:
         store.exchanges_listed(before, listed())
@@ -237,7 +237,7 @@ async def test_a_snapshot_restores_clients_bindings_of_a_files_exchange() -> Non
     elsewhere = BindingRecord("elsewhere", b"ox", "queue", b"other", b"", b"", (1,))
     await store.remember(records(Delivery.CARRIER, elsewhere), carriers=False)
     assert known.exchanges[b"ox"].declared is None
-    assert [one.binding.destination for one in known.exchanges[b"ox"].clients.values()] == [b"q"]
+    assert [client.binding.destination for client in known.exchanges[b"ox"].clients.values()] == [b"q"]
 
 
 async def test_an_invalid_record_is_logged_and_the_others_are_loaded(
@@ -246,9 +246,9 @@ async def test_an_invalid_record_is_logged_and_the_others_are_loaded(
     odd = BindingRecord("/", b"ox", "queue", b"odd", b"", b"\x01a?", (1,))
     invalid = BindingRecord("/", b"ox", "queue", b"invalid", b"", encode_table(((b"x-no", text("")),)), (1,))
     broken = ExchangeRecord("/", b"broken", Delivery.QUEUE, DeclaredExchange(True, False, False, b"\x01a?", 3))
-    found = records(Delivery.QUEUE, odd, invalid)
+    snapshot = records(Delivery.QUEUE, odd, invalid)
     with capture_logs() as events:
-        await store.remember(found._replace(exchanges=(*found.exchanges, broken)), carriers=False)
+        await store.remember(snapshot._replace(exchanges=(*snapshot.exchanges, broken)), carriers=False)
     assert len(has(events, "declared state is unusable")) == 3
     assert set(known.exchanges) == {b"ox"}
     assert len(known.exchanges[b"ox"].clients) == 1

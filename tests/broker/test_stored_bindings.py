@@ -81,9 +81,9 @@ def test_a_binding_is_read_from_its_stored_arguments() -> None:
 
 def test_a_binding_under_the_token_is_a_mark() -> None:
     made = copied(stored("ox", "q", ARGUMENTS), 9, mark=True)
-    found = binding_from_listing(STATE, b"ox", b"ox", listed(made))
-    assert found == made
-    assert (found.is_mark, found.copies[0].key) == (True, token("queue", b"q"))
+    binding = binding_from_listing(STATE, b"ox", b"ox", listed(made))
+    assert binding == made
+    assert (binding.is_mark, binding.copies[0].key) == (True, token("queue", b"q"))
 
 
 def test_stored_arguments_of_another_binding_are_an_error() -> None:
@@ -107,16 +107,16 @@ def test_stored_arguments_of_another_binding_are_an_error() -> None:
 )
 def test_a_binding_without_a_valid_signature_has_no_user(changes: dict[str, str]) -> None:
     made = copied(stored("ox", "q", ARGUMENTS), 9, client="me")
-    found = binding_from_listing(STATE, b"ox", b"ox", listed(made)._replace(**changes))  # type: ignore[arg-type]
-    assert (found.signed, found.client) == (False, "")
+    binding = binding_from_listing(STATE, b"ox", b"ox", listed(made)._replace(**changes))  # type: ignore[arg-type]
+    assert (binding.signed, binding.client) == (False, "")
 
 
 @pytest.mark.parametrize("exchange", [b"ox", b"other"])
 @pytest.mark.parametrize("vhost", ["/", "other"])
 def test_a_signature_is_valid_only_in_its_vhost_and_exchange(exchange: bytes, vhost: str) -> None:
     row = listed(copied(stored("ox", "q", ARGUMENTS), 9))
-    found = binding_from_listing(VhostState(vhost, Router(())), b"ox", exchange, row)
-    assert found.signed == ((exchange, vhost) == (b"ox", "/"))
+    binding = binding_from_listing(VhostState(vhost, Router(())), b"ox", exchange, row)
+    assert binding.signed == ((exchange, vhost) == (b"ox", "/"))
 
 
 def test_a_signature_with_another_secret_is_invalid() -> None:

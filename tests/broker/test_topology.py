@@ -65,8 +65,8 @@ async def test_a_conflict_in_one_virtual_host_is_raised(closing: Keep, broker: B
 
 
 async def test_an_unreachable_broker_is_unavailable(closing: Keep) -> None:
-    nobody = Broker("127.0.0.1", free_port(), "http://127.0.0.1:1")
-    topology = closing(Topology(settings(nobody, patience_seconds=0), {"/": state("/", {})}, {}))
+    unreachable = Broker("127.0.0.1", free_port(), "http://127.0.0.1:1")
+    topology = closing(Topology(settings(unreachable, patience_seconds=0), {"/": state("/", {})}, {}))
     with pytest.raises(UpstreamError) as caught:
         await topology.start()
     assert caught.value.failure is UpstreamFailure.UNAVAILABLE

@@ -46,8 +46,8 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def app(broker: Broker, vhost: str) -> AsyncIterator[Client]:
-    async with client(settings(broker), vhost) as found:
-        yield found
+    async with client(settings(broker), vhost) as connected:
+        yield connected
 
 
 @pytest.fixture
@@ -75,14 +75,14 @@ async def start(broker: Broker) -> AsyncIterator[Start]:
 
 
 def known(topology: Topology, vhost: str) -> VhostState:
-    found = topology.state_of(vhost)
-    assert found is not None
-    return found
+    followed = topology.state_of(vhost)
+    assert followed is not None
+    return followed
 
 
-def routed(found: VhostState, exchange: bytes, headers: Table = (), key: bytes = b"") -> tuple[bytes, ...]:
+def routed(vhost_state: VhostState, exchange: bytes, headers: Table = (), key: bytes = b"") -> tuple[bytes, ...]:
     facts = Facts(key, headers=headers)
-    return found.router.decide(exchange, facts, 0.0, found.queues, lambda below: 0).queues
+    return vhost_state.router.decide(exchange, facts, 0.0, vhost_state.queues, lambda below: 0).queues
 
 
 RICH: Table = (
@@ -113,38 +113,38 @@ async def test_a_binding_made_through_another_sidecar_is_used_after_the_next_pas
 ) -> None:
     outside.make_queues("a", "b")
     await app.declare("ox", sequence=1)
-    found = known(topology := await start(), vhost)
-    assert routed(found, b"ox") == ()
+    vhost_state = known(topology := await start(), vhost)
+    assert routed(vhost_state, b"ox") == ()
     every = stored("ox", "a", (), 2)
     await app.bind(every)
-    epoch = found.epoch
+    epoch = vhost_state.epoch
     await reconcile(topology, vhost)
-    assert routed(found, b"ox") == (b"a",)
-    assert found.exchanges[b"ox"].bound == queues("a")
-    assert found.epoch > epoch
-    assert found.last_sequence == 2
-    epoch = found.epoch
+    assert routed(vhost_state, b"ox") == (b"a",)
+    assert vhost_state.exchanges[b"ox"].bound == queues("a")
+    assert vhost_state.epoch > epoch
+    assert vhost_state.last_sequence == 2
+    epoch = vhost_state.epoch
     await reconcile(topology, vhost)
-    assert found.epoch == epoch  # nothing has changed, so relays need not repeat their requests
+    assert vhost_state.epoch == epoch  # nothing has changed, so relays need not repeat their requests
     await app.unbind(every)
     await reconcile(topology, vhost)
-    assert routed(found, b"ox") == ()
-    assert found.exchanges[b"ox"].bound == set()
+    assert routed(vhost_state, b"ox") == ()
+    assert vhost_state.exchanges[b"ox"].bound == set()
     outside.delete_exchange("ox")
     await reconcile(topology, vhost)
-    assert found.exchanges == {}
+    assert vhost_state.exchanges == {}
 
 
 async def test_an_exchange_declared_again_through_another_sidecar_is_a_new_one(
     start: Start, app: Client, outside: Outside, vhost: str
 ) -> None:
     await app.declare("ox", ((b"max-payload-size", Value("I", 1)),), 1, AUTO_DELETE)
-    found = known(topology := await start(), vhost)
-    before = found.exchanges[b"ox"]
+    vhost_state = known(topology := await start(), vhost)
+    before = vhost_state.exchanges[b"ox"]
     outside.delete_exchange("ox")
     await app.declare("ox", ((b"max-payload-size", Value("I", 2)),), 2)
     await reconcile(topology, vhost)
-    after = found.exchanges[b"ox"]
+    after = vhost_state.exchanges[b"ox"]
     assert after is not before
     assert after.arguments == ((b"max-payload-size", Value("I", 2)),)
 
@@ -155,16 +155,16 @@ async def test_the_same_bind_through_two_sidecars_counts_as_one_and_the_lowest_s
     outside.make_queues("a")
     await app.declare("ox")
     await app.bind(stored("ox", "a", (), 30), stored("ox", "a", (), 20), stored("ox", "a", (), 25))
-    found = known(topology := await start(), vhost)
-    [back] = found.exchanges[b"ox"].clients.values()
+    vhost_state = known(topology := await start(), vhost)
+    [back] = vhost_state.exchanges[b"ox"].clients.values()
     assert back.sequences == (20, 25, 30)
     assert back.binding.sequence == 20
-    assert len(list(found.router.exchanges[b"ox"].bindings)) == 1
+    assert len(list(vhost_state.router.exchanges[b"ox"].bindings)) == 1
     await app.unbind(stored("ox", "a", (), 20), tokens=False)
     await reconcile(topology, vhost)
-    [back] = found.exchanges[b"ox"].clients.values()
+    [back] = vhost_state.exchanges[b"ox"].clients.values()
     assert (back.sequences, back.binding.sequence) == ((25, 30), 25)
-    [rule] = found.router.exchanges[b"ox"].bindings
+    [rule] = vhost_state.router.exchanges[b"ox"].bindings
     assert rule.sequence == 25
 
 
@@ -175,11 +175,11 @@ async def test_the_same_arguments_in_another_order_through_another_sidecar_leave
     await app.declare("ox")
     first, second = stored("ox", "a", RICH, 1), stored("ox", "a", RICH[::-1], 2)
     await app.bind(second, first)
-    found = known(topology := await start(), vhost)
-    assert list(found.exchanges[b"ox"].clients.values()) == [app.signed(first)]
+    vhost_state = known(topology := await start(), vhost)
+    assert list(vhost_state.exchanges[b"ox"].clients.values()) == [app.signed(first)]
     await app.unbind(first)
     await reconcile(topology, vhost)
-    assert found.exchanges[b"ox"].clients == {}
+    assert vhost_state.exchanges[b"ox"].clients == {}
     assert outside.bindings("ox") == set()
 
 
@@ -190,8 +190,8 @@ async def test_an_announced_bind_to_an_exchange_of_the_file_is_seen_on_its_carri
     shaped = owned("ruled", carrier=b"carrier")
     there = state(vhost, {"ruled": set()}, shaped)
     await start({vhost: there}, refresh_seconds=3600.0, run=True, announcing=True)
-    other = VhostState(vhost, Router(()))
-    first = await start({vhost: other}, run=True, announcing=True)
+    announcing = VhostState(vhost, Router(()))
+    first = await start({vhost: announcing}, run=True, announcing=True)
     carried = stored("ruled", "a", (), 5)
     await app.bind(carried._replace(binding=replace(carried.binding, exchange=b"carrier")))
     first.changed(vhost, b"ruled")
@@ -202,15 +202,15 @@ async def test_a_deleted_queue_removes_its_bindings(start: Start, app: Client, o
     outside.make_queues("beside", "through", "stays")
     await app.declare("ox")
     await app.bind(*(stored("ox", name, (), number) for number, name in enumerate(("beside", "through", "stays"))))
-    found = known(topology := await start(), vhost)
+    vhost_state = known(topology := await start(), vhost)
     outside.delete_queue("through")
     topology.queue_deleted(vhost, b"through")
-    assert routed(found, b"ox") == (b"beside", b"stays")
-    assert ("queue", b"through") not in found.missing
+    assert routed(vhost_state, b"ox") == (b"beside", b"stays")
+    assert ("queue", b"through") not in vhost_state.missing
     outside.delete_queue("beside")
     await reconcile(topology, vhost)
-    assert routed(found, b"ox") == (b"stays",)
-    assert found.exchanges[b"ox"].bound == queues("stays")
+    assert routed(vhost_state, b"ox") == (b"stays",)
+    assert vhost_state.exchanges[b"ox"].bound == queues("stays")
 
 
 async def test_a_damaged_record_is_logged_once_and_the_others_are_used(
@@ -225,10 +225,10 @@ async def test_a_damaged_record_is_logged_once_and_the_others_are_used(
     await app.bind_raw("ox", "b", bad.key, longstr_entry(KEPT, pack(3, b"\x01a?")))
     outside.bind("ox", "a", "x.o.p.e.n.x.b.by.hand")
     with capture_logs() as events:
-        found = known(topology := await start(), vhost)
+        vhost_state = known(topology := await start(), vhost)
         await reconcile(topology, vhost)
-    assert list(found.exchanges) == [b"ox"]
-    assert list(found.exchanges[b"ox"].clients.values()) == [app.signed(good)]
+    assert list(vhost_state.exchanges) == [b"ox"]
+    assert list(vhost_state.exchanges[b"ox"].clients.values()) == [app.signed(good)]
     assert len(has(events, "declared state is unusable")) == 5
 
 
@@ -237,8 +237,8 @@ async def test_a_binding_that_is_not_valid_is_ignored(start: Start, app: Client,
     await app.declare("ox")
     await app.bind(stored("ox", "a", ((b"x-nonsense", text("")),)))
     with capture_logs() as events:
-        found = known(await start(), vhost)
-    assert routed(found, b"ox") == ()
+        vhost_state = known(await start(), vhost)
+    assert routed(vhost_state, b"ox") == ()
     assert len(has(events, "declared state is unusable")) == 1
 
 
@@ -280,7 +280,7 @@ async def test_the_declaration_of_a_file_wins_and_clients_bindings_are_kept(
     assert mine.exchanges[b"ox"].declared is None
     assert routed(mine, b"ox") == (b"a", b"b")
     # A binding that the file also has belongs to the file.
-    assert [each.binding.destination for each in mine.exchanges[b"ox"].clients.values()] == [b"b"]
+    assert [client_binding.binding.destination for client_binding in mine.exchanges[b"ox"].clients.values()] == [b"b"]
     assert mine.exchanges[b"ox"].bound == queues("a", "b")
 
 
@@ -292,63 +292,63 @@ async def test_changes_by_clients_during_a_listing_are_neither_lost_nor_undone(
     old, gone, passing, new, other = (stored("ox", name, (), number) for number, name in enumerate(names))
     await app.declare("ox")
     await app.bind(old, gone)
-    found = known(topology := await start(), vhost)
+    vhost_state = known(topology := await start(), vhost)
     management = topology._management
     assert management is not None
     listing = management.changed_bindings
 
     async def meanwhile(*asked: Any) -> Any:
         await app.bind(passing, other)
-        found.add_binding(passing)
+        vhost_state.add_binding(passing)
         answer = await listing(*asked)
-        found.remove_binding(passing)  # unbound after the listing, which contains it
-        found.remove_binding(gone)
-        found.add_binding(new)
+        vhost_state.remove_binding(passing)  # unbound after the listing, which contains it
+        vhost_state.remove_binding(gone)
+        vhost_state.add_binding(new)
         await app.unbind(passing, gone)
         await app.bind(new)
         return answer
 
     monkeypatch.setattr(management, "changed_bindings", meanwhile)
     await reconcile(topology, vhost)
-    assert routed(found, b"ox") == (b"new", b"old")
+    assert routed(vhost_state, b"ox") == (b"new", b"old")
     monkeypatch.undo()
     await reconcile(topology, vhost)
-    assert routed(found, b"ox") == (b"new", b"old", b"other")
+    assert routed(vhost_state, b"ox") == (b"new", b"old", b"other")
 
 
 async def test_an_exchange_deleted_during_a_listing_stays_deleted(
     start: Start, app: Client, outside: Outside, vhost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await app.declare("ox", sequence=1)
-    found = known(topology := await start(), vhost)
+    vhost_state = known(topology := await start(), vhost)
     management = topology._management
     assert management is not None
     listing = management.exchanges
 
     async def meanwhile(name: str) -> Any:
         await app.declare("passing", sequence=2)
-        declare_here(found, "passing", sequence=2)
+        declare_here(vhost_state, "passing", sequence=2)
         answer = await listing(name)
         for gone in ("ox", "passing"):
-            found.remove_exchange(gone.encode())
+            vhost_state.remove_exchange(gone.encode())
             outside.delete_exchange(gone)
         await app.declare("new", sequence=3)
-        declare_here(found, "new", sequence=3)
+        declare_here(vhost_state, "new", sequence=3)
         return answer
 
     monkeypatch.setattr(management, "exchanges", meanwhile)
     await reconcile(topology, vhost)
-    assert list(found.exchanges) == [b"new"]
+    assert list(vhost_state.exchanges) == [b"new"]
     monkeypatch.undo()
     await reconcile(topology, vhost)
-    assert list(found.exchanges) == [b"new"]
+    assert list(vhost_state.exchanges) == [b"new"]
 
 
 async def test_an_exchange_declared_through_another_sidecar_is_looked_up(
     start: Start, app: Client, outside: Outside, vhost: str
 ) -> None:
     topology = await start({vhost: state(vhost, {})})
-    found = known(topology, vhost)
+    vhost_state = known(topology, vhost)
     outside.make_queues("a")
     outside.make_exchange("plain")
     outside.make_exchange("topic", "topic")
@@ -356,8 +356,8 @@ async def test_an_exchange_declared_through_another_sidecar_is_looked_up(
     await app.bind(stored("ox", "a"))
     asked = [await topology.lookup_exchange(vhost, name) for name in (b"none", b"plain", b"topic", b"ox")]
     assert asked == [None, "direct", "topic", None]
-    assert routed(found, b"ox") == (b"a",)
-    assert found.exchanges[b"ox"].bound == queues("a")
+    assert routed(vhost_state, b"ox") == (b"a",)
+    assert vhost_state.exchanges[b"ox"].bound == queues("a")
 
 
 async def test_a_virtual_host_is_followed_after_its_first_client_connects(
@@ -369,11 +369,11 @@ async def test_a_virtual_host_is_followed_after_its_first_client_connects(
     outside.make_queues("a")
     await app.declare("ox")
     await app.bind(stored("ox", "a"))
-    found = VhostState(vhost, Router(()))
-    await asyncio.gather(topology.adopt(vhost, found), topology.adopt(vhost, found))
+    vhost_state = VhostState(vhost, Router(()))
+    await asyncio.gather(topology.adopt(vhost, vhost_state), topology.adopt(vhost, vhost_state))
     assert topology.follows(vhost)
-    assert known(topology, vhost) is found
-    assert routed(found, b"ox") == (b"a",)
+    assert known(topology, vhost) is vhost_state
+    assert routed(vhost_state, b"ox") == (b"a",)
     assert topology.ready
 
 
@@ -427,16 +427,16 @@ async def test_tokens_without_use_are_unbound(start: Start, app: Client, outside
     first, second = stored("ox", "a"), stored("ox", "b")
     await app.declare("ox", flags=AUTO_DELETE)
     await app.bind(first, second)
-    found = known(topology := await start(), vhost)
+    vhost_state = known(topology := await start(), vhost)
     await app.unbind(first, tokens=False)  # the unbind left the token
     for _ in range(3):
         await reconcile(topology, vhost)
     assert outside.bound("ox") == queues("b")
-    assert found.exchanges[b"ox"].bound == queues("b")
+    assert vhost_state.exchanges[b"ox"].bound == queues("b")
     await app.unbind(second, tokens=False)
     for _ in range(4):
         await reconcile(topology, vhost)
-    assert found.exchanges == {}  # the broker has deleted it with the last token
+    assert vhost_state.exchanges == {}  # the broker has deleted it with the last token
 
 
 async def test_an_auto_delete_exchange_is_deleted_with_the_queue_of_its_last_binding(
@@ -463,9 +463,9 @@ async def test_routes_of_clients_get_tokens_of_the_control_user_only_without_own
     outside.make_queues("a", "secret")
     await app.declare("ox")
     await app.bind(stored("ox", "a", ((b"x-addq-ontrue", text("secret")),)), tokens=False)
-    found = known(await start(own_routes=own_routes), vhost)
+    vhost_state = known(await start(own_routes=own_routes), vhost)
     expected = queues("a") if own_routes else queues("a", "secret")
-    assert outside.bound("ox") == found.exchanges[b"ox"].bound == expected
+    assert outside.bound("ox") == vhost_state.exchanges[b"ox"].bound == expected
 
 
 # -- without the management API, and with delivery: queue ---------------------------------------------------------
@@ -476,20 +476,20 @@ async def test_without_the_management_api_deleted_objects_are_noticed(
 ) -> None:
     outside.make_queues("a", "b")
     topology = await start({vhost: state(vhost, {})}, management=None, snapshot=file)
-    found = known(topology, vhost)
+    vhost_state = known(topology, vhost)
     for name in ("ox", "vanishing"):
         await app.declare(name)
         await app.bind(stored(name, "a"), stored(name, "b"))
-        declare_here(found, name, stored(name, "a"), stored(name, "b"))
-    declare_here(found, "direct", stored("direct", "a"), stored("direct", "b"), delivery=Delivery.QUEUE)
+        declare_here(vhost_state, name, stored(name, "a"), stored(name, "b"))
+    declare_here(vhost_state, "direct", stored("direct", "a"), stored("direct", "b"), delivery=Delivery.QUEUE)
     await reconcile(topology, vhost)
-    assert routed(found, b"direct") == routed(found, b"ox") == (b"a", b"b")
+    assert routed(vhost_state, b"direct") == routed(vhost_state, b"ox") == (b"a", b"b")
     outside.delete_queue("a")
     outside.delete_exchange("vanishing")
     await reconcile(topology, vhost)
-    assert set(found.exchanges) == {b"ox", b"direct"}
-    assert routed(found, b"direct") == routed(found, b"ox") == (b"b",)
-    assert found.missing == {}
+    assert set(vhost_state.exchanges) == {b"ox", b"direct"}
+    assert routed(vhost_state, b"direct") == routed(vhost_state, b"ox") == (b"b",)
+    assert vhost_state.missing == {}
 
 
 async def test_with_the_management_api_the_snapshot_stores_what_the_broker_does_not(
@@ -497,10 +497,10 @@ async def test_with_the_management_api_the_snapshot_stores_what_the_broker_does_
 ) -> None:
     outside.make_queues("a")
     topology = await start({vhost: state(vhost, {})}, snapshot=file)
-    found = known(topology, vhost)
+    vhost_state = known(topology, vhost)
     await app.declare("ox")
-    declare_here(found, "ox")
-    declare_here(found, "direct", stored("direct", "a"), delivery=Delivery.QUEUE)
+    declare_here(vhost_state, "ox")
+    declare_here(vhost_state, "direct", stored("direct", "a"), delivery=Delivery.QUEUE)
     topology.changed(vhost, b"direct")
     await topology.close()
     outside.delete_exchange("ox")
@@ -597,10 +597,10 @@ async def test_a_long_list_is_requested_less_often_where_sidecars_announce_their
     await reconcile(topology, vhost)
     assert sorted(listed) == ([b"documents"] if announcing else [b"documents", b"ox"])
     if announcing:
-        other = await start({}, announcing=True)
+        second = await start({}, announcing=True)
         await app.bind(stored("ox", "b", (), 2))
         await asyncio.sleep(0.1)
-        other.changed(vhost, b"ox")
+        second.changed(vhost, b"ox")
         await asyncio.sleep(0.5)
         await reconcile(topology, vhost)
         assert routed(known(topology, vhost), b"ox") == (b"a", b"b")

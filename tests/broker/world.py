@@ -127,12 +127,12 @@ class Outside:
         self.broker.api("DELETE", f"exchanges/{quoted(self.vhost)}/{quoted(name)}")
 
     def exchange(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.broker.api("GET", f"exchanges/{quoted(self.vhost)}/{quoted(name)}")
-        return found
+        exchange: dict[str, Any] = self.broker.api("GET", f"exchanges/{quoted(self.vhost)}/{quoted(name)}")
+        return exchange
 
     def queue(self, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self.broker.api("GET", f"queues/{quoted(self.vhost)}/{quoted(name)}")
-        return found
+        queue: dict[str, Any] = self.broker.api("GET", f"queues/{quoted(self.vhost)}/{quoted(name)}")
+        return queue
 
     def bind(self, exchange: str, queue: str, key: str, **arguments: object) -> None:
         path = f"bindings/{quoted(self.vhost)}/e/{quoted(exchange)}/q/{quoted(queue)}"
@@ -140,8 +140,8 @@ class Outside:
 
     def bound(self, exchange: str) -> set[Destination]:
         """Destinations that are bound to an exchange under their tokens."""
-        found = self.bindings(exchange)
-        return {(kind, name) for kind, name, key in found if key == token(kind, name) or is_keyed(key)}
+        bindings = self.bindings(exchange)
+        return {(kind, name) for kind, name, key in bindings if key == token(kind, name) or is_keyed(key)}
 
     def plainly_bound(self, exchange: str) -> set[Destination]:
         """Those that are bound for rules, which is without arguments."""

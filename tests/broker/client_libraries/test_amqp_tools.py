@@ -17,12 +17,12 @@ pytestmark = [
 ]
 
 
-def tool(site: Site, name: str, *arguments: str, said: bytes = b"", status: int = 0) -> bytes:
+def tool(site: Site, name: str, *arguments: str, stdin: bytes = b"", status: int = 0) -> bytes:
     """Run one of the amqp-tools through the sidecar and return its output."""
     server = ["--server=127.0.0.1", f"--port={site.sidecar.port}", f"--vhost={site.vhost}"]
     done = subprocess.run(
         [name, *server, "--username=guest", "--password=guest", *arguments],
-        input=said,
+        input=stdin,
         capture_output=True,
         timeout=COMMAND_SECONDS,
         check=False,
@@ -32,7 +32,7 @@ def tool(site: Site, name: str, *arguments: str, said: bytes = b"", status: int 
 
 
 def publish(site: Site, exchange: str, body: bytes, kind: str = "letter") -> None:
-    tool(site, "amqp-publish", "-e", exchange, "-r", "some.key", "-H", f"kind: {kind}", said=body)
+    tool(site, "amqp-publish", "-e", exchange, "-r", "some.key", "-H", f"kind: {kind}", stdin=body)
 
 
 def test_published_messages_can_be_got_from_each_queue(site: Site, exchange: str, body: bytes) -> None:
@@ -61,7 +61,7 @@ def test_it_declares_and_deletes_queues(site: Site) -> None:
 
 
 def test_errors_of_the_broker_are_shown(site: Site, tmp_path: Path) -> None:
-    said = tool(site, "amqp-get", "-q", "nowhere", status=1)
-    assert b"NOT_FOUND - no queue 'nowhere'" in said
-    said = tool(site, "amqp-publish", "--password=wrong", "-e", "letters", status=1)
-    assert b"403" in said or b"ACCESS_REFUSED" in said
+    error = tool(site, "amqp-get", "-q", "nowhere", status=1)
+    assert b"NOT_FOUND - no queue 'nowhere'" in error
+    error = tool(site, "amqp-publish", "--password=wrong", "-e", "letters", status=1)
+    assert b"403" in error or b"ACCESS_REFUSED" in error

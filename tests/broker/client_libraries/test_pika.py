@@ -86,6 +86,6 @@ def test_a_refused_publish_closes_its_channel_and_the_connection_goes_on(
     with pytest.raises(pika.exceptions.ChannelClosedByBroker) as caught:
         channel.basic_publish(exchange, "x.o.p.e.n.x.q", b"x", LETTER)
     assert caught.value.reply_code == 403
-    other = connection.channel()
-    other.confirm_delivery()
-    other.basic_publish(exchange, "k", b"x", LETTER, mandatory=True)
+    other_channel = connection.channel()
+    other_channel.confirm_delivery()
+    other_channel.basic_publish(exchange, "k", b"x", LETTER, mandatory=True)

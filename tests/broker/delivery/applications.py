@@ -25,9 +25,9 @@ def entries(arguments: Arguments) -> bytes:
 
 def declared(sidecar: Sidecar, vhost: str) -> dict[str, int]:
     """Number of clients' bindings in /status, by exchange."""
-    of_vhosts = json.loads(sidecar.get("/status"))["vhosts"]
-    found: dict[str, int] = next((each["declared"] for each in of_vhosts if each["vhost"] == vhost), {})
-    return found
+    vhosts = {status["vhost"]: status for status in json.loads(sidecar.get("/status"))["vhosts"]}
+    counts: dict[str, int] = vhosts[vhost]["declared"] if vhost in vhosts else {}
+    return counts
 
 
 class Application(Producer):
@@ -119,9 +119,9 @@ class Application(Producer):
     def refused(self, *frames: bytes) -> Closed:
         """Send a frame for which the channel is closed, and open the channel again; return the close."""
         self.send(*frames)
-        found = self.closed()
+        close = self.closed()
         self.open(confirm=True)
-        return found
+        return close
 
     def reached(self, exchange: str, table: Arguments | None = None, *queues: str, key: str = "k") -> list[str]:
         """Publish one message that is acked; return the queues that received it, one name for each copy."""

@@ -61,7 +61,7 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Far]:
     if shutil.which("openssl") is None:
         pytest.skip("no openssl command")
     try:
-        with distant(tmp_path_factory.mktemp("authority")) as other:
-            yield other
+        with distant(tmp_path_factory.mktemp("authority")) as distant_broker:
+            yield distant_broker
     except BrokerMissing as missing:
         pytest.skip(str(missing))

@@ -63,15 +63,15 @@ class Site(Outside):
 
     def next(self, queue: str) -> Message:
         """Wait for a message in a queue and take it, directly from the broker."""
-        found: list[Message] = []
+        messages: list[Message] = []
 
         def there() -> bool:
             message = self.beside.get(queue)
-            found.extend([message] if message is not None else [])
-            return bool(found)
+            messages.extend([message] if message is not None else [])
+            return bool(messages)
 
         until(there)
-        return found[0]
+        return messages[0]
 
     def bodies(self, *queues: str) -> list[list[bytes]]:
         """Take all messages from queues and return their bodies."""
@@ -82,8 +82,8 @@ class Site(Outside):
         wanted = {f'{key}="{text}"' for key, text in labels.items()}
         for line in self.sidecar.get("/metrics").splitlines():
             start, _, number = line.rpartition(" ")
-            found, _, rest = start.partition("{")
-            if found == f"oxproxy_{name}" and wanted <= set(rest.rstrip("}").split(",")):
+            series, _, rest = start.partition("{")
+            if series == f"oxproxy_{name}" and wanted <= set(rest.rstrip("}").split(",")):
                 return float(number)
         return 0.0
 

@@ -140,15 +140,15 @@ def test_a_consumer_with_deliveries_sees_the_original(site: Site, producer: Prod
 def test_a_dead_lettered_message_keeps_the_address_that_the_broker_set(site: Site, producer: Producer) -> None:
     """The message was dead-lettered out of the queue that the rule chose, so the broker has set its address."""
     sent(producer, "dying/one")
-    found: list[Message] = []
+    messages: list[Message] = []
 
     def there() -> bool:
         message = producer.get("b")
-        found.extend([message] if message is not None else [])
-        return bool(found)
+        messages.extend([message] if message is not None else [])
+        return bool(messages)
 
     until(there)
-    (message,) = found
+    (message,) = messages
     assert message.address == ("graves", "dug")
     assert {"x-original-address", "x-death"} <= set(message.headers)
 
@@ -213,9 +213,9 @@ def test_a_queue_that_an_open_exchange_chose_can_become_an_exchange_under_anothe
 
 
 def test_an_unroutable_mandatory_publish_returns_with_its_original_address(producer: Producer) -> None:
-    found = sent(producer, "moved/none", mandatory=True)
-    assert [message.address for message in found.returned] == [("", "moved/none")]
-    assert found.acked
+    settled = sent(producer, "moved/none", mandatory=True)
+    assert [message.address for message in settled.returned] == [("", "moved/none")]
+    assert settled.acked
 
 
 def test_a_header_forged_by_a_producer_is_removed(site: Site, producer: Producer) -> None:
@@ -225,9 +225,9 @@ def test_a_header_forged_by_a_producer_is_removed(site: Site, producer: Producer
 
 @pytest.mark.parametrize("mandatory", [False, True])
 def test_a_translation_without_a_target_causes_a_nack_and_a_return(producer: Producer, mandatory: bool) -> None:
-    found = sent(producer, "broken", mandatory=mandatory)
-    assert not found.acked
-    assert [message.address for message in found.returned] == [("", "broken")] * mandatory
+    settled = sent(producer, "broken", mandatory=mandatory)
+    assert not settled.acked
+    assert [message.address for message in settled.returned] == [("", "broken")] * mandatory
 
 
 def test_with_one_unusable_destination_the_others_are_reached_and_the_publish_is_nacked(
@@ -314,11 +314,11 @@ def test_a_missing_exchange_fails_its_publish_and_keeps_the_channel(far: Far, pr
 
 
 def test_a_missing_exchange_of_one_producer_does_not_affect_another(site: Site, far: Far, producer: Producer) -> None:
-    other = site.producer()
+    second = site.producer()
     for _ in range(20):
         producer.publish("", "far-exchange/none")
-        other.publish("", "far/one")
-    other.settle_all(20)
+        second.publish("", "far/one")
+    second.settle_all(20)
     assert not any(producer.settle().acked for _ in range(20))
     assert len(far.take("one")) == 20
 
@@ -365,17 +365,17 @@ def test_a_user_id_of_somebody_else_fails_its_publish_only(far: Far, producer: P
 def test_the_audit_names_broker_and_rule(site: Site, producer: Producer) -> None:
     for key, exchange in (("far/one", ""), ("moved/b", ""), ("both", "letters"), ("broken", "")):
         sent(producer, key, exchange, message_id=f"audited {exchange}{key}".encode())
-    found: dict[object, dict[str, object]] = {}
+    audited: dict[object, dict[str, object]] = {}
 
     def all_there() -> bool:
         lines = records(site.sidecar.folder / "audit")
-        found.update({line["message_id"]: line for line in lines if str(line["message_id"]).startswith("audited")})
-        return len(found) == 4
+        audited.update({line["message_id"]: line for line in lines if str(line["message_id"]).startswith("audited")})
+        return len(audited) == 4
 
     until(all_there)
     wanted = ("outcome", "queues", "remotes", "rule", "reason")
-    told = {str(key).removeprefix("audited "): [line[name] for name in wanted] for key, line in found.items()}
-    assert told == {
+    fields = {str(key).removeprefix("audited "): [line[name] for name in wanted] for key, line in audited.items()}
+    assert fields == {
         "far/one": ["translated", [], ["far"], 9, None],
         "moved/b": ["translated", ["b"], [], 4, None],
         "lettersboth": ["routed", ["a"], ["far"], 1, None],
@@ -401,14 +401,14 @@ def test_publishes_before_a_connection_close_are_delivered(site: Site, far: Far)
     for number in range(50):
         producer.publish("", "far/load", body=b"%d" % number)
     producer.close()
-    found: list[bytes] = []
+    bodies: list[bytes] = []
 
     def all_there() -> bool:
-        found.extend(far.take("load"))
-        return len(found) == 50
+        bodies.extend(far.take("load"))
+        return len(bodies) == 50
 
     until(all_there)
-    assert found == [b"%d" % number for number in range(50)]
+    assert bodies == [b"%d" % number for number in range(50)]
 
 
 def test_a_blocked_broker_delays_only_its_own_publishes(site: Site, far: Far) -> None:

@@ -61,8 +61,8 @@ def site(broker: Broker, far: Far, tmp_path_factory: pytest.TempPathFactory) -> 
 
 def missing(site: Site) -> dict[str, str]:
     vhosts = json.loads(site.sidecar.get("/status"))["vhosts"]
-    found: dict[str, str] = {each["vhost"]: each["missing"] for each in vhosts}[site.vhost]
-    return found
+    destinations: dict[str, str] = {vhost["vhost"]: vhost["missing"] for vhost in vhosts}[site.vhost]
+    return destinations
 
 
 def test_only_destinations_after_translation_are_reported_here_and_at_other_brokers(site: Site, far: Far) -> None:
@@ -82,7 +82,7 @@ def test_only_destinations_after_translation_are_reported_here_and_at_other_brok
     assert any("queue new" in line for line in lines)
     assert any("queue nowhere at broker far" in line for line in lines)
     assert not any("queue away" in line for line in lines)
-    assert elsewhere.items() <= asked(site, "/explain", LETTER | {"vhost": site.vhost})["missing"].items()
+    assert elsewhere.items() <= post(site, "/explain", LETTER | {"vhost": site.vhost})["missing"].items()
     site.make_queues("lost", "new", "first", "second", "final")
     Outside(far.broker, VHOST).make_queue("nowhere")
     Outside(far.broker, VHOST).make_exchange("unknown")
@@ -95,12 +95,12 @@ def test_explain_and_the_answer_to_a_reload_report_the_same_destinations(
 ) -> None:
     rules = RULES.format(port=far.broker.port, secret=json.dumps(SECRET), vhost=json.dumps(VHOST))
     with standing(broker, tmp_path_factory.mktemp("site"), rules, {"inventory": {"refresh": "200ms"}}) as site:
-        answer = asked(site, "/-/reload", {})
-        assert [each for each in answer["missing"] if each in ("queue away", "queue moved")] == []
+        answer = post(site, "/-/reload", {})
+        assert [destination for destination in answer["missing"] if destination in ("queue away", "queue moved")] == []
         assert {"queue broken", "queue lost", "queue new"} <= set(answer["missing"])
         until(lambda: missing(site))
-        found = asked(site, "/explain", {"exchange": "letters", "vhost": site.vhost})["missing"]
-        assert {each for each in found if " at broker " not in each} == {
+        explained = post(site, "/explain", {"exchange": "letters", "vhost": site.vhost})["missing"]
+        assert {destination for destination in explained if " at broker " not in destination} == {
             "queue first",
             "queue lost",
             "queue new",
@@ -108,8 +108,8 @@ def test_explain_and_the_answer_to_a_reload_report_the_same_destinations(
         }
 
 
-def asked(site: Site, page: str, body: object) -> dict[str, Any]:
+def post(site: Site, page: str, body: object) -> dict[str, Any]:
     request = Request(site.sidecar.admin + page, json.dumps(body).encode(), method="POST")
     with urlopen(request, timeout=30) as answer:
-        found: dict[str, Any] = json.loads(answer.read())
-    return found
+        parsed: dict[str, Any] = json.loads(answer.read())
+    return parsed

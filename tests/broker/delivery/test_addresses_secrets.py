@@ -138,23 +138,23 @@ def found_in(texts: dict[str, str]) -> set[tuple[str, str]]:
     return {(name, word) for name, text in texts.items() for word in WORDS if word in text}
 
 
-def heard(site: Site) -> str:
+def publish_all(site: Site) -> str:
     """Publish to every key, in every way; return the text that the producer got."""
-    told = []
+    answers = []
     with Producer(site.sidecar.port, site.vhost, "speaker", PRODUCER).open(confirm=True) as producer:
         for key in KEYS:
-            told.append(repr(producer.send_settled("", key, mandatory=True)))
-        told.append(repr(producer.send_settled("", "far/one", user_id=b"speaker")))
-        told.append(repr(producer.send_settled("letters", "k")))
+            answers.append(repr(producer.send_settled("", key, mandatory=True)))
+        answers.append(repr(producer.send_settled("", "far/one", user_id=b"speaker")))
+        answers.append(repr(producer.send_settled("letters", "k")))
     with Producer(site.sidecar.port, site.vhost, "speaker", PRODUCER).open() as producer:
         producer.ask(commands.Tx.Select())
         producer.publish("", "far/one")
-        told.append(repr(producer.closed()))
+        answers.append(repr(producer.closed()))
     for word in ("0ther-w0rd", SECRET):
         with pytest.raises((Closed, Gone)) as refused:
             Producer(site.sidecar.port, site.vhost, "speaker", word).open()
-        told.append(repr(refused.value) + str(refused.value.__dict__))
-    return "\n".join(told)
+        answers.append(repr(refused.value) + str(refused.value.__dict__))
+    return "\n".join(answers)
 
 
 def pages(site: Site) -> str:
@@ -188,7 +188,7 @@ def test_no_password_is_in_any_output_of_a_running_sidecar(
     broker: Broker, far: Far, tmp_path: Path, style: str
 ) -> None:
     with watched(broker, far, tmp_path, style) as site:
-        told = heard(site)
+        answers = publish_all(site)
         reloaded(site)
         shown = pages(site)
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -200,7 +200,7 @@ def test_no_password_is_in_any_output_of_a_running_sidecar(
         audit = json.dumps([records(tmp_path / "audit", kind) for kind in ("publish", "settle")])
         assert "reload failed" in log
         assert "nobody/one" in audit
-        assert found_in({"producer": told, "pages": shown, "log": log, "audit": audit}) == set()
+        assert found_in({"producer": answers, "pages": shown, "log": log, "audit": audit}) == set()
 
 
 def test_no_password_is_in_the_output_of_commands(far: Far, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -247,11 +247,16 @@ def test_no_password_is_in_the_representation_of_objects(far: Far, tmp_path: Pat
     kept += [parse_address(f"amqp://mover:{QUOTED}@h/q".encode()), targets, brokers, sidecar]
     kept.append(settings.upstream.control.password)
     ours = [
-        each for each in (*gc.get_objects(), *kept) if str(type(each).__module__).startswith(("proxy.", "pydantic"))
+        instance
+        for instance in (*gc.get_objects(), *kept)
+        if str(type(instance).__module__).startswith(("proxy.", "pydantic"))
     ]
-    assert {SecretStr, ControlSettings} <= {type(each) for each in ours}
+    assert {SecretStr, ControlSettings} <= {type(instance) for instance in ours}
     assert len(remotes) > 5
-    assert found_in({f"{type(each).__name__} {number}": repr(each) for number, each in enumerate(ours)}) == set()
+    assert (
+        found_in({f"{type(instance).__name__} {number}": repr(instance) for number, instance in enumerate(ours)})
+        == set()
+    )
 
 
 @pytest.mark.parametrize("bad", BAD)

@@ -19,13 +19,13 @@ from tests.sidecar import Sidecar
 CLOSE = client.method(0, commands.Connection.Close(200, "bye", 0, 0))
 
 
-class Said(NamedTuple):
+class Answers(NamedTuple):
     """The answers of one side: names and channels of methods, and the arguments of closes."""
 
     frames: tuple[tuple[object, ...], ...]
 
 
-Talk = Callable[[int], Said]
+Conversation = Callable[[int], Answers]
 
 
 @pytest.fixture(scope="module")
@@ -34,17 +34,17 @@ def ports(broker: Broker, sidecar: Sidecar) -> tuple[int, int]:
     return broker.port, sidecar.port
 
 
-def heard(producer: Producer, count: int) -> Said:
+def read(producer: Producer, count: int) -> Answers:
     """The next frames."""
     frames = []
     for _ in range(count):
-        found = producer.frame()
-        code = (found.arguments["reply_code"],) if found.name.endswith(".Close") else ()
-        frames.append((found.name, found.channel, *code))
-    return Said(tuple(frames))
+        frame = producer.frame()
+        code = (frame.arguments["reply_code"],) if frame.name.endswith(".Close") else ()
+        frames.append((frame.name, frame.channel, *code))
+    return Answers(tuple(frames))
 
 
-def same(ports: Sequence[int], talk: Talk) -> Said:
+def same(ports: Sequence[int], talk: Conversation) -> Answers:
     """Send the same bytes to both sides; check that the answers are equal, and return them."""
     at_broker, at_sidecar = (talk(port) for port in ports)
     assert at_sidecar == at_broker
@@ -56,13 +56,13 @@ def same(ports: Sequence[int], talk: Talk) -> Said:
 
 @pytest.mark.parametrize("header", [b"AMQP\x00\x00\x09\x01", b"AMQP\x01\x01\x00\x09"])
 def test_a_header_that_the_broker_accepts_as_0_9_1_opens_a_connection(ports: tuple[int, int], header: bytes) -> None:
-    def talk(port: int) -> Said:
+    def talk(port: int) -> Answers:
         with Producer(port, header=header) as producer:
             version = producer.start["version_major"], producer.start["version_minor"]
             producer.open(confirm=True).publish("", "nobody", mandatory=True)
             [returned] = producer.settle().returned
             producer.close()
-            return Said((version, returned.address))
+            return Answers((version, returned.address))
 
     assert same(ports, talk).frames == ((0, 9), ("", "nobody"))
 
@@ -77,10 +77,10 @@ def test_a_header_that_the_broker_accepts_as_0_9_1_opens_a_connection(ports: tup
 def test_a_header_that_the_broker_rejects_is_answered_with_the_header_to_use(
     broker: Broker, ports: tuple[int, int], header: bytes
 ) -> None:
-    def talk(port: int) -> Said:
+    def talk(port: int) -> Answers:
         with Producer(port, log_in=False) as producer:
             producer.send(header)
-            return Said(((producer.socket.recv(8),),))
+            return Answers(((producer.socket.recv(8),),))
 
     # RabbitMQ 4.0 answers with the header of AMQP 1.0, which the sidecar does not support.
     answer = same(ports, talk) if broker.version < (4,) else talk(ports[1])
@@ -97,10 +97,10 @@ def test_body_frames_up_to_eight_bytes_above_frame_max_are_accepted(
 ) -> None:
     """AMQPStorm splits bodies into pieces of frame-max bytes, without room for the eight bytes around each."""
 
-    def talk(port: int) -> Said:
+    def talk(port: int) -> Answers:
         with Producer(port, frame_max=frame_max).open(confirm=True) as producer:
             producer.send(client.publish(1, b"", b"nobody", body=bytes(2 * frame_max), frame_max=frame_max + above))
-            return heard(producer, 1)
+            return read(producer, 1)
 
     answer = ("Connection.Close", 0, 501) if above > 8 else ("Basic.Ack", 1)
     assert same(ports, talk).frames == (answer,)
@@ -110,7 +110,7 @@ def test_body_frames_up_to_eight_bytes_above_frame_max_are_accepted(
 def test_headers_and_methods_up_to_eight_bytes_above_frame_max_are_accepted(ports: tuple[int, int], above: int) -> None:
     frame_max = 4096
 
-    def header(port: int) -> Said:
+    def header(port: int) -> Answers:
         with Producer(port, frame_max=frame_max).open(confirm=True) as producer:
             entries = b"\x01hS" + (frame_max + above - 8 - 18 - 7).to_bytes(4, "big")
             entries += b"x" * (frame_max + above - 8 - 18 - 7)
@@ -118,9 +118,9 @@ def test_headers_and_methods_up_to_eight_bytes_above_frame_max_are_accepted(port
             assert len(sent) == frame_max + above
             method = client.publish(1, b"", b"nobody")
             producer.send(method[: -len(client.content(1))] + sent)
-            return heard(producer, 1)
+            return read(producer, 1)
 
-    def declare(port: int) -> Said:
+    def declare(port: int) -> Answers:
         with Producer(port, frame_max=frame_max).open() as producer:
             sent = client.method(1, commands.Queue.Declare(exclusive=True, arguments={"x-note": ""}))
             text = b"x" * (frame_max + above - len(sent))
@@ -128,7 +128,7 @@ def test_headers_and_methods_up_to_eight_bytes_above_frame_max_are_accepted(port
             table = len(longer) - 4 - 2 - 1 - 1 - 4
             longer = longer[:8] + table.to_bytes(4, "big") + longer[12:]
             producer.send(client.frame(1, 1, longer))
-            return heard(producer, 1)
+            return read(producer, 1)
 
     refused = (("Connection.Close", 0, 501),)
     assert same(ports, header).frames == (refused if above > 8 else (("Basic.Ack", 1),))
@@ -139,18 +139,18 @@ def test_headers_and_methods_up_to_eight_bytes_above_frame_max_are_accepted(port
 
 
 def test_each_close_of_a_connection_is_answered_and_the_peer_ends_it(ports: tuple[int, int]) -> None:
-    def talk(port: int) -> Said:
+    def talk(port: int) -> Answers:
         with Producer(port).open().open(2) as producer:
             producer.send(CLOSE * 3)
-            first = heard(producer, 3)
+            first = read(producer, 3)
             producer.send(client.method(5, commands.Channel.Open()) + CLOSE)
-            second = heard(producer, 1)
+            second = read(producer, 1)
             producer.send(CLOSE[:5])
             producer.send(CLOSE[5:])
-            third = heard(producer, 1)
+            third = read(producer, 1)
             producer.call(commands.Connection.CloseOk(), 0)
             assert producer.gone()
-            return Said(first.frames + second.frames + third.frames)
+            return Answers(first.frames + second.frames + third.frames)
 
     assert same(ports, talk).frames == (("Connection.CloseOk", 0),) * 5
 
@@ -160,25 +160,25 @@ def test_each_close_of_a_connection_is_answered_and_the_peer_ends_it(ports: tupl
 
 @pytest.mark.parametrize("number", [1, 2046, 2048, 65535])
 def test_any_channel_number_is_accepted(ports: tuple[int, int], number: int) -> None:
-    def talk(port: int) -> Said:
+    def talk(port: int) -> Answers:
         with Producer(port, channel_max=2046).open(number, confirm=True) as producer:
             producer.publish("", "nobody", channel=number, mandatory=True)
-            assert [one.address for one in producer.settle(number).returned] == [("", "nobody")]
+            assert [returned.address for returned in producer.settle(number).returned] == [("", "nobody")]
             producer.ask(commands.Channel.Close(200, "", 0, 0), number)
             producer.open(number)
             producer.close()
-            return Said(())
+            return Answers(())
 
     same(ports, talk)
 
 
 def test_more_channels_than_channel_max_end_the_connection(ports: tuple[int, int]) -> None:
-    def talk(port: int) -> Said:
+    def talk(port: int) -> Answers:
         with Producer(port, channel_max=2).open(100).open(65535) as producer:
             producer.call(commands.Channel.Open(), 7)
             closed = producer.closed(0)
-            return Said(((closed.code, closed.text, closed.method),))
+            return Answers(((closed.code, closed.text, closed.method),))
 
-    said = same(ports, talk)
+    answers = same(ports, talk)
     text = "NOT_ALLOWED - number of channels opened (2) has reached the negotiated channel_max (2)"
-    assert said.frames[0][:2] == (530, text)
+    assert answers.frames[0][:2] == (530, text)

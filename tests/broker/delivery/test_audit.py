@@ -43,8 +43,8 @@ def written(directory: Path) -> str:
 
 def records(directory: Path, kind: str = "publish") -> list[dict[str, object]]:
     """All complete records of a kind, of closed and open segments, in order."""
-    found = [json.loads(line) for line in written(directory).split("\n") if line.endswith("}")]
-    return [record for record in found if record["kind"] == kind]
+    lines = [json.loads(line) for line in written(directory).split("\n") if line.endswith("}")]
+    return [record for record in lines if record["kind"] == kind]
 
 
 def audited(folder: Path, **more: object) -> tuple[Path, dict[str, object]]:
@@ -181,8 +181,8 @@ def test_an_unconfirmed_publish_is_recorded_as_lost(broker: Broker, tmp_path: Pa
         for number in range(500):
             producer.publish("letters", f"k{number}", {"to": "a"})
         producer.vanish()
-        with Producer(site.sidecar.port, site.vhost) as other:
-            other.open()
-            other.ask(commands.Queue.Declare(queue="a", passive=True))
+        with Producer(site.sidecar.port, site.vhost) as second:
+            second.open()
+            second.ask(commands.Queue.Declare(queue="a", passive=True))
     assert len(records(directory)) <= 500
     assert all(line["result"] in ("lost", "acked") for line in records(directory, "settle"))

@@ -42,8 +42,8 @@ def prepare(outside: Outside) -> None:
 def missing(site: Site) -> dict[str, str]:
     """The missing destinations in /status."""
     [vhost] = json.loads(site.sidecar.get("/status"))["vhosts"]
-    found: dict[str, str] = vhost["missing"]
-    return found
+    reasons: dict[str, str] = vhost["missing"]
+    return reasons
 
 
 # -- exclusive queues --------------------------------------------------------------------------------------------------
@@ -133,15 +133,15 @@ def test_a_missing_queue_is_found_once_it_is_declared_through_us(site: Site, pro
 
 def test_a_regex_route_sees_a_queue_as_soon_as_its_declare_is_answered(site: Site, producer: Producer) -> None:
     producer.send_settled("jobs", "k", {"to": "teams"}, b"1")
-    other = site.producer()
-    other.declare("team.blue")
+    declaring = site.producer()
+    declaring.declare("team.blue")
     producer.send_settled("jobs", "k", {"to": "teams"}, b"2")
-    other.ask(commands.Queue.Delete(queue="team.blue"))
+    declaring.ask(commands.Queue.Delete(queue="team.blue"))
     assert producer.send_settled("jobs", "k", {"to": "teams"}, b"3").acked
-    other.declare("team.blue")
+    declaring.declare("team.blue")
     producer.send_settled("jobs", "k", {"to": "teams"}, b"4")
     assert site.bodies("base", "team.blue") == [[b"1", b"2", b"3", b"4"], [b"4"]]
-    other.ask(commands.Queue.Delete(queue="team.blue"))
+    declaring.ask(commands.Queue.Delete(queue="team.blue"))
 
 
 def test_a_regex_route_sees_a_queue_declared_on_the_broker(site: Site, producer: Producer) -> None:
@@ -160,12 +160,12 @@ def test_a_regex_route_sees_a_queue_declared_on_the_broker(site: Site, producer:
 
 
 def test_a_queue_declared_again_through_us_is_bound_before_its_declare_ok(site: Site, producer: Producer) -> None:
-    other = site.producer()
+    declaring = site.producer()
     for body in (b"1", b"2", b"3"):
-        other.declare("late")
+        declaring.declare("late")
         assert producer.send_settled("jobs", "k", {"to": "late"}, body, mandatory=True) == (True, [])
-        assert [message.body for message in other.take("late")] == [body]
-        other.ask(commands.Queue.Delete(queue="late"))
+        assert [message.body for message in declaring.take("late")] == [body]
+        declaring.ask(commands.Queue.Delete(queue="late"))
         assert len(producer.send_settled("jobs", "k", {"to": "late"}, mandatory=True).returned) == 1
 
 

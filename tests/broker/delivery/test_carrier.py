@@ -97,7 +97,7 @@ def test_receivers_get_exchange_key_properties_and_body_as_sent(site: Site, prod
 
 def test_method_and_body_frames_are_forwarded_byte_for_byte(site: Site, producer: Producer) -> None:
     frames = client.split(client.publish(1, b"letters", b"any.key", headers({"to": "all"}), b"x", mandatory=True))
-    producer.send(*(one.raw for one in frames))
+    producer.send(*(frame.raw for frame in frames))
     producer.settle()
     method, _, body = site.upstream().frames[-3:]
     assert (method, body) == (frames[0], frames[2])
@@ -186,7 +186,7 @@ def test_tokens_beyond_frame_max_need_several_publishes_and_one_confirm(
         assert producer.settle(tag=tag).acked
     assert producer.silent()
     assert len(site.upstream().named("Basic.Publish")) == 2 * publishes
-    assert all(len(one.raw) <= frame_max for one in site.upstream().frames)
+    assert all(len(frame.raw) <= frame_max for frame in site.upstream().frames)
     assert site.bodies(*MANY) == [[b"x", b"x"]] * len(MANY)
 
 

@@ -119,9 +119,11 @@ def test_a_declared_exchange_has_the_carrier_type_of_its_declaration(
         prefixes = sorted(f"x.o.p.e.n.x.{kind}".replace(".", dot).encode() for kind in ("b.", "r.q."))
         assert [key[: len(prefix)] for key, prefix in zip(keys(outside, "ox"), prefixes, strict=True)] == prefixes
         app.exchange("ox", {"x-carrier-type": carrier_type})
-        other = {"direct": "topic", "topic": "direct"}[carrier_type]
-        with pytest.raises(Closed, match=f"inequivalent arg 'x-carrier-type' for exchange 'ox' .*'{other}'") as caught:
-            app.exchange("ox", {"x-carrier-type": other})
+        other_type = {"direct": "topic", "topic": "direct"}[carrier_type]
+        with pytest.raises(
+            Closed, match=f"inequivalent arg 'x-carrier-type' for exchange 'ox' .*'{other_type}'"
+        ) as caught:
+            app.exchange("ox", {"x-carrier-type": other_type})
         assert caught.value.code == 406
 
 
@@ -332,8 +334,8 @@ def test_another_sidecar_changes_its_tokens_with_the_first(broker: Broker, tmp_p
         site = stack.enter_context(standing(broker, tmp_path, RULES, REFRESH, copies))
         file = tmp_path / "other.yaml"
         file.write_text(f"vhost: {site.vhost}\n{RULES}")
-        other = stack.enter_context(Sidecar(broker, [file], REFRESH))
-        load = Load(other.port, site.vhost)
+        second = stack.enter_context(Sidecar(broker, [file], REFRESH))
+        load = Load(second.port, site.vhost)
         with load.running():
             load.goes_on()
             reload(site, WITH_EXCHANGE)

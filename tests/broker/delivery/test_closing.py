@@ -42,14 +42,14 @@ def site(running: Site) -> Iterator[Site]:
 
 
 def parts(exchange: str, size: int) -> list[bytes]:
-    return [one.raw for one in client.split(client.publish(1, exchange.encode(), b"k", (), bytes(size)))]
+    return [frame.raw for frame in client.split(client.publish(1, exchange.encode(), b"k", (), bytes(size)))]
 
 
 def close_code(producer: Producer) -> object:
     """Code of the next Channel.Close, which is not answered yet."""
-    found = producer.frame()
-    assert (found.name, found.channel) == ("Channel.Close", 1)
-    return found.arguments["reply_code"]
+    close = producer.frame()
+    assert (close.name, close.channel) == ("Channel.Close", 1)
+    return close.arguments["reply_code"]
 
 
 # -- contents ----------------------------------------------------------------------------------------------------------
@@ -79,11 +79,11 @@ def test_a_filter_that_closes_a_consuming_channel_does_not_split_a_delivery(site
     producer.ask(commands.Basic.Consume(queue="b", consumer_tag="me", no_ack=True))
     producer.expect("Basic.Deliver")
     producer.publish("small", "k", body=bytes(1001))
-    heard: list[Frame] = [Frame(1, 1, client.method(1, commands.Basic.Deliver("me", 1, False, "", "b"))[7:-1])]
-    while heard[-1].name != "Channel.Close":
-        heard.append(producer.frame())
-    assert heard[-1].arguments["reply_code"] == 406
-    check_contents(b"".join(one.raw for one in heard), {})
+    frames: list[Frame] = [Frame(1, 1, client.method(1, commands.Basic.Deliver("me", 1, False, "", "b"))[7:-1])]
+    while frames[-1].name != "Channel.Close":
+        frames.append(producer.frame())
+    assert frames[-1].arguments["reply_code"] == 406
+    check_contents(b"".join(frame.raw for frame in frames), {})
     producer.call(commands.Channel.CloseOk())
     assert producer.open(confirm=True).send_settled("letters", "k").acked
 

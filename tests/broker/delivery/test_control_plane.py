@@ -123,7 +123,7 @@ def test_a_queue_that_breaks_the_listings_prevents_neither_passes_nor_a_start(si
     """The queue is declared directly on the broker, with arguments that the sidecar's JSON decoder rejects."""
     declare_queue(site.beside, "deep", nested(1500))
     site.beside.expect("Queue.DeclareOk")
-    until(lambda: any("deeply nested" in each for each in not_followed(site.sidecar)))
+    until(lambda: any("deeply nested" in reason for reason in not_followed(site.sidecar)))
     site.make_queue("late")
     until(lambda: ("queue", b"late") in site.bound("letters"))
     assert site.producer().send_settled("letters").acked
@@ -150,8 +150,8 @@ def test_an_exchange_that_breaks_a_listing_does_not_affect_another_virtual_host(
     producer.expect("Queue.BindOk")
     with Sidecar(broker, settings=SETTINGS) as second:
         status = json.loads(second.get("/status"))
-        assert {each["vhost"]: each["declared"] for each in status["vhosts"]}[site.vhost]["theirs"] == 1
-        assert [each for each in status["degraded"] if vhost in each and "deeply nested" in each]
+        assert {item["vhost"]: item["declared"] for item in status["vhosts"]}[site.vhost]["theirs"] == 1
+        assert [item for item in status["degraded"] if vhost in item and "deeply nested" in item]
 
 
 @contextmanager
@@ -194,7 +194,7 @@ def test_an_unexpected_exception_delays_readiness_and_is_counted_and_retried(
     def change(path: str, body: bytes) -> bytes:
         if not odd or not path.startswith("/api/exchanges/site-") or "/bindings/" in path:
             return body
-        return json.dumps([each | {"arguments": ["no table"]} for each in json.loads(body)]).encode()
+        return json.dumps([row | {"arguments": ["no table"]} for row in json.loads(body)]).encode()
 
     with odd_management(broker, change) as management:
         settings = {**SETTINGS, "upstream": {"management": management}}
@@ -208,11 +208,11 @@ def test_an_unexpected_exception_delays_readiness_and_is_counted_and_retried(
             assert (caught.value.code, text.splitlines()[0]) == (503, "not ready")
             assert f"control task vhost of vhost {site.vhost}: failed with AttributeError" in text
             assert site.producer().send_settled("letters").acked  # rules in force still decide
-            with Application(site.sidecar.port, vhost) as other:  # another virtual host is not affected
-                other.exchange("ox")
-                other.queues("bound")
-                other.bind("bound", "ox")
-                assert other.reached("ox", {}, "bound") == ["bound"]
+            with Application(site.sidecar.port, vhost) as second:  # another virtual host is not affected
+                second.exchange("ox")
+                second.queues("bound")
+                second.bind("bound", "ox")
+                assert second.reached("ox", {}, "bound") == ["bound"]
                 Outside(broker, vhost).delete_queue("bound")
                 until(lambda: declared(site.sidecar, vhost) == {"ox": 0})
             odd = False

@@ -69,11 +69,11 @@ class Churn:
         wrong: dict[str, set[str]] = {}
         for exchange, wanted in ((RULES, self.existing), (CLIENTS, self.bound)):
             there = self._outside.bound(exchange)
-            wrong[f"tokens that {exchange} lacks"] = {str(one) for one in queues(*wanted) - there}
-            wrong[f"tokens too many on {exchange}"] = {str(one) for one in there - queues(*wanted)}
+            wrong[f"tokens that {exchange} lacks"] = {str(item) for item in queues(*wanted) - there}
+            wrong[f"tokens too many on {exchange}"] = {str(item) for item in there - queues(*wanted)}
         for number, sidecar in enumerate(self._sidecars):
             [status] = [
-                one for one in json.loads(sidecar.get("/status"))["vhosts"] if one["vhost"] == self._outside.vhost
+                item for item in json.loads(sidecar.get("/status"))["vhosts"] if item["vhost"] == self._outside.vhost
             ]
             missing = {f"queue {name}" for name in set(self._names) - self.existing}
             wrong[f"what sidecar {number} takes for missing"] = missing ^ set(status["missing"])

@@ -116,13 +116,13 @@ def test_an_exchange_is_bound_and_unbound_by_the_clients_permissions(
 ) -> None:
     outside.make_exchange("far", "fanout")
     broker.grant(user, vhost, configure="", write="^amq.fanout$", read="^ox$")
-    with Application(sidecar.port, vhost, user) as other:
-        for frame, asked in ((other.chaining("far", "ox"), (40, 30)), (other.unchaining("far", "ox"), (40, 40))):
-            close = other.refused(frame)
+    with Application(sidecar.port, vhost, user) as second:
+        for frame, asked in ((second.chaining("far", "ox"), (40, 30)), (second.unchaining("far", "ox"), (40, 40))):
+            close = second.refused(frame)
             assert (close.code, close.method) == (403, asked)
             assert "access to exchange 'far'" in close.text
-        other.chain("amq.fanout", "ox")
-        other.unchain("amq.fanout", "ox")
+        second.chain("amq.fanout", "ox")
+        second.unchain("amq.fanout", "ox")
 
 
 def test_the_error_of_a_declare_refused_after_a_bind_names_the_declare(app: Application) -> None:
@@ -136,17 +136,17 @@ def test_the_brokers_permissions_of_the_client_decide(
     broker: Broker, sidecar: Sidecar, vhost: str, app: Application, user: str
 ) -> None:
     broker.grant(user, vhost, configure="", write="^a$", read="^ox$")
-    with Application(sidecar.port, vhost, user) as other:
-        other.bind("a", "ox")
-        for frame, asked in ((other.binding("b", "ox"), (50, 20)), (other.unbinding("b", "ox"), (50, 50))):
-            close = other.refused(frame)
+    with Application(sidecar.port, vhost, user) as second:
+        second.bind("a", "ox")
+        for frame, asked in ((second.binding("b", "ox"), (50, 20)), (second.unbinding("b", "ox"), (50, 50))):
+            close = second.refused(frame)
             assert (close.code, close.method) == (403, asked)
             assert "access to queue 'b'" in close.text
         assert app.reached("ox", {}, "a", "b") == ["a"]
-        other.unbind("a", "ox")
+        second.unbind("a", "ox")
     broker.grant(user, vhost, configure="", write="^a$", read="")
-    with Application(sidecar.port, vhost, user) as other:
-        close = other.refused(other.binding("a", "ox"))
+    with Application(sidecar.port, vhost, user) as second:
+        close = second.refused(second.binding("a", "ox"))
         assert (close.code, close.method) == (403, (50, 20))
         assert "access to exchange 'ox'" in close.text
     assert app.send_settled("ox", "k", {}, mandatory=True).returned
@@ -316,11 +316,11 @@ def test_pipelined_methods_take_effect_in_order(app: Application) -> None:
     app.expect("Queue.UnbindOk")
     acks = bound = 0
     while acks < 3:
-        found = app.expect("Basic.Ack", "Queue.BindOk")
-        bound += found.name == "Queue.BindOk"
-        if found.name == "Basic.Ack":
-            tag = found.arguments["delivery_tag"]
-            acks = max(acks, int(str(tag))) if found.arguments["multiple"] else acks + 1
+        frame = app.expect("Basic.Ack", "Queue.BindOk")
+        bound += frame.name == "Queue.BindOk"
+        if frame.name == "Basic.Ack":
+            tag = frame.arguments["delivery_tag"]
+            acks = max(acks, int(str(tag))) if frame.arguments["multiple"] else acks + 1
     assert bound == 1
     assert [[message.body for message in app.take(queue)] for queue in ("a", "b")] == [[b"2", b"3"], [b"1", b"2", b"3"]]
 

@@ -25,7 +25,7 @@ def app(sidecar: Sidecar, vhost: str, delivery: str) -> Iterator[Application]:
 
 def on_broker(outside: Outside, name: str) -> dict[str, Any] | None:
     listed = outside.broker.api("GET", f"exchanges/{outside.vhost}")
-    return next((each for each in listed if each["name"] == name), None)
+    return next((exchange for exchange in listed if exchange["name"] == name), None)
 
 
 # -- declare -----------------------------------------------------------------------------------------------------------
@@ -39,10 +39,10 @@ def test_the_carrier_has_the_declared_flags_and_arguments(
     with Application(sidecar.port, outside.vhost) as app:
         durable, auto_delete, internal = (name in flags for name in ("durable", "auto_delete", "internal"))
         app.exchange("ox", table, durable=durable, auto_delete=auto_delete, internal=internal)
-    found = outside.exchange("ox")
-    assert found["type"] == ("topic" if outside.broker.version < (3, 13) else "direct")
-    assert {name for name in ("durable", "auto_delete", "internal") if found[name]} == set(flags)
-    arguments = found["arguments"]
+    carrier = outside.exchange("ox")
+    assert carrier["type"] == ("topic" if outside.broker.version < (3, 13) else "direct")
+    assert {name for name in ("durable", "auto_delete", "internal") if carrier[name]} == set(flags)
+    arguments = carrier["arguments"]
     assert (arguments["x-open-exchange"], arguments["max-payload-size"], arguments["mine"]) == (True, 10, "kept")
 
 
@@ -144,12 +144,12 @@ def test_a_declare_with_a_missing_argument_is_refused(app: Application) -> None:
 def test_a_declare_is_compared_with_the_declare_through_another_sidecar(
     broker: Broker, sidecar: Sidecar, vhost: str
 ) -> None:
-    with Sidecar(broker, settings={"inventory": {"refresh": "1h"}}) as other:
-        with Application(other.port, vhost) as second:
+    with Sidecar(broker, settings={"inventory": {"refresh": "1h"}}) as second_sidecar:
+        with Application(second_sidecar.port, vhost) as second:
             second.queues("there")
         with Application(sidecar.port, vhost) as app:
             app.exchange("ox", {"max-payload-size": 100})
-        with Application(other.port, vhost) as second:
+        with Application(second_sidecar.port, vhost) as second:
             assert "inequivalent arg 'max-payload-size'" in second.refused(second.declaring("ox")).text
             second.exchange("ox", {"max-payload-size": 100})
 
@@ -265,10 +265,10 @@ def test_an_auto_delete_exchange_is_deleted_with_the_queue_of_its_last_binding(
 
     def gone() -> bool:
         app.send(app.declaring("ox", passive=True))
-        found = app.frame()
-        if found.name == "Exchange.DeclareOk":
+        frame = app.frame()
+        if frame.name == "Exchange.DeclareOk":
             return False
-        assert found.name == "Channel.Close"
+        assert frame.name == "Channel.Close"
         return True
 
     until(gone, seconds=5)

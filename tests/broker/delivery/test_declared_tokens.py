@@ -47,8 +47,8 @@ def app(sidecar: Sidecar, vhost: str) -> Iterator[Application]:
 
 def keys(outside: Outside) -> list[bytes]:
     """Keys of the bindings to `a`, tokens first."""
-    found = [key for _, queue, key in outside.bindings("ox") if queue == b"a"]
-    return sorted(found, key=lambda key: (not is_keyed(key), key))
+    bound_keys = [key for _, queue, key in outside.bindings("ox") if queue == b"a"]
+    return sorted(bound_keys, key=lambda key: (not is_keyed(key), key))
 
 
 def test_the_first_binding_has_the_token_and_further_ones_have_storage_keys(app: Application, outside: Outside) -> None:
@@ -69,13 +69,13 @@ def test_messages_of_another_binding_arrive_while_the_first_is_removed(
 ) -> None:
     app.bind("a", "ox", FIRST)
     app.bind("a", "ox", SECOND)
-    with Application(sidecar.port, vhost) as other:
+    with Application(sidecar.port, vhost) as second:
         for _ in range(PUBLISHES):
-            other.publish("ox", "k", {"n": 2}, mandatory=True)
+            second.publish("ox", "k", {"n": 2}, mandatory=True)
         app.unbind("a", "ox", FIRST)
         for _ in range(PUBLISHES):
-            other.publish("ox", "k", {"n": 2}, mandatory=True)
-        other.settle_all(2 * PUBLISHES)  # and nothing is returned
+            second.publish("ox", "k", {"n": 2}, mandatory=True)
+        second.settle_all(2 * PUBLISHES)  # and nothing is returned
     assert [app.reached("ox", {"n": n}, "a")[:1] for n in (1, 2)] == [["a"], ["a"]]
     assert len(keys(outside)) == 2
 
@@ -134,9 +134,9 @@ def test_a_queue_declared_again_on_the_broker_is_reached_by_a_bind_of_another_co
     app.bind("a", "stays", FIRST)
     outside.delete_queue("a")
     outside.make_queues("a")
-    with Application(sidecar.port, vhost) as other:
-        other.bind("a", "stays", SECOND)
-        assert other.reached("stays", {"n": 2}, "a") == ["a"]
+    with Application(sidecar.port, vhost) as second:
+        second.bind("a", "stays", SECOND)
+        assert second.reached("stays", {"n": 2}, "a") == ["a"]
 
 
 def test_pipelined_binds_need_one_binding_each_and_all_take_effect(app: Application, outside: Outside) -> None:

@@ -47,8 +47,8 @@ def pair(broker: Broker, outside: Outside, vhost: str, tmp_path: Path) -> Iterat
     first = Ruled(broker, vhost, tmp_path / "first", "a", "b")
     second = Ruled(broker, vhost, tmp_path / "second", "b", "c")
     with ExitStack() as stack:
-        for one in (first, second):
-            stack.enter_context(one.sidecar)
+        for ruled in (first, second):
+            stack.enter_context(ruled.sidecar)
         yield first, second
 
 

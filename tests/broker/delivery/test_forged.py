@@ -119,7 +119,7 @@ def _unsigned(scene: Scene) -> tuple[float, set[str]]:
     name = "oxproxy_topology_unsigned_bindings "
     (line,) = (line for line in scene.sidecar.get("/metrics").splitlines() if line.startswith(name))
     vhosts = json.loads(scene.sidecar.get("/status"))["vhosts"]
-    (named,) = (one["unsigned"] for one in vhosts if one["vhost"] == scene.vhost)
+    (named,) = (vhost["unsigned"] for vhost in vhosts if vhost["vhost"] == scene.vhost)
     assert all("claimed user 'guest'): no signature" in text for texts in named.values() for text in texts)
     return float(line.removeprefix(name)), set(named)
 
@@ -155,7 +155,7 @@ def test_a_binding_of_the_first_release_routes_to_its_queue_until_its_client_bin
         owner.unbind("att.q", "att.x", MATCH | {"x-addq-ontrue": "att.p"})
         assert owner.reached("att.x", {"a": 1}, "att.q", "att.p") == []
     left = scene.broker.api("GET", f"exchanges/{scene.vhost}/att.x/bindings/source")
-    assert [one for one in left if "x-oxproxy" in one["arguments"]] == []
+    assert [binding for binding in left if "x-oxproxy" in binding["arguments"]] == []
 
 
 def test_a_forged_alternate_exchange_gets_no_messages(scene: Scene) -> None:

@@ -74,14 +74,14 @@ def test_a_body_above_the_limit_is_refused_at_its_header_and_earlier_publishes_a
     producer.publish(exchange, queue, body=b"before")
     method = client.method(1, commands.Basic.Publish(exchange=exchange, routing_key=queue))
     producer.send(method + client.content_header(1, size))
-    found: list[Closed] = []
-    while not found:
+    closes: list[Closed] = []
+    while not closes:
         try:
             producer.expect("Basic.Ack")
         except Closed as closed:
-            found.append(closed)
-    assert (found[0].channel, found[0].code, found[0].method) == (1, 406, (60, 40))
-    assert found[0].text == f"PRECONDITION_FAILED - message size {size} is larger than configured max size 100000"
+            closes.append(closed)
+    assert (closes[0].channel, closes[0].code, closes[0].method) == (1, 406, (60, 40))
+    assert closes[0].text == f"PRECONDITION_FAILED - message size {size} is larger than configured max size 100000"
     # The rest of it is discarded, as on a channel that the broker has closed.
     producer.send(client.frame(3, 1, bytes(50_000)))
     producer.call(commands.Channel.CloseOk())
@@ -202,10 +202,10 @@ def test_a_user_above_its_rate_is_slowed_down_without_losses_and_others_are_not(
     settled = 0
     while settled < 41:
         settled = int(str(greedy.expect("Basic.Ack").arguments["delivery_tag"]))
-    found: list[bytes] = []
-    while len(found) < 42:
-        found.append(slow.next("kept").body)
-    assert sorted(found) == sorted([b"greedy"] * 40 + [b"last", b"modest"])
+    bodies: list[bytes] = []
+    while len(bodies) < 42:
+        bodies.append(slow.next("kept").body)
+    assert sorted(bodies) == sorted([b"greedy"] * 40 + [b"last", b"modest"])
     assert slow.metric("limit_hits_total", limit="publish_rate") >= 1
     assert slow.metric("limit_hits_total", limit="patience") == 0
 
@@ -233,7 +233,7 @@ def test_publishes_in_one_write_with_the_login_count_towards_the_rate(slow: Site
         producer.call(commands.Connection.StartOk({}, "PLAIN", "\0anna\0guest", "en_US"), channel=0)
         producer.expect("Connection.Tune")
         login = (commands.Connection.TuneOk(3, 131072, 0), commands.Connection.Open(slow.vhost))
-        first = (client.method(0, one) for one in login)
+        first = (client.method(0, command) for command in login)
         publishes = client.publish(1, b"letters", b"", (), b"x") * 200
         producer.send(*first, client.method(1, commands.Channel.Open()), publishes)
         producer.expect("Connection.OpenOk")

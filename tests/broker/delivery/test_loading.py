@@ -65,9 +65,9 @@ def test_an_exchange_of_another_type_is_an_error_that_names_both_solutions(
     outside: Outside, refusal: Callable[..., str]
 ) -> None:
     outside.make_exchange("taken", "topic")
-    said = refusal(CARRIED)
-    assert f"exchange taken exists on the broker as a topic exchange that no sidecar created: {WAYS_OUT}" in said
-    assert outside.vhost in said
+    error = refusal(CARRIED)
+    assert f"exchange taken exists on the broker as a topic exchange that no sidecar created: {WAYS_OUT}" in error
+    assert outside.vhost in error
     assert outside.bindings("taken") == set()
 
 
@@ -75,9 +75,9 @@ def test_without_the_management_api_the_error_comes_from_the_declare(
     outside: Outside, refusal: Callable[..., str]
 ) -> None:
     outside.make_exchange("taken", "topic")
-    said = refusal(CARRIED, management=False)
-    assert f"exchange taken exists on the broker and differs: {WAYS_OUT}" in said
-    assert "received 'direct' but current is 'topic'" in said
+    error = refusal(CARRIED, management=False)
+    assert f"exchange taken exists on the broker and differs: {WAYS_OUT}" in error
+    assert "received 'direct' but current is 'topic'" in error
 
 
 def test_an_unmarked_direct_exchange_is_an_error(outside: Outside, refusal: Callable[..., str]) -> None:
@@ -89,9 +89,9 @@ def test_an_unmarked_direct_exchange_is_an_error(outside: Outside, refusal: Call
 
 def test_a_carrier_with_another_alternate_exchange_is_an_error(outside: Outside, refusal: Callable[..., str]) -> None:
     outside.make_exchange("taken", "direct", x_open_exchange=True, alternate_exchange="other")
-    said = refusal(CARRIED)
-    assert f"exchange taken exists on the broker and differs: {WAYS_OUT}" in said
-    assert "inequivalent arg 'alternate-exchange'" in said
+    error = refusal(CARRIED)
+    assert f"exchange taken exists on the broker and differs: {WAYS_OUT}" in error
+    assert "inequivalent arg 'alternate-exchange'" in error
 
 
 def test_an_internal_exchange_that_queue_delivery_would_publish_to_is_an_error(

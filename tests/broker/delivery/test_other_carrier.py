@@ -186,7 +186,7 @@ def test_a_passed_message_is_forwarded_byte_for_byte(site: Site, producer: Produ
     frames = client.publish(1, exchange.encode(), b"a.old", headers(table), b"x" * 50, {"message_id": b"m"})
     producer.send(frames)
     assert producer.settle() == (True, [])
-    assert b"".join(one.raw for one in site.upstream().frames[-3:]) == frames
+    assert b"".join(frame.raw for frame in site.upstream().frames[-3:]) == frames
     site.take(f"{exchange}.old")
 
 

@@ -94,9 +94,9 @@ def test_a_server_named_queue_is_usable_under_the_returned_name(site: Site) -> N
 def test_an_exclusive_queue_belongs_to_its_connection_and_is_deleted_with_it(site: Site) -> None:
     producer = site.producer()
     producer.declare("mine", exclusive=True)
-    other = site.producer()
-    other.call(commands.Queue.Declare(queue="mine", passive=True))
-    assert other.closed().code == 405
+    second = site.producer()
+    second.call(commands.Queue.Declare(queue="mine", passive=True))
+    assert second.closed().code == 405
     producer.close()
     third = site.producer()
 

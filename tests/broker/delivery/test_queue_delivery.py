@@ -100,7 +100,7 @@ def test_through_us_every_receiver_gets_the_original_byte_for_byte(site: Site, p
         message = only(consumer.take(queue))
         assert message.address == ("letters", "some.key")
         fields = sorted(message.headers.items())
-        assert fields == sorted((name.decode(), one) for name, one in table)
+        assert fields == sorted((name.decode(), value) for name, value in table)
         assert message.body == b"text"
 
 
@@ -280,8 +280,8 @@ def test_without_confirms_a_publish_is_returned_if_every_copy_was_returned(site:
             producer.publish("letters", "k", {"to": "nobody"}, b"lost %d" % number, mandatory=True)
         producer.call(commands.Basic.Qos(0, 1))
         returned = []
-        while (found := producer.expect("Basic.Return", "Basic.QosOk")).name == "Basic.Return":
-            returned.append(producer.message(found))
+        while (frame := producer.expect("Basic.Return", "Basic.QosOk")).name == "Basic.Return":
+            returned.append(producer.message(frame))
     assert [message.body for message in returned] == [
         body for number in range(3) for body in (b"none %d" % number, b"lost %d" % number)
     ]
@@ -322,7 +322,7 @@ def test_an_original_address_from_a_producer_is_refused(
     assert producer.settle() == (True, [])
     site.take("a")
     message = client.publish(1, exchange.encode(), b"a", forged, b"body")
-    for piece in [one.raw for one in client.split(message)] if split else [message]:
+    for piece in [frame.raw for frame in client.split(message)] if split else [message]:
         producer.send(piece)
     close = producer.closed()
     text = "ACCESS_REFUSED - header 'x-original-address' names an address that only the proxy may set"

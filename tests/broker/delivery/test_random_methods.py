@@ -193,17 +193,17 @@ class Conversation:
         if batch[-1].what != "commit":
             self._producer.call(commands.Basic.Qos(prefetch_count=1))
             last = "Basic.QosOk"
-        heard: list[object] = []
-        while last not in heard or self._unconfirmed:
+        replies: list[object] = []
+        while last not in replies or self._unconfirmed:
             try:
-                heard += self._seen(self._producer.frame())
+                replies += self._seen(self._producer.frame())
             except Closed as closed:
-                heard.append((closed.code, closed.method, closed.text.replace(self._side.prefix, "")))
+                replies.append((closed.code, closed.method, closed.text.replace(self._side.prefix, "")))
                 self._producer.call(commands.Channel.CloseOk())
                 self._producer.open()
                 self._reopened()
                 break
-        return heard
+        return replies
 
     def _seen(self, frame: Frame) -> list[object]:
         match frame.name:
@@ -213,7 +213,7 @@ class Conversation:
             case "Basic.Ack":
                 # Confirms have no fixed place among the replies.
                 tag, multiple = int(str(frame.arguments["delivery_tag"])), frame.arguments["multiple"]
-                self._unconfirmed -= {one for one in self._unconfirmed if one == tag or (multiple and one < tag)}
+                self._unconfirmed -= {sent for sent in self._unconfirmed if sent == tag or (multiple and sent < tag)}
                 return []
             case "Queue.DeleteOk":
                 return [(frame.name, frame.arguments["message_count"])]
@@ -272,7 +272,7 @@ def test_pipelined_messages_have_the_same_results(
     broker: Broker, sidecar: Sidecar, vhost: str, delivery: str, seed: int
 ) -> None:
     random = Random(seed)
-    bindings = [one for one in steps(random, 30) if one.what in ("bind", "chain")]
+    bindings = [step for step in steps(random, 30) if step.what in ("bind", "chain")]
     batches = [[*declares(), *bindings]]
     batches += [list(messages(random, random.randrange(1, 40))) for _ in range(random.randrange(3, 12))]
     with (

@@ -166,10 +166,10 @@ def test_a_violated_filter_closes_only_its_channel_and_earlier_publishes_are_del
         client.publish(1, b"small", b"k", None, b"behind"),
     )
     names = []
-    while (found := producer.frame()).name != "Channel.Close":
-        names.append(found.name)
+    while (frame := producer.frame()).name != "Channel.Close":
+        names.append(frame.name)
     assert set(names) <= {"Basic.Ack"}
-    fields = found.arguments
+    fields = frame.arguments
     assert (fields["reply_code"], fields["reply_text"]) == (406, f"PRECONDITION_FAILED - {text}")
     assert (fields["class_id"], fields["method_id"]) == PUBLISH
     producer.call(commands.Channel.CloseOk())

@@ -133,5 +133,5 @@ def test_without_executable_memory_patterns_are_interpreted_and_this_is_logged(
     with standing(broker, tmp_path, RULES) as site:
         assert site.producer().send_settled("mixed", "k", {"text": "aaa1"}).acked
         assert len(site.take("by.rule")) == 1
-        said = "regular expressions run in PCRE2's interpreter" in site.sidecar.log.read_text()
-        assert said is (tmp_path / "denied").exists()
+        interpreted = "regular expressions run in PCRE2's interpreter" in site.sidecar.log.read_text()
+        assert interpreted is (tmp_path / "denied").exists()

@@ -156,13 +156,13 @@ async def test_aio_pika_gets_kept_connections(site: Site) -> None:
 # -- producers that get a new connection ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("other", [{"frame_max": 8192}, {"heartbeat": 7}], ids=["frame-max", "heartbeat"])
-def test_other_limits_need_another_connection(site: Site, other: dict[str, object]) -> None:
+@pytest.mark.parametrize("limits", [{"frame_max": 8192}, {"heartbeat": 7}], ids=["frame-max", "heartbeat"])
+def test_other_limits_need_another_connection(site: Site, limits: dict[str, object]) -> None:
     leave(come(site))
     before = reused(site)
-    leave(come(site, **other))
+    leave(come(site, **limits))
     assert reused(site) == before
-    leave(come(site, **other))
+    leave(come(site, **limits))
     assert reused(site) == before + 1
 
 
@@ -341,12 +341,12 @@ def test_a_producer_beyond_the_limit_gets_no_kept_connection(broker: Broker, tmp
         leave(second)
         until(lambda: site.metric("connections", side="downstream") == 1)
         assert kept(site) == 1
-        other = Producer(site.sidecar.port, site.vhost, heartbeat=5)
+        second = Producer(site.sidecar.port, site.vhost, heartbeat=5)
         with pytest.raises(Closed) as caught:
             Producer(site.sidecar.port, site.vhost)
         assert (caught.value.code, kept(site), reused(site)) == (530, 1, 0)
-        for one in (first, other):
-            one.vanish()
+        for producer in (first, second):
+            producer.vanish()
 
 
 # -- rates of a user over successive producers -------------------------------------------------------------------------
@@ -387,13 +387,13 @@ def test_the_next_producer_has_the_remaining_burst_of_the_last(slow: Site) -> No
 
 def test_a_producer_on_a_kept_connection_is_throttled_for_its_user(slow: Site) -> None:
     leave(come(slow))
-    other = Producer(slow.sidecar.port, slow.vhost, heartbeat=7).open()  # needs a separate connection
-    publish(other, 200)
+    first = Producer(slow.sidecar.port, slow.vhost, heartbeat=7).open()  # needs a separate connection
+    publish(first, 200)
     second = come(slow)  # opens a channel: nothing after that is read
     assert reused(slow) == 1
     until(lambda: slow.metric("throttled_producers") == 2)
     assert hits(slow, "patience") == 0
-    for producer in (other, second):
+    for producer in (first, second):
         producer.vanish()
 
 

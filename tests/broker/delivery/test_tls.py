@@ -141,8 +141,8 @@ class Sealed(Sidecar):
         wanted = {f'{key}="{text}"' for key, text in labels.items()}
         for line in self.get("/metrics").splitlines():
             start, _, number = line.rpartition(" ")
-            found, _, rest = start.partition("{")
-            if found == f"oxproxy_{name}" and wanted <= set(rest.rstrip("}").split(",")):
+            series, _, rest = start.partition("{")
+            if series == f"oxproxy_{name}" and wanted <= set(rest.rstrip("}").split(",")):
                 return float(number)
         return 0.0
 
@@ -153,10 +153,10 @@ class Sealed(Sidecar):
         request = urllib.request.Request(self.admin + path, b"", method="POST")
         try:
             with urllib.request.urlopen(request, timeout=30) as answer:
-                found: dict[str, object] = json.load(answer)
+                parsed: dict[str, object] = json.load(answer)
         except urllib.error.HTTPError as error:
-            found = json.load(error)
-        return found
+            parsed = json.load(error)
+        return parsed
 
     def producer(self, context: ssl.SSLContext | None = None) -> Producer:
         """A producer over TLS, with channel 1 open and confirming."""
@@ -222,9 +222,13 @@ def test_a_large_message_passes_unchanged_in_both_directions(world: World, seale
 
 
 def test_the_control_user_and_the_inventory_use_tls_too(world: World, sealed: Sealed) -> None:
-    until(lambda: any(one.get("ssl") for one in world.broker.api("GET", "connections")))
-    control = [one for one in world.broker.api("GET", "connections") if one["vhost"] == VHOST and one["ssl"]]
-    assert "oxproxy control" in {one["client_properties"].get("connection_name") for one in control}
+    until(lambda: any(connection.get("ssl") for connection in world.broker.api("GET", "connections")))
+    control = [
+        connection
+        for connection in world.broker.api("GET", "connections")
+        if connection["vhost"] == VHOST and connection["ssl"]
+    ]
+    assert "oxproxy control" in {connection["client_properties"].get("connection_name") for connection in control}
     assert "degraded" not in sealed.get("/readyz")
 
 
@@ -321,9 +325,9 @@ def test_silent_peers_leave_descriptors_for_admin_pages_and_the_control_plane(wo
         assert len(os.listdir(f"/proc/{sidecar.process_id}/fd")) < 150
         assert sidecar.get("/livez") == "alive\n"
         assert sidecar.get("/readyz") == "ready\n"
-        with socket.create_connection(("127.0.0.1", plain), 30, ("127.0.0.2", 0)) as other:
-            other.sendall(PROTOCOL_HEADER)
-            assert other.recv(11)[7:] == b"\x00\x0a\x00\x0a"  # Connection.Start
+        with socket.create_connection(("127.0.0.1", plain), 30, ("127.0.0.2", 0)) as producer:
+            producer.sendall(PROTOCOL_HEADER)
+            assert producer.recv(11)[7:] == b"\x00\x0a\x00\x0a"  # Connection.Start
 
 
 def test_a_required_client_certificate_is_verified(world: World) -> None:
@@ -397,15 +401,15 @@ def refused(world: World, upstream: Mapping[str, object]) -> str:
 
 
 def test_a_broker_with_an_unknown_authority_is_refused(world: World, tmp_path: Path) -> None:
-    other = Authority(tmp_path / "other").ca
-    said = refused(world, {"tls": {"ca": str(other)}})
-    assert "certificate rejected" in said
-    assert f"not signed by the CA certificates in {other}" in said
+    authority = Authority(tmp_path / "other").ca
+    log = refused(world, {"tls": {"ca": str(authority)}})
+    assert "certificate rejected" in log
+    assert f"not signed by the CA certificates in {authority}" in log
 
 
 def test_a_broker_with_another_name_is_refused(world: World) -> None:
-    said = refused(world, {"address": f"127.0.0.1:{world.tls_port}"})
-    assert "certificate rejected: IP address mismatch" in said
+    log = refused(world, {"address": f"127.0.0.1:{world.tls_port}"})
+    assert "certificate rejected: IP address mismatch" in log
 
 
 def test_the_expected_name_can_be_configured(world: World) -> None:
@@ -416,8 +420,8 @@ def test_the_expected_name_can_be_configured(world: World) -> None:
 
 
 def test_without_verification_any_certificate_is_accepted_with_a_warning(world: World, tmp_path: Path) -> None:
-    other = Authority(tmp_path / "other").ca
-    more = {"address": f"127.0.0.1:{world.tls_port}", "tls": {"ca": str(other), "verify": False}}
+    authority = Authority(tmp_path / "other").ca
+    more = {"address": f"127.0.0.1:{world.tls_port}", "tls": {"ca": str(authority), "verify": False}}
     with Sealed(world, {"upstream": more}) as sidecar, sidecar.producer() as producer:
         assert producer.send_settled("post").acked
         assert sidecar.logged("can impersonate the broker")
@@ -425,8 +429,8 @@ def test_without_verification_any_certificate_is_accepted_with_a_warning(world: 
 
 
 def test_a_client_certificate_that_the_broker_requires_is_named_in_the_error(world: World) -> None:
-    said = refused(world, {"tls": {"certificate": None, "key": None}, "management": None})
-    assert "certificate required (the other side requires a client certificate: upstream.tls.certificate)" in said
+    log = refused(world, {"tls": {"certificate": None, "key": None}, "management": None})
+    assert "certificate required (the other side requires a client certificate: upstream.tls.certificate)" in log
 
 
 def test_producers_get_the_reason_if_the_brokers_certificate_has_expired(world: World, sealed: Sealed) -> None:
@@ -464,14 +468,14 @@ def by_itself(sidecar: Sealed) -> None:
     until(lambda: sidecar.serial() != shown)
 
 
-@pytest.mark.parametrize("told", [by_request, by_signal, by_itself])
+@pytest.mark.parametrize("reload", [by_request, by_signal, by_itself])
 def test_new_certificates_apply_to_new_connections(
-    world: World, sealed: Sealed, told: Callable[[Sealed], None]
+    world: World, sealed: Sealed, reload: Callable[[Sealed], None]
 ) -> None:
     before = sealed.serial()
     with sealed.producer() as producer:
         install(world.authority.certificate("localhost"), sealed.folder)
-        told(sealed)
+        reload(sealed)
         assert sealed.serial() != before
         assert producer.send_settled("post").acked
     assert take(world) == [b"body"]
@@ -527,11 +531,11 @@ def test_several_workers_use_new_certificates_together(world: World) -> None:
 
 
 def test_no_key_and_no_password_is_in_the_log(world: World, sealed: Sealed) -> None:
-    said = sealed.log.read_text()
+    log = sealed.log.read_text()
     keys = [*world.authority.folder.glob("*.key"), sealed.folder / "key.pem"]
     lines = {line for key in keys for line in key.read_text().splitlines() if not line.startswith("-")}
-    assert not [line for line in lines if line in said]
-    assert "guest:guest" not in said
+    assert not [line for line in lines if line in log]
+    assert "guest:guest" not in log
 
 
 # -- queries of the command line to the broker ---------------------------------------------------------------------
@@ -559,8 +563,8 @@ def test_check_queries_a_broker_with_the_tls_settings_of_the_configuration(
     config.write_text(yaml.safe_dump(settings))
     port = world.tls_port if scheme == "amqps" else world.management.rpartition(":")[2]
     status, lines = ask_broker(world, f"{scheme}://guest:guest@{host}:{port}", config)
-    found = f"{rules}:8:16: exchanges[1].bindings[0].queue: warning: the broker has no such queue"
-    assert (status, lines[-1:]) == (0, [found])
+    warning = f"{rules}:8:16: exchanges[1].bindings[0].queue: warning: the broker has no such queue"
+    assert (status, lines[-1:]) == (0, [warning])
     assert not [line for line in lines if "--broker" in line]
 
 

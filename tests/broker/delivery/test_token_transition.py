@@ -61,7 +61,7 @@ def keys(outside: Outside, queue: str) -> set[bytes]:
 
 def churn(outside: Outside, first: Sidecar, second: Sidecar) -> None:
     """Declare and delete queues through one sidecar, and publish to them through the other."""
-    peers = [Producer(one.port, outside.vhost).open(confirm=True) for one in (first, second)]
+    peers = [Producer(sidecar.port, outside.vhost).open(confirm=True) for sidecar in (first, second)]
     published = 0
     for number in range(ROUNDS):
         peer = peers[number % 2]
@@ -76,31 +76,31 @@ def churn(outside: Outside, first: Sidecar, second: Sidecar) -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first_kind", "second_kind"),
     [
-        pytest.param({"old": True}, {"names": ("new",)}, id="0.1 beside 0.2"),
+        pytest.param({"old": True}, {"names": ("new",)}, id="0.1 and 0.2"),
         pytest.param({"names": ("previous",)}, {"names": ("new", "previous")}, id="the secret is added"),
         pytest.param({"names": ("new", "previous")}, {"names": ("new",)}, id="the previous secret is dropped"),
         pytest.param({"names": ("previous", "new")}, {"names": ("new", "previous")}, id="another secret is first"),
     ],
 )
 def test_queues_changed_through_two_sidecars_with_different_tokens_lose_nothing(
-    start: Start, outside: Outside, one: dict[str, object], other: dict[str, object]
+    start: Start, outside: Outside, first_kind: dict[str, object], second_kind: dict[str, object]
 ) -> None:
     def begin(kind: dict[str, object]) -> Sidecar:
         return start(*kind.get("names", ()), old=bool(kind.get("old")))  # type: ignore[misc]
 
     outside.make_queues("a", "b", "mine")
-    first = begin(one)
-    second = begin(other)
+    first = begin(first_kind)
+    second = begin(second_kind)
     churn(outside, first, second)
     # Upgraded, then rolled back: the second sidecar runs alone, and then the first one again.
     first.stop()
-    third = begin(other)
+    third = begin(second_kind)
     churn(outside, second, third)
     second.stop()
     third.stop()
-    fourth, fifth = begin(one), begin(one)
+    fourth, fifth = begin(first_kind), begin(first_kind)
     churn(outside, fourth, fifth)
 
 
@@ -135,11 +135,11 @@ def test_a_binding_made_through_one_version_is_routed_by_the_other(
     client = Producer(maker.port, outside.vhost).open()
     client.ask(commands.Exchange.Declare(0, "open", "x-open"))
     client.ask(commands.Queue.Bind(0, "a", "open", ""))
-    other = Producer(user.port, outside.vhost).open(confirm=True)
+    second = Producer(user.port, outside.vhost).open(confirm=True)
     until(lambda: '"open"' in user.get("/status"))
-    until(lambda: other.send_settled("open").acked and client.take("a"))
+    until(lambda: second.send_settled("open").acked and client.take("a"))
     client.vanish()
-    other.vanish()
+    second.vanish()
 
 
 # -- end of the transition --------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ def test_a_binding_made_through_one_version_is_routed_by_the_other(
 
 def unkeyed_tokens(sidecar: Sidecar) -> float:
     """The gauge on the metrics page."""
-    [line] = [one for one in sidecar.get("/metrics").splitlines() if one.startswith("oxproxy_topology_unkeyed_tokens ")]
+    [line] = [row for row in sidecar.get("/metrics").splitlines() if row.startswith("oxproxy_topology_unkeyed_tokens ")]
     return float(line.rpartition(" ")[2])
 
 
@@ -172,7 +172,7 @@ def test_after_the_transition_unkeyed_tokens_are_removed_and_no_message_is_lost(
     assert past.settle().acked
     assert len(past.take("b")) == 1  # the open bypass
 
-    producers = [Producer(one.port, outside.vhost).open(confirm=True) for one in (new, second)]
+    producers = [Producer(sidecar.port, outside.vhost).open(confirm=True) for sidecar in (new, second)]
     until(lambda: unkeyed_tokens(new) == 4)  # one of them the client's
     done = adopt(new, outside.vhost, "--finish", "--dry-run")
     assert done.returncode == 0, done.stderr

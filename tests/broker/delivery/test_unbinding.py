@@ -79,9 +79,9 @@ def test_an_unbind_with_other_types_of_arguments_closes_the_channel(strict: Site
 
 def test_an_unbind_with_the_same_arguments_in_another_order_removes_the_binding(strict: Site) -> None:
     producer = bound(strict)
-    other: FieldTable = dict(reversed(BOUND.items()))
-    producer.ask(commands.Queue.Unbind(queue="a", exchange="xo", arguments=other))
-    producer.ask(commands.Exchange.Unbind(destination="copies", source="xo", arguments=other))
+    reordered: FieldTable = dict(reversed(BOUND.items()))
+    producer.ask(commands.Queue.Unbind(queue="a", exchange="xo", arguments=reordered))
+    producer.ask(commands.Exchange.Unbind(destination="copies", source="xo", arguments=reordered))
     assert reached(strict, producer) == [[], []]
 
 
