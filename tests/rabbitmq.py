@@ -8,7 +8,10 @@ from __future__ import annotations
 import base64
 import json
 import os
+import secrets
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
@@ -102,6 +105,16 @@ class Broker:
 
     def delete_user(self, name: str) -> None:
         self.api("DELETE", f"users/{quoted(name)}")
+
+    @contextmanager
+    def temporary_user(self, tags: str = "") -> Iterator[str]:
+        """A user without permissions, for the duration of the context; its password is its name."""
+        name = f"user-{secrets.token_hex(4)}"
+        self.create_user(name, name, tags)
+        try:
+            yield name
+        finally:
+            self.delete_user(name)
 
     def grant(self, user: str, vhost: str, configure: str = ".*", write: str = ".*", read: str = ".*") -> None:
         """Set a user's permissions in a virtual host, as regular expressions."""

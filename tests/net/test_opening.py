@@ -289,10 +289,8 @@ async def test_a_frame_out_of_order_is_a_protocol_error_that_upstream_never_sees
 
 @pytest.fixture
 def stranger(broker: Broker) -> Iterator[str]:
-    """A user without permissions; its password is its name."""
-    broker.create_user("stranger", "stranger")
-    yield "stranger"
-    broker.delete_user("stranger")
+    with broker.temporary_user() as name:
+        yield name
 
 
 @pytest.mark.parametrize(
@@ -322,7 +320,7 @@ async def test_a_user_without_permission_for_the_virtual_host_gets_the_brokers_o
         peer = await stage.greeted(user=stranger)
         code, text = await peer.close_reason()
         assert code == 530
-        assert "refused for user 'stranger'" in text
+        assert f"refused for user '{stranger}'" in text
 
 
 async def test_the_brokers_properties_are_offered_with_our_version_and_one_channel_less(broker: Broker) -> None:

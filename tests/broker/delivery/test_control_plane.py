@@ -282,19 +282,17 @@ def test_a_deleted_virtual_host_with_rules_is_still_followed(
 def test_refusals_of_the_broker_are_in_the_status_and_retried(
     broker: Broker, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    name = "limited"
-
-    def prepare(outside: Outside) -> None:
-        broker.create_user(name, name, "monitoring")
-        broker.grant(name, outside.vhost, configure=".*", write="^(other|letters)$", read=".*")
-        outside.make_queue("late")
-
     def failing(site: Site) -> list[str]:
         [status] = json.loads(site.sidecar.get("/status"))["vhosts"]
         return list(status["failing"])
 
-    settings = {**SETTINGS, "upstream": {"control": {"username": name, "password": name}}}
-    try:
+    with broker.temporary_user("monitoring") as name:
+
+        def prepare(outside: Outside) -> None:
+            broker.grant(name, outside.vhost, configure=".*", write="^(other|letters)$", read=".*")
+            outside.make_queue("late")
+
+        settings = {**SETTINGS, "upstream": {"control": {"username": name, "password": name}}}
         with standing(broker, tmp_path_factory.mktemp("site"), RULES, settings, prepare) as site:
             [text] = failing(site)
             assert text.startswith(
@@ -303,5 +301,3 @@ def test_refusals_of_the_broker_are_in_the_status_and_retried(
             broker.grant(name, site.vhost, configure=".*", write=".*", read=".*")
             until(lambda: failing(site) == [])
             assert ("queue", b"late") in site.bound("letters")
-    finally:
-        broker.delete_user(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 
 import pytest
@@ -154,12 +153,10 @@ def test_a_restart_keeps_bindings_of_files_and_applications(site: Site, app: App
 @pytest.fixture
 def limited(site: Site) -> Iterator[Application]:
     """An application that may publish and bind the queues a and b, but neither of the secret ones."""
-    name = f"user-{secrets.token_hex(4)}"
-    site.broker.create_user(name, name)
-    site.broker.grant(name, site.vhost, configure="^mine$", write="^(a|b|mine|filed|amq.default)$", read=".*")
-    with Application(site.sidecar.port, site.vhost, name) as made:
-        yield made
-    site.broker.delete_user(name)
+    with site.broker.temporary_user() as name:
+        site.broker.grant(name, site.vhost, configure="^mine$", write="^(a|b|mine|filed|amq.default)$", read=".*")
+        with Application(site.sidecar.port, site.vhost, name) as made:
+            yield made
 
 
 @pytest.fixture(params=["mine", "filed"])
@@ -235,16 +232,14 @@ def test_with_client_routes_any_a_route_reaches_every_queue(
     broker: Broker, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("any")
-    name = f"user-{secrets.token_hex(4)}"
-    broker.create_user(name, name)
     settings = {"declared": {"client_routes": "any"}}
-    try:
-        with standing(broker, folder, RULES.replace("DELIVERY", "carrier"), settings) as site:
-            broker.grant(name, site.vhost, configure="^mine$", write="^(b|mine)$", read=".*")
-            with Application(site.sidecar.port, site.vhost, name) as app:
-                app.exchange("mine")
-                app.bind("b", "mine", {"x-?hkex": "x", "x-addq-ontrue": "secret"})
-                app.send_settled("mine", "k", {"x": 1})
-            assert len(site.next("secret").body) == 4
-    finally:
-        broker.delete_user(name)
+    with (
+        broker.temporary_user() as name,
+        standing(broker, folder, RULES.replace("DELIVERY", "carrier"), settings) as site,
+    ):
+        broker.grant(name, site.vhost, configure="^mine$", write="^(b|mine)$", read=".*")
+        with Application(site.sidecar.port, site.vhost, name) as app:
+            app.exchange("mine")
+            app.bind("b", "mine", {"x-?hkex": "x", "x-addq-ontrue": "secret"})
+            app.send_settled("mine", "k", {"x": 1})
+        assert len(site.next("secret").body) == 4

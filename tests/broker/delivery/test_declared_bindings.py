@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Iterator
 
 import pytest
@@ -30,11 +29,8 @@ def app(sidecar: Sidecar, vhost: str, delivery: str) -> Iterator[Application]:
 
 @pytest.fixture
 def user(broker: Broker) -> Iterator[str]:
-    """A user without permissions, whose password is its name."""
-    name = f"user-{secrets.token_hex(4)}"
-    broker.create_user(name, name)
-    yield name
-    broker.delete_user(name)
+    with broker.temporary_user() as name:
+        yield name
 
 
 # -- refusals ----------------------------------------------------------------------------------------------------------

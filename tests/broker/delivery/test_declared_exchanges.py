@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -308,9 +307,7 @@ def test_unroutable_messages_go_to_the_alternate_exchange(app: Application, outs
 
 
 def test_declaring_needs_the_clients_own_permission(broker: Broker, sidecar: Sidecar, outside: Outside) -> None:
-    name = f"user-{secrets.token_hex(4)}"
-    broker.create_user(name, name)
-    try:
+    with broker.temporary_user() as name:
         broker.grant(name, outside.vhost, configure="^mine$", write="", read="")
         with Application(sidecar.port, outside.vhost, name) as app:
             app.exchange("mine")
@@ -320,8 +317,6 @@ def test_declaring_needs_the_clients_own_permission(broker: Broker, sidecar: Sid
             assert on_broker(outside, "other") is None
         with Application(sidecar.port, outside.vhost) as app:
             app.exchange("other", {"max-payload-size": 5})  # the refused declare has had no effect
-    finally:
-        broker.delete_user(name)
 
 
 def test_foreign_bindings_are_no_longer_reported_after_their_exchange_is_deleted(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from typing import NamedTuple
 
 import pytest
@@ -68,13 +66,9 @@ def _table(raw: bytes) -> Table:
 
 @pytest.fixture
 def scene(sidecar: Sidecar, broker: Broker, vhost: str) -> Iterator[Scene]:
-    mallory = f"mallory-{secrets.token_hex(4)}"
-    broker.create_user(mallory, mallory)
-    broker.grant(mallory, vhost, "^att\\.", "^att\\.", "^att\\.")
     Outside(broker, vhost).make_queues("secret", "att.q", "att.p")
-    with ExitStack() as stack:
-        stack.callback(broker.delete_user, mallory)
-        alice = stack.enter_context(Application(sidecar.port, vhost))
+    with broker.temporary_user() as mallory, Application(sidecar.port, vhost) as alice:
+        broker.grant(mallory, vhost, "^att\\.", "^att\\.", "^att\\.")
         yield Scene(sidecar, broker, vhost, alice, mallory)
 
 

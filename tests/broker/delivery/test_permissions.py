@@ -6,7 +6,6 @@ The source is the table of permissions: the control user declares and binds, pro
 from __future__ import annotations
 
 import re
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -49,17 +48,6 @@ def prepare(outside: Outside) -> None:
         outside.bind(name, queue, "")
 
 
-@contextmanager
-def user(broker: Broker, tags: str = "") -> Iterator[str]:
-    """A user of the broker, for the duration of the context; its password is its name."""
-    name = f"user-{secrets.token_hex(4)}"
-    broker.create_user(name, name, tags)
-    try:
-        yield name
-    finally:
-        broker.delete_user(name)
-
-
 def grant(outside: Outside, name: str, configure: str = "", write: str = "", read: str = "") -> None:
     """Give a user permissions on exactly these names, each list separated by bars."""
     outside.broker.grant(
@@ -70,7 +58,7 @@ def grant(outside: Outside, name: str, configure: str = "", write: str = "", rea
 @contextmanager
 def controlled(broker: Broker, folder: Path, rules: str, *rights: str) -> Iterator[Site]:
     """A site whose control user has exactly these permissions: configure, write, read."""
-    with user(broker, "monitoring") as name:
+    with broker.temporary_user("monitoring") as name:
 
         def arrange(outside: Outside) -> None:
             prepare(outside)
@@ -102,7 +90,7 @@ def publisher(broker: Broker) -> Iterator[Publisher]:
     with ExitStack() as stack:
 
         def make(site: Site, write: str) -> Producer:
-            name = stack.enter_context(user(broker))
+            name = stack.enter_context(broker.temporary_user())
             grant(site, name, write=write)
             return stack.enter_context(Producer(site.sidecar.port, site.vhost, name, name)).open(confirm=True)
 
