@@ -135,6 +135,20 @@ class Sidecar:
             text: bytes = answer.read()
         return text.decode()
 
+    def metric(self, name: str, **labels: str) -> float:
+        """Return the value of the series ``oxproxy_<name>`` with these labels; 0 if it does not exist."""
+        wanted = {f'{key}="{text}"' for key, text in labels.items()}
+        for line in self.get("/metrics").splitlines():
+            start, _, number = line.rpartition(" ")
+            series, _, rest = start.partition("{")
+            if series == f"oxproxy_{name}" and wanted <= set(rest.rstrip("}").split(",")):
+                return float(number)
+        return 0.0
+
+    def logged(self, event: str) -> list[str]:
+        """Return the lines of the log that contain these words."""
+        return [line for line in self.log.read_text().splitlines() if event in line]
+
     def _configured(self) -> dict[str, object]:
         settings: dict[str, object] = {
             "listen": [{"address": self.address}],

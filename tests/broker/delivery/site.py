@@ -78,18 +78,10 @@ class Site(Outside):
         return [[message.body for message in self.take(queue)] for queue in queues]
 
     def metric(self, name: str, **labels: str) -> float:
-        """Value of a metric; 0 if it has no such series."""
-        wanted = {f'{key}="{text}"' for key, text in labels.items()}
-        for line in self.sidecar.get("/metrics").splitlines():
-            start, _, number = line.rpartition(" ")
-            series, _, rest = start.partition("{")
-            if series == f"oxproxy_{name}" and wanted <= set(rest.rstrip("}").split(",")):
-                return float(number)
-        return 0.0
+        return self.sidecar.metric(name, **labels)
 
     def logged(self, event: str) -> list[str]:
-        """Lines of the sidecar's log that contain these words."""
-        return [line for line in self.sidecar.log.read_text().splitlines() if event in line]
+        return self.sidecar.logged(event)
 
     def tidy(self) -> None:
         """Close the connections that a test has opened."""

@@ -137,18 +137,6 @@ class Sealed(Sidecar):
         self.port = int(listen[0]["address"].rpartition(":")[2])
         self.world = world
 
-    def metric(self, name: str, **labels: str) -> float:
-        wanted = {f'{key}="{text}"' for key, text in labels.items()}
-        for line in self.get("/metrics").splitlines():
-            start, _, number = line.rpartition(" ")
-            series, _, rest = start.partition("{")
-            if series == f"oxproxy_{name}" and wanted <= set(rest.rstrip("}").split(",")):
-                return float(number)
-        return 0.0
-
-    def logged(self, event: str) -> list[str]:
-        return [line for line in self.log.read_text().splitlines() if event in line]
-
     def post(self, path: str) -> dict[str, object]:
         request = urllib.request.Request(self.admin + path, b"", method="POST")
         try:
