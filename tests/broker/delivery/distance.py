@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +26,18 @@ class Far:
     broker: PrivateBroker
     tls_port: int
     authority: Authority
+
+    def rules(self, text: str) -> str:
+        """A rules file with the addresses and the login of this broker, and the address of an unreachable one."""
+        return text.format(
+            port=self.broker.port,
+            tls=self.tls_port,
+            ca=self.authority.ca,
+            secret=json.dumps(SECRET),
+            quoted=QUOTED,
+            vhost=json.dumps(VHOST),
+            nobody=free_port(),
+        )
 
     def reader(self) -> Producer:
         return Producer(self.broker.port, VHOST).open()

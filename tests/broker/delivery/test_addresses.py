@@ -15,7 +15,6 @@ from tests.broker.delivery.distance import QUOTED, SECRET, VHOST, Far
 from tests.broker.delivery.site import Site, standing
 from tests.broker.delivery.test_audit import records
 from tests.broker.world import Outside
-from tests.private_broker import free_port
 from tests.producer import Closed, Message, Producer, Settled, until, value
 from tests.rabbitmq import Broker
 
@@ -82,24 +81,12 @@ def prepare(outside: Outside) -> None:
     outside.bind("plain", "c", "#")
 
 
-def rules(far: Far) -> str:
-    return RULES.format(
-        port=far.broker.port,
-        tls=far.tls_port,
-        ca=far.authority.ca,
-        secret=json.dumps(SECRET),
-        quoted=QUOTED,
-        vhost=json.dumps(VHOST),
-        nobody=free_port(),
-    ).replace('not-"', '"not-')
-
-
 @pytest.fixture(scope="module")
 def running(broker: Broker, far: Far, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
     (folder / "audit").mkdir()
     settings = {"audit": {"directory": "audit", "headers": []}}
-    with standing(broker, folder, rules(far), settings, prepare) as site:
+    with standing(broker, folder, far.rules(RULES).replace('not-"', '"not-'), settings, prepare) as site:
         far.broker.create_vhost(site.vhost)
         far.broker.grant("mover", site.vhost)
         Outside(far.broker, site.vhost).make_queue("uri")

@@ -53,9 +53,8 @@ LETTER = {"exchange": "letters", "routing_key": "there"}
 
 @pytest.fixture(scope="module")
 def site(broker: Broker, far: Far, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    rules = RULES.format(port=far.broker.port, secret=json.dumps(SECRET), vhost=json.dumps(VHOST))
     settings = {"inventory": {"refresh": "200ms"}}
-    with standing(broker, tmp_path_factory.mktemp("site"), rules, settings) as site:
+    with standing(broker, tmp_path_factory.mktemp("site"), far.rules(RULES), settings) as site:
         yield site
 
 
@@ -93,8 +92,8 @@ def test_only_destinations_after_translation_are_reported_here_and_at_other_brok
 def test_explain_and_the_answer_to_a_reload_report_the_same_destinations(
     broker: Broker, far: Far, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    rules = RULES.format(port=far.broker.port, secret=json.dumps(SECRET), vhost=json.dumps(VHOST))
-    with standing(broker, tmp_path_factory.mktemp("site"), rules, {"inventory": {"refresh": "200ms"}}) as site:
+    settings = {"inventory": {"refresh": "200ms"}}
+    with standing(broker, tmp_path_factory.mktemp("site"), far.rules(RULES), settings) as site:
         answer = post(site, "/-/reload", {})
         assert [destination for destination in answer["missing"] if destination in ("queue away", "queue moved")] == []
         assert {"queue broken", "queue lost", "queue new"} <= set(answer["missing"])

@@ -31,11 +31,10 @@ from proxy.config.loader import load_settings
 from proxy.errors import ConfigErrors
 from proxy.net.remote.endpoints import endpoint
 from proxy.rules.loader import load_rules
-from tests.broker.delivery.distance import QUOTED, SECRET, VHOST, Far
+from tests.broker.delivery.distance import QUOTED, SECRET, Far
 from tests.broker.delivery.site import Site, standing
 from tests.broker.delivery.test_audit import records
 from tests.broker.world import Outside
-from tests.private_broker import free_port
 from tests.producer import Closed, Gone, Producer, until
 from tests.rabbitmq import Broker
 
@@ -96,18 +95,6 @@ BAD = [
 ]
 
 
-def rules(far: Far) -> str:
-    return RULES.format(
-        port=far.broker.port,
-        tls=far.tls_port,
-        ca=far.authority.ca,
-        secret=json.dumps(SECRET),
-        quoted=QUOTED,
-        vhost=json.dumps(VHOST),
-        nobody=free_port(),
-    )
-
-
 @contextlib.contextmanager
 def watched(broker: Broker, far: Far, folder: Path, style: str) -> Iterator[Site]:
     """A site with full logging, and separate users for control and producers."""
@@ -128,7 +115,7 @@ def watched(broker: Broker, far: Far, folder: Path, style: str) -> Iterator[Site
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FAR_WORD", SECRET)
         patch.setenv("PYTHONFAULTHANDLER", "1")
-        with standing(broker, folder, rules(far), settings, prepare) as site:
+        with standing(broker, folder, far.rules(RULES), settings, prepare) as site:
             far.broker.create_vhost(site.vhost)
             far.broker.grant("mover", site.vhost)
             yield site
@@ -210,7 +197,7 @@ def test_no_password_is_in_the_output_of_commands(far: Far, tmp_path: Path, caps
 
     file = tmp_path / "rules.yaml"
     (tmp_path / "word").write_text(SECRET)
-    file.write_text(rules(far))
+    file.write_text(far.rules(RULES))
     texts = {"check": oxproxy("check", str(file)), "check --json": oxproxy("check", "--json", str(file))}
     for key in KEYS:
         message = tmp_path / "message.json"
@@ -232,7 +219,7 @@ def test_no_password_is_in_the_output_of_commands(far: Far, tmp_path: Path, caps
 def test_no_password_is_in_the_representation_of_objects(far: Far, tmp_path: Path) -> None:
     """Debuggers and exception reports print these. Covers all our objects that contain, or contained, passwords."""
     (tmp_path / "word").write_text(SECRET)
-    (tmp_path / "rules.yaml").write_text(rules(far))
+    (tmp_path / "rules.yaml").write_text(far.rules(RULES))
     config = tmp_path / "oxproxy.yaml"
     config.write_text(f"upstream: {{control: {{username: controller, password: {CONTROL}}}}}\nrules: [rules.yaml]\n")
     environ = {"FAR_WORD": SECRET}
