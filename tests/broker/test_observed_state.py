@@ -12,16 +12,19 @@ def listing(*names: str) -> dict[bytes, QueueInfo]:
     return {name.encode(): QueueInfo(name.encode()) for name in names}
 
 
-def test_a_listing_applies_to_names_that_did_not_change_meanwhile() -> None:
-    assert merged({"a": 1, "b": 2}, {"a": 1, "b": 2}, {"b": 3, "c": 4}) == {"b": 3, "c": 4}
-
-
-def test_names_added_during_a_listing_stay() -> None:
-    assert merged({}, {"new": 1}, {"old": 2}) == {"new": 1, "old": 2}
-
-
-def test_names_removed_during_a_listing_stay_removed() -> None:
-    assert merged({"gone": 1}, {}, {"gone": 1}) == {}
+@pytest.mark.parametrize(
+    ("before", "now", "listed", "expected"),
+    [
+        ({"a": 1, "b": 2}, {"a": 1, "b": 2}, {"b": 3, "c": 4}, {"b": 3, "c": 4}),
+        ({}, {"new": 1}, {"old": 2}, {"new": 1, "old": 2}),
+        ({"gone": 1}, {}, {"gone": 1}, {}),
+    ],
+    ids=["unchanged", "added meanwhile", "removed meanwhile"],
+)
+def test_a_listing_applies_to_names_that_did_not_change_meanwhile(
+    before: dict[str, int], now: dict[str, int], listed: dict[str, int], expected: dict[str, int]
+) -> None:
+    assert merged(before, now, listed) == expected
 
 
 def test_a_queue_deleted_and_declared_again_during_a_listing_stays() -> None:

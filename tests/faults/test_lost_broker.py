@@ -10,7 +10,7 @@ import pytest
 from tests.broker.world import Outside
 from tests.private_broker import free_port
 from tests.producer import Closed, Producer, until
-from tests.served import END_SECONDS, Connect, Serve
+from tests.served import END_SECONDS, Connect, Running, Serve
 from tests.tap import Tap
 
 
@@ -64,14 +64,20 @@ def test_unsettled_publishes_settle_then_320_then_exit_0(
         assert [message.body for message in beside.take("a")] == [b"last words"]
 
 
-def test_unsettled_publishes_delay_the_exit_until_the_deadline_only(serve: Serve, connect: Connect, tap: Tap) -> None:
-    running = serve(upstream={"address": tap.address}, shutdown={"deadline": "200ms"})
+def signalled(serve: Serve, connect: Connect, tap: Tap, **settings: object) -> tuple[Running, Producer]:
+    """A sidecar that gets SIGTERM while a publish is not settled, and its producer."""
+    running = serve(upstream={"address": tap.address}, **settings)
     running.await_ready()
     producer = connect(running).open(confirm=True)
     tap.last.reading.clear()
     producer.publish("letters", "k")
     until(lambda: tap.last.named("Body"))
     running.process.send_signal(signal.SIGTERM)
+    return running, producer
+
+
+def test_unsettled_publishes_delay_the_exit_until_the_deadline_only(serve: Serve, connect: Connect, tap: Tap) -> None:
+    running, producer = signalled(serve, connect, tap, shutdown={"deadline": "200ms"})
     assert producer.closed(channel=0).code == 320
     assert producer.gone()
     tap.last.cut()
@@ -81,12 +87,6 @@ def test_unsettled_publishes_delay_the_exit_until_the_deadline_only(serve: Serve
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_second_signal_ends_it_at_once(serve: Serve, connect: Connect, tap: Tap, workers: int) -> None:
-    running = serve(upstream={"address": tap.address}, shutdown={"deadline": "60s"}, workers=workers)
-    running.await_ready()
-    producer = connect(running).open(confirm=True)
-    tap.last.reading.clear()
-    producer.publish("letters", "k")
-    until(lambda: tap.last.named("Body"))
-    running.process.send_signal(signal.SIGTERM)
+    running, _ = signalled(serve, connect, tap, shutdown={"deadline": "60s"}, workers=workers)
     running.await_log("event=draining")
     assert running.end() == -signal.SIGTERM

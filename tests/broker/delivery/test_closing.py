@@ -91,22 +91,19 @@ def test_a_filter_that_closes_a_consuming_channel_does_not_split_a_delivery(site
 # -- crossing closes ---------------------------------------------------------------------------------------------------
 
 
-def test_a_close_that_crosses_the_brokers_is_answered_and_the_number_is_free(site: Site) -> None:
+@pytest.mark.parametrize(
+    ("offence", "code"),
+    [
+        (client.method(1, commands.Basic.Get(queue="nobody")), 404),
+        (client.publish(1, b"letters", b"x.o.p.e.n.x.q", (), b""), 403),
+    ],
+    ids=["close of the broker", "close of the sidecar"],
+)
+def test_a_crossing_channel_close_is_answered_and_the_number_is_free(site: Site, offence: bytes, code: int) -> None:
     producer = site.producer()
     for _ in range(5):
-        producer.send(client.method(1, commands.Basic.Get(queue="nobody")), client.method(1, CLOSE))
-        assert close_code(producer) == 404
-        producer.call(commands.Channel.CloseOk())
-        producer.expect("Channel.CloseOk")
-        assert producer.open(confirm=True).send_settled("letters", "k").acked
-
-
-def test_a_close_that_crosses_ours_is_answered_and_the_number_is_free(site: Site) -> None:
-    producer = site.producer()
-    for _ in range(5):
-        producer.publish("letters", "x.o.p.e.n.x.q")
-        producer.call(CLOSE)
-        assert close_code(producer) == 403
+        producer.send(offence, client.method(1, CLOSE))
+        assert close_code(producer) == code
         producer.call(commands.Channel.CloseOk())
         producer.expect("Channel.CloseOk")
         assert producer.open(confirm=True).send_settled("letters", "k").acked

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 import pytest
 from pamqp import commands
 
-from tests.broker.delivery.site import Site, standing
+from tests.broker.delivery.site import Site
 from tests.private_broker import PrivateBroker
 from tests.producer import Producer, until
-from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 
 RULES = """
@@ -23,17 +22,11 @@ exchanges:
 """
 
 
-@pytest.fixture(scope="module")
-def standing_site(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with standing(broker, tmp_path_factory.mktemp("passing"), RULES) as site:
-        yield site
-
-
 @pytest.fixture
-def site(standing_site: Site) -> Iterator[Site]:
-    yield standing_site
-    standing_site.take("a")
-    standing_site.tidy()
+def site(running: Site) -> Iterator[Site]:
+    yield running
+    running.take("a")
+    running.tidy()
 
 
 def test_a_consumer_is_cancelled_when_its_queue_is_deleted(site: Site) -> None:
