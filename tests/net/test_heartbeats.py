@@ -58,12 +58,3 @@ async def test_a_consumer_that_gets_messages_and_a_producer_that_waits_for_a_con
         assert stage.counters.limits.hits["idle"] == 0
         await eventually(lambda: stage.counters.limits.hits["idle"] == 1)
         assert (await consumer.close_reason())[0] == 320
-
-
-async def test_without_a_limit_no_producer_is_idle() -> None:
-    async with staged() as stage:
-        producer, link = await stage.producer()
-        [session] = stage.listener._sessions
-        assert not session._heartbeats.watches_idle
-        producer.call(commands.Channel.Open())
-        await link.expect("Channel.Open")

@@ -122,10 +122,3 @@ async def test_publishes_of_channels_that_are_closed_again_are_charged_as_well()
         producer.call(commands.Channel.Open())
         await eventually(lambda: stage.counters.limits.throttled == 1)
         await producer.vanish()
-
-
-async def test_without_limits_there_is_no_throttle() -> None:
-    async with staged() as stage:
-        await stage.producer()
-        [session] = stage.listener._sessions
-        assert session._throttle is None
