@@ -44,7 +44,7 @@ def observer(management: ManagementApi, vhost: str, observed: ObservedState) -> 
     return Observer(vhost, management, observed, nothing_lacks)
 
 
-async def look(observer: Observer, observed: ObservedState) -> None:
+async def observe(observer: Observer, observed: ObservedState) -> None:
     names = await observer.list_names()
     assert names.queues is not None
     assert names.exchanges is not None
@@ -155,7 +155,7 @@ async def test_downstream_patterns_that_match_tokens_cause_one_warning(
 ) -> None:
     pattern_setting(outside)
     desired = desired_state({b"c": owned("c")}, router({"c": exchanges("near")}))
-    await look(observer, observed)
+    await observe(observer, observed)
     with capture_logs() as events:
         await observer.warn(desired)
         await observer.warn(desired)
@@ -167,7 +167,7 @@ async def test_patterns_not_reached_from_a_carrier_cause_no_warning(
     observer: Observer, observed: ObservedState, outside: Outside
 ) -> None:
     pattern_setting(outside)
-    await look(observer, observed)
+    await observe(observer, observed)
     with capture_logs() as events:
         await observer.warn(desired_state({b"c": owned("c")}, router({"c": queues("a")})))
     assert events == []
@@ -177,7 +177,7 @@ async def test_dead_lettering_without_a_key_causes_a_warning_in_queue_delivery_o
     observer: Observer, observed: ObservedState, outside: Outside
 ) -> None:
     outside.make_queue("a", x_dead_letter_exchange="")
-    await look(observer, observed)
+    await observe(observer, observed)
 
     carried, queued = (desired_state({b"c": owned("c", delivery)}, router({"c": queues("a")})) for delivery in Delivery)
     with capture_logs() as events:
@@ -278,7 +278,7 @@ async def test_with_few_possible_destinations_first_lists_and_long_lists_are_req
         return await listing(*given)
 
     monkeypatch.setattr(management, "changed_bindings", noted)
-    await look(observer, observed)
+    await observe(observer, observed)
     created_since = ("queue", b"created since")
     carrier.tokens.bind_ok(created_since)
     outside.make_queues("created since")
@@ -315,6 +315,6 @@ async def test_many_destinations_or_names_that_urls_cannot_contain_are_not_reque
         return await listing(*given)
 
     monkeypatch.setattr(management, "changed_bindings", whole_only)
-    await look(observer, observed)
+    await observe(observer, observed)
     await observer.read_bindings([carrier], names_listed=True)
     assert carrier.bound == queues(*STRANGE_NAMES)

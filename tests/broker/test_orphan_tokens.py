@@ -16,7 +16,7 @@ from tests.broker.clients import declare_here, stored, text
 from tests.broker.world import queues, state
 
 
-class Line(ControlConnection):
+class FakeConnection(ControlConnection):
     """A connection that records binds and unbinds; at an unbind, clients do `meanwhile`."""
 
     def __init__(self) -> None:
@@ -36,13 +36,13 @@ class Scene:
 
     def __init__(self, known: VhostState) -> None:
         self.known = known
-        self.line = Line()
-        self.executor = Executor(self.line, ObservedState(), "control", known)
+        self.connection = FakeConnection()
+        self.executor = Executor(self.connection, ObservedState(), "control", known)
         self.rights = TokenRights(own_routes=True)
         self.rights.learn(known.exchanges, known.router)
         self.orphans = OrphanTokens(known, self.rights)
 
-    async def look(self) -> list[bytes]:
+    async def run_pass(self) -> list[bytes]:
         """Run one pass; return what was unbound."""
         desired = desired_state(self.known.exchanges, self.known.router, self.rights)
         actions = self.orphans.find(desired, 0.0)
@@ -69,53 +69,53 @@ def ox(scene: Scene) -> OwnedExchange:
 
 
 async def test_needed_and_requested_tokens_are_kept(scene: Scene) -> None:
-    assert [await scene.look() for _ in range(3)] == [[], [], []]
+    assert [await scene.run_pass() for _ in range(3)] == [[], [], []]
 
 
 async def test_a_token_not_needed_in_two_passes_is_unbound(scene: Scene, ox: OwnedExchange) -> None:
-    await scene.look()
+    await scene.run_pass()
     scene.known.remove_binding(A)
     epoch = scene.known.epoch
-    assert [await scene.look() for _ in range(3)] == [[], [b"a"], []]
+    assert [await scene.run_pass() for _ in range(3)] == [[], [b"a"], []]
     assert ox.bound == queues("b", "demanded")
     assert scene.known.epoch > epoch
 
 
 async def test_a_token_needed_again_before_the_second_pass_is_kept(scene: Scene) -> None:
-    await scene.look()
+    await scene.run_pass()
     scene.known.remove_binding(A)
-    await scene.look()
+    await scene.run_pass()
     scene.known.add_binding(A)
-    assert await scene.look() == []
+    assert await scene.run_pass() == []
 
 
 async def test_a_token_needed_again_during_its_unbind_is_bound_again(scene: Scene) -> None:
-    await scene.look()
+    await scene.run_pass()
     scene.known.remove_binding(A)
-    await scene.look()
-    scene.line.meanwhile = lambda: scene.known.add_binding(A)
-    await scene.look()
-    assert scene.line.bound == [b"a"]
+    await scene.run_pass()
+    scene.connection.meanwhile = lambda: scene.known.add_binding(A)
+    await scene.run_pass()
+    assert scene.connection.bound == [b"a"]
 
 
 async def test_with_the_last_binding_every_token_is_unbound(scene: Scene) -> None:
     for binding in (A, B):
         scene.known.remove_binding(binding)
-    assert [await scene.look() for _ in range(2)] == [[], [b"a", b"b", b"demanded"]]
+    assert [await scene.run_pass() for _ in range(2)] == [[], [b"a", b"b", b"demanded"]]
 
 
 async def test_a_noted_exchange_is_cleaned_up_in_the_next_pass(scene: Scene, ox: OwnedExchange) -> None:
     for binding in (A, B):
         scene.known.remove_binding(binding)
     scene.orphans.note(ox)
-    assert await scene.look() == [b"a", b"b", b"demanded"]
+    assert await scene.run_pass() == [b"a", b"b", b"demanded"]
 
 
 async def test_a_token_that_a_route_needs_is_kept(scene: Scene) -> None:
-    await scene.look()
+    await scene.run_pass()
     scene.known.remove_binding(A)
     scene.known.add_binding(stored("ox", "b", ((b"x-addq-ontrue", text("a")),)))
-    assert [await scene.look() for _ in range(3)] == [[], [], []]
+    assert [await scene.run_pass() for _ in range(3)] == [[], [], []]
 
 
 async def test_tokens_of_the_file_and_of_its_publishes_are_kept() -> None:
@@ -124,8 +124,8 @@ async def test_tokens_of_the_file_and_of_its_publishes_are_kept() -> None:
         scene.known.exchanges[b"documents"].tokens.bind_ok(destination)
     client = stored("documents", "client")
     scene.known.add_binding(client)
-    await scene.look()
+    await scene.run_pass()
     scene.known.remove_binding(client)
-    assert [await scene.look() for _ in range(2)] == [[], [b"client"]]
-    assert scene.line.bound == [b"client"]  # rules of another sidecar may need it
+    assert [await scene.run_pass() for _ in range(2)] == [[], [b"client"]]
+    assert scene.connection.bound == [b"client"]  # rules of another sidecar may need it
     assert scene.known.exchanges[b"documents"].bound == queues("a", "demanded")

@@ -7,7 +7,7 @@ import pytest
 from proxy.broker.reconcile.vhost_loop import RefreshSchedule
 
 
-class Line:
+class FakeConnection:
     """A connection that a test can mark as lost, and that records how long it was waited for."""
 
     def __init__(self) -> None:
@@ -21,8 +21,8 @@ class Line:
 
 
 @pytest.fixture
-def line() -> Line:
-    return Line()
+def connection() -> FakeConnection:
+    return FakeConnection()
 
 
 class Clock:
@@ -44,22 +44,22 @@ async def test_the_first_pass_covers_everything() -> None:
     assert paced(5).take() is None
 
 
-async def test_the_next_pass_starts_early_enough_to_end_within_the_interval(line: Line) -> None:
+async def test_the_next_pass_starts_early_enough_to_end_within_the_interval(connection: FakeConnection) -> None:
     schedule = paced(5)
     schedule.looked(now() - 1, everything=True)
-    assert not await schedule.wait(line)  # type: ignore[arg-type]
-    [(seconds, woken)] = line.waits
+    assert not await schedule.wait(connection)  # type: ignore[arg-type]
+    [(seconds, woken)] = connection.waits
     assert (seconds, woken) == (3, True)
 
 
-async def test_long_passes_are_followed_by_a_pause(line: Line) -> None:
+async def test_long_passes_are_followed_by_a_pause(connection: FakeConnection) -> None:
     schedule = paced(5)
     schedule.looked(now() - 60, everything=True)
-    await schedule.wait(line)  # type: ignore[arg-type]
-    assert line.waits == [(1.25, True)]
+    await schedule.wait(connection)  # type: ignore[arg-type]
+    assert connection.waits == [(1.25, True)]
 
 
-async def test_changed_exchanges_are_refreshed_alone_and_once(line: Line) -> None:
+async def test_changed_exchanges_are_refreshed_alone_and_once(connection: FakeConnection) -> None:
     schedule = paced(5)
     schedule.looked(now(), everything=True)
     schedule.request_refresh({b"a"})
@@ -70,7 +70,7 @@ async def test_changed_exchanges_are_refreshed_alone_and_once(line: Line) -> Non
     assert schedule.take() == {b"c"}
 
 
-async def test_a_request_for_everything_includes_single_exchanges(line: Line) -> None:
+async def test_a_request_for_everything_includes_single_exchanges(connection: FakeConnection) -> None:
     schedule = paced(5)
     schedule.looked(now(), everything=True)
     schedule.request_refresh({b"a"})
@@ -87,16 +87,16 @@ async def test_requests_for_single_exchanges_do_not_delay_the_regular_pass() -> 
     assert schedule.take() is None
 
 
-async def test_requested_passes_take_a_limited_share_of_the_time(line: Line) -> None:
+async def test_requested_passes_take_a_limited_share_of_the_time(connection: FakeConnection) -> None:
     schedule = paced(3600)
     schedule.looked(now(), everything=True)
     schedule.looked(now() - 2, everything=False)
     schedule.request_refresh({b"a"})
-    assert not await schedule.wait(line)  # type: ignore[arg-type]
-    assert line.waits == [(3600, True), (18, False)]
+    assert not await schedule.wait(connection)  # type: ignore[arg-type]
+    assert connection.waits == [(3600, True), (18, False)]
 
 
-async def test_a_lost_connection_ends_the_wait(line: Line) -> None:
+async def test_a_lost_connection_ends_the_wait(connection: FakeConnection) -> None:
     schedule = paced(5)
-    line.lost = True
-    assert await schedule.wait(line)  # type: ignore[arg-type]
+    connection.lost = True
+    assert await schedule.wait(connection)  # type: ignore[arg-type]

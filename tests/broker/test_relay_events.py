@@ -13,7 +13,7 @@ from tests.broker.clients import declare_here, stored, text
 from tests.broker.world import exchanges, owned, queues, state
 
 
-class Hand:
+class FakeExecutor:
     """Binds every token, without a broker. It does not implement binding on demand."""
 
     def __init__(self) -> None:
@@ -31,13 +31,13 @@ class Scene:
 
     def __init__(self, known: VhostState, own_routes: bool = True) -> None:
         self.known = known
-        self.hand = Hand()
+        self.executor = FakeExecutor()
         self.orphaned: list[OwnedExchange] = []
         limits = ControlSettings(
             (), "guest", "guest", deadline_seconds=5, declared=DeclaredSettings(own_routes=own_routes)
         )
         reconciler = Reconciler(limits, known, ControlConnection(limits, "/"), None)
-        reconciler.executor = self.hand  # type: ignore[assignment]
+        reconciler.executor = self.executor  # type: ignore[assignment]
         self.rights = reconciler.rights
         self.requests = RelayRequests(limits, known, reconciler, orphaned=self.orphaned.append)
         self.requests.connected.set()
@@ -69,7 +69,7 @@ async def test_a_queue_gets_the_tokens_that_it_may_have(scene: Scene) -> None:
         scene.known.exchanges[b"documents"].tokens.bind_ok(destination)
     for name in ("a", "own", "route", "demanded", "demanded by a client", "other"):
         await scene.ensure(name)
-    assert scene.hand.bound == [(b"documents", b"a"), (b"documents", b"demanded")]
+    assert scene.executor.bound == [(b"documents", b"a"), (b"documents", b"demanded")]
 
 
 async def test_a_clients_route_is_bound_if_it_may_reach_any_queue() -> None:
@@ -78,7 +78,7 @@ async def test_a_clients_route_is_bound_if_it_may_reach_any_queue() -> None:
     declare_here(scene.known, "outer", stored("outer", "ox", kind="exchange"))
     for name in ("own", "route"):
         await scene.ensure(name)
-    assert scene.hand.bound == [(b"outer", b"route"), (b"ox", b"route")]
+    assert scene.executor.bound == [(b"outer", b"route"), (b"ox", b"route")]
 
 
 def test_a_deleted_queue_removes_the_bindings_of_clients(scene: Scene) -> None:

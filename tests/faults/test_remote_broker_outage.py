@@ -49,7 +49,7 @@ def rules(address: str) -> str:
     )
 
 
-class Verdicts:
+class Confirms:
     """The confirms of one producer's publishes on channel 1. Fails if a publish is settled twice."""
 
     def __init__(self, producer: Producer, published: int) -> None:
@@ -94,8 +94,8 @@ class Load:
         self.count += 1
         self.producer.publish("", self.key, body=b"%d" % self.count, delivery_mode=2)
 
-    def verdicts(self) -> Verdicts:
-        return Verdicts(self.producer, self.count)
+    def confirms(self) -> Confirms:
+        return Confirms(self.producer, self.count)
 
 
 def publish_for(seconds: float, *loads: Load) -> None:
@@ -130,19 +130,19 @@ def test_a_broker_that_is_down_for_ten_seconds_under_load_loses_no_acked_message
         until(lambda: site.metric("remote_up", broker="patient") and site.metric("remote_up", broker="hasty"), 40)
         back = hasty.count
         publish_for(0.5, patient, hasty, home)
-        verdicts_of = {load: load.verdicts() for load in (patient, hasty, home)}
-        for verdicts in verdicts_of.values():
-            verdicts.read_all()
+        confirms_of = {load: load.confirms() for load in (patient, hasty, home)}
+        for confirms in confirms_of.values():
+            confirms.read_all()
         # Messages for the sidecar's own broker are not affected.
-        assert verdicts_of[home].nacked == set()
+        assert confirms_of[home].nacked == set()
         # Messages within their deadline were acked when the broker was back. Only those already sent are uncertain.
-        assert verdicts_of[patient].nacked <= set(range(1, seen_down + 1))
-        assert verdicts_of[patient].acked <= taken(far, "load")
+        assert confirms_of[patient].nacked <= set(range(1, seen_down + 1))
+        assert confirms_of[patient].acked <= taken(far, "load")
         # Messages beyond their deadline were nacked, and did not arrive later.
-        assert set(range(seen_down + 1, too_early_for_the_hasty + 1)) <= verdicts_of[hasty].nacked
-        assert set(range(back + 1, hasty.count + 1)) <= verdicts_of[hasty].acked
+        assert set(range(seen_down + 1, too_early_for_the_hasty + 1)) <= confirms_of[hasty].nacked
+        assert set(range(back + 1, hasty.count + 1)) <= confirms_of[hasty].acked
         there = taken(far, "away")
-        assert verdicts_of[hasty].acked <= there
+        assert confirms_of[hasty].acked <= there
         assert there.isdisjoint(range(seen_down + 1, too_early_for_the_hasty + 1))
 
 
@@ -156,7 +156,7 @@ def tapped(broker: Broker, far: Far, folder: Path, deadline: str = "30s") -> Ite
         yield site, tap
 
 
-def under_way(site: Site, tap: Tap, count: int) -> Load:
+def unconfirmed_load(site: Site, tap: Tap, count: int) -> Load:
     """Publishes that the other broker has received and whose confirms are held back."""
     load = Load(site, "patient/load")
     load.publish()
@@ -185,10 +185,10 @@ def test_a_slow_broker_pauses_only_the_producers_that_use_it(broker: Broker, far
             home.publish()
             assert home.producer.settle().acked
         tap.last.answering.set()
-        verdicts = slow.verdicts()
-        verdicts.open.discard(1)
-        verdicts.read_all()
-        assert verdicts.acked == taken(far, "load") - {1}
+        confirms = slow.confirms()
+        confirms.open.discard(1)
+        confirms.read_all()
+        assert confirms.acked == taken(far, "load") - {1}
         assert site.metric("paused_producers") == 0
 
 
@@ -200,15 +200,15 @@ def begin_drain(site: Site) -> None:
 def test_a_drain_waits_for_the_confirms_of_the_other_broker(broker: Broker, far: Far, tmp_path: Path) -> None:
     far.take("load")
     with tapped(broker, far, tmp_path) as (site, tap):
-        load = under_way(site, tap, 50)
-        verdicts = load.verdicts()
-        verdicts.open.discard(1)
+        load = unconfirmed_load(site, tap, 50)
+        confirms = load.confirms()
+        confirms.open.discard(1)
         begin_drain(site)
         assert load.producer.silent()
         tap.last.answering.set()
-        assert verdicts.read_to_the_end().code == 320
-        assert verdicts.acked == taken(far, "load") - {1}
-        assert len(verdicts.acked) == 50
+        assert confirms.read_to_the_end().code == 320
+        assert confirms.acked == taken(far, "load") - {1}
+        assert len(confirms.acked) == 50
         until(lambda: site.logged("stopped"))
 
 
@@ -217,17 +217,17 @@ def test_publishes_unconfirmed_by_the_other_broker_at_the_drain_deadline_are_nac
 ) -> None:
     far.take("load")
     with tapped(broker, far, tmp_path, "1s") as (site, tap):
-        load = under_way(site, tap, 50)
+        load = unconfirmed_load(site, tap, 50)
         waits = Load(site, "nobody/q")
         for _ in range(50):
             waits.publish()
         begin_drain(site)
         for pending, settled_before in ((load, {1}), (waits, set())):
-            verdicts = pending.verdicts()
-            verdicts.open -= settled_before
-            assert verdicts.read_to_the_end().code == 320
-            assert verdicts.acked == set()
-            assert len(verdicts.nacked) == 50
+            confirms = pending.confirms()
+            confirms.open -= settled_before
+            assert confirms.read_to_the_end().code == 320
+            assert confirms.acked == set()
+            assert len(confirms.nacked) == 50
         tap.last.answering.set()
         until(lambda: site.logged("stopped"))
 
@@ -242,8 +242,8 @@ def test_messages_acked_before_and_during_a_drain_under_load_are_delivered(
         begin_drain(site)
         with contextlib.suppress(OSError):
             publish_for(0.1, load)
-        verdicts = load.verdicts()
-        assert verdicts.read_to_the_end().code == 320
-        assert verdicts.acked == taken(far, "load")
-        assert verdicts.nacked == set()
+        confirms = load.confirms()
+        assert confirms.read_to_the_end().code == 320
+        assert confirms.acked == taken(far, "load")
+        assert confirms.nacked == set()
         until(lambda: site.logged("stopped"))

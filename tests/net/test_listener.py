@@ -101,7 +101,7 @@ async def test_most_connections_of_a_flood_are_closed_without_an_answer(monkeypa
 
 
 @contextlib.asynccontextmanager
-async def sealed(authority: Authority, limits: ListenerLimits) -> AsyncIterator[tuple[Stage, int]]:
+async def with_tls_address(authority: Authority, limits: ListenerLimits) -> AsyncIterator[tuple[Stage, int]]:
     """A listener with a plain and a TLS address, and the port of the TLS address."""
     async with staged(listener_limits=limits) as stage:
         context = ServerTls(*authority.certificate("localhost")).context()
@@ -125,7 +125,7 @@ async def test_a_peer_of_a_tls_listener_counts_before_its_handshake(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listener, "TOLD_AT_ONCE", 3)
-    async with sealed(authority, ListenerLimits(connections=5, close_seconds=0.1)) as (stage, port):
+    async with with_tls_address(authority, ListenerLimits(connections=5, close_seconds=0.1)) as (stage, port):
         peers = [await silent(port) for _ in range(40)]
         stage.peers += peers
         await eventually(lambda: stage.counters.limits.rejected_connections["connections"] == 35)
@@ -141,7 +141,7 @@ async def test_a_peer_of_a_tls_listener_counts_before_its_handshake(
 async def test_peers_of_one_address_count_before_their_tls_handshake_and_others_are_accepted(
     authority: Authority,
 ) -> None:
-    async with sealed(authority, ListenerLimits(connections_per_peer=2, close_seconds=0.1)) as (stage, port):
+    async with with_tls_address(authority, ListenerLimits(connections_per_peer=2, close_seconds=0.1)) as (stage, port):
         peers = [await silent(port) for _ in range(4)]
         await eventually(lambda: stage.counters.limits.rejected_connections["connections_per_peer"] == 2)
         context = authority.client()
@@ -155,7 +155,7 @@ async def test_peers_of_one_address_count_before_their_tls_handshake_and_others_
 
 
 async def test_a_tls_connection_above_the_limit_is_refused_after_its_handshake(authority: Authority) -> None:
-    async with sealed(authority, ListenerLimits(connections=1, close_seconds=0.1)) as (stage, port):
+    async with with_tls_address(authority, ListenerLimits(connections=1, close_seconds=0.1)) as (stage, port):
         await stage.producer()
         context = authority.client()
         surplus = Peer(*await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost"))
@@ -164,7 +164,7 @@ async def test_a_tls_connection_above_the_limit_is_refused_after_its_handshake(a
 
 
 async def test_a_drain_ends_tls_handshakes_and_closes_the_address(authority: Authority) -> None:
-    async with sealed(authority, QUICK) as (stage, port):
+    async with with_tls_address(authority, QUICK) as (stage, port):
         late = await silent(port)
         await eventually(lambda: len(stage.listener._sessions) == 1)
         await stage.listener.drain()

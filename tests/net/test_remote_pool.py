@@ -44,15 +44,15 @@ class Stage:
     def port(self) -> ProducerRemotes:
         return self.pool.port("/", self.full.append)
 
-    def way(self) -> RemotePublisher:
+    def publisher(self) -> RemotePublisher:
         publisher = self.port().publisher(FAR)
         assert not isinstance(publisher, str)
         return publisher
 
-    async def sent(self, way: RemotePublisher | None = None) -> tuple[Told, Peer]:
+    async def sent(self, publisher: RemotePublisher | None = None) -> tuple[Told, Peer]:
         """Send a message; return it and the broker's end of the link once the broker has the message."""
         sent_message = message()
-        (way or self.way()).send(sent_message)
+        (publisher or self.publisher()).send(sent_message)
         peer = await self.broker.link()
         await ready(peer)
         await peer.published()
@@ -87,7 +87,7 @@ async def test_a_message_opens_a_link_and_is_acked() -> None:
 async def test_two_producers_share_a_link_and_have_channels_of_their_own() -> None:
     async with stage() as made:
         for _ in range(2):
-            made.way().send(message())
+            made.publisher().send(message())
         peer = await made.broker.link()
         names = [(frame.channel, frame.name) for frame in [await peer.frame() for _ in range(4)]]
         assert sorted(channel for channel, name in names if name == "Channel.Open") == [1, 2]
@@ -96,11 +96,11 @@ async def test_two_producers_share_a_link_and_have_channels_of_their_own() -> No
 
 async def test_messages_sent_over_a_lost_link_are_lost_and_waiting_ones_use_the_next_link() -> None:
     async with stage() as made:
-        way, waiting = made.way(), message(b"waiting")
-        sent, peer = await made.sent(way)
+        publisher, waiting = made.publisher(), message(b"waiting")
+        sent, peer = await made.sent(publisher)
         peer.writer.transport.abort()
         await eventually(lambda: sent.told == [RemoteResult.LOST])
-        way.send(waiting)
+        publisher.send(waiting)
         again = await made.broker.link()
         await ready(again)
         assert (await again.published())[1] == b"waiting"
@@ -111,9 +111,9 @@ async def test_messages_sent_over_a_lost_link_are_lost_and_waiting_ones_use_the_
 
 async def test_producers_of_a_full_link_wait_until_half_of_it_is_settled() -> None:
     async with stage() as made:
-        way = made.way()
+        publisher = made.publisher()
         for _ in range(4):
-            way.send(message())
+            publisher.send(message())
         assert made.full == [True]
         peer = await made.broker.link()
         await ready(peer)
@@ -128,9 +128,9 @@ async def test_a_new_producer_of_a_full_link_waits_and_producers_of_other_links_
     async with stage() as made:
         others: list[bool] = []
         made.pool.port("/", others.append)
-        way = made.way()
+        publisher = made.publisher()
         for _ in range(4):
-            way.send(message())
+            publisher.send(message())
         late: list[bool] = []
         made.pool.port("/", late.append).publisher(FAR)
         assert (late, others) == ([True], [])
@@ -140,7 +140,7 @@ async def test_a_refused_login_is_retried_and_messages_wait() -> None:
     async with stage() as made:
         made.broker.refuse = True
         sent_message = message()
-        made.way().send(sent_message)
+        made.publisher().send(sent_message)
         driver = made.pool.driver(FAR, "/")
         assert not isinstance(driver, str)
         await eventually(lambda: driver.failure.startswith("refused: 403"))
@@ -154,7 +154,7 @@ async def test_a_message_fails_at_its_deadline() -> None:
     async with stage(RemoteLimits(deadline_seconds=0.2)) as made:
         made.broker.refuse = True
         sent_message = message()
-        made.way().send(sent_message)
+        made.publisher().send(sent_message)
         await eventually(lambda: sent_message.told == [RemoteResult.LOST])
         assert made.pool.under_way == 0
 
@@ -162,9 +162,9 @@ async def test_a_message_fails_at_its_deadline() -> None:
 async def test_an_abandoned_lane_closes_when_everything_is_settled() -> None:
     async with stage() as made:
         sent_message = message()
-        way = made.way()
-        way.send(sent_message)
-        way.close()
+        publisher = made.publisher()
+        publisher.send(sent_message)
+        publisher.close()
         peer = await made.broker.link()
         await ready(peer)
         await peer.published()
@@ -185,7 +185,7 @@ async def test_a_host_name_of_the_sidecar_itself_is_detected_after_the_connect()
         made.pool.brokers = {"/": {b"far": RemoteBroker("127.1", made.broker.port)}}
         made.pool.listening = [("127.0.0.1", made.broker.port)]
         sent_message = message()
-        made.way().send(sent_message)
+        made.publisher().send(sent_message)
         driver = made.pool.driver(FAR, "/")
         assert not isinstance(driver, str)
         await eventually(lambda: driver.failure == "leads back to this proxy")
@@ -211,7 +211,7 @@ async def test_an_abandoned_message_is_lost_and_a_later_ack_has_no_effect() -> N
     async with stage() as made:
         waiting = message()
         sent_message, peer = await made.sent()
-        made.way().send(waiting)
+        made.publisher().send(waiting)
         made.pool.give_up()
         peer.call(commands.Basic.Ack(1, False))
         await made.pool.drain(20.0)

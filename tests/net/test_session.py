@@ -27,7 +27,7 @@ from tests.net.stage import (
 SOON = SessionLimits(close_seconds=0.1, bind_seconds=0.1)
 
 
-async def all_over(stage: Stage) -> None:
+async def both_ended(stage: Stage) -> None:
     """Wait until both sides have ended and every gauge is zero."""
     counters = stage.counters
     relay = counters.relay("/")
@@ -36,13 +36,13 @@ async def all_over(stage: Stage) -> None:
     assert (relay.channels, relay.paused_producers, relay.upstream_blocked) == (0, 0, 0)
 
 
-async def everything(peer: Peer) -> bytes:
+async def read_to_end(peer: Peer) -> bytes:
     """All bytes until the end of the socket."""
     async with asyncio.timeout(ANSWER_SECONDS):
         return await peer.reader.read(-1)
 
 
-async def pushed(peer: Peer, data: bytes) -> tuple[int, bytes]:
+async def write_until_blocked(peer: Peer, data: bytes) -> tuple[int, bytes]:
     """Write until the other side takes no more; return the number of bytes written and the bytes not written yet."""
     transport = peer.writer.transport
     transport.set_write_buffer_limits(0)
@@ -116,7 +116,7 @@ async def test_a_connection_close_is_answered_by_the_broker_and_both_sides_end()
         await producer.expect("Connection.CloseOk")
         assert await producer.is_gone()
         assert await link.is_gone()
-        await all_over(stage)
+        await both_ended(stage)
 
 
 async def test_connection_closes_are_answered_until_the_producer_closes_its_socket() -> None:
@@ -133,7 +133,7 @@ async def test_connection_closes_are_answered_until_the_producer_closes_its_sock
         producer.call(goodbye, 0)
         await producer.expect("Connection.CloseOk")
         await producer.vanish()
-        await all_over(stage)
+        await both_ended(stage)
 
 
 async def test_a_connection_close_waits_while_the_broker_processes_earlier_publishes() -> None:
@@ -155,7 +155,7 @@ async def test_a_close_of_the_broker_and_its_answer_are_forwarded() -> None:
         producer.call(commands.Connection.CloseOk(), 0)
         await link.expect("Connection.CloseOk")
         assert await producer.is_gone()
-        await all_over(stage)
+        await both_ended(stage)
 
 
 async def test_a_lost_broker_closes_even_an_idle_producer_at_once_with_320() -> None:
@@ -163,7 +163,7 @@ async def test_a_lost_broker_closes_even_an_idle_producer_at_once_with_320() -> 
         producer, link = await stage.opened()
         link.writer.transport.abort()
         assert await producer.closed() == (320, "CONNECTION_FORCED - upstream connection lost")
-        await all_over(stage)
+        await both_ended(stage)
 
 
 async def test_a_producer_that_does_not_answer_a_close_is_dropped_after_the_deadline() -> None:
@@ -172,7 +172,7 @@ async def test_a_producer_that_does_not_answer_a_close_is_dropped_after_the_dead
         await link.vanish()
         await producer.close_reason()
         assert await producer.is_gone()
-        await all_over(stage)
+        await both_ended(stage)
 
 
 async def test_a_lost_producer_ends_its_upstream_connection_without_a_partial_publish() -> None:
@@ -182,8 +182,8 @@ async def test_a_lost_producer_ends_its_upstream_connection_without_a_partial_pu
             producer, link = await stage.opened()
             producer.send(whole[:size])
             await producer.vanish()
-            assert client.frame(3, 1, b"x" * 1000) not in await everything(link)
-        await all_over(stage)
+            assert client.frame(3, 1, b"x" * 1000) not in await read_to_end(link)
+        await both_ended(stage)
 
 
 async def backlog(stage: Stage, producer: Peer, link: Peer) -> int:
@@ -208,8 +208,8 @@ async def test_publishes_of_a_lost_producer_still_reach_a_slow_broker() -> None:
         await producer.vanish()
         await eventually(lambda: not [session for session in stage.listener._sessions if session.producer.connected])
         link.resume()
-        assert len(await everything(link)) == size
-        await all_over(stage)
+        assert len(await read_to_end(link)) == size
+        await both_ended(stage)
 
 
 async def test_a_broker_that_reads_nothing_does_not_keep_the_session_of_a_lost_producer() -> None:
@@ -217,13 +217,13 @@ async def test_a_broker_that_reads_nothing_does_not_keep_the_session_of_a_lost_p
         producer, link = await stage.opened()
         await backlog(stage, producer, link)
         await producer.vanish()
-        await all_over(stage)
+        await both_ended(stage)
 
 
 # -- heartbeats --------------------------------------------------------------------------------------------------------
 
 
-async def beaten(peer: Peer, count: int) -> None:
+async def exchange_heartbeats(peer: Peer, count: int) -> None:
     """Wait for heartbeats, and send the same number."""
     for _ in range(count):
         assert (await peer.any_frame()).kind == 8
@@ -237,9 +237,9 @@ async def test_each_idle_side_gets_heartbeats_and_a_silent_one_is_dropped() -> N
         alone, alone_link = await stage.producer(heartbeat=1)
 
         async def producer_is_silent() -> None:
-            await beaten(silent_link, 3)
+            await exchange_heartbeats(silent_link, 3)
             with pytest.raises(Gone):
-                await beaten(silent_link, 10)
+                await exchange_heartbeats(silent_link, 10)
 
         async def broker_is_silent() -> None:
             while (frame := await alone.any_frame()).kind == 8:
@@ -247,8 +247,8 @@ async def test_each_idle_side_gets_heartbeats_and_a_silent_one_is_dropped() -> N
             assert frame.arguments["reply_code"] == 320
 
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(beaten(kept, 5))
-            tasks.create_task(beaten(kept_link, 5))
+            tasks.create_task(exchange_heartbeats(kept, 5))
+            tasks.create_task(exchange_heartbeats(kept_link, 5))
             tasks.create_task(producer_is_silent())
             tasks.create_task(broker_is_silent())
         kept.call(commands.Channel.Open())
@@ -261,7 +261,7 @@ async def test_a_producer_without_heartbeats_does_not_disable_those_of_the_broke
     async with staged(broker=FakeBroker(Tune(heartbeat=1))) as stage:
         producer, link = await stage.producer(heartbeat=0)
         assert stage.broker.opened["TuneOk"]["heartbeat"] == 1
-        await beaten(link, 4)
+        await exchange_heartbeats(link, 4)
         producer.call(commands.Channel.Open())
         await link.expect("Channel.Open")
 
@@ -276,7 +276,7 @@ async def test_a_slow_broker_pauses_its_own_producer_only() -> None:
         producer, link = await stage.opened()
         relay = stage.counters.relay("/")
         link.pause()
-        left, unsent = await pushed(producer, data)
+        left, unsent = await write_until_blocked(producer, data)
         assert left < len(data) // 2
         assert relay.paused_producers == 1
         second.call(commands.Basic.Qos(0, 1))
@@ -287,7 +287,7 @@ async def test_a_slow_broker_pauses_its_own_producer_only() -> None:
         await eventually(lambda: relay.paused_producers == 0)
         await producer.vanish()
         await second.vanish()
-        await all_over(stage)
+        await both_ended(stage)
 
 
 async def test_a_slow_consumer_pauses_its_own_broker_connection_only() -> None:
@@ -297,7 +297,7 @@ async def test_a_slow_consumer_pauses_its_own_broker_connection_only() -> None:
         second, second_link = await stage.opened()
         consumer, link = await stage.opened()
         consumer.pause()
-        left, unsent = await pushed(link, data)
+        left, unsent = await write_until_blocked(link, data)
         assert left < len(data) // 2
         second_link.call(commands.Basic.Ack(1, False))
         await second.expect("Basic.Ack")
@@ -311,12 +311,12 @@ async def test_a_paused_producer_is_closed_when_its_broker_is_lost() -> None:
         producer, link = await stage.opened()
         link.pause()
         data = client.publish(1, b"any", b"k", (), bytes(16 << 20))
-        _, unsent = await pushed(producer, data)
+        _, unsent = await write_until_blocked(producer, data)
         link.writer.transport.abort()
         producer.send(unsent)
         assert (await producer.close_reason())[0] == 320
         producer.call(commands.Connection.CloseOk(), 0)
-        await all_over(stage)
+        await both_ended(stage)
 
 
 # -- the control plane -------------------------------------------------------------------------------------------------
@@ -375,7 +375,7 @@ async def test_a_producer_with_a_full_buffer_is_paused_until_it_is_sent() -> Non
     data = client.publish(1, b"x", b"k", (), bytes(16 << 20))
     async with staged(limits, state=state, control=control) as stage:
         producer, link = await stage.opened()
-        left, unsent = await pushed(producer, data)
+        left, unsent = await write_until_blocked(producer, data)
         assert left < len(data)
         assert stage.counters.relay("/").paused_producers == 1
         control.answering.set()
@@ -397,5 +397,5 @@ async def test_a_producer_lost_while_its_publish_waits_leaves_no_state() -> None
         await eventually(lambda: control.asked)
         await producer.vanish()
         assert await link.is_gone()
-        await all_over(stage)
+        await both_ended(stage)
         await eventually(lambda: len(asyncio.all_tasks()) <= before)

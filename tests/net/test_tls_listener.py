@@ -16,7 +16,7 @@ from tests.certificates import Authority
 from tests.net.stage import eventually
 
 
-class Guest(asyncio.Protocol):
+class RecordingProtocol(asyncio.Protocol):
     """A protocol that records its events."""
 
     def __init__(self) -> None:
@@ -35,11 +35,11 @@ class Guest(asyncio.Protocol):
         self.events.append("lost")
 
 
-class Opened:
+class OpenedListener:
     """A listening socket with its TLS listener, protocols and counters."""
 
     def __init__(self, tls: ServerTls) -> None:
-        self.guests: list[Guest] = []
+        self.protocols: list[RecordingProtocol] = []
         self.counters = ConnectionCounters()
         self.context = tls.context()
         self.tls_listener = TlsListener(lambda: self.context, self.counters, 0.3, 1.0)
@@ -55,11 +55,11 @@ class Opened:
                 handshakes.create_task(self.let_in(connection))
 
     async def let_in(self, connection: socket.socket) -> None:
-        self.guests.append(guest := Guest())
+        self.protocols.append(protocol := RecordingProtocol())
         try:
-            await self.tls_listener.handshake(connection, guest, "somebody")
+            await self.tls_listener.handshake(connection, protocol, "somebody")
         except OSError:
-            guest.events.append("failed")
+            protocol.events.append("failed")
             connection.close()
 
     @property
@@ -68,8 +68,8 @@ class Opened:
 
 
 @pytest.fixture
-async def opened(pair: tuple[Path, Path]) -> AsyncIterator[Opened]:
-    made = Opened(ServerTls(*pair))
+async def opened(pair: tuple[Path, Path]) -> AsyncIterator[OpenedListener]:
+    made = OpenedListener(ServerTls(*pair))
     accepting = asyncio.ensure_future(made.accept())
     yield made
     accepting.cancel()
@@ -86,36 +86,38 @@ async def say(port: int, context: ssl.SSLContext, text: bytes) -> bytes:
     return answer
 
 
-async def test_data_over_tls_reaches_the_protocol(opened: Opened, authority: Authority) -> None:
+async def test_data_over_tls_reaches_the_protocol(opened: OpenedListener, authority: Authority) -> None:
     assert await say(opened.port, authority.client(), b"hello") == b"HELLO"
-    await eventually(lambda: opened.guests[0].events == ["made", "lost"])
+    await eventually(lambda: opened.protocols[0].events == ["made", "lost"])
     assert opened.results == {}
 
 
-async def test_an_unfinished_handshake_is_closed_and_counted(opened: Opened) -> None:
+async def test_an_unfinished_handshake_is_closed_and_counted(opened: OpenedListener) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", opened.port)
     assert await reader.read() == b""
     writer.close()
-    assert (opened.results, opened.guests[0].events) == ({"timeout": 1}, ["failed"])
+    assert (opened.results, opened.protocols[0].events) == ({"timeout": 1}, ["failed"])
 
 
-async def test_a_peer_without_tls_is_counted(opened: Opened) -> None:
+async def test_a_peer_without_tls_is_counted(opened: OpenedListener) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", opened.port)
     writer.write(b"AMQP\x00\x00\x09\x01")
     await reader.read()
     writer.close()
     await eventually(lambda: opened.results == {"tls_error": 1})
-    assert opened.guests[0].events == ["failed"]
+    assert opened.protocols[0].events == ["failed"]
 
 
-async def test_a_probe_that_connects_and_leaves_is_no_event(opened: Opened) -> None:
+async def test_a_probe_that_connects_and_leaves_is_no_event(opened: OpenedListener) -> None:
     _, writer = await asyncio.open_connection("127.0.0.1", opened.port)
     writer.close()
-    await eventually(lambda: opened.guests and opened.guests[0].events)
-    assert (opened.guests[0].events, opened.results) == (["failed"], {})
+    await eventually(lambda: opened.protocols and opened.protocols[0].events)
+    assert (opened.protocols[0].events, opened.results) == (["failed"], {})
 
 
-async def test_new_connections_get_the_new_context(opened: Opened, authority: Authority, tmp_path: Path) -> None:
+async def test_new_connections_get_the_new_context(
+    opened: OpenedListener, authority: Authority, tmp_path: Path
+) -> None:
     second = Authority(tmp_path / "other")
     opened.context = ServerTls(*second.certificate("localhost")).context()
     with pytest.raises(ssl.SSLCertVerificationError):

@@ -71,28 +71,28 @@ def lease() -> Lease:
 async def kept(broker: Broker, seconds: float = 60, heartbeat: int = 0) -> tuple[UpstreamPool, Counters, Peer]:
     """A pool that keeps one connection, its counters, and the broker's end of the connection."""
     counters = Counters()
-    reuse = UpstreamPool(seconds, counters)
+    pool = UpstreamPool(seconds, counters)
     link, peer = await broker.connected()
-    reuse.keep(link, lease(), heartbeat)
-    return reuse, counters, peer
+    pool.keep(link, lease(), heartbeat)
+    return pool, counters, peer
 
 
-def first(reuse: UpstreamPool) -> bytes:
+def start_answer(pool: UpstreamPool) -> bytes:
     """The pool's answer to the protocol header of a new producer."""
-    return reuse.negotiation().take([b"AMQP\0\0\x09\x01"])
+    return pool.negotiation().take([b"AMQP\0\0\x09\x01"])
 
 
 async def test_a_connection_is_handed_from_one_link_to_the_next(broker: Broker) -> None:
     counters = Counters()
-    reuse = UpstreamPool(60, counters)
+    pool = UpstreamPool(60, counters)
     link, peer = await broker.connected()
     held = lease()
-    reuse.keep(link, held, 0)
-    assert (link.connected, counters.kept_connections, first(reuse)) == (False, 1, b"start")
+    pool.keep(link, held, 0)
+    assert (link.connected, counters.kept_connections, start_answer(pool)) == (False, 1, b"start")
     fresh = broker.link()
-    reuse.lease_to(held, fresh)
+    pool.lease_to(held, fresh)
     assert (fresh.connected, broker.made) == (True, 2)
-    assert (counters.kept_connections, counters.reused_connections, first(reuse)) == (0, 1, b"")
+    assert (counters.kept_connections, counters.reused_connections, start_answer(pool)) == (0, 1, b"")
     peer.send(b"hello")
     await eventually(lambda: broker.received == b"hello")
     fresh.send([b"answer"])
@@ -101,37 +101,37 @@ async def test_a_connection_is_handed_from_one_link_to_the_next(broker: Broker) 
 
 
 async def test_a_kept_connection_of_a_paused_link_is_read(broker: Broker) -> None:
-    reuse = UpstreamPool(60, Counters())
+    pool = UpstreamPool(60, Counters())
     link, peer = await broker.connected()
     link.pause("producer is slow", True)
-    reuse.keep(link, lease(), 0)
+    pool.keep(link, lease(), 0)
     peer.call(commands.Connection.Close(320, "maintenance", 0, 0), 0)
     await peer.expect("Connection.CloseOk")
     await peer.vanish()
-    await reuse.stop()
+    await pool.stop()
 
 
 async def test_a_kept_connection_sends_and_expects_heartbeats(broker: Broker) -> None:
-    reuse, _, peer = await kept(broker, heartbeat=1)
+    pool, _, peer = await kept(broker, heartbeat=1)
     for _ in range(3):
         assert (await peer.any_frame()).kind == 8
         peer.send(client.HEARTBEAT)
-    assert first(reuse) == b"start"
+    assert start_answer(pool) == b"start"
     assert await peer.is_gone()  # the peer sends no more heartbeats
-    await eventually(lambda: first(reuse) == b"")
+    await eventually(lambda: start_answer(pool) == b"")
 
 
 async def test_a_connection_with_a_partial_heartbeat_is_not_handed_on(broker: Broker) -> None:
-    reuse, _, peer = await kept(broker)
+    pool, _, peer = await kept(broker)
     peer.send(client.HEARTBEAT[:3])
-    await eventually(lambda: first(reuse) == b"")
+    await eventually(lambda: start_answer(pool) == b"")
     peer.send(client.HEARTBEAT[3:])
-    await eventually(lambda: first(reuse) == b"start")
-    await reuse_stopped(reuse, peer)
+    await eventually(lambda: start_answer(pool) == b"start")
+    await stop(pool, peer)
 
 
-async def reuse_stopped(reuse: UpstreamPool, peer: Peer) -> None:
-    stopping = asyncio.ensure_future(reuse.stop())
+async def stop(pool: UpstreamPool, peer: Peer) -> None:
+    stopping = asyncio.ensure_future(pool.stop())
     await peer.expect("Connection.Close")
     peer.call(commands.Connection.CloseOk(), 0)
     await stopping
@@ -148,46 +148,46 @@ async def reuse_stopped(reuse: UpstreamPool, peer: Peer) -> None:
 async def test_any_other_method_of_the_broker_ends_a_kept_connection(
     broker: Broker, method: base.Frame, answer: str
 ) -> None:
-    reuse, counters, peer = await kept(broker)
+    pool, counters, peer = await kept(broker)
     peer.send(client.method(0, method))
     await peer.expect(answer)
-    assert (counters.kept_connections, first(reuse)) == (0, b"")
+    assert (counters.kept_connections, start_answer(pool)) == (0, b"")
     await peer.vanish()
-    await reuse.stop()
+    await pool.stop()
 
 
 async def test_a_lost_connection_is_not_kept(broker: Broker) -> None:
-    reuse, counters, peer = await kept(broker)
+    pool, counters, peer = await kept(broker)
     await peer.vanish()
     await eventually(lambda: counters.kept_connections == 0)
-    await reuse.stop()
+    await pool.stop()
 
 
 async def test_an_expired_connection_is_closed(broker: Broker) -> None:
-    reuse, counters, peer = await kept(broker, 0.01)
+    pool, counters, peer = await kept(broker, 0.01)
     await peer.expect("Connection.Close")
     assert counters.kept_connections == 0
     await peer.vanish()
-    await reuse.stop()
+    await pool.stop()
 
 
 async def test_a_full_pool_closes_the_oldest_connection(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_KEPT", 1)
-    reuse, counters, old = await kept(broker)
+    pool, counters, old = await kept(broker)
     second, young = await broker.connected()
-    reuse.keep(second, lease(), 0)
+    pool.keep(second, lease(), 0)
     await old.expect("Connection.Close")
     assert counters.kept_connections == 1
     await old.vanish()
-    await reuse_stopped(reuse, young)
+    await stop(pool, young)
 
 
 async def test_a_stopped_pool_keeps_no_connection(broker: Broker) -> None:
     counters = Counters()
-    reuse = UpstreamPool(60, counters)
-    await reuse.stop()
+    pool = UpstreamPool(60, counters)
+    await pool.stop()
     link, peer = await broker.connected()
-    reuse.keep(link, lease(), 0)
+    pool.keep(link, lease(), 0)
     await peer.expect("Connection.Close")
     assert counters.kept_connections == 0
     peer.call(commands.Connection.CloseOk(), 0)

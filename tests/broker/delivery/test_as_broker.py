@@ -44,7 +44,7 @@ def read(producer: Producer, count: int) -> Answers:
     return Answers(tuple(frames))
 
 
-def same(ports: Sequence[int], talk: Conversation) -> Answers:
+def compare(ports: Sequence[int], talk: Conversation) -> Answers:
     """Send the same bytes to both sides; check that the answers are equal, and return them."""
     at_broker, at_sidecar = (talk(port) for port in ports)
     assert at_sidecar == at_broker
@@ -64,7 +64,7 @@ def test_a_header_that_the_broker_accepts_as_0_9_1_opens_a_connection(ports: tup
             producer.close()
             return Answers((version, returned.address))
 
-    assert same(ports, talk).frames == ((0, 9), ("", "nobody"))
+    assert compare(ports, talk).frames == ((0, 9), ("", "nobody"))
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_header_that_the_broker_rejects_is_answered_with_the_header_to_use(
             return Answers(((producer.socket.recv(8),),))
 
     # RabbitMQ 4.0 answers with the header of AMQP 1.0, which the sidecar does not support.
-    answer = same(ports, talk) if broker.version < (4,) else talk(ports[1])
+    answer = compare(ports, talk) if broker.version < (4,) else talk(ports[1])
     assert answer.frames == ((client.PROTOCOL_HEADER,),)
 
 
@@ -103,7 +103,7 @@ def test_body_frames_up_to_eight_bytes_above_frame_max_are_accepted(
             return read(producer, 1)
 
     answer = ("Connection.Close", 0, 501) if above > 8 else ("Basic.Ack", 1)
-    assert same(ports, talk).frames == (answer,)
+    assert compare(ports, talk).frames == (answer,)
 
 
 @pytest.mark.parametrize("above", [8, 9])
@@ -131,8 +131,8 @@ def test_headers_and_methods_up_to_eight_bytes_above_frame_max_are_accepted(port
             return read(producer, 1)
 
     refused = (("Connection.Close", 0, 501),)
-    assert same(ports, header).frames == (refused if above > 8 else (("Basic.Ack", 1),))
-    assert same(ports, declare).frames == (refused if above > 8 else (("Queue.DeclareOk", 1),))
+    assert compare(ports, header).frames == (refused if above > 8 else (("Basic.Ack", 1),))
+    assert compare(ports, declare).frames == (refused if above > 8 else (("Queue.DeclareOk", 1),))
 
 
 # -- several Connection.Close ------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ def test_each_close_of_a_connection_is_answered_and_the_peer_ends_it(ports: tupl
             assert producer.gone()
             return Answers(first.frames + second.frames + third.frames)
 
-    assert same(ports, talk).frames == (("Connection.CloseOk", 0),) * 5
+    assert compare(ports, talk).frames == (("Connection.CloseOk", 0),) * 5
 
 
 # -- channel numbers ---------------------------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ def test_any_channel_number_is_accepted(ports: tuple[int, int], number: int) -> 
             producer.close()
             return Answers(())
 
-    same(ports, talk)
+    compare(ports, talk)
 
 
 def test_more_channels_than_channel_max_end_the_connection(ports: tuple[int, int]) -> None:
@@ -179,6 +179,6 @@ def test_more_channels_than_channel_max_end_the_connection(ports: tuple[int, int
             closed = producer.closed(0)
             return Answers(((closed.code, closed.text, closed.method),))
 
-    answers = same(ports, talk)
+    answers = compare(ports, talk)
     text = "NOT_ALLOWED - number of channels opened (2) has reached the negotiated channel_max (2)"
     assert answers.frames[0][:2] == (530, text)

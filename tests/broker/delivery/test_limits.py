@@ -242,7 +242,7 @@ def test_publishes_in_one_write_with_the_login_count_towards_the_rate(slow: Site
     assert [slow.next("kept").body for _ in range(200)] == [b"x"] * 200
 
 
-def pushed(producer: Producer, data: bytes) -> int:
+def send_until_blocked(producer: Producer, data: bytes) -> int:
     """Send as much as the socket takes without waiting; return the number of bytes."""
     producer.socket.setblocking(False)
     sent = 0
@@ -258,7 +258,7 @@ def test_a_connection_throttled_too_long_within_a_body_is_closed_with_320_withou
 ) -> None:
     producer = slow.producer("ben")
     frames = client.publish(1, b"letters", b"", (), bytes(20_000_000))
-    assert pushed(producer, frames) < len(frames)  # back-pressure
+    assert send_until_blocked(producer, frames) < len(frames)  # back-pressure
     closed = producer.closed(0)
     assert closed.code == 320
     assert closed.text == (

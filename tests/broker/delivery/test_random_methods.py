@@ -181,7 +181,7 @@ class Conversation:
         self._published = 0
         self._unconfirmed: set[int] = set()
 
-    def said(self, batch: Sequence[Step]) -> list[object]:
+    def replies_to(self, batch: Sequence[Step]) -> list[object]:
         """Send all methods at once; return the replies up to the last reply and all confirms, or up to a close."""
         for step in batch:
             self._mode = self._mode or step.what.startswith("select") * step.what
@@ -196,7 +196,7 @@ class Conversation:
         replies: list[object] = []
         while last not in replies or self._unconfirmed:
             try:
-                replies += self._seen(self._producer.frame())
+                replies += self._reply(self._producer.frame())
             except Closed as closed:
                 replies.append((closed.code, closed.method, closed.text.replace(self._side.prefix, "")))
                 self._producer.call(commands.Channel.CloseOk())
@@ -205,7 +205,7 @@ class Conversation:
                 break
         return replies
 
-    def _seen(self, frame: Frame) -> list[object]:
+    def _reply(self, frame: Frame) -> list[object]:
         match frame.name:
             case "Basic.Return" | "Basic.GetOk":
                 message = self._producer.message(frame)
@@ -226,7 +226,7 @@ class Conversation:
 
     def left(self) -> list[object]:
         """The messages in each queue."""
-        self.said(declares())
+        self.replies_to(declares())
         return [
             (name, [message.body for message in self._producer.take(self._side.prefix + name)])
             for name in (*QUEUES, COPIED)
@@ -263,7 +263,7 @@ def test_pipelined_methods_have_the_same_results(
         Conversation(Side(sidecar.port, vhost, ("x-open", {"x-delivery": delivery}), brief, "through.")) as through,
     ):
         for batch in batches:
-            assert through.said(batch) == beside.said(batch), batch
+            assert through.replies_to(batch) == beside.replies_to(batch), batch
         assert through.left() == beside.left(), batches
 
 
@@ -280,5 +280,5 @@ def test_pipelined_messages_have_the_same_results(
         Conversation(Side(sidecar.port, vhost, ("x-open", {"x-delivery": delivery}), False, "through.")) as through,
     ):
         for batch in batches:
-            assert through.said(batch) == beside.said(batch), batch
+            assert through.replies_to(batch) == beside.replies_to(batch), batch
         assert through.left() == beside.left(), batches

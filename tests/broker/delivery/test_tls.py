@@ -126,7 +126,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         pytest.skip(str(missing))
 
 
-class Sealed(Sidecar):
+class TlsSidecar(Sidecar):
     """A sidecar that listens with TLS."""
 
     def __init__(self, world: World, more: Mapping[str, object] | None = None) -> None:
@@ -162,8 +162,8 @@ class Sealed(Sidecar):
 
 
 @pytest.fixture(scope="module")
-def sealed(world: World) -> Iterator[Sealed]:
-    with Sealed(world) as sidecar:
+def tls_sidecar(world: World) -> Iterator[TlsSidecar]:
+    with TlsSidecar(world) as sidecar:
         yield sidecar
 
 
@@ -180,9 +180,9 @@ def listening(port: int, **tls: object) -> dict[str, object]:
 # -- publishing and consuming --------------------------------------------------------------------------------------
 
 
-def test_pika_publishes_over_tls_on_both_sides(world: World, sealed: Sealed) -> None:
+def test_pika_publishes_over_tls_on_both_sides(world: World, tls_sidecar: TlsSidecar) -> None:
     options = pika.SSLOptions(world.authority.client(), "localhost")
-    where = pika.ConnectionParameters("127.0.0.1", sealed.port, VHOST, ssl_options=options)
+    where = pika.ConnectionParameters("127.0.0.1", tls_sidecar.port, VHOST, ssl_options=options)
     with pika.BlockingConnection(where) as connection:
         channel = connection.channel()
         channel.confirm_delivery()
@@ -190,9 +190,9 @@ def test_pika_publishes_over_tls_on_both_sides(world: World, sealed: Sealed) -> 
     assert take(world) == [b"by pika"]
 
 
-async def test_aio_pika_publishes_over_tls_on_both_sides(world: World, sealed: Sealed) -> None:
+async def test_aio_pika_publishes_over_tls_on_both_sides(world: World, tls_sidecar: TlsSidecar) -> None:
     connection = await aio_pika.connect(
-        f"amqps://guest:guest@localhost:{sealed.port}/{VHOST}", ssl_context=world.authority.client()
+        f"amqps://guest:guest@localhost:{tls_sidecar.port}/{VHOST}", ssl_context=world.authority.client()
     )
     async with connection:
         channel = await connection.channel()
@@ -201,15 +201,15 @@ async def test_aio_pika_publishes_over_tls_on_both_sides(world: World, sealed: S
     assert take(world) == [b"by aio-pika"]
 
 
-def test_a_large_message_passes_unchanged_in_both_directions(world: World, sealed: Sealed) -> None:
+def test_a_large_message_passes_unchanged_in_both_directions(world: World, tls_sidecar: TlsSidecar) -> None:
     body = os.urandom(5_000_000)
-    with sealed.producer() as producer:
+    with tls_sidecar.producer() as producer:
         assert producer.send_settled("post", body=body).acked
         (message,) = producer.take("letters")
     assert message.body == body
 
 
-def test_the_control_user_and_the_inventory_use_tls_too(world: World, sealed: Sealed) -> None:
+def test_the_control_user_and_the_inventory_use_tls_too(world: World, tls_sidecar: TlsSidecar) -> None:
     until(lambda: any(connection.get("ssl") for connection in world.broker.api("GET", "connections")))
     control = [
         connection
@@ -217,13 +217,13 @@ def test_the_control_user_and_the_inventory_use_tls_too(world: World, sealed: Se
         if connection["vhost"] == VHOST and connection["ssl"]
     ]
     assert "oxproxy control" in {connection["client_properties"].get("connection_name") for connection in control}
-    assert "degraded" not in sealed.get("/readyz")
+    assert "degraded" not in tls_sidecar.get("/readyz")
 
 
 def test_plain_and_tls_listeners_work_together(world: World) -> None:
     plain, secure = free_port(), free_port()
     listen = [{"address": f"127.0.0.1:{plain}"}, *listening(secure)["listen"]]  # type: ignore[misc]
-    with Sealed(world, {"listen": listen}):
+    with TlsSidecar(world, {"listen": listen}):
         for producer in (Producer(plain, VHOST), Producer(secure, VHOST, tls=world.authority.client())):
             with producer:
                 assert producer.open(confirm=True).send_settled("post").acked
@@ -231,7 +231,7 @@ def test_plain_and_tls_listeners_work_together(world: World) -> None:
 
 
 def test_a_connection_over_tls_is_handed_to_the_next_producer(world: World) -> None:
-    with Sealed(world, {"upstream": {"reuse": "60s"}}) as sidecar:
+    with TlsSidecar(world, {"upstream": {"reuse": "60s"}}) as sidecar:
         for _ in range(3):
             producer = sidecar.producer()
             assert producer.send_settled("post").acked
@@ -263,48 +263,48 @@ def old(world: World) -> ssl.SSLContext:
 
 
 @pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1")
-def test_tls_1_1_is_refused_and_counted(world: World, sealed: Sealed) -> None:
-    before = sealed.metric("connections_total", side="downstream", result="tls_error")
+def test_tls_1_1_is_refused_and_counted(world: World, tls_sidecar: TlsSidecar) -> None:
+    before = tls_sidecar.metric("connections_total", side="downstream", result="tls_error")
     with pytest.raises(OSError, match=r"alert|protocol|version|reset"):
-        shake(sealed.port, old(world))
-    until(lambda: sealed.metric("connections_total", side="downstream", result="tls_error") == before + 1)
-    assert "older than TLS 1.2" in sealed.logged("producer not connected")[-1]
+        shake(tls_sidecar.port, old(world))
+    until(lambda: tls_sidecar.metric("connections_total", side="downstream", result="tls_error") == before + 1)
+    assert "older than TLS 1.2" in tls_sidecar.logged("producer not connected")[-1]
 
 
-def test_a_producer_without_tls_is_refused_and_counted(sealed: Sealed) -> None:
-    before = sealed.metric("connections_total", side="downstream", result="tls_error")
+def test_a_producer_without_tls_is_refused_and_counted(tls_sidecar: TlsSidecar) -> None:
+    before = tls_sidecar.metric("connections_total", side="downstream", result="tls_error")
     with pytest.raises((Gone, OSError)):
-        Producer(sealed.port, VHOST)
-    until(lambda: sealed.metric("connections_total", side="downstream", result="tls_error") == before + 1)
-    assert "does not speak TLS" in sealed.logged("producer not connected")[-1]
+        Producer(tls_sidecar.port, VHOST)
+    until(lambda: tls_sidecar.metric("connections_total", side="downstream", result="tls_error") == before + 1)
+    assert "does not speak TLS" in tls_sidecar.logged("producer not connected")[-1]
 
 
-def test_an_unfinished_tls_handshake_ends_at_the_deadline(sealed: Sealed) -> None:
-    before = sealed.metric("connections_total", side="downstream", result="timeout")
-    with socket.create_connection(("127.0.0.1", sealed.port)) as plain:
+def test_an_unfinished_tls_handshake_ends_at_the_deadline(tls_sidecar: TlsSidecar) -> None:
+    before = tls_sidecar.metric("connections_total", side="downstream", result="timeout")
+    with socket.create_connection(("127.0.0.1", tls_sidecar.port)) as plain:
         plain.settimeout(30)
         plain.sendall(b"\x16\x03\x01")  # the first bytes of a ClientHello
         with contextlib.suppress(ConnectionResetError):
             assert plain.recv(1) == b""
-    assert sealed.metric("connections_total", side="downstream", result="timeout") == before + 1
-    assert "no TLS handshake within 2 s" in sealed.logged("producer not connected")[-1]
+    assert tls_sidecar.metric("connections_total", side="downstream", result="timeout") == before + 1
+    assert "no TLS handshake within 2 s" in tls_sidecar.logged("producer not connected")[-1]
 
 
 def test_a_producer_that_is_silent_after_the_tls_handshake_is_closed_at_the_deadline(
-    world: World, sealed: Sealed
+    world: World, tls_sidecar: TlsSidecar
 ) -> None:
-    before = sealed.metric("connections_total", side="downstream", result="timeout")
-    with Producer(sealed.port, VHOST, tls=world.authority.client(), log_in=False) as producer, pytest.raises(Gone):
+    before = tls_sidecar.metric("connections_total", side="downstream", result="timeout")
+    with Producer(tls_sidecar.port, VHOST, tls=world.authority.client(), log_in=False) as producer, pytest.raises(Gone):
         producer.frame()
-    until(lambda: sealed.metric("connections", side="downstream") == 0)
-    assert sealed.metric("connections_total", side="downstream", result="timeout") >= before
+    until(lambda: tls_sidecar.metric("connections", side="downstream") == 0)
+    assert tls_sidecar.metric("connections_total", side="downstream", result="timeout") >= before
 
 
 def test_silent_peers_leave_descriptors_for_admin_pages_and_the_control_plane(world: World) -> None:
     plain, secure = free_port(), free_port()
     listen = [{"address": f"127.0.0.1:{plain}"}, *listening(secure)["listen"]]  # type: ignore[misc]
     limits = {"connections": 20, "connections_per_peer": 10, "handshake_timeout": "60s"}
-    with Sealed(world, {"listen": listen, "limits": limits}) as sidecar, contextlib.ExitStack() as flood:
+    with TlsSidecar(world, {"listen": listen, "limits": limits}) as sidecar, contextlib.ExitStack() as flood:
         resource.prlimit(sidecar.process_id, resource.RLIMIT_NOFILE, (296, 296))
         for _ in range(400):
             flood.enter_context(socket.create_connection(("127.0.0.1", secure), timeout=30))
@@ -320,7 +320,7 @@ def test_silent_peers_leave_descriptors_for_admin_pages_and_the_control_plane(wo
 
 def test_a_required_client_certificate_is_verified(world: World) -> None:
     port = free_port()
-    with Sealed(world, listening(port, client_ca=str(world.authority.ca))) as sidecar:
+    with TlsSidecar(world, listening(port, client_ca=str(world.authority.ca))) as sidecar:
         with pytest.raises(OSError, match=r"certificate required|closed|reset|EOF"):
             shake(port, world.authority.client())
         until(lambda: sidecar.metric("connections_total", side="downstream", result="tls_error") == 1)
@@ -334,7 +334,7 @@ def test_an_optional_client_certificate_is_refused_only_if_invalid(world: World,
     port = free_port()
     stranger = Authority(tmp_path / "stranger").certificate("producer")
     more = listening(port, client_ca=str(world.authority.ca), client_verify="optional")
-    with Sealed(world, more) as sidecar:
+    with TlsSidecar(world, more) as sidecar:
         with sidecar.producer() as producer:
             assert producer.send_settled("post").acked
         with pytest.raises(OSError, match=r"unknown ca|alert|closed|reset|EOF"):
@@ -342,7 +342,7 @@ def test_an_optional_client_certificate_is_refused_only_if_invalid(world: World,
     assert take(world) == [b"body"]
 
 
-def test_sasl_external_cannot_use_the_certificate_of_the_sidecar(world: World, sealed: Sealed) -> None:
+def test_sasl_external_cannot_use_the_certificate_of_the_sidecar(world: World, tls_sidecar: TlsSidecar) -> None:
     def offered(port: int) -> tuple[Producer, str]:
         context = world.authority.client(world.pair)
         producer = Producer(port, VHOST, tls=context, log_in=False)
@@ -356,7 +356,7 @@ def test_sasl_external_cannot_use_the_certificate_of_the_sidecar(world: World, s
     beside.call(commands.Connection.StartOk({}, "EXTERNAL", "", "en_US"), 0)
     beside.expect("Connection.Tune")
     beside.vanish()
-    through, mechanisms = offered(sealed.port)
+    through, mechanisms = offered(tls_sidecar.port)
     assert sorted(mechanisms.split()) == ["AMQPLAIN", "PLAIN"]
     through.call(commands.Connection.StartOk({}, "EXTERNAL", "", "en_US"), 0)
     with through, pytest.raises(Closed) as caught:
@@ -402,7 +402,7 @@ def test_a_broker_with_another_name_is_refused(world: World) -> None:
 
 def test_the_expected_name_can_be_configured(world: World) -> None:
     more = {"address": f"127.0.0.1:{world.tls_port}", "tls": {"server_name": "localhost"}}
-    with Sealed(world, {"upstream": more}) as sidecar, sidecar.producer() as producer:
+    with TlsSidecar(world, {"upstream": more}) as sidecar, sidecar.producer() as producer:
         assert producer.send_settled("post").acked
     assert take(world) == [b"body"]
 
@@ -410,7 +410,7 @@ def test_the_expected_name_can_be_configured(world: World) -> None:
 def test_without_verification_any_certificate_is_accepted_with_a_warning(world: World, tmp_path: Path) -> None:
     authority = Authority(tmp_path / "other").ca
     more = {"address": f"127.0.0.1:{world.tls_port}", "tls": {"ca": str(authority), "verify": False}}
-    with Sealed(world, {"upstream": more}) as sidecar, sidecar.producer() as producer:
+    with TlsSidecar(world, {"upstream": more}) as sidecar, sidecar.producer() as producer:
         assert producer.send_settled("post").acked
         assert sidecar.logged("can impersonate the broker")
     assert take(world) == [b"body"]
@@ -421,19 +421,19 @@ def test_a_client_certificate_that_the_broker_requires_is_named_in_the_error(wor
     assert "certificate required (the other side requires a client certificate: upstream.tls.certificate)" in log
 
 
-def test_producers_get_the_reason_if_the_brokers_certificate_has_expired(world: World, sealed: Sealed) -> None:
-    before = sealed.metric("connections_total", side="upstream", result="tls_error")
-    with sealed.producer() as producer:
+def test_producers_get_the_reason_if_the_brokers_certificate_has_expired(world: World, tls_sidecar: TlsSidecar) -> None:
+    before = tls_sidecar.metric("connections_total", side="upstream", result="tls_error")
+    with tls_sidecar.producer() as producer:
         world.install(world.authority.certificate("localhost", expired=True))
         try:
             with pytest.raises(Closed) as caught:
-                sealed.producer()
+                tls_sidecar.producer()
             assert producer.send_settled("post").acked
         finally:
             world.install(world.pair)
     assert (caught.value.code, "certificate has expired" in caught.value.text) == (320, True)
-    assert sealed.metric("connections_total", side="upstream", result="tls_error") == before + 1
-    with sealed.producer() as producer:
+    assert tls_sidecar.metric("connections_total", side="upstream", result="tls_error") == before + 1
+    with tls_sidecar.producer() as producer:
         assert producer.send_settled("post").acked
     assert take(world) == [b"body", b"body"]
 
@@ -441,59 +441,59 @@ def test_producers_get_the_reason_if_the_brokers_certificate_has_expired(world: 
 # -- replaced files under a running sidecar ------------------------------------------------------------------------
 
 
-def by_request(sidecar: Sealed) -> None:
+def by_request(sidecar: TlsSidecar) -> None:
     assert sidecar.post("/-/reload")["result"] == "ok"
 
 
-def by_signal(sidecar: Sealed) -> None:
+def by_signal(sidecar: TlsSidecar) -> None:
     before = sidecar.metric("rules_reload_total", result="ok")
     os.kill(sidecar.process_id, signal.SIGHUP)
     until(lambda: sidecar.metric("rules_reload_total", result="ok") > before)
 
 
-def by_itself(sidecar: Sealed) -> None:
+def by_itself(sidecar: TlsSidecar) -> None:
     shown = sidecar.serial()
     until(lambda: sidecar.serial() != shown)
 
 
 @pytest.mark.parametrize("reload", [by_request, by_signal, by_itself])
 def test_new_certificates_apply_to_new_connections(
-    world: World, sealed: Sealed, reload: Callable[[Sealed], None]
+    world: World, tls_sidecar: TlsSidecar, reload: Callable[[TlsSidecar], None]
 ) -> None:
-    before = sealed.serial()
-    with sealed.producer() as producer:
-        install(world.authority.certificate("localhost"), sealed.folder)
-        reload(sealed)
-        assert sealed.serial() != before
+    before = tls_sidecar.serial()
+    with tls_sidecar.producer() as producer:
+        install(world.authority.certificate("localhost"), tls_sidecar.folder)
+        reload(tls_sidecar)
+        assert tls_sidecar.serial() != before
         assert producer.send_settled("post").acked
     assert take(world) == [b"body"]
 
 
-def test_an_invalid_file_keeps_all_previous_files_in_use(world: World, sealed: Sealed) -> None:
-    shown, key = sealed.serial(), (sealed.folder / "key.pem").read_text()
-    errors = sealed.metric("rules_reload_total", result="error")
-    (sealed.folder / "key.pem").write_text(world.authority.certificate("other")[1].read_text())
-    rules = sealed.folder / "rules.yaml"
+def test_an_invalid_file_keeps_all_previous_files_in_use(world: World, tls_sidecar: TlsSidecar) -> None:
+    shown, key = tls_sidecar.serial(), (tls_sidecar.folder / "key.pem").read_text()
+    errors = tls_sidecar.metric("rules_reload_total", result="error")
+    (tls_sidecar.folder / "key.pem").write_text(world.authority.certificate("other")[1].read_text())
+    rules = tls_sidecar.folder / "rules.yaml"
     good = rules.read_text()
     rules.write_text(good.replace("letters", "others"))
-    answer = sealed.post("/-/reload")
+    answer = tls_sidecar.post("/-/reload")
     assert answer["result"] == "error"
-    assert f"{sealed.folder}/key.pem: expected the private key of the certificate in" in str(answer["errors"])
-    assert sealed.metric("rules_reload_total", result="error") > errors
-    assert sealed.logged("reload failed")
-    assert sealed.serial() == shown
-    with sealed.producer() as producer:
+    assert f"{tls_sidecar.folder}/key.pem: expected the private key of the certificate in" in str(answer["errors"])
+    assert tls_sidecar.metric("rules_reload_total", result="error") > errors
+    assert tls_sidecar.logged("reload failed")
+    assert tls_sidecar.serial() == shown
+    with tls_sidecar.producer() as producer:
         assert producer.send_settled("post").acked
     assert take(world) == [b"body"]
     rules.write_text(good)
-    (sealed.folder / "key.pem").write_text(key)
-    by_request(sealed)
+    (tls_sidecar.folder / "key.pem").write_text(key)
+    by_request(tls_sidecar)
 
 
 def test_authorities_for_the_broker_are_also_reloaded(world: World, tmp_path: Path) -> None:
     ca = tmp_path / "ca.pem"
     shutil.copy(world.authority.ca, ca)
-    with Sealed(world, {"upstream": {"tls": {"ca": str(ca)}}}) as sidecar:
+    with TlsSidecar(world, {"upstream": {"tls": {"ca": str(ca)}}}) as sidecar:
         shutil.copy(Authority(tmp_path / "other").ca, ca)
         by_request(sidecar)
         with pytest.raises(Closed) as caught:
@@ -505,7 +505,7 @@ def test_authorities_for_the_broker_are_also_reloaded(world: World, tmp_path: Pa
 
 
 def test_several_workers_use_new_certificates_together(world: World) -> None:
-    with Sealed(world, {"workers": 2}) as sidecar:
+    with TlsSidecar(world, {"workers": 2}) as sidecar:
         before = sidecar.serial()
         install(world.authority.certificate("localhost"), sidecar.folder)
         os.kill(sidecar.process_id, signal.SIGHUP)
@@ -518,9 +518,9 @@ def test_several_workers_use_new_certificates_together(world: World) -> None:
     assert take(world) == [b"body"]
 
 
-def test_no_key_and_no_password_is_in_the_log(world: World, sealed: Sealed) -> None:
-    log = sealed.log.read_text()
-    keys = [*world.authority.folder.glob("*.key"), sealed.folder / "key.pem"]
+def test_no_key_and_no_password_is_in_the_log(world: World, tls_sidecar: TlsSidecar) -> None:
+    log = tls_sidecar.log.read_text()
+    keys = [*world.authority.folder.glob("*.key"), tls_sidecar.folder / "key.pem"]
     lines = {line for key in keys for line in key.read_text().splitlines() if not line.startswith("-")}
     assert not [line for line in lines if line in log]
     assert "guest:guest" not in log
@@ -581,7 +581,7 @@ def test_check_reports_unusable_authorities_and_sends_no_query(world: World) -> 
 
 
 def test_cleanup_queries_a_management_api_with_the_tls_settings_of_the_configuration(world: World) -> None:
-    with Sealed(world) as sidecar:
+    with TlsSidecar(world) as sidecar:
         command = [str(PROGRAM), "cleanup", "--vhost", VHOST, "--config", str(sidecar.configuration)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "")
@@ -591,50 +591,52 @@ def test_cleanup_queries_a_management_api_with_the_tls_settings_of_the_configura
 # -- closing -------------------------------------------------------------------------------------------------------
 
 
-def test_heartbeats_are_sent_in_both_directions_over_tls(world: World, sealed: Sealed) -> None:
-    with Producer(sealed.port, VHOST, heartbeat=1, tls=world.authority.client()).open() as producer:
+def test_heartbeats_are_sent_in_both_directions_over_tls(world: World, tls_sidecar: TlsSidecar) -> None:
+    with Producer(tls_sidecar.port, VHOST, heartbeat=1, tls=world.authority.client()).open() as producer:
         for _ in range(3):
             producer.heartbeat()
             producer.send(b"\x08\0\0\0\0\0\0\xce")
         producer.open(2)
 
 
-def test_a_close_is_answered_and_both_sides_end(world: World, sealed: Sealed) -> None:
-    producer = sealed.producer()
+def test_a_close_is_answered_and_both_sides_end(world: World, tls_sidecar: TlsSidecar) -> None:
+    producer = tls_sidecar.producer()
     assert producer.send_settled("post").acked
     producer.call(commands.Connection.Close(200, "", 0, 0), 0)
     producer.expect("Connection.CloseOk")
     assert producer.gone()
     producer.vanish()
-    until(lambda: sealed.metric("connections", side="upstream") == 0)
+    until(lambda: tls_sidecar.metric("connections", side="upstream") == 0)
     assert take(world) == [b"body"]
 
 
-def test_a_half_closed_producer_ends_both_sides_and_loses_no_confirmed_message(world: World, sealed: Sealed) -> None:
+def test_a_half_closed_producer_ends_both_sides_and_loses_no_confirmed_message(
+    world: World, tls_sidecar: TlsSidecar
+) -> None:
     """RabbitMQ itself may drop unconfirmed messages if a socket ends without Connection.Close."""
-    producer = sealed.producer()
+    producer = tls_sidecar.producer()
     assert all(producer.send_settled("post", body=b"x" * 1000).acked for _ in range(20))
     wrapped = producer.socket
     assert isinstance(wrapped, ssl.SSLSocket)
     with contextlib.suppress(OSError):
         wrapped.unwrap()  # close_notify: no more data from this side
-    until(lambda: sealed.metric("connections", side="downstream") == 0)
+    until(lambda: tls_sidecar.metric("connections", side="downstream") == 0)
     assert take(world) == [b"x" * 1000] * 20
     producer.vanish()
 
 
 @pytest.mark.parametrize("how", ["reset", "cut"])
-def test_a_lost_producer_leaves_no_connection(world: World, sealed: Sealed, how: str) -> None:
-    producer = sealed.producer()
+def test_a_lost_producer_leaves_no_connection(world: World, tls_sidecar: TlsSidecar, how: str) -> None:
+    producer = tls_sidecar.producer()
     if how == "reset":
         producer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     producer.vanish()
-    until(lambda: sealed.metric("connections", side="downstream") == 0)
-    until(lambda: sealed.metric("connections", side="upstream") == 0)
+    until(lambda: tls_sidecar.metric("connections", side="downstream") == 0)
+    until(lambda: tls_sidecar.metric("connections", side="upstream") == 0)
 
 
 def test_a_producer_that_does_not_answer_a_close_is_dropped_after_the_deadline(world: World) -> None:
-    with Sealed(world) as sidecar, sidecar.producer() as producer:
+    with TlsSidecar(world) as sidecar, sidecar.producer() as producer:
         os.kill(sidecar.process_id, signal.SIGTERM)
         assert producer.frame().name == "Connection.Close"
         assert producer.gone()
@@ -642,7 +644,7 @@ def test_a_producer_that_does_not_answer_a_close_is_dropped_after_the_deadline(w
 
 
 def test_an_unfinished_tls_handshake_does_not_delay_the_stop(world: World) -> None:
-    with Sealed(world, {"limits": {"handshake_timeout": "60s"}}) as sidecar:
+    with TlsSidecar(world, {"limits": {"handshake_timeout": "60s"}}) as sidecar:
         with socket.create_connection(("127.0.0.1", sidecar.port)) as plain:
             plain.sendall(b"\x16\x03\x01")
             assert sidecar.stop()
