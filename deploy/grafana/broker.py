@@ -94,10 +94,10 @@ _CONNECTIONS = Row(
         ),
         Lines(
             "Limit hits",
-            "Limits that producers reached, and refused connections.",
+            "Limits that producers reached, and rejected connections.",
             [
                 per_second("oxproxy_limit_hits_total", "limit"),
-                per_second("oxproxy_connections_turned_away_total", "reason", legend="refused: {{reason}}"),
+                per_second("oxproxy_connections_rejected_total", "reason", legend="rejected: {{reason}}"),
             ],
             "cps",
         ),

@@ -311,11 +311,11 @@ METRICS: tuple[MetricSpec, ...] = (
         "because their publishes exhausted regex budgets.",
     ),
     _metric(
-        "connections_turned_away_total",
+        "connections_rejected_total",
         COUNTER,
         "reason",
         rejected_connections,
-        "Producers refused by a limit: connections or connections_per_peer.",
+        "Connections rejected by a limit: connections or connections_per_peer.",
     ),
     _metric(
         "limit_hits_total",

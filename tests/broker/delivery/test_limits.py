@@ -131,9 +131,9 @@ def test_connections_in_total_and_per_address_are_limited_with_an_error_that_nam
     assert refusal(tight.sidecar.port, "127.0.0.1") == from_here
     with socket.create_connection(("127.0.0.1", tight.sidecar.port), source_address=("127.0.0.2", 0)):
         in_all = "NOT_ALLOWED - connection refused: limit of 3 connections is reached"
-        until(lambda: tight.metric("connections_turned_away_total", reason="connections_per_peer") == 1)
+        until(lambda: tight.metric("connections_rejected_total", reason="connections_per_peer") == 1)
         assert refusal(tight.sidecar.port, "127.0.0.3") == in_all
-    assert tight.metric("connections_turned_away_total", reason="connections") == 1
+    assert tight.metric("connections_rejected_total", reason="connections") == 1
     assert len(tight.logged("too many connections")) == 2
 
 

@@ -308,7 +308,7 @@ def test_silent_peers_leave_descriptors_for_admin_pages_and_the_control_plane(wo
         resource.prlimit(sidecar.process_id, resource.RLIMIT_NOFILE, (296, 296))
         for _ in range(400):
             flood.enter_context(socket.create_connection(("127.0.0.1", secure), timeout=30))
-        until(lambda: sidecar.metric("connections_turned_away_total", reason="connections_per_peer") == 390)
+        until(lambda: sidecar.metric("connections_rejected_total", reason="connections_per_peer") == 390)
         # 10 accepted, and at most 64 that get the reason; the others were closed at once.
         assert len(os.listdir(f"/proc/{sidecar.process_id}/fd")) < 150
         assert sidecar.get("/livez") == "alive\n"
