@@ -6,6 +6,7 @@ The rules are read from files, or all workers of a running sidecar are queried a
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 import re
 import sys
@@ -164,6 +165,12 @@ def _headers(options: argparse.Namespace) -> Iterator[str]:
         declared, equals, value = text.partition("=")
         name, colon, kind = declared.rpartition(":")
         if not colon or kind not in _TYPES:
+            near = difflib.get_close_matches(kind.lower(), _TYPES, 1) if colon else []
+            if near:
+                options.usage_error(
+                    f'--header: seen the unknown type "{kind}"; did you mean {near[0]}? For a header with the name '
+                    f'"{declared}", write {declared}:string={value}'
+                )
             name, kind = declared, "string"
         if not equals or not name:
             known = ", ".join(_TYPES)

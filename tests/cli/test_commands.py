@@ -224,6 +224,29 @@ def test_a_usage_error_is_status_2(arguments: list[str], capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
+    ("kind", "meant"),
+    [("integer", "int"), ("Int", "int"), ("str", "string"), ("boolean", "bool"), ("time", "timestamp")],
+)
+def test_a_misspelled_header_type_is_refused_with_a_hint(
+    rules: Path, capsys: pytest.CaptureFixture[str], kind: str, meant: str
+) -> None:
+    command = ["explain", "--rules", str(rules), "--exchange", "e", "--header"]
+    assert wrong_usage(*command, f"a:{kind}=1") == 2
+    assert (
+        f'--header: seen the unknown type "{kind}"; did you mean {meant}? '
+        f'For a header with the name "a:{kind}", write a:{kind}:string=1'
+    ) in capsys.readouterr().err
+    assert run(*command, f"a:{kind}:string=1") == 0
+
+
+def test_a_header_name_can_contain_colons(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rules.write_text('exchanges: [{name: e, bindings: [{queue: q, arguments: {"urn:ab:cd": "5"}}]}]')
+    command = ["explain", "--rules", str(rules), "--exchange", "e", "--expect", "q", "--header"]
+    assert run(*command, "urn:ab:cd=5") == 0
+    assert run(*command, "urn:ab:cd:string=5") == 0
+
+
+@pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         *((["top", "--interval", text], "0.1 to 86400 seconds") for text in ("x", "0", "nan", "inf")),
