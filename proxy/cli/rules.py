@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "files",
         metavar="FILE",
         nargs="*",
+        default=[],  # otherwise, argparse lists FILE among the missing arguments
         help="files to print or compare; - for standard input; default: the files named in the configuration",
     )
     add_admin_arguments(parser)

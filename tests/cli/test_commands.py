@@ -246,6 +246,11 @@ def test_a_header_name_can_contain_colons(rules: Path, capsys: pytest.CaptureFix
     assert run(*command, "urn:ab:cd:string=5") == 0
 
 
+def test_rules_lists_only_the_missing_action(capsys: pytest.CaptureFixture[str]) -> None:
+    assert wrong_usage("rules") == 2
+    assert "the following arguments are required: action\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
