@@ -7,6 +7,7 @@ created. No rules file is read and no socket is opened.
 from __future__ import annotations
 
 import glob
+import os
 import sys
 from collections.abc import Mapping as Environment
 from pathlib import Path
@@ -106,10 +107,8 @@ def read_settings(
     )
     _check_addresses(settings, faults)
     _check_tls(settings, faults, secrets_required)
-    directory = settings.audit.directory
-    if directory is not None and not secrets_required and not (path.parent / directory).parent.is_dir():
-        message = f"{path.parent / directory}: the parent directory does not exist"
-        faults.warn(settings.place("audit.directory"), "audit.directory", message)
+    if settings.audit.directory is not None:
+        _check_audit_directory(settings, path.parent / settings.audit.directory, faults, secrets_required)
     faults.check()
     return settings
 
@@ -189,6 +188,14 @@ def _check_tls(settings: Settings, faults: Faults, required: bool) -> None:
         faults.warn(settings.place("upstream.tls.verify", section), "upstream.tls.verify", message)
     files = {"ca": client.ca, "certificate": client.certificate, "key": client.key}
     _check_files(settings, section, files, faults, required)
+
+
+def _check_audit_directory(settings: Settings, directory: Path, faults: Faults, required: bool) -> None:
+    key = "audit.directory"
+    if os.path.lexists(directory) and not os.path.isdir(directory):
+        faults.error(settings.place(key), key, f"{directory}: seen a file, expected a directory")
+    elif not required and not directory.parent.is_dir():  # at startup, the audit log reports this
+        faults.warn(settings.place(key), key, f"{directory}: the parent directory does not exist")
 
 
 def _check_files(

@@ -328,6 +328,21 @@ def test_check_reports_an_audit_directory_that_can_not_be_created(tmp_path: Path
     assert load_settings(path, {}, secrets_required=False)[1] == []
 
 
+@pytest.mark.parametrize("secrets_required", [True, False])
+def test_the_directory_of_the_audit_log_must_not_be_a_file(tmp_path: Path, secrets_required: bool) -> None:
+    path = write(tmp_path, "audit: {directory: records}")
+    records = tmp_path / "records"
+    records.write_text("")
+    with pytest.raises(ConfigErrors) as caught:
+        load_settings(path, {}, secrets_required=secrets_required)
+    assert [str(error) for error in caught.value.errors] == [
+        f"{path}:1:9: audit.directory: {records}: seen a file, expected a directory"
+    ]
+    records.unlink()
+    records.mkdir()
+    assert load_settings(path, {}, secrets_required=secrets_required)[1] == []
+
+
 @given(st.dictionaries(KEYS, TREES, max_size=6), st.dictionaries(VARIABLES, st.text('ab:[]{}" 5s', max_size=8)))
 def test_any_file_and_environment_give_settings_or_errors(file: object, environ: dict[str, str]) -> None:
     faults = Faults()
