@@ -47,7 +47,7 @@ del _TYPES["uint64"]  # AMQP has no such type
 _INTEGER = re.compile(r"[-+]?[0-9]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _SHAPES = {"int": _INTEGER, "float": _FLOAT, "bool": re.compile("true|false"), "null": re.compile("")}
-_EXPECTED = {"int": "a whole number", "float": "a number", "bool": "true or false", "null": "nothing after ="}
+_EXPECTED = {"int": "an integer", "float": "a number", "bool": "true or false", "null": "nothing after ="}
 _PROPERTY = re.compile(r"[a-z_]+")
 _INTEGER_PROPERTIES = frozenset({"delivery_mode", "priority", "timestamp", "expiration"})
 

@@ -32,7 +32,7 @@ _MOST = 2**31 - 1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_admin_arguments(parser)
     seconds = between(_LEAST_SECONDS, _MOST_SECONDS, f"{_LEAST_SECONDS} to {_MOST_SECONDS:.0f} seconds")
-    number = between(1, _MOST, f"a whole number from 1 to {_MOST}")
+    number = between(1, _MOST, f"an integer from 1 to {_MOST}")
     parser.add_argument("--interval", metavar="SECONDS", type=seconds, default=2.0, help="interval; default: 2")
     parser.add_argument("--count", metavar="N", type=number, help="exit after N intervals; default: run until Ctrl-C")
     parser.add_argument(

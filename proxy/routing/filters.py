@@ -148,7 +148,7 @@ def argument_faults(arguments: Table, also_known: Collection[bytes] = ()) -> Ite
         if name not in _BOUNDS or value.letter not in _SIZES or not isinstance(size, int):
             continue
         if size < 0:
-            yield ArgumentFault(name, f"seen {size}, expected a whole number, 0 or more")
+            yield ArgumentFault(name, f"seen {size}, expected an integer, 0 or more")
         elif name in _PAYLOAD:
             bounds = least if name.startswith(_MIN_PAYLOAD) else most
             bounds[name] = size

@@ -26,7 +26,7 @@ from proxy.yamlfile.models import short_fault
 
 #: Valid values of x-match by exchange type.
 _MATCH_TYPES = {
-    OPEN: "all, any, eq, set or set N with a whole number N",
+    OPEN: "all, any, eq, set or set N with an integer N",
     "headers": "all, any, all-with-x or any-with-x",
 }
 
@@ -58,7 +58,7 @@ def _blame_exchange(parsed: ParsedExchange, faults: Faults) -> None:
             Exchange(parsed.rule.name, parsed.rule.type, ((name, value),), parsed.rule.local_time)
         except ProtocolError as error:
             reported = True
-            message = f"{text(error.text)} Expected a whole number, 0 or more"
+            message = f"{text(error.text)} Expected an integer, 0 or more"
             faults.error(*parsed.argument_at(name), message)
     if not reported:
         parsed.fields.error("arguments", "these arguments can't be combined")
@@ -158,7 +158,7 @@ def _property(key: str, value: Value) -> str:
         return f"there is no property {_quoted(rest.encode())}" + (
             f"; did you mean {near[0]}?" if near else f", expected one of {', '.join(PROPERTIES)}"
         )
-    kind = "a string" if rest in TEXT_PROPERTIES else "a whole number"
+    kind = "a string" if rest in TEXT_PROPERTIES else "an integer"
     return f"{rest} is {kind}, but {head} or its value requires another type"
 
 

@@ -1,6 +1,6 @@
 """Reads AMQP values, instants and time zones in rules files. The values are arguments and headers.
 
-A string becomes ``S``, a whole number ``I`` or ``l``, a decimal number ``d``, true and false ``t``, a list ``A``, a
+A string becomes ``S``, an integer ``I`` or ``l``, a decimal number ``d``, true and false ``t``, a list ``A``, a
 mapping ``F``, null ``V``; every other type is written with a tag. Instants are seconds since the epoch; a time without
 a zone is rejected, since its meaning would depend on the machine.
 """
@@ -82,7 +82,7 @@ def _scalar(node: Scalar) -> Value:
     if value is None:  # a number
         # If a double is not finite, RabbitMQ drops the connection on a bind, and answers a publish with 541.
         infinite = isinstance(content, float)
-        expected = "a finite number" if infinite else "a signed 64-bit whole number"
+        expected = "a finite number" if infinite else "a signed 64-bit integer"
         raise _RefusedError(node.place, f"seen {node.text if infinite else describe(node)}, expected {expected}")
     return value
 
@@ -147,7 +147,7 @@ def _integer(letter: str, bits: int, signed: bool) -> Callable[[Scalar], Value]:
     def read(node: Scalar) -> Value:
         number = resolve(node.text)
         if not isinstance(number, int) or isinstance(number, bool) or number not in allowed:
-            expected = f"a whole number from {allowed.start} to {allowed.stop - 1}"
+            expected = f"an integer from {allowed.start} to {allowed.stop - 1}"
             raise _RefusedError(node.place, f"seen {describe(node)}, expected {expected}")
         return Value(letter, number)
 

@@ -338,7 +338,7 @@ _VALUES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     '`""`': ('an empty string, ""', {"const": ""}),
     _ORDER: (
-        f"a whole number from {_ORDER}",
+        f"an integer from {_ORDER}",
         {"type": "integer", "minimum": LEAST_ORDER, "maximum": GREATEST_ORDER},
     ),
 }

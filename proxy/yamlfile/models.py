@@ -341,7 +341,7 @@ class Whole(Expected):
     """Whole numbers within bounds."""
 
     def __init__(self, low: int, high: int) -> None:
-        super().__init__(f"a whole number from {low} to {high}")
+        super().__init__(f"an integer from {low} to {high}")
         self._schema = core_schema.int_schema(strict=True, ge=low, le=high)
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:

@@ -255,8 +255,8 @@ def test_rules_lists_only_the_missing_action(capsys: pytest.CaptureFixture[str])
     ("arguments", "expected"),
     [
         *((["top", "--interval", text], "0.1 to 86400 seconds") for text in ("x", "0", "nan", "inf")),
-        *((["top", "--count", text], "a whole number from 1") for text in ("x", "0", "-1")),
-        (["top", "--rows", "-1"], "a whole number from 1"),
+        *((["top", "--count", text], "an integer from 1") for text in ("x", "0", "-1")),
+        (["top", "--rows", "-1"], "an integer from 1"),
         *((["shadow", "a", "--seconds", text], "0 to 2592000 seconds") for text in ("x", "-1", "nan", "inf")),
         *((["check", "a", "--fail-under", text], "a percentage from 0 to 100") for text in ("x", "-1", "nan")),
     ],

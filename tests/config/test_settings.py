@@ -82,7 +82,7 @@ def test_all_errors_are_reported_together_with_file_and_line(tmp_path: Path) -> 
     text = "listen:\n  - adress: a:1\nlimits: {connections: 0}\nlog: {level: loud}\nnothing: {directory: x}\n"
     assert faults(tmp_path, text, OXPROXY_ADMIN__ADDRESS="nowhere") == [
         "oxproxy.yaml:2:5: listen[0].adress: unknown key; did you mean address?",
-        "oxproxy.yaml:3:23: limits.connections: seen the number 0, expected a whole number from 1 to 1000000",
+        "oxproxy.yaml:3:23: limits.connections: seen the number 0, expected an integer from 1 to 1000000",
         'oxproxy.yaml:4:14: log.level: seen the string "loud", expected one of debug, info, warning, error',
         "oxproxy.yaml:5:1: nothing: unknown key, expected one of admin, audit, declared, inventory, limits, listen, "
         "log, metrics, rules, shutdown, upstream, workers",

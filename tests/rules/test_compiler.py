@@ -8,7 +8,7 @@ from tests.rules.loading import binding, exchange, faults, load
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("x-match: some", 'x-match: seen the string "some", expected all, any, eq, set or set N with a whole number N'),
+        ("x-match: some", 'x-match: seen the string "some", expected all, any, eq, set or set N with an integer N'),
         (
             '"x-?hkvre a": "a(b"',
             '["x-?hkvre a"]: seen "a(b", which is not a regular expression: missing closing parenthesis at offset 3',
@@ -80,7 +80,7 @@ def test_errors_of_several_bindings_and_of_the_exchange_are_reported_together() 
         "  - {queue: q}",
         "  - {queue: q, arguments: {x-order: 6}}",
     )
-    invalid = "Invalid exchange argument. Expected a whole number, 0 or more"
+    invalid = "Invalid exchange argument. Expected an integer, 0 or more"
     order = "Binding's order must be an integer between 100 and 999999"
     assert faults(text) == [
         f"a.yaml:3:17: exchanges[0].arguments.max-payload-size: {invalid}",
@@ -102,8 +102,8 @@ def test_errors_of_several_bindings_and_of_the_exchange_are_reported_together() 
             'seen x-?hkv= without a name, expected "x-?hkv= NAME" with the name of a header after one blank',
         ),
         ('"x-?rk= a": b', "seen a name after x-?rk=, expected x-?rk= without a name"),
-        ("x-order: ten", 'seen the string "ten", expected a whole number from 100 to 999999'),
-        ("x-goto-ontrue: [200]", "seen a list, expected a whole number from 100 to 999999"),
+        ("x-order: ten", 'seen the string "ten", expected an integer from 100 to 999999'),
+        ("x-goto-ontrue: [200]", "seen a list, expected an integer from 100 to 999999"),
         ("x-stop-ontrue: true", 'seen the boolean true, expected an empty string, ""'),
         ("x-addq-ontrue: null", "seen null, expected a name (non-empty string) or a list of names"),
         ("x-addqre-ontrue: {a: b}", "seen a mapping, expected a regular expression (string)"),

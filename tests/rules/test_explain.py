@@ -176,7 +176,7 @@ def test_an_exchange_in_two_virtual_hosts_requires_a_virtual_host() -> None:
 def test_every_error_of_a_message_is_reported_with_its_line() -> None:
     assert refused(b"exchange: 5\nbody_size: x\nbody: a\n").splitlines() == [
         "m.yaml:1:11: exchange: seen the number 5, expected the name of the exchange: put it in quotes",
-        'm.yaml:2:12: body_size: seen the string "x", expected a whole number from 0 to 9223372036854775807',
+        'm.yaml:2:12: body_size: seen the string "x", expected an integer from 0 to 9223372036854775807',
         "m.yaml:3:1: body: unknown key; did you mean body_size?",
     ]
 

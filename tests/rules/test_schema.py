@@ -239,7 +239,7 @@ def test_invalid_exchange_arguments_are_errors() -> None:
         "a.yaml:5:7: exchanges[0].arguments.max-payload-sise: unknown argument; did you mean max-payload-size?",
         "a.yaml:6:7: exchanges[0].arguments.Max_Payload_Size: unknown argument; did you mean max-payload-size?",
         "a.yaml:7:7: exchanges[0].arguments.alternate-exchagne: unknown argument; did you mean alternate-exchange?",
-        "a.yaml:8:7: exchanges[0].arguments.max-headers-depth: seen -1, expected a whole number, 0 or more",
+        "a.yaml:8:7: exchanges[0].arguments.max-headers-depth: seen -1, expected an integer, 0 or more",
         "a.yaml:9:7: exchanges[0].arguments.max-headers-size-silent: unknown argument; max-headers-size has no "
         "`-silent` form",
         "a.yaml:11:7: exchanges[0].arguments.max-payload-size-silent: no message passes both min-payload-size 20 and "

@@ -66,12 +66,12 @@ def read(text: str) -> tuple[House, list[str]]:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("floors: 10", "f.yaml:1:9: floors: seen the number 10, expected a whole number from 1 to 9"),
-        ("floors: '5'", 'f.yaml:1:9: floors: seen the string "5", expected a whole number from 1 to 9'),
-        ("floors: true", "f.yaml:1:9: floors: seen the boolean true, expected a whole number from 1 to 9"),
-        ("floors: 5.0", "f.yaml:1:9: floors: seen the number 5.0, expected a whole number from 1 to 9"),
-        ("floors:", "f.yaml:1:8: floors: seen no value, expected a whole number from 1 to 9"),
-        ("floors: null", "f.yaml:1:9: floors: seen null, expected a whole number from 1 to 9"),
+        ("floors: 10", "f.yaml:1:9: floors: seen the number 10, expected an integer from 1 to 9"),
+        ("floors: '5'", 'f.yaml:1:9: floors: seen the string "5", expected an integer from 1 to 9'),
+        ("floors: true", "f.yaml:1:9: floors: seen the boolean true, expected an integer from 1 to 9"),
+        ("floors: 5.0", "f.yaml:1:9: floors: seen the number 5.0, expected an integer from 1 to 9"),
+        ("floors:", "f.yaml:1:8: floors: seen no value, expected an integer from 1 to 9"),
+        ("floors: null", "f.yaml:1:9: floors: seen null, expected an integer from 1 to 9"),
         ("kind: tall", 'f.yaml:1:7: kind: seen the string "tall", expected one of big, small'),
         ("state: old", 'f.yaml:1:8: state: seen the string "old", expected new'),
         ("open: yes", 'f.yaml:1:7: open: seen the string "yes", expected true or false'),

@@ -67,7 +67,7 @@ function scalar(type, text) {
   if (type === 'string') return JSON.stringify(text)
   const number = text.trim()
   if (!(type === 'int' ? /^[-+]?\d+$/ : /^[-+]?\d+(\.\d+)?([eE][-+]?\d+)?$/).test(number))
-    throw new Error(`value of a header: seen ${JSON.stringify(text)}, expected ${type === 'int' ? 'a whole number' : 'a number'}`)
+    throw new Error(`value of a header: seen ${JSON.stringify(text)}, expected ${type === 'int' ? 'an integer' : 'a number'}`)
   return type === 'float' && /^[-+]?\d+$/.test(number) ? `${number}.0` : number
 }
 

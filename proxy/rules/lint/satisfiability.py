@@ -181,7 +181,7 @@ def _empty(bounds: Iterable[tuple[bytes, object]], whole: bool = False, octet: b
 
     Args:
         bounds: sign and number of each comparison. Signs other than < <= > >= = are ignored.
-        whole: whether only whole numbers count.
+        whole: whether only integers count.
         octet: whether only numbers from 0 to 255 count.
     """
     low: tuple[float, bool] | None = (0, False) if octet else None
