@@ -101,12 +101,12 @@ def _pages() -> Iterator[tuple[Path, int, str, Mapping[str, str]]]:
 
 
 def _without_code(text: str, code: re.Pattern[str]) -> str:
-    """Replace code with blanks."""
+    """Replace code with spaces."""
     return code.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), text)
 
 
 def _strings(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Yield line and text of the string literals that contain a blank, including docstrings but not SQL."""
+    """Yield line and text of the string literals that contain a space, including docstrings but not SQL."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
             if not re.search(r"\b(?:SELECT|WHERE|IS NULL|DATE)\b", node.value):

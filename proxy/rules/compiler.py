@@ -135,16 +135,16 @@ def _reworded(refusal: ProtocolError, name: bytes, value: Value) -> str:
 
 
 def _unknown(key: str, value: Value) -> str:
-    head, blank, rest = key.partition(" ")
+    head, space, rest = key.partition(" ")
     if head not in OPERATORS:
         near = difflib.get_close_matches(head, OPERATORS, 1, 0.75)
         if near:
-            return f"unknown operator {head}; did you mean {near[0]}{blank}{rest}?"
+            return f"unknown operator {head}; did you mean {near[0]}{space}{rest}?"
         return f'unknown operator {head}; to test a header of that name, use "x-?hkv= {key}"'
     named = OPERATORS[head].named
     if named and not rest:
-        return f'seen {head} without a name, expected "{head} NAME" with the name of a {named} after one blank'
-    if blank and not named:
+        return f'seen {head} without a name, expected "{head} NAME" with the name of a {named} after one space'
+    if space and not named:
         return f"seen a name after {head}, expected {head} without a name"
     return f"seen {_shown(value)}, expected {OPERATORS[head].expected}"
 

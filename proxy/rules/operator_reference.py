@@ -308,7 +308,7 @@ class OperatorValue(NamedTuple):
         expected: the expected value.
         schema: JSON Schema for editors; it accepts at least every expected value.
         help: effect of the operator, in one line.
-        named: kind of name (header or property) that follows the key and a blank; empty if no name follows.
+        named: kind of name (header or property) that follows the key and a space; empty if no name follows.
     """
 
     expected: str
@@ -362,7 +362,7 @@ def _operators() -> dict[str, OperatorValue]:
     return operators
 
 
-#: Every operator of open exchanges, without the blank and the name that may follow.
+#: Every operator of open exchanges, without the space and the name that may follow.
 OPERATORS = _operators()
 
 

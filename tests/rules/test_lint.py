@@ -169,17 +169,17 @@ def test_operators_in_a_headers_exchange_are_a_warning_unless_permitted() -> Non
             "tests a header of this name; the key contains typographic quotes: did you mean type?; if not, write "
             '"x-?hkv= \u201ctype\u201d"',
         ),
-        ('{"x-?hkv=  amount": 1}', 'tests the header " amount", whose name begins or ends with a blank'),
-        ('{"type ": 1}', 'tests the header "type ", whose name begins or ends with a blank'),
-        ('{"x-?hkex": " a"}', 'tests the header " a", whose name begins or ends with a blank'),
+        ('{"x-?hkv=  amount": 1}', 'tests the header " amount", whose name begins or ends with a space'),
+        ('{"type ": 1}', 'tests the header "type ", whose name begins or ends with a space'),
+        ('{"x-?hkex": " a"}', 'tests the header " a", whose name begins or ends with a space'),
         (
             '{"x-?dtu!re": "^2026-11"}',
-            '"-" never occurs in the matched string: date, time, weekday and week as digits with blanks between '
+            '"-" never occurs in the matched string: date, time, weekday and week as digits with spaces between '
             'them, such as "20261121 080000 6 47"',
         ),
         (
             '{"x-?dtlre": " 08:00"}',
-            '":" never occurs in the matched string: date, time, weekday and week as digits with blanks between '
+            '":" never occurs in the matched string: date, time, weekday and week as digits with spaces between '
             'them, such as "20261121 080000 6 47"',
         ),
     ],

@@ -161,7 +161,7 @@ def _without_effect(exchange: ParsedExchange, faults: Faults) -> None:
 
 
 def _doubtful_keys(exchange: ParsedExchange, faults: Faults) -> None:
-    """Warn about keys that test a header but look like operators or have blanks around the name."""
+    """Warn about keys that test a header but look like operators or have spaces around the name."""
     if exchange.rule.type not in (OPEN, "headers"):
         return
     for parsed in exchange.bindings:
@@ -193,17 +193,17 @@ def _doubtful_key(key: str, kind: str) -> str:
 
 
 def _doubtful_name(key: str, value: Value) -> str:
-    """Return a warning if the tested header's name begins or ends with a blank; otherwise, return ""."""
+    """Return a warning if the tested header's name begins or ends with a space; otherwise, return ""."""
     name = key
     if key.startswith(_RESERVED):
-        head, blank, name = key.partition(" ")
-        if head.startswith(_EXISTS) and not blank and isinstance(value.value, bytes):
+        head, space, name = key.partition(" ")
+        if head.startswith(_EXISTS) and not space and isinstance(value.value, bytes):
             name = value.value.decode("utf-8", "replace")
         elif not head.startswith("x-?hk"):
             return ""
     if name == name.strip():
         return ""
-    return f'tests the header "{name}", whose name begins or ends with a blank'
+    return f'tests the header "{name}", whose name begins or ends with a space'
 
 
 def _clocks(exchange: ParsedExchange, faults: Faults) -> None:
@@ -218,7 +218,7 @@ def _clocks(exchange: ParsedExchange, faults: Faults) -> None:
             if odd is not None:
                 message = (
                     f'"{odd[0].decode()}" never occurs in the matched string: date, time, weekday and week as digits '
-                    'with blanks between them, such as "20261121 080000 6 47"'
+                    'with spaces between them, such as "20261121 080000 6 47"'
                 )
                 faults.warn(*parsed.argument_at(name), message)
 

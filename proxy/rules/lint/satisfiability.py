@@ -170,8 +170,8 @@ def _letters(key: bytes) -> frozenset[str]:
 
 @lru_cache(1024)
 def _sign(key: bytes) -> bytes:
-    head, blank, _ = key.partition(b" ")
-    if not blank or not head.startswith((b"x-?hkv", b"x-?hk?v", b"x-?pr")):
+    head, space, _ = key.partition(b" ")
+    if not space or not head.startswith((b"x-?hkv", b"x-?hk?v", b"x-?pr")):
         return b""
     return next((sign for sign in _SIGNS if head.endswith(sign)), b"")
 
