@@ -122,7 +122,7 @@ COMMANDS = {
         "show the most recent publishes that were unroutable, rejected, nacked or returned",
         "Prints the last 200 failed publishes of a running sidecar with exchange, routing key, size, reason and header "
         "names. Header values are included only if audit.headers lists the header. Unroutable publishes are recorded "
-        "only from the first request to the sidecar until five minutes after the last one.",
+        "only while this command or the console requests the list, and for five minutes afterwards.",
         (
             ("oxproxy tail --follow", "runs until Ctrl-C"),
             ("oxproxy tail --json", "one JSON object per line, for a script"),

@@ -38,7 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_days_and_spark(parser: argparse.ArgumentParser, master: str) -> None:
     """Define the arguments shared with `oxproxy trace`; `master` is the help text of ``--master``."""
     parser.add_argument(
-        "--since", metavar="DAY", help="first day (UTC): 2026-11-21, today or yesterday; default: all days"
+        "--since",
+        metavar="DAY",
+        help="first day (UTC): a date such as 2026-11-21, or today or yesterday; default: the earliest day",
     )
     parser.add_argument("--until", metavar="DAY", help="last day; default: the latest")
     parser.add_argument("--master", metavar="URL", help=master)
