@@ -58,7 +58,7 @@ class _Run:
         differences: results so far.
         owned: exchanges in the candidate rules, including client declarations, by virtual host.
         began: seconds since the epoch.
-        last_read: when the report was last requested, in seconds of the timer.
+        last_read: value of the timer when the report was last requested, in seconds.
     """
 
     candidate: ComparedRules
@@ -165,7 +165,10 @@ class Shadow:
         return _OK, self._report(run)
 
     def wants(self, vhost: str, exchange: bytes) -> bool:
-        """Return True if decisions for an exchange can differ (see `Tap`). Client declarations are not compared."""
+        """Return True if decisions for an exchange can differ (see `Tap`).
+
+        Exchanges declared by clients are not compared.
+        """
         run = self._run
         if run is None:
             return False

@@ -1,4 +1,4 @@
-"""Runs the tasks of the control plane so that no failure goes unnoticed.
+"""Runs the tasks of the control plane so that every failure is reported.
 
 An exception raised by a task is counted and logged with its traceback, and the sidecar is not ready until the task
 succeeds again. The task is restarted after a pause, which doubles after each failure. Tasks themselves catch the

@@ -60,7 +60,7 @@ def request_of(options: argparse.Namespace, output: str) -> Request:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make the report and print a summary with its path, or follow the audit log until SIGTERM."""
+    """Create the report and print a summary with its path, or follow the audit log until SIGTERM."""
     with faults_of("oxproxy report"):
         known = None if options.rules is None else _known_bindings(options.rules)
         request = request_of(options, options.output)

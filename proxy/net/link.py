@@ -102,7 +102,7 @@ class Link(asyncio.Protocol):
         self._made()
 
     def end(self) -> None:
-        """Make no further calls, and abort a connection that is made later.
+        """Invoke no further callbacks, and abort a connection that is established later.
 
         The callbacks refer to the session. Without this reference cycle, the session is freed at once.
         """

@@ -91,7 +91,7 @@ class Session:
             self._opening.connected()
 
     def _opened(self, handshake: Handshake) -> None:
-        """Pass bytes to the relay from now on, since both sides are open."""
+        """Start passing bytes to the relay, since both sides are open."""
         tuning, vhosts = handshake.tuning, self._shared.vhosts
         plans = vhosts.plans(handshake.vhost)
         limits, inventory = self._shared.limits.relay, vhosts.inventory(handshake.vhost)
@@ -262,7 +262,10 @@ class Session:
             self._flush(self.relay, monotonic())
 
     def audit_full(self, full: bool) -> None:
-        """Pause the producer while the audit log is full, unless the connection only consumes."""
+        """Pause the producer while the audit buffer is full, or end the pause.
+
+        A connection that has not published is not paused.
+        """
         if self.relay is not None and (not full or self.relay.connection.published):
             self._pause_producer("audit", full)
 

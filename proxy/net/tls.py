@@ -166,7 +166,7 @@ class TlsContexts:
         """Return the context in use; create it if there is none.
 
         Raises:
-            ConfigError: a context has to be created, and a file can't be used.
+            ConfigError: a new context is needed, but a certificate, key or CA file can't be used.
         """
         context = self._made.get(tls)
         if context is None:

@@ -138,7 +138,7 @@ class UpstreamPool:
         kept.wait(self._seconds)
 
     async def stop(self) -> None:
-        """Close all kept connections, and keep no more of them."""
+        """Close all kept connections, and keep no further connections."""
         self._stopped = True
         for kept in tuple(self._kept.values()):
             self._drop(kept)

@@ -417,7 +417,7 @@ class ConnectionState:
         return any(channel.state in HOLDING for channel in self.channels.values())
 
     def forget_all(self) -> None:
-        """End all channels, and forget their frames."""
+        """End all channels, and discard their frames."""
         for channel in tuple(self.channels.values()):
             if self.audit is not None:
                 self.audit.lost(channel)

@@ -449,7 +449,10 @@ class TokenTable:
         record.binder = None
 
     def forget_assertions(self) -> None:
-        """Forget this process's assertions, except which marks it made. Called when the carrier's tokens change."""
+        """Discard this process's assertions, but keep the record of the marks that it made.
+
+        Called when the carrier's tokens change.
+        """
         for record in self._records.values():
             marks = set(record.marks)
             record.former_pins |= record.pins

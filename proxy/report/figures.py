@@ -18,7 +18,7 @@ UNDELIVERED = ("unrouted", "filtered", "rejected")
 
 
 class Step(NamedTuple):
-    """The publishes in one column of the chart over time."""
+    """The publishes in one column of the time-series chart."""
 
     begin: datetime
     outcomes: dict[str, int]
@@ -36,7 +36,7 @@ class Figures:
     days: tuple[date, ...]  # requested days, in order
     made: datetime  # time of the run
     segments: int = 0  # number of segments read
-    step_minutes: int = 1  # length of a column in the chart over time
+    step_minutes: int = 1  # length of a column in the time-series chart
     steps: list[Step] = field(default_factory=list)
     exchanges: list[Row] = field(default_factory=list)
     proxies: list[Row] = field(default_factory=list)

@@ -32,7 +32,8 @@ _LISTS = {
     "producers": ("publishes", _MOST_ROWS),
     "anomalies": ("score", _MOST_FINDINGS),
 }
-#: Maximum number of columns in the chart over time (each must be visible), and possible widths of a column in minutes.
+#: Maximum number of columns in the time-series chart (each must be visible), and possible widths of a column in
+#: minutes.
 _MOST_STEPS, _STEPS = 150, (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 10080)
 
 _SHOWN = [name for name in TABLES if name != TRACE]
@@ -137,7 +138,7 @@ class Pages:
         )
 
     def _over_time(self) -> tuple[int, list[Step]]:
-        """Return the minutes per column of the chart over time, and the columns."""
+        """Return the minutes per column of the time-series chart, and the columns."""
         rows = self._run.duck.execute(_SQL["over time"]).fetchall()
         times = [row[0] for row in rows]
         span = max(times, default=0) - min(times, default=0)

@@ -5,7 +5,7 @@ binding is indexed by that equality, and is found by looking up the message's fa
 visited. The result is in visiting order and may contain bindings that are false, since the index excludes only bindings
 that certainly have no effect.
 
-Topics are stored in a tree of words. A lookup processes the words of the routing key in order and computes the set of
+Topics are stored in a trie of words. A lookup processes the words of the routing key in order and computes the set of
 all nodes that these words can reach. The cost is proportional to the number of words and nodes, not to the number of
 paths.
 

@@ -2,8 +2,8 @@
 and explains routing. This package never connects to a broker.
 
 Reading: `schema` defines the models of a file's keys and reads a file into parsed exchanges, bindings and queues.
-`addresses` reads the address table and other brokers, `message` reads the message of a test or of ``oxproxy explain``,
-`file_tests` reads tests, and `field_values` reads arguments and times.
+`addresses` reads the address table and the definitions of other brokers, `message` reads the message of a test or of
+``oxproxy explain``, `file_tests` reads tests, and `field_values` reads arguments and times.
 
 Compiling: `loader` is the entry point. It compiles all files to `LoadedRules` or reports all their errors. `compiler`
 compiles one exchange and maps rejections to the lines that cause them. `ruleset` defines the result, as plain data. The

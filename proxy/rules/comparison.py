@@ -30,7 +30,7 @@ class ObservedPublish:
     """One publish that both sets of rules evaluate.
 
     Args:
-        queues: the queues in the virtual host, among which regex routes choose.
+        queues: names of the queues in the virtual host, from which routes with regular expressions select.
         decision: the decision of the live rules, if they evaluated an exchange.
     """
 

@@ -218,7 +218,7 @@ class BindingListings:
 
     @property
     def names(self) -> set[bytes]:
-        """Exchanges of which something is remembered."""
+        """Exchanges with any remembered data."""
         return set().union(*self._memories)
 
     def forget(self, name: bytes) -> None:
@@ -678,7 +678,7 @@ class DeclarationStore:
         return [stored for owned in self.state.exchanges.values() for stored in owned.clients.values()]
 
     def binding_gone(self, stored: StoredBinding) -> bool:
-        """Forget a client's binding unless it was replaced in the meantime; return whether it was forgotten."""
+        """Forget a client's binding unless it was replaced in the meantime; return whether it was removed."""
         binding = stored.binding
         owned = self.state.exchanges.get(binding.exchange)
         if owned is None or owned.clients.get(binding.identity) is not stored:

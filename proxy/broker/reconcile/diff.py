@@ -235,7 +235,7 @@ def lost_bindings(
     """Find clients' bindings whose destination does not exist.
 
     Args:
-        listed: exchanges to skip, since the list of their bindings has already shown which bindings are gone.
+        listed: exchanges to skip, since the list of their bindings has already shown which bindings no longer exist.
     """
     return [
         stored

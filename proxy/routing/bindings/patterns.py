@@ -5,7 +5,8 @@ tables for Latin-1. The system's ``libpcre2-8``, called through ctypes, runs the
 
 **Cost of a search.** Producers choose subjects, and clients choose patterns, so both may be hostile. PCRE2's match
 limit counts match steps, which are calls to PCRE2's internal ``match()``. The count restarts at every offset at which a
-match could begin, and between two steps a repeat may scan the rest of the subject. Hence a pattern has two forms:
+match could begin. Between two steps, a repeat may scan the rest of the subject, and this scan is not counted. Hence a
+pattern has two forms:
 
 1. The *plain* form is the pattern as written, compiled to machine code if the system permits executable memory. The
    worst case of a search is the product of the match limit, the number of offsets and the length of a scan; the limit
@@ -26,7 +27,7 @@ tried first until the worst cases of such searches add up to a quarter of the bu
 all searches with one budget together cost at most 1.25 times the budget, plus four microseconds per search.
 
 Every call holds the interpreter lock (``PyDLL``), since a search takes less time than releasing and reacquiring the
-lock. All patterns can therefore share one match block and one stack.
+lock. All patterns can therefore share one match data block and one JIT stack.
 
 Sources: pcre2api(3), "The match context"; pcre2jit(3), "Controlling the JIT stack"; pcre2_chartables.c for the layout
 of character tables.
@@ -161,7 +162,7 @@ def latin1_tables() -> bytes:
 
 
 class _Library:
-    """The loaded PCRE2 library, with compile context, match contexts, match block and stack."""
+    """The loaded PCRE2 library, with compile context, match contexts, match data block and JIT stack."""
 
     def __init__(self) -> None:
         try:
