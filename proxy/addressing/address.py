@@ -107,7 +107,7 @@ def _split_host(text: bytes) -> tuple[bytes, int | None, bool]:
     if not bracket:
         raise InvalidAddress("[ is not closed")
     if rest and not rest.startswith(b":"):
-        raise InvalidAddress("text after ]")
+        raise InvalidAddress("unexpected characters after ]")
     if host.startswith(b"~") and not passive:  # Messenger expects ~ in brackets
         host, passive = host[1:], True
     return host, _port(rest[1:]), passive

@@ -290,7 +290,7 @@ class AddressBook:
             remote = self._remote(address, self.table.rules[rule].hosts)
             publication = _named(address.name or b"", original)
             if max(map(len, publication)) > _LONGEST_NAME:
-                raise _NowhereError("exchange or routing key longer than 255 bytes")
+                raise _NowhereError("the exchange or routing key is longer than 255 bytes")
         except (InvalidAddress, _NowhereError) as error:
             return FailedTranslation(rule, str(error))
         return Target(rule, remote, publication)
@@ -312,13 +312,13 @@ class AddressBook:
 
     def _remote(self, address: Address, hosts: tuple[bytes, ...] | None) -> Remote | None:
         if address.passive:
-            raise _NowhereError("an address to listen on")
+            raise _NowhereError("~ marks an address to listen on")
         if address.local:
             return None
         if not address.host:
             raise _NowhereError("scheme, credentials or port without a host")
         if hosts is not None and not _permitted(address, hosts):
-            raise _NowhereError("a host that the rule does not permit")
+            raise _NowhereError("the rule does not permit the host")
         if address.host in self._brokers and address.port is None:
             tls = address.tls if address.scheme else None
             return Remote(address.host, address.host, None, tls, address.user, address.password)
@@ -367,9 +367,9 @@ def _plain_exchange(text: bytes) -> bytes:
 
 def _percent_decoded(text: bytes) -> bytes:
     if b"/" in text:
-        raise _NowhereError("too many parts in a name")
+        raise _NowhereError("a name contains a slash; write it as %2F")
     if _BAD_ESCAPE.search(text):
-        raise _NowhereError("a malformed percent escape in a name")
+        raise _NowhereError("a name contains a malformed percent escape")
     return _decoded(text)
 
 
@@ -379,7 +379,7 @@ def _decoded(text: bytes) -> bytes:
 
 def _some(text: bytes) -> bytes:
     if not text:
-        raise _NowhereError("an address with an empty exchange or queue name")
+        raise _NowhereError("the exchange or queue name is empty")
     return text
 
 

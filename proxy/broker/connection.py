@@ -241,7 +241,8 @@ async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) ->
         raise UpstreamError(UpstreamFailure.REFUSED, text) from error
     except InvalidFrameError as error:
         # aiormq reports that the answer to Connection.Open was a Connection.Close, but not the content of that method.
-        text = f"{place} refused vhost {vhost!r}: it does not exist, or user {settings.username!r} may not use it"
+        user = settings.username
+        text = f"{place} refused vhost {vhost!r}: it does not exist, or user {user!r} has no permission for it"
         raise UpstreamError(UpstreamFailure.REFUSED, text) from error
     except (AMQPError, OSError) as error:
         if settings.tls is not None and isinstance(error.__cause__, ssl.SSLError):

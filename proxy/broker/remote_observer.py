@@ -84,7 +84,7 @@ def destination_of(translation: StaticTranslation) -> Destination | None:
 
 def shown(label: str, destination: Destination) -> str:
     kind, name = destination
-    return f"{kind} {name.decode(errors='replace')} at broker {label}"
+    return f"{kind} {name.decode(errors='replace')} on broker {label}"
 
 
 def _log(vhost: str, last: dict[tuple[str, Destination], str], missing: dict[tuple[str, Destination], str]) -> None:

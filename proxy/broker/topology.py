@@ -35,7 +35,7 @@ class VhostStatus:
     """Status of one virtual host for operators.
 
     Args:
-        missing: reasons for missing destinations, by name such as "queue NAME" or "queue NAME at broker NAME".
+        missing: reasons for missing destinations, by name such as "queue NAME" or "queue NAME on broker NAME".
         foreign: foreign bindings, by carrier.
         failing: actions that the broker refused and that are retried, with the reasons.
         old_tokens: number of bindings with old tokens, by kind (unkeyed, or keyed with a previous secret).

@@ -159,8 +159,8 @@ class DeclaredSection(FileModel):
     )
     client_routes: Literal["own", "any"] = Field(
         default="own",
-        description="queues that routes in client bindings and message headers can add: only queues that the client "
-        "may bind (`own`), or all queues (`any`)",
+        description="which queues can be added by routes in client bindings and by message headers: only queues that "
+        "the client is permitted to bind (`own`), or all queues (`any`)",
     )
     regexes: Annotated[int, Whole(0, 1_000_000)] = Field(
         default=100, description="maximum number of regular expressions in a user's bindings, per virtual host"

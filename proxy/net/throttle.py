@@ -114,7 +114,7 @@ class Throttle:
         self._told = True
         self._counters.hits["patience"] += 1
         patience = f"{rates.patience_seconds:g} s"
-        self._relay.over_limit(f"user has been above {most} {_WORDS[limit]} ({limit}) for longer than {patience}")
+        self._relay.over_limit(f"user has exceeded {most} {_WORDS[limit]} ({limit}) for more than {patience}")
         self._refused()
 
     def end(self) -> None:

@@ -149,7 +149,7 @@ class ClientTls:
     def words(self, error: BaseException) -> str:
         """Describe a connection error that occurred with these settings, without the peer's address."""
         if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _UNTRUSTED:
-            trusted = "the system's CA certificates" if self.ca is None else f"the CA certificates in {self.ca}"
+            trusted = "the system's CA certificates" if self.ca is None else f"a CA in {self.ca}"
             return f"{words(error)} (not signed by {trusted})"
         return words(error)
 

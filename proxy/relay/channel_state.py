@@ -33,19 +33,19 @@ class ChannelState(Enum):
     #: our own methods are running for a declaration by the producer
     DECLARING = "declaring"
     #: the producer's Channel.Close was sent upstream
-    CLOSING_BY_PRODUCER = "closing by the producer"
+    CLOSING_BY_PRODUCER = "being closed by the producer"
     #: the broker's Channel.Close was sent to the producer
-    CLOSING_BY_BROKER = "closing by the broker"
+    CLOSING_BY_BROKER = "being closed by the broker"
     #: closes from the producer and the broker crossed: both close-oks are relayed
-    CLOSING_BY_BOTH = "closing by both"
+    CLOSING_BY_BOTH = "being closed by both sides"
     #: like `CLOSING_BY_BOTH`, but the producer has answered and may use the number again
-    BOTH_AWAITING_BROKER = "closed by both, awaiting the broker"
+    BOTH_AWAITING_BROKER = "closed by both sides, awaiting the broker"
     #: our own Channel.Close was sent to both sides: neither close-ok is relayed
-    CLOSING_BY_US = "closing by us"
+    CLOSING_BY_US = "being closed by the proxy"
     #: like `CLOSING_BY_US`, but the broker has answered
-    US_AWAITING_PRODUCER = "closed by us, awaiting the producer"
+    US_AWAITING_PRODUCER = "closed by the proxy, awaiting the producer"
     #: like `CLOSING_BY_US`, but the producer has answered and may use the number again
-    US_AWAITING_BROKER = "closed by us, awaiting the broker"
+    US_AWAITING_BROKER = "closed by the proxy, awaiting the broker"
 
 
 class ChannelEvent(Enum):
@@ -64,7 +64,7 @@ class ChannelEvent(Enum):
     #: destinations of a publish are not bound yet
     WAIT = "wait for destinations"
     #: a declaration from the producer requires our own methods
-    DECLARE = "run our own methods"
+    DECLARE = "run the proxy's own methods"
     #: destinations were bound, or our own methods were answered
     RESUME = "resume"
     #: the producer has violated the protocol or a restriction, and the answer is Channel.Close

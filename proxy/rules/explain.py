@@ -303,9 +303,12 @@ def explain_address(loaded: LoadedRules, address: bytes, vhost: str | None = Non
     """
     names = [name for name in sorted(loaded.books) if vhost in (None, name)]
     if len(names) != 1:
-        expected = f"one of {', '.join(names)}" if names else "a rules file with addresses:"
-        problem = f"seen {vhost}" if vhost else "missing"
-        raise ConfigErrors([ConfigError("address", 0, "vhost", f"{problem}, expected {expected}")])
+        if names:
+            message = f"missing, expected one of {', '.join(names)}"
+        else:
+            where = "" if vhost is None else f" in virtual host {vhost}"
+            message = f"no address table{where}; define `addresses` in a rules file"
+        raise ConfigErrors([ConfigError("address", 0, "vhost", message)])
     return look_up(loaded.books[names[0]], address)
 
 

@@ -117,7 +117,7 @@ def _timestamp(node: Scalar) -> Value:
     if not isinstance(seconds, int) or isinstance(seconds, bool):
         seconds = instant(node.text)
     if seconds is None or seconds != int(seconds) or int(seconds) not in _INT64:
-        expected = "a time such as 2026-11-21T08:00:00Z or whole seconds since 1970"
+        expected = "a time such as 2026-11-21T08:00:00Z, or seconds since 1970 as an integer"
         raise _RefusedError(node.place, f"seen {describe(node)}, expected {expected}")
     return Value("T", int(seconds))
 

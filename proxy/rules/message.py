@@ -118,7 +118,7 @@ class Properties(FileModel):
         int,
         PlainValidator(_timestamp),
         WithJsonSchema(_EITHER),
-        Expected("whole seconds since 1970 or a time such as 2026-11-21T08:00:00Z"),
+        Expected("seconds since 1970 as an integer, or a time such as 2026-11-21T08:00:00Z"),
     ] = NOTHING
     expiration: Annotated[
         bytes, PlainValidator(_expiration), WithJsonSchema(_EITHER), Expected("milliseconds, 0 or more")

@@ -157,7 +157,7 @@ def _missing_elsewhere(state: VhostState, target: Target) -> list[tuple[Destinat
     kind, name = ("exchange", exchange) if exchange else ("queue", key)
     label = target.remote.label
     reason = state.missing_remote.get((label, (kind, name)))
-    return [] if reason is None else [((kind, name + b" at broker " + label.encode()), reason)]
+    return [] if reason is None else [((kind, name + b" on broker " + label.encode()), reason)]
 
 
 def translated(message: DescribedMessage, book: AddressBook | None = None) -> Wire:

@@ -228,7 +228,7 @@ async def test_damaged_rows_are_logged_once_and_ignored(listings: BindingListing
         for _ in range(2):
             await listings.take(ox, listings.before(ox), [*damaged, row(C)])
     assert there(ox) == [b"c"]
-    assert len(has(events, "declared state is unusable")) == 3
+    assert len(has(events, "a client declaration can't be used")) == 3
 
 
 async def test_only_new_rows_are_decoded(

@@ -163,7 +163,7 @@ def test_two_deliveries_of_one_name_are_logged_once(store: DeclarationStore, kno
         for _ in range(2):
             store.exchanges_listed(store.exchanges_before(), listed("a"))
     assert known.exchanges == {b"a": mine}
-    assert len(has(events, "declared state is unusable")) == 1
+    assert len(has(events, "a client declaration can't be used")) == 1
 
 
 def test_a_single_exchange_is_added_and_removed(store: DeclarationStore, known: VhostState) -> None:
@@ -249,6 +249,6 @@ async def test_an_invalid_record_is_logged_and_the_others_are_loaded(
     snapshot = records(Delivery.QUEUE, odd, invalid)
     with capture_logs() as events:
         await store.remember(snapshot._replace(exchanges=(*snapshot.exchanges, broken)), carriers=False)
-    assert len(has(events, "declared state is unusable")) == 3
+    assert len(has(events, "a client declaration can't be used")) == 3
     assert set(known.exchanges) == {b"ox"}
     assert len(known.exchanges[b"ox"].clients) == 1

@@ -229,7 +229,7 @@ async def test_a_damaged_record_is_logged_once_and_the_others_are_used(
         await reconcile(topology, vhost)
     assert list(vhost_state.exchanges) == [b"ox"]
     assert list(vhost_state.exchanges[b"ox"].clients.values()) == [app.signed(good)]
-    assert len(has(events, "declared state is unusable")) == 5
+    assert len(has(events, "a client declaration can't be used")) == 5
 
 
 async def test_a_binding_that_is_not_valid_is_ignored(start: Start, app: Client, outside: Outside, vhost: str) -> None:
@@ -239,7 +239,7 @@ async def test_a_binding_that_is_not_valid_is_ignored(start: Start, app: Client,
     with capture_logs() as events:
         vhost_state = known(await start(), vhost)
     assert routed(vhost_state, b"ox") == ()
-    assert len(has(events, "declared state is unusable")) == 1
+    assert len(has(events, "a client declaration can't be used")) == 1
 
 
 async def test_a_failing_listing_does_not_prevent_readiness(

@@ -322,7 +322,7 @@ async def test_a_carrier_replaced_directly_on_the_broker_is_reported_and_others_
     assert outside.bindings("documents") == set()
     assert outside.bound("others") == queues("b")
     assert ("queue", b"a") in known.missing
-    assert len(has(events, "rules and broker contradict each other")) == 1
+    assert len(has(events, "rules conflict with the broker")) == 1
     assert len(topology.reconciler.conflicts) == 1
 
 

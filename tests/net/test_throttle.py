@@ -54,7 +54,7 @@ async def test_a_channel_throttled_too_long_is_closed_with_406_and_its_publishes
         close = (await producer.expect("Channel.Close")).arguments
         assert close["reply_code"] == 406
         assert close["reply_text"] == (
-            "PRECONDITION_FAILED - user has been above 10 publishes per second (publish_rate) for longer than 0.2 s"
+            "PRECONDITION_FAILED - user has exceeded 10 publishes per second (publish_rate) for more than 0.2 s"
         )
         await link.expect("Channel.Close")
         assert stage.counters.limits.hits["patience"] == 1
@@ -72,7 +72,7 @@ async def test_a_connection_with_two_channels_throttled_too_long_is_closed_with_
         await taken(link, 101)
         assert await producer.close_reason() == (
             320,
-            "CONNECTION_FORCED - user has been above 1000 bytes per second (publish_bytes) for longer than 0.2 s",
+            "CONNECTION_FORCED - user has exceeded 1000 bytes per second (publish_bytes) for more than 0.2 s",
         )
         producer.call(commands.Connection.CloseOk(), 0)
         await link.expect("Connection.Close")

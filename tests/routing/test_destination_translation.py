@@ -104,7 +104,7 @@ def test_static_destinations_are_translated_without_a_message() -> None:
     assert found("queue", b"plain") is None
     assert found("queue", b"moved") == (("queue", b"new"), None, "")
     assert found("queue", b"far") == (None, (b"", b"far"), "")
-    assert found("queue", b"lost") == (None, None, "an address with an empty exchange or queue name")
+    assert found("queue", b"lost") == (None, None, "the exchange or queue name is empty")
     assert found("queue", b"loop") == (None, None, EVALUATED_HERE)
     assert found("exchange", b"whole") == (None, (b"there", b"a"), "")
     assert found("exchange", b"kept") == (None, (b"kept", b"a"), "")

@@ -151,8 +151,11 @@ def test_bindings_without_effect_are_reported_with_their_lines(findings: Finding
         (8, 53, "this goto has no effect"),
         (10, 37, "this pattern reaches the match limit on aaaaaaaaaaaa... (201 bytes), which counts as no match"),
         (13, 9, "this binding is never visited"),
-        (18, 9, "this binding adds nothing to the binding on line 17"),
+        (18, 9, "this binding is redundant"),
     ]
+    assert found.warnings[-1].message.endswith(
+        "redundant: the binding on line 17 already sends these messages to the same destination"
+    )
 
 
 def test_bindings_without_a_matching_test_are_reported(findings: Findings) -> None:

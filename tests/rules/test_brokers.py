@@ -202,7 +202,7 @@ def test_tests_of_a_rules_file_apply_the_address_table(test: str) -> None:
 def test_a_failed_translation_fails_a_test_that_does_not_expect_it() -> None:
     test = "{name: t, publish: {exchange: '', routing_key: lost}, expect: {}}"
     (failure,) = load(f"{TABLE}  - {test}\n").failures()
-    assert failure.differences == ("a translation failed: an address with an empty exchange or queue name",)
+    assert failure.differences == ("a translation failed: the exchange or queue name is empty",)
 
 
 def test_a_hidden_rule_is_reported_with_its_number_and_the_file_of_the_rule_that_hides_it() -> None:
@@ -231,11 +231,11 @@ def test_a_host_similar_to_a_broker_name_is_a_warning() -> None:
 @pytest.mark.parametrize(
     ("translation", "reason"),
     [
-        ("/exchange//k", "an address with an empty exchange or queue name"),
-        ("/queues/$1/x", "too many parts in a name"),
-        ("/queues/a%2", "a malformed percent escape in a name"),
-        (f"/queue/{'q' * 256}", "exchange or routing key longer than 255 bytes"),
-        ("amqps://other/queue/q, hosts: [another]", "a host that the rule does not permit"),
+        ("/exchange//k", "the exchange or queue name is empty"),
+        ("/queues/$1/x", "a name contains a slash; write it as %2F"),
+        ("/queues/a%2", "a name contains a malformed percent escape"),
+        (f"/queue/{'q' * 256}", "the exchange or routing key is longer than 255 bytes"),
+        ("amqps://other/queue/q, hosts: [another]", "the rule does not permit the host"),
     ],
 )
 def test_a_translation_that_fails_for_every_address_is_a_warning(translation: str, reason: str) -> None:

@@ -73,6 +73,7 @@ def test_a_message_to_an_exchange_without_rules_is_explained_by_the_table(
     assert SECRET not in as_text(answer)
 
 
-def test_without_a_table_explaining_an_address_is_an_error() -> None:
-    with pytest.raises(ConfigErrors, match="expected a rules file with addresses:"):
-        explain_address(load("queues: [q]"), b"a")
+@pytest.mark.parametrize(("vhost", "where"), [(None, ""), ("foo", " in virtual host foo")])
+def test_without_a_table_explaining_an_address_is_an_error(vhost: str | None, where: str) -> None:
+    with pytest.raises(ConfigErrors, match=f"no address table{where}; define `addresses` in a rules file"):
+        explain_address(load("queues: [q]"), b"a", vhost)

@@ -121,7 +121,10 @@ def test_a_value_without_an_amqp_encoding_is_an_error(written: str, seen: str) -
     "written", ["2026-11-21T08:00:00", "2026-11-21", "soon", "2026-11-21T08:00:00.5Z", "1.5", "true"]
 )
 def test_a_timestamp_is_whole_seconds_or_a_time_with_its_zone(written: str) -> None:
-    assert "expected a time such as 2026-11-21T08:00:00Z or whole seconds" in read(f"a: !timestamp {written}\n")[1][0]
+    assert (
+        "expected a time such as 2026-11-21T08:00:00Z, or seconds since 1970"
+        in read(f"a: !timestamp {written}\n")[1][0]
+    )
 
 
 def test_an_unknown_tag_is_an_error_that_lists_the_known_ones() -> None:

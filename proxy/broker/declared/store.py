@@ -354,7 +354,7 @@ def _row(info: BindingInfo) -> _Row:
 
 
 def why_unsigned(info: BindingInfo) -> str:
-    return "not signed by any configured secret" if info.signature else "no signature"
+    return "signature matches no configured secret" if info.signature else "no signature"
 
 
 def _weight(stored: StoredBinding) -> tuple[bool, bool, int]:
@@ -696,7 +696,7 @@ class DeclarationStore:
     def log_fault(self, name: bytes, text: str) -> None:
         if (name, text) not in self._logged_faults and len(self._logged_faults) < _LOGGED_FAULTS:
             self._logged_faults.add((name, text))
-            log.error("declared state is unusable", vhost=self.state.name, exchange=_text(name), what=text)
+            log.error("a client declaration can't be used", vhost=self.state.name, exchange=_text(name), what=text)
 
 
 def _text(name: bytes) -> str:

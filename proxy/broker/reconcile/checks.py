@@ -66,7 +66,7 @@ def declare_conflict(exchange: OwnedExchange, code: int, text: str, username: st
         if exchange.alternate is not None:
             other = exchange.alternate.decode(errors="replace")
             more += f", read permission on it and write permission on its alternate exchange {other}"
-        return f"{_shown(exchange)}: user {username!r} may not declare it: the user needs {more} (broker: {text})"
+        return f"{_shown(exchange)}: to declare it, user {username!r} needs {more} (broker: {text})"
     return f"{_shown(exchange)} can't be declared: {code} {text}"
 
 

@@ -193,7 +193,7 @@ class Reconciler:
             log_missing(self._state.name, self.missing, missing)
             self.missing = missing
             for text in set(self.conflicts).difference(conflicts):
-                log.error("rules and broker contradict each other", vhost=self._state.name, what=text)
+                log.error("rules conflict with the broker", vhost=self._state.name, what=text)
             changed = any(exchange.bound != before.get(name) for name, exchange in self._state.exchanges.items())
             return LookResult(missing, changed, any(action.needless for action in orphans))
 

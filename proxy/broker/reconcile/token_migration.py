@@ -27,7 +27,8 @@ from proxy.relay.tokens import UNKEYED, TokenForm, Tokens
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.values import Destination
 
-#: Number of attempts to determine whether the broker is new, in case the management API does not answer.
+#: Number of attempts to determine whether sidecars of version 0.1 have used the virtual host, in case the management
+#: API does not answer.
 _ATTEMPTS = 3
 
 log = structlog.get_logger(__name__)
@@ -114,7 +115,11 @@ class TokenMigration:
                 return not await self._management.in_transition(secrets)
             except UpstreamError as error:
                 if error.failure is UpstreamFailure.REFUSED or not attempts_left:
-                    log.warning("can't determine whether the broker is new", vhost=self._state.name, error=str(error))
+                    log.warning(
+                        "can't determine whether sidecars of version 0.1 have used this virtual host",
+                        vhost=self._state.name,
+                        error=str(error),
+                    )
                     return False
         return False
 

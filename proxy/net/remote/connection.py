@@ -183,7 +183,7 @@ class RemoteConnection:
         _log.info("remote broker connected", remote=self.endpoint.label)
         for lane in self._lanes:
             if not link.attach(lane):
-                _log.warning("no channel left", remote=self.endpoint.label)
+                _log.warning("all channels of the link to another broker are in use", remote=self.endpoint.label)
                 return
 
     def _made(self) -> None:

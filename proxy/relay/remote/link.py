@@ -168,7 +168,7 @@ class RemoteLink:
         """Send Connection.Close; the driver closes the socket once the method has been sent."""
         if self.open:
             self.to_send.append(connection_close(200, b"Goodbye"))
-        self.lost("closed by us")
+        self.lost("closed by the proxy")
 
     def _take(self, frame: RawFrame) -> None:
         if frame.kind == HEARTBEAT:

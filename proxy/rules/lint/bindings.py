@@ -165,7 +165,8 @@ def _bindings(exchange: LintedExchange) -> Iterator[ConfigWarning]:
         yield ConfigWarning(place, path, f"this goto has no effect: {reason}")
     for compiled, other in redundant(exchange.entries):
         line = exchange.parsed(other).place.line
-        yield exchange.warning(compiled, f"this binding adds nothing to the binding on line {line}")
+        message = f"the binding on line {line} already sends these messages to the same destination"
+        yield exchange.warning(compiled, f"this binding is redundant: {message}")
 
 
 def _patterns(parsed: ParsedBinding) -> Iterator[ConfigWarning]:

@@ -65,9 +65,9 @@ def missing(site: Site) -> dict[str, str]:
 
 
 def test_only_destinations_after_translation_are_reported_here_and_at_other_brokers(site: Site, far: Far) -> None:
-    elsewhere = {"queue nowhere at broker far": ABSENT, "exchange unknown at broker far": ABSENT}
+    elsewhere = {"queue nowhere on broker far": ABSENT, "exchange unknown on broker far": ABSENT}
     expected = elsewhere | {
-        "queue broken": "its translation by the address table fails: an address with an empty exchange or queue name",
+        "queue broken": "its translation by the address table fails: the exchange or queue name is empty",
         "queue first": ABSENT,
         "queue second": ABSENT,
         "queue final": ABSENT,  # for messages that the table itself has sent to `entered`
@@ -79,7 +79,7 @@ def test_only_destinations_after_translation_are_reported_here_and_at_other_brok
     until(lambda: site.metric("topology_missing_destinations") == len(expected))
     lines = site.logged("destinations missing")
     assert any("queue new" in line for line in lines)
-    assert any("queue nowhere at broker far" in line for line in lines)
+    assert any("queue nowhere on broker far" in line for line in lines)
     assert not any("queue away" in line for line in lines)
     assert elsewhere.items() <= post(site, "/explain", LETTER | {"vhost": site.vhost})["missing"].items()
     site.make_queues("lost", "new", "first", "second", "final")
@@ -99,7 +99,7 @@ def test_explain_and_the_answer_to_a_reload_report_the_same_destinations(
         assert {"queue broken", "queue lost", "queue new"} <= set(answer["missing"])
         until(lambda: missing(site))
         explained = post(site, "/explain", {"exchange": "letters", "vhost": site.vhost})["missing"]
-        assert {destination for destination in explained if " at broker " not in destination} == {
+        assert {destination for destination in explained if " on broker " not in destination} == {
             "queue first",
             "queue lost",
             "queue new",

@@ -216,7 +216,7 @@ def test_a_channel_throttled_too_long_is_closed_with_406_and_another_may_be_open
     closed = producer.closed()
     assert closed.code == 406
     assert closed.text == (
-        "PRECONDITION_FAILED - user has been above 50 publishes per second (publish_rate) for longer than 1 s"
+        "PRECONDITION_FAILED - user has exceeded 50 publishes per second (publish_rate) for more than 1 s"
     )
     assert [slow.next("kept").body for _ in range(200)] == [b"x"] * 200
     producer.open(2, confirm=True)  # once the rate is below the limit again
@@ -262,7 +262,7 @@ def test_a_connection_throttled_too_long_within_a_body_is_closed_with_320_withou
     closed = producer.closed(0)
     assert closed.code == 320
     assert closed.text == (
-        "CONNECTION_FORCED - user has been above 1000000 bytes per second (publish_bytes) for longer than 1 s"
+        "CONNECTION_FORCED - user has exceeded 1000000 bytes per second (publish_bytes) for more than 1 s"
     )
     assert producer.gone()
     assert slow.take("kept") == []
