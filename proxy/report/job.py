@@ -16,12 +16,11 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 import duckdb
-from pyspark.sql import SparkSession
 
 from proxy.errors import ConfigError
 from proxy.report.pages import PAGE, Pages
 from proxy.report.request import Request
-from proxy.report.session import Run, session
+from proxy.report.session import Run, Session
 from proxy.report.storage import Entry, Storage, StorageError, find_segments
 from proxy.report.store import Partials
 from proxy.report.tables import REJECTED, Tables
@@ -80,19 +79,19 @@ class Summary:
 
 def report(request: Request) -> Summary:
     """Create the report in a new Spark session."""
-    with session(request) as spark:
-        return run(spark, request)
+    with Session(request) as session:
+        return run(session, request)
 
 
 def follow(request: Request, say: Callable[[Summary], None], once: bool = False) -> None:
     """Repeat the report with one Spark session until SIGTERM or SIGINT, or run it only once."""
-    with session(request) as spark, ExitStack() as stack:
+    with Session(request) as session, ExitStack() as stack:
         stopped = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             stack.callback(signal.signal, number, signal.signal(number, lambda *_: stopped.set()))
         while not stopped.is_set():
             began = time.monotonic()
-            summary = run(spark, replace(request, now=datetime.now(UTC)))
+            summary = run(session, replace(request, now=datetime.now(UTC)))
             if once or summary.read or summary.made:
                 say(summary)
             if once:
@@ -100,21 +99,21 @@ def follow(request: Request, say: Callable[[Summary], None], once: bool = False)
             stopped.wait(max(LOOK_SECONDS, REST * (time.monotonic() - began)))
 
 
-def run(spark: SparkSession, request: Request) -> Summary:
+def run(session: Session, request: Request) -> Summary:
     """Create the report in a running session.
 
     Raises:
         ConfigError: the input does not exist, or a file operation failed.
     """
     try:
-        storage = Storage(spark)
+        storage = session.storage(request.input, request.output)
         if not storage.is_folder(request.input):
             raise ConfigError(request.input, 0, "--input", "no such directory")
         with tempfile.TemporaryDirectory(prefix="oxproxy-report-") as folder, duckdb.connect() as duck:
             work = Path(folder)
             duck.execute(f"SET TimeZone = 'UTC'; SET memory_limit = '700MB'; SET temp_directory = '{work}/spill'")
             duck.execute("SET preserve_insertion_order = false")
-            shared = Run(request, spark, storage, storage.whole(request.output), work, duck)
+            shared = Run(request, session, storage, storage.whole(request.output), work, duck)
             tables = Tables(shared)
             tables.begin()
             partials = Partials(shared)

@@ -12,6 +12,7 @@ from proxy.report.figures import Figures, Row, Step, added
 from proxy.report.page import Days, relinked, render, render_index
 from proxy.report.partials import statements
 from proxy.report.session import Run
+from proxy.report.storage import read_json
 from proxy.report.tables import TABLES, TRACE, WAYS, Tables
 
 #: The page of the latest run, and the directory of all pages.
@@ -159,7 +160,7 @@ class Pages:
 
     def _write_index(self, new: dict[date, Figures]) -> None:
         path = f"{self._folder}/{_COUNTS}"
-        counts = self._run.storage.read_json(path)
+        counts = read_json(self._run.storage, path)
         for day, figures in new.items():
             counts[str(day)] = {
                 "publishes": figures.publishes,

@@ -22,14 +22,16 @@ import re
 import tempfile
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator
-from datetime import date
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
 import duckdb
+
+from proxy.report.storage import Entry, LocalFiles, folder_day, local_path
 
 #: Directory of partials in an output directory. The number identifies the format of the partials.
 FOLDER = "_partials/1"
@@ -100,14 +102,18 @@ class Piece(NamedTuple):
     data: bytes
 
 
+File = io.BytesIO | io.BufferedReader
+#: A segment: path, time of modification, size, pieces of text, and the digest, which is complete after the last piece.
+Stream = tuple[str, int, int, Iterator[bytes], Callable[[], str]]
+
+
 class DamagedError(Exception):
     """Compressed data that can't be read to the end. It is raised after all readable text has been yielded."""
 
 
-def inflated(content: bytes, packed: bool) -> Iterator[bytes]:
+def inflated(file: File, packed: bool) -> Iterator[bytes]:
     """Yield text in chunks of bounded size."""
-    whole = io.BytesIO(content)
-    stream = gzip.GzipFile(fileobj=whole) if packed else whole
+    stream = gzip.GzipFile(fileobj=file) if packed else file
     try:
         while piece := stream.read1(_CHUNK):  # read() would lose the text before the damage
             yield piece
@@ -155,8 +161,8 @@ class Reader:
     def _parse(self, sid: int) -> str:
         return Template(_SQL["parse"]).substitute(file=self._file, sid=sid)
 
-    def add(self, path: str, modified: int, size: int, pieces: Iterable[bytes], digest: hashlib.blake2b) -> None:
-        """Read a segment. Once all pieces of text have been consumed, ``digest`` covers the segment's content."""
+    def add(self, path: str, modified: int, size: int, pieces: Iterable[bytes], digest: Callable[[], str]) -> None:
+        """Read a segment. Once all pieces of text have been consumed, ``digest`` returns the hash of the content."""
         damaged = False
         sid = uuid.uuid4().int >> 66
         with self._file.open("wb") as file:
@@ -170,7 +176,7 @@ class Reader:
             self.segments += 1
         self._duck.execute(f"INSERT INTO lines {self._parse(sid)}")
         self._set_aside(sid)
-        values = [sid, path, path.rpartition("/")[2], digest.hexdigest(), size, modified, folder_day(path), damaged]
+        values = [sid, path, path.rpartition("/")[2], digest(), size, modified, folder_day(path), damaged]
         self._duck.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", [*values, self._traced])
 
     def _set_aside(self, sid: int) -> None:
@@ -223,24 +229,33 @@ def bloom_place(of: str, number: int, size: str) -> str:
     return f"((({of} & 4294967295) + {number} * ({of} >> 32)) % ({size}))::BIGINT"
 
 
-def folder_day(path: str) -> date | None:
-    """Return the day of the date directory in a segment's path; None if there is no such directory."""
-    for part in path.split("/")[-2::-1]:
-        if part.startswith("date="):
-            try:
-                return date.fromisoformat(part.removeprefix("date="))
-            except ValueError:
-                return None
-    return None
-
-
 def read(segments: Iterable[tuple[str, int, bytes]], traced: bool) -> Iterator[Piece]:
     """Read a task's segments, given as (path, time of modification, content), and yield their partials."""
-    whole = (
-        (path, modified, len(content), inflated(bytes(content), path.endswith(".gz")), _digest(content))
-        for path, modified, content in segments
-    )
-    yield from _read(whole, traced)
+    yield from _read((_stream(path, modified, io.BytesIO(content)) for path, modified, content in segments), traced)
+
+
+def read_local(segments: Iterable[Entry], folder: str, traced: bool) -> None:
+    """Read a task's segments on this machine, and write their partials to a new file in a directory."""
+
+    def streams() -> Iterator[Stream]:
+        for segment in segments:
+            with suppress(FileNotFoundError):  # retention may remove a segment between listing and reading
+                with open(local_path(segment.path), "rb") as file:
+                    yield _stream(segment.path, segment.modified, file)
+
+    name = f"part-{uuid.uuid4().hex}.parquet"
+    with tempfile.TemporaryDirectory(prefix="oxproxy-") as work:
+        save(_read(streams(), traced), Path(work, name))
+        LocalFiles().put(Path(work, name), f"{folder}/{name}")
+
+
+def save(pieces: Iterable[Piece], file: Path) -> None:
+    """Write pieces to a new Parquet file with a row for each piece."""
+    with duckdb.connect() as duck:
+        duck.execute("CREATE TABLE pieces (batch VARCHAR, name VARCHAR, data BLOB)")
+        for piece in pieces:
+            duck.execute("INSERT INTO pieces VALUES (?, ?, ?)", piece)
+        duck.execute(f"COPY pieces TO '{file}' (FORMAT parquet, COMPRESSION uncompressed)")
 
 
 def read_lines(
@@ -259,20 +274,27 @@ def read_lines(
         if damaged:
             raise DamagedError
 
-    def streams() -> Iterator[tuple[str, int, int, Iterator[bytes], hashlib.blake2b]]:
+    def streams() -> Iterator[Stream]:
         segments = [(damaged, iter(lines))] if damaged else itertools.groupby(lines, key=operator.itemgetter(0, 1, 2))
         for segment, rows in segments:
-            digest = _digest(b"")
-            yield (*segment, ended(rows, digest), digest)
+            digest = _digest()
+            yield (*segment, ended(rows, digest), digest.hexdigest)
 
     yield from _read(streams(), traced)
 
 
-def _digest(content: bytes) -> hashlib.blake2b:
-    return hashlib.blake2b(content, digest_size=16)
+def _digest() -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=16)
 
 
-def _read(segments: Iterable[tuple[str, int, int, Iterator[bytes], hashlib.blake2b]], traced: bool) -> Iterator[Piece]:
+def _stream(path: str, modified: int, file: File) -> Stream:
+    digest = hashlib.file_digest(file, _digest)
+    size = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    return path, modified, size, inflated(file, path.endswith(".gz")), digest.hexdigest
+
+
+def _read(segments: Iterable[Stream], traced: bool) -> Iterator[Piece]:
     with tempfile.TemporaryDirectory(prefix="oxproxy-") as folder:
         reader = Reader(traced, Path(folder))
         for segment in segments:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import duckdb
 from pyspark.errors import PySparkRuntimeError
@@ -21,10 +21,12 @@ from pyspark.sql import SparkSession
 
 from proxy.errors import ConfigError
 from proxy.report.request import Request
-from proxy.report.storage import Storage
+from proxy.report.storage import HadoopFiles, LocalFiles, Storage
 
 #: Set by spark-submit for the program that it starts.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
+#: Variables that name directories with configuration of Spark or Hadoop, which may define the default file system.
+CONFIGURATION = {"HADOOP_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME"}
 
 #: Settings on which the report depends.
 FIXED = {
@@ -58,38 +60,70 @@ LOCAL = {
 }
 
 
+class Session:
+    """The Spark session for a request. Spark is started when it is first needed, and stopped at the end of a context.
+
+    If no cluster is configured, paths without a scheme and ``file:`` paths are accessed without Spark.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._thread = ThreadPoolExecutor(1)
+        self._started: Future[SparkSession] | None = None
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
+        if self._started is not None and not self._started.exception():
+            self._started.result().stop()
+
+    def start(self) -> Future[SparkSession]:
+        """Start Spark in a thread, unless it has been started."""
+        self._started = self._started or self._thread.submit(_start, self._request)
+        return self._started
+
+    @property
+    def spark(self) -> SparkSession:
+        """The running Spark session.
+
+        Raises:
+            ConfigError: Java is not installed, or Spark does not start.
+        """
+        return self.start().result()
+
+    def storage(self, *paths: str) -> Storage:
+        """Return the file systems of paths."""
+        settings = chosen(self._request)
+        is_local = settings.get("spark.master", "").startswith("local") and not CONFIGURATION & os.environ.keys()
+        names_cluster = any(name.startswith("spark.hadoop.") for name in settings.keys() - FIXED.keys())
+        schemes = {urlsplit(path).scheme for path in paths}
+        return LocalFiles() if is_local and not names_cluster and schemes <= {"", "file"} else HadoopFiles(self.spark)
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """What the steps of one run share."""
 
     request: Request
-    spark: SparkSession
+    session: Session
     storage: Storage
     output: str  # output directory, with its scheme
     work: Path  # temporary directory on this machine
     duck: duckdb.DuckDBPyConnection
 
 
-@contextmanager
-def session(request: Request) -> Iterator[SparkSession]:
-    """Start Spark for a request, and stop it at the end.
-
-    Raises:
-        ConfigError: Java is not installed, or Spark does not start.
-    """
+def _start(request: Request) -> SparkSession:
     wanted = chosen(request)
     if _SUBMITTED not in os.environ and not has_java():
         raise ConfigError("oxproxy report", 0, "", "requires Java 17 or newer (apt-get install default-jre-headless)")
     if wanted.get("spark.master", "").startswith("local"):
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # for the tasks
     try:
-        spark = SparkSession.builder.appName("oxproxy report").config(map={**wanted}).getOrCreate()
+        return SparkSession.builder.appName("oxproxy report").config(map={**wanted}).getOrCreate()
     except PySparkRuntimeError as error:
         raise ConfigError("oxproxy report", 0, "", f"Spark does not start: {error}") from error
-    try:
-        yield spark
-    finally:
-        spark.stop()
 
 
 def chosen(request: Request) -> dict[str, str]:

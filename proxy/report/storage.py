@@ -1,7 +1,8 @@
 """Accesses files on all file systems that Hadoop supports (local, hdfs://, s3a:// and others), and finds log segments.
 
 This module implements the report's file operations that Spark does not perform itself: listing directories, putting
-tables in place, and writing the page. A path without a scheme is on Hadoop's default file system.
+tables in place, and writing the page. `LocalFiles` does so without Spark, whose start takes seconds. For `HadoopFiles`,
+a path without a scheme is on Hadoop's default file system.
 
 `find_segments` finds closed segments of the audit log. The log's directories ``date=YYYY-MM-DD`` may be in the input
 directory itself or in subdirectories, such as one for each sidecar. Names that begin with ``_`` or ``.`` are skipped,
@@ -14,6 +15,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -21,12 +24,9 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
-
-from proxy.report.partials import folder_day
 
 #: Endings of segments' names.
 _SUFFIXES = (".jsonl", ".jsonl.gz")
@@ -65,44 +65,86 @@ class StorageError(OSError):
 
 
 class LocalFiles:
-    """The file system of this machine. Paths have the same form as in Hadoop."""
+    """The file system of this machine, used without the JVM. Paths and methods are those of `HadoopFiles`."""
+
+    def whole(self, path: str) -> str:
+        return f"file:{local_path(path)}"
 
     def is_folder(self, path: str) -> bool:
-        return os.path.isdir(_local(path))  # Path.is_dir raises if a name is too long
+        return os.path.isdir(local_path(path))  # Path.is_dir raises if a name is too long
 
     def entries(self, path: str) -> list[Entry]:
-        folder = _local(path).absolute()
         entries = []
-        try:
-            with os.scandir(folder) as listing:
-                for entry in listing:
-                    with suppress(FileNotFoundError):  # removed since, or a link without a target
-                        status = entry.stat()
-                        modified = status.st_mtime_ns // 1_000_000
-                        entries.append(Entry(f"file:{entry.path}", entry.is_dir(), status.st_size, modified))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            raise StorageError(f"{path}: {error.strerror}") from error
+        with _readable(path), suppress(FileNotFoundError, NotADirectoryError), os.scandir(local_path(path)) as listing:
+            for entry in listing:
+                with suppress(FileNotFoundError):  # removed since, or a link without a target
+                    status = entry.stat()
+                    modified = status.st_mtime_ns // 1_000_000
+                    entries.append(Entry(f"file:{entry.path}", entry.is_dir(), status.st_size, modified))
         return sorted(entries, key=lambda entry: entry.name)
+
+    def make(self, path: str) -> None:
+        with _readable(path):
+            local_path(path).mkdir(parents=True, exist_ok=True)
+
+    def remove(self, path: str) -> bool:
+        local = local_path(path)
+        with _readable(path):
+            if local.is_dir() and not local.is_symlink():
+                shutil.rmtree(local)
+            elif local.is_symlink() or local.exists():
+                local.unlink()
+            else:
+                return False
+        return True
+
+    def move(self, source: str, target: str) -> None:
+        with _readable(target):
+            local_path(source).rename(local_path(target))
+
+    def put(self, local: Path, target: str) -> None:
+        placed = local_path(target)
+        hidden = placed.with_name(f"_{placed.name}")
+        self.remove(str(hidden))
+        with _readable(target):
+            shutil.move(local, hidden)
+            hidden.rename(placed)
 
     def fetch(self, path: str, folder: Path) -> Path:
         local = folder / f"{uuid.uuid4().hex}.parquet"
-        local.symlink_to(_local(path).absolute())
+        local.symlink_to(local_path(path))
         return local
 
+    def write(self, path: str, content: str) -> None:
+        placed = local_path(path)
+        with _readable(path):
+            placed.parent.mkdir(parents=True, exist_ok=True)
+            hidden = placed.with_name(f"_{placed.name}")
+            hidden.write_text(content, "utf-8")
+            hidden.replace(placed)
 
-def _local(path: str) -> Path:
-    parts = urlsplit(path)
-    return Path(unquote(parts.path) if path.startswith("file://") else path.removeprefix("file:"))
+    def read(self, path: str) -> str:
+        with _readable(path), suppress(FileNotFoundError):
+            return local_path(path).read_text("utf-8")
+        return ""
 
 
-def _is_local(files: Any) -> bool:
-    return str(files.getUri().getScheme()) == "file"
+def local_path(path: str) -> Path:
+    """Return the absolute path on this machine for a path or a URI."""
+    return Path(os.path.abspath(re.sub("^file:(//)?(?=/)", "", path)))
 
 
-class Storage:
-    """The file systems of a Spark session."""
+@contextmanager
+def _readable(path: str) -> Iterator[None]:
+    """Turn errors of this machine's file system into a readable `StorageError`."""
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"{path}: {error.strerror or error}") from error
+
+
+class HadoopFiles:
+    """The file systems that Spark can access."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._jvm: Any = spark._jvm  # attributes are created at run time from the JVM's classes
@@ -121,20 +163,15 @@ class Storage:
         """List a directory, ordered by name. The list is empty if the directory does not exist."""
         entries = []
         with self._at(path) as (files, target):
-            if _is_local(files):  # the JVM takes about a millisecond per file
-                return LocalFiles().entries(str(target.toUri().getPath()))
-            if not files.exists(target):
-                return []
-            for status in files.listStatus(target):
+            for status in files.listStatus(target) if files.exists(target) else ():
                 place, size, modified = status.getPath().toString(), status.getLen(), status.getModificationTime()
                 entries.append(Entry(str(place), bool(status.isDirectory()), int(size), int(modified)))
         return sorted(entries, key=lambda entry: entry.name)
 
     def make(self, path: str) -> None:
         with self._at(path) as (files, target):
-            created = files.mkdirs(target)
-        if not created:
-            raise StorageError(f"{path}: the directory cannot be created")
+            if not files.mkdirs(target):
+                raise StorageError(f"{path}: the directory cannot be created")
 
     def remove(self, path: str) -> bool:
         """Remove a file, or a directory with its contents. Return whether it existed."""
@@ -145,9 +182,8 @@ class Storage:
         """Rename a file or directory to a new path on the same file system."""
         with self._at(target) as (files, new):
             # Hadoop would move a directory into an existing directory.
-            moved = not files.exists(new) and files.rename(self._path(source), new)
-        if not moved:
-            raise StorageError(f"{target}: {source} can't be moved there")
+            if files.exists(new) or not files.rename(self._path(source), new):
+                raise StorageError(f"{target}: {source} can't be moved there")
 
     def put(self, local: Path, target: str) -> None:
         """Move a file or directory on this machine to a new path."""
@@ -156,13 +192,10 @@ class Storage:
             files.copyFromLocalFile(True, True, self._path(local.as_uri()), new)
 
     def fetch(self, path: str, folder: Path) -> Path:
-        """Link a local file, or copy a remote file, to a new path in a local directory; return the new path."""
+        """Provide a file under a new path in a directory on this machine; return the new path."""
         local = folder / f"{uuid.uuid4().hex}.parquet"
         with self._at(path) as (files, target):
-            if _is_local(files):
-                local.symlink_to(str(target.toUri().getPath()))
-            else:
-                files.copyToLocalFile(False, target, self._path(local.as_uri()), True)
+            files.copyToLocalFile(False, target, self._path(local.as_uri()), True)
         return local
 
     def write(self, path: str, content: str) -> None:
@@ -184,14 +217,6 @@ class Storage:
             with closing(files.open(target)) as stream:
                 return bytes(stream.readAllBytes()).decode()
 
-    def read_json(self, path: str) -> dict[str, Any]:
-        """Read a JSON object; return {} if the file does not exist or was left incomplete by a killed run."""
-        try:
-            content: dict[str, Any] = json.loads(self.read(path))
-        except ValueError:
-            return {}
-        return content
-
     @contextmanager
     def _at(self, path: str) -> Iterator[tuple[Any, Any]]:  # JVM objects
         """Yield the file system of a path, and the path as a Java object. Errors become a readable `StorageError`."""
@@ -210,13 +235,26 @@ class Storage:
         return self._jvm.org.apache.hadoop.fs.Path(path)
 
 
+#: The file systems of a run.
+Storage = LocalFiles | HadoopFiles
+
+
+def read_json(files: Storage, path: str) -> dict[str, Any]:
+    """Read a JSON object; return {} if the file does not exist or was left incomplete by a killed run."""
+    try:
+        content: dict[str, Any] = json.loads(files.read(path))
+    except ValueError:
+        return {}
+    return content
+
+
 def literal(path: str) -> str:
     """Escape a path for Spark's readers, which treat paths as patterns."""
     return "".join(f"\\{character}" if character in _PATTERN else character for character in path)
 
 
 def find_segments(
-    files: LocalFiles | Storage, folder: str, wanted: Callable[[date], bool] = lambda _: True, depth: int = _DEPTH
+    files: Storage, folder: str, wanted: Callable[[date], bool] = lambda _: True, depth: int = _DEPTH
 ) -> list[Entry]:
     """List the segments for the wanted days and the loose segments, ordered by day and path."""
     found: list[Entry] = []
@@ -233,3 +271,14 @@ def find_segments(
         elif depth:
             found += find_segments(files, entry.path, wanted, depth - 1)
     return sorted(found, key=lambda segment: (segment.day or date.min, segment.path))
+
+
+def folder_day(path: str) -> date | None:
+    """Return the day of the date directory in a segment's path; None if there is no such directory."""
+    for part in path.split("/")[-2::-1]:
+        if part.startswith("date="):
+            try:
+                return date.fromisoformat(part.removeprefix("date="))
+            except ValueError:
+                return None
+    return None

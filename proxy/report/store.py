@@ -24,7 +24,7 @@ from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from proxy.report import partials
 from proxy.report.session import Run
-from proxy.report.storage import Entry, StorageError, literal
+from proxy.report.storage import Entry, LocalFiles, StorageError, literal
 
 #: Compression ratio of text in a segment (gzip, level 3).
 PACKING = 12
@@ -70,19 +70,30 @@ class Partials:
         rows = self._ask("SELECT path, size, modified, traced FROM latest")
         known = {(path, size, modified) for path, size, modified, with_trace in rows if with_trace or not traced}
         new = [segment for segment in segments if (segment.path, segment.size, segment.modified) not in known]
-        try:
-            for job in _jobs(segment for segment in new if segment.size <= _WHOLE_BYTES):
-                self._read(job)
-            for job in _jobs(segment for segment in new if segment.size > _WHOLE_BYTES):
-                self._read_large(job)
-        except _SPARK_ERRORS as error:
-            raise StorageError(_sentence(error)) from error
         if new:
+            self._run.session.start()
+            for day in {segment.day for segment in new}:  # while Spark starts
+                self._unpack_day(day)
+            try:
+                self._read_all(new)
+            except _SPARK_ERRORS as error:
+                raise StorageError(_sentence(error)) from error
             self._load()
         if self._run.request.forget:
             self._forget()
         self._compact()
         return len(new)
+
+    def _read_all(self, segments: Sequence[Entry]) -> None:
+        if isinstance(self._run.storage, LocalFiles):
+            self._run.storage.make(self._folder)
+            for job in _jobs(segments):
+                self._read_local(job)
+            return
+        for job in _jobs(segment for segment in segments if segment.size <= _WHOLE_BYTES):
+            self._read(job)
+        for job in _jobs(segment for segment in segments if segment.size > _WHOLE_BYTES):
+            self._read_large(job)
 
     def days(self) -> list[date]:
         """Return the days of which segments in the log contain records, in order."""
@@ -137,9 +148,17 @@ class Partials:
     def _ask(self, question: str, values: Sequence[object] = ()) -> list[Any]:  # rows with values of any column
         return self._run.duck.execute(question, values).fetchall()
 
+    def _read_local(self, job: Sequence[Entry]) -> None:
+        """Read segments on this machine. The tasks open the files, since Spark takes seconds to plan a query."""
+        context = self._run.session.spark.sparkContext
+        cores = context.defaultParallelism
+        tasks = min(len(job), cores * _tasks_per_core(job, cores))
+        reader = functools.partial(partials.read_local, folder=self._folder, traced=self._run.request.trace)
+        context.parallelize([job[number::tasks] for number in range(tasks)], tasks).foreach(reader)
+
     def _read(self, job: Sequence[Entry]) -> None:
         self._set_task_size(job)
-        files = self._run.spark.read.format("binaryFile").load([literal(at.path) for at in job])
+        files = self._run.session.spark.read.format("binaryFile").load([literal(at.path) for at in job])
         rows = files.select("path", F.unix_millis("modificationTime"), "content").rdd
         self._store(rows.mapPartitions(functools.partial(partials.read, traced=self._run.request.trace)))
 
@@ -156,7 +175,7 @@ class Partials:
 
     def _read_lines(self, job: Sequence[Entry], damaged: tuple[str, int, int] | None = None) -> None:
         self._set_task_size(job)
-        spark = self._run.spark
+        spark = self._run.session.spark
         spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true" if damaged else "false")
         # Paths in Spark's rows and listed paths have different forms, so each path is added as a constant.
         several = [
@@ -170,17 +189,17 @@ class Partials:
         self._store(lines.rdd.mapPartitions(reader))
 
     def _set_task_size(self, job: Sequence[Entry]) -> None:
-        spark = self._run.spark
+        spark = self._run.session.spark
         cores = spark.sparkContext.defaultParallelism
         size = sum(segment.size + _OPEN_BYTES for segment in job) // cores
-        tasks = min(_TASKS_PER_CORE, 1 + size // _TASK_BYTES)
+        tasks = _tasks_per_core(job, cores)
         largest = max(segment.size + _OPEN_BYTES for segment in job)
         # A task always reads whole files, whose sizes rarely add up to exactly the size of a task.
         spark.conf.set("spark.sql.files.maxPartitionBytes", str(max(largest, size // tasks + largest // 2)))
         spark.conf.set("spark.sql.files.openCostInBytes", str(_OPEN_BYTES))
 
     def _store(self, pieces: RDD[partials.Piece]) -> None:
-        frame = self._run.spark.createDataFrame(pieces, _ROW, verifySchema=False)
+        frame = self._run.session.spark.createDataFrame(pieces, _ROW, verifySchema=False)
         frame.write.mode("append").parquet(self._folder)
 
     def open(self, day: date | None) -> None:
@@ -188,11 +207,7 @@ class Partials:
 
         If the day is None, they are the partials of the segments outside date directories.
         """
-        condition = "folder IS NULL"
-        if day is not None:
-            condition = f"list_has_any(days, [DATE '{day}' - 1, DATE '{day}', DATE '{day}' + 1])"
-        batches = [batch for (batch,) in self._ask(f"SELECT DISTINCT batch FROM live WHERE {condition}")]
-        self._unpack(batches)
+        batches = self._unpack_day(day)
         # This table is usually empty, so joining with it costs nothing. A join with `live` would copy all rows.
         self._run.duck.execute(
             "CREATE OR REPLACE TEMP TABLE superseded AS SELECT sid FROM segments ANTI JOIN live USING (sid)"
@@ -202,6 +217,15 @@ class Partials:
             self._run.duck.execute(
                 f"CREATE OR REPLACE TEMP VIEW p_{name} AS FROM {source} ANTI JOIN superseded USING (sid)"
             )
+
+    def _unpack_day(self, day: date | None) -> list[str]:
+        """Write the tables of the batches that affect a day to files on this machine. Return the batches."""
+        condition = "folder IS NULL"
+        if day is not None:
+            condition = f"list_has_any(days, [DATE '{day}' - 1, DATE '{day}', DATE '{day}' + 1])"
+        batches = [batch for (batch,) in self._ask(f"SELECT DISTINCT batch FROM live WHERE {condition}")]
+        self._unpack(batches)
+        return batches
 
     def _forget(self) -> None:
         """Remove the partials of deleted segments for the requested days."""
@@ -233,15 +257,17 @@ class Partials:
         shift, new = uuid.uuid4().int >> 66, uuid.uuid4().hex
         kept = f"(SELECT sid FROM latest {condition} WHERE batch IN ({', '.join(map(repr, batches))}))"
         target, piece = self._work / f"{new}.parquet", self._work / "piece"
-        self._run.duck.execute("CREATE OR REPLACE TEMP TABLE rewritten (batch VARCHAR, name VARCHAR, data BLOB)")
-        for name in partials.PARTIALS:
-            self._run.duck.execute(
-                f"""COPY (SELECT * REPLACE ((sid + {shift}) % 4611686018427387904 AS sid)
-                    FROM {self._source(name, batches)} WHERE sid IN {kept})
-                    TO '{piece}' (FORMAT parquet, COMPRESSION zstd)"""
-            )
-            self._run.duck.execute("INSERT INTO rewritten VALUES (?, ?, ?)", [new, name, piece.read_bytes()])
-        self._run.duck.execute(f"COPY rewritten TO '{target}' (FORMAT parquet, COMPRESSION uncompressed)")
+
+        def pieces() -> Iterator[partials.Piece]:
+            for name in partials.PARTIALS:
+                self._run.duck.execute(
+                    f"""COPY (SELECT * REPLACE ((sid + {shift}) % 4611686018427387904 AS sid)
+                        FROM {self._source(name, batches)} WHERE sid IN {kept})
+                        TO '{piece}' (FORMAT parquet, COMPRESSION zstd)"""
+                )
+                yield partials.Piece(new, name, piece.read_bytes())
+
+        partials.save(pieces(), target)
         self._run.storage.put(target, f"{self._folder}/joined-{new}.parquet")
         for path in paths:
             self._run.storage.remove(path)
@@ -250,6 +276,10 @@ class Partials:
             del self._batches[batch]
             self._local("segments", batch).unlink()
         self._load()
+
+
+def _tasks_per_core(job: Sequence[Entry], cores: int) -> int:
+    return min(_TASKS_PER_CORE, 1 + sum(segment.size + _OPEN_BYTES for segment in job) // cores // _TASK_BYTES)
 
 
 def _jobs(segments: Iterable[Entry]) -> Iterator[list[Entry]]:
@@ -271,5 +301,7 @@ def _sentence(error: Any) -> str:  # an exception from one of two libraries
         module = text.partition("No module named")[2].split("\n")[0].strip(" '\"")
         return f"the Python of Spark's executors has no module {module} (docs/reference/audit.md, On a cluster)"
     reasons = [line.strip() for line in text.splitlines() if line.startswith("Caused by: ")]
+    if "Python worker" in text:
+        reasons = [line for line in text.splitlines() if line and not line[0].isspace()]  # a traceback; its last line
     reason = reasons[-1].removeprefix("Caused by: ") if reasons else text.splitlines()[0]
     return f"reading the log failed: {reason}"

@@ -24,9 +24,10 @@ from typing import Any
 
 import duckdb
 
-from proxy.report.partials import MACROS, SIZE_CLASSES, folder_day, statements
+from proxy.report.partials import MACROS, SIZE_CLASSES, statements
 from proxy.report.request import KnownBinding
 from proxy.report.session import Run
+from proxy.report.storage import folder_day, read_json
 
 #: The tables of a report.
 TRAFFIC, TRACE = "traffic", "trace"
@@ -107,7 +108,7 @@ class Tables:
 
     def state(self, day: date | None) -> dict[str, Any]:
         """Return the inputs and page data of a day's tables; empty if another version created the tables."""
-        return self._run.storage.read_json(self._state_file(day))
+        return read_json(self._run.storage, self._state_file(day))
 
     def fingerprint(self, day: date | None) -> str:
         """Return a fingerprint of the inputs of a day's tables."""

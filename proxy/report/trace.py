@@ -9,19 +9,18 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import duckdb
 
 from proxy.errors import ConfigError
 from proxy.report.partials import BLOOM_HASHES, FOLDER, DamagedError, bloom_place, inflated, texts
 from proxy.report.request import Request
-from proxy.report.session import session
-from proxy.report.storage import Entry, LocalFiles, Storage, StorageError, find_segments
+from proxy.report.session import Session
+from proxy.report.storage import Entry, Storage, StorageError, find_segments
 
 Record = dict[str, Any]  # as in JSON
 
@@ -42,7 +41,8 @@ def trace(message_id: str, request: Request) -> Found:
         ConfigError: the directory does not exist or can't be read.
     """
     try:
-        with _files(request) as files, tempfile.TemporaryDirectory(prefix="oxproxy-trace-") as work:
+        with Session(request) as session, tempfile.TemporaryDirectory(prefix="oxproxy-trace-") as work:
+            files = session.storage(request.input, request.output)
             if not files.is_folder(request.input):
                 raise ConfigError(request.input, 0, "--input", "no such directory")
             segments = find_segments(files, request.input, request.wants)
@@ -57,18 +57,9 @@ def trace(message_id: str, request: Request) -> Found:
     return Found(ordered, len(possible), len(segments) - len(possible))
 
 
-@contextmanager
-def _files(request: Request) -> Iterator[LocalFiles | Storage]:
-    if request.master is None and {urlsplit(path).scheme for path in (request.input, request.output)} <= {"", "file"}:
-        yield LocalFiles()
-    else:
-        with session(request) as spark:
-            yield Storage(spark)
-
-
 @dataclass(frozen=True, slots=True)
 class _Search:
-    files: LocalFiles | Storage
+    files: Storage
     work: Path
     message_id: str
 
@@ -122,19 +113,16 @@ class _Search:
         """Yield the records of the lines that contain any of the given strings, up to the first damage."""
         local = self.files.fetch(segment.path, self.work)
         try:
-            content = local.read_bytes()
-        except FileNotFoundError:  # retention may remove a segment between listing and reading
-            return
+            with suppress(DamagedError, FileNotFoundError), local.open("rb") as file:  # retention may have removed it
+                for text in texts(inflated(file, segment.path.endswith(".gz"))):
+                    if any(part in text for part in written):
+                        for line in text.split("\n"):
+                            if any(part in line for part in written) and isinstance(record := _parsed(line), dict):
+                                yield record
         except OSError as error:
             raise StorageError(f"{segment.path}: {error.strerror}") from error
         finally:
             local.unlink()
-        with suppress(DamagedError):
-            for text in texts(inflated(content, segment.path.endswith(".gz"))):
-                if any(part in text for part in written):
-                    for line in text.split("\n"):
-                        if any(part in line for part in written) and isinstance(record := _parsed(line), dict):
-                            yield record
 
 
 def _parsed(line: str) -> Any:

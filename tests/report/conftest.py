@@ -12,6 +12,8 @@ from proxy.report.request import Request
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from proxy.report.session import Session
+
 
 #: Default timeout of a test in seconds: the first one starts Spark, and CI runs other tests at the same time.
 SPARK_SECONDS = 300
@@ -21,7 +23,7 @@ SPARK_SECONDS = 300
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark tests that use Spark, so that ``-m "not spark"`` excludes them."""
     for item in items:
-        if {"spark", "java"} & set(getattr(item, "fixturenames", ())):
+        if {"session", "java"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.spark)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(SPARK_SECONDS))
@@ -38,11 +40,16 @@ def java() -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+def session(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
     """A Spark session on two cores, shared by all tests."""
-    from proxy.report.session import session
+    from proxy.report.session import Session
 
     folder = tmp_path_factory.mktemp("spark")
     own = (("spark.local.dir", str(folder)), ("spark.sql.warehouse.dir", str(folder)))
-    with session(Request("", "", master="local[2]", settings=own)) as running:
+    with Session(Request("", "", master="local[2]", settings=own)) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def spark(session: Session) -> SparkSession:
+    return session.spark

@@ -16,12 +16,12 @@ from typing import Any
 
 import duckdb
 import pytest
-from pyspark.sql import SparkSession
 
 from proxy.report import job, store
 from proxy.report.job import Summary, follow, run
 from proxy.report.request import Request
-from proxy.report.storage import Storage
+from proxy.report.session import Session
+from proxy.report.storage import LocalFiles
 from proxy.report.tables import TABLES
 from tests.producer import until
 from tests.report.lines import PUBLISH, publish, segment, settle
@@ -55,12 +55,12 @@ sys.exit(main(["report", "--input", *sys.argv[1:2], "--output", *sys.argv[2:], "
 class Place:
     """A log and its report."""
 
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
-        self.spark, self.input, self.output = spark, folder / "in", folder / "out"
+    def __init__(self, session: Session, folder: Path) -> None:
+        self.session, self.input, self.output = session, folder / "in", folder / "out"
         self.input.mkdir()
 
     def run(self, **more: Any) -> Summary:  # fields of a request
-        return run(self.spark, Request(str(self.input), str(self.output), now=NOW, **more))
+        return run(self.session, Request(str(self.input), str(self.output), now=NOW, **more))
 
     def ask(self, question: str) -> list[tuple[Any, ...]]:  # values of any column
         names = {name: f"read_parquet('{self.output}/{name}/*/*.parquet')" for name in TABLES}
@@ -72,8 +72,8 @@ class Place:
 
 
 @pytest.fixture
-def place(spark: SparkSession, tmp_path: Path) -> Place:
-    return Place(spark, tmp_path)
+def place(session: Session, tmp_path: Path) -> Place:
+    return Place(session, tmp_path)
 
 
 def test_only_new_segments_of_a_day_are_read(place: Place) -> None:
@@ -244,7 +244,10 @@ def test_output_of_version_0_1_is_kept_or_rebuilt_and_reported(place: Place) -> 
 
 
 #: Methods that change the output, by class.
-CHANGES = {Storage: ("remove", "make", "put", "move", "write"), store.Partials: ("_read",)}
+CHANGES: dict[type, tuple[str, ...]] = {
+    LocalFiles: ("remove", "make", "put", "move", "write"),
+    store.Partials: ("_read_local",),
+}
 
 
 def before_changes(patch: Callable[[type, str, Any], None], look: Callable[[str], None]) -> None:
@@ -264,7 +267,7 @@ def before_changes(patch: Callable[[type, str, Any], None], look: Callable[[str]
 
 def step(method: str, arguments: Sequence[Any]) -> str:
     """Return the name of a change: the operation and the affected part of the output."""
-    if method == "_read":
+    if method == "_read_local":
         return "read segments"
     path = arguments[2 if method in ("put", "move") else 1]
     return f"{method} {path.partition('/out/')[2].partition('/')[0] or 'output'}"
@@ -354,7 +357,7 @@ def test_a_run_killed_during_tasks_loses_nothing_and_counts_nothing_twice(place:
 
 
 def test_stream_reports_new_segments(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "session", lambda _: nullcontext(place.spark))
+    monkeypatch.setattr(job, "Session", lambda _: nullcontext(place.session))
     segment(place.input, [publish()])
     summaries: list[Summary] = []
     for _ in range(2):

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from proxy.errors import ConfigError
 from proxy.report import store
 from proxy.report.job import run
 from proxy.report.request import KnownBinding, Request
+from proxy.report.session import Session
 from proxy.report.storage import literal
 from proxy.report.tables import TABLES
 from tests.report.lines import gap, publish, segment, settle
@@ -37,13 +37,13 @@ PROMISED = {
 class Place:
     """A log and its report."""
 
-    def __init__(self, spark: SparkSession, folder: Path) -> None:
-        self.spark = spark
+    def __init__(self, session: Session, folder: Path) -> None:
+        self.session, self.spark = session, session.spark
         self.input, self.output = folder / "in", folder / "out"
         self.input.mkdir()
 
     def run(self, **more: Any) -> str:  # fields of a request
-        return str(run(self.spark, Request(str(self.input), str(self.output), now=NOW, **more)))
+        return str(run(self.session, Request(str(self.input), str(self.output), now=NOW, **more)))
 
     def rows(self, name: str, columns: str) -> list[tuple[Any, ...]]:  # values of any column
         frame = self.spark.read.parquet(f"{self.output}/{name}").select(*columns.split())
@@ -62,14 +62,14 @@ class Place:
 
 
 @pytest.fixture
-def place(spark: SparkSession, tmp_path: Path) -> Place:
-    return Place(spark, tmp_path)
+def place(session: Session, tmp_path: Path) -> Place:
+    return Place(session, tmp_path)
 
 
 @pytest.fixture(scope="module")
-def done(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, str]:
+def done(session: Session, tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, str]:
     """A report on a log with records of every kind, and its summary."""
-    place = Place(spark, tmp_path_factory.mktemp("job"))
+    place = Place(session, tmp_path_factory.mktemp("job"))
     lines = [
         publish(seq=1, message_id="m1", decide_us=5.0),
         publish(seq=2, message_id="m1", remotes=["far"]),
@@ -244,13 +244,19 @@ def test_a_missing_input_directory_is_an_error(place: Place) -> None:
         place.run()
 
 
-def test_glob_characters_in_paths_are_literal(spark: SparkSession, tmp_path: Path) -> None:
+def test_an_unreadable_segment_is_an_error_with_the_reason(place: Place) -> None:
+    segment(place.input, [publish()]).with_name("audit-x.jsonl").symlink_to("/proc/self/mem")
+    with pytest.raises(ConfigError, match=r"reading the log failed: .*\[Errno 5\] Input/output error"):
+        place.run()
+
+
+def test_glob_characters_in_paths_are_literal(session: Session, tmp_path: Path) -> None:
     folder = tmp_path / "a {b} [c]*"
     folder.mkdir()
-    place = Place(spark, folder)
+    place = Place(session, folder)
     segment(place.input, [publish()])
     place.run()
-    assert spark.read.parquet(literal(str(folder / "out/traffic"))).count() == 1
+    assert session.spark.read.parquet(literal(str(folder / "out/traffic"))).count() == 1
 
 
 def test_all_files_are_accessed_through_hadoop(place: Place) -> None:
@@ -264,7 +270,7 @@ def test_all_files_are_accessed_through_hadoop(place: Place) -> None:
     broken.write_bytes(broken.read_bytes()[:-9])
     segment(place.input, [publish(), "rubbish"])
     for _ in range(2):
-        summary = str(run(place.spark, request))
+        summary = str(run(place.session, request))
     assert summary.splitlines()[-1] == "viewfs://logs/out/report.html"
     assert "1 damaged file, 1 foreign" in summary
     assert "read 0 new segments" in summary

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
 
 from proxy.report import store
 from proxy.report.job import run
 from proxy.report.request import Request
+from proxy.report.session import Session
 from tests.report.generator import Day
 from tests.report.independent import QUESTIONS, Computed
 from tests.report.lines import GAP, PUBLISH, SETTLE
@@ -45,21 +45,21 @@ TIMES = tuple(
 )
 
 
-def check_generated_day(spark: SparkSession, folder: Path, records: int) -> None:
+def check_generated_day(session: Session, folder: Path, records: int) -> None:
     Day(records, packed=False).write(folder / "in")
-    summary = run(spark, Request(str(folder / "in"), str(folder / "out"), trace=True))
+    summary = run(session, Request(str(folder / "in"), str(folder / "out"), trace=True))
     assert summary.publishes == records
     assert len(Computed(folder / "in", folder / "out").compare()) >= len(QUESTIONS) - 1
 
 
-def test_a_day_of_100000_records_equals_the_independent_numbers(spark: SparkSession, tmp_path: Path) -> None:
-    check_generated_day(spark, tmp_path, 100_000)
+def test_a_day_of_100000_records_equals_the_independent_numbers(session: Session, tmp_path: Path) -> None:
+    check_generated_day(session, tmp_path, 100_000)
 
 
 @pytest.mark.matrix
 @pytest.mark.timeout(1800)
-def test_a_day_of_two_million_records_equals_the_independent_numbers(spark: SparkSession, tmp_path: Path) -> None:
-    check_generated_day(spark, tmp_path, 2_000_000)
+def test_a_day_of_two_million_records_equals_the_independent_numbers(session: Session, tmp_path: Path) -> None:
+    check_generated_day(session, tmp_path, 2_000_000)
 
 
 def random_records(rnd: random.Random, count: int) -> list[tuple[datetime, dict[str, Any]]]:
@@ -117,13 +117,15 @@ def write_segments(rnd: random.Random, folder: Path, made: list[tuple[datetime, 
     return len(files) + -(-len(files) // 3)
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["segments read at once", "segments read line by line"])
+@pytest.mark.parametrize("way", ["opened by tasks", "whole from Hadoop", "line by line from Hadoop"])
 def test_random_records_equal_the_independent_numbers(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    if not whole:
+    if way != "opened by tasks":
+        monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    if way.startswith("line"):
         monkeypatch.setattr(store, "_WHOLE_BYTES", 0)
-    rnd = random.Random(whole)
+    rnd = random.Random(way)
     made = random_records(rnd, 1500)
     bad = write_segments(rnd, tmp_path / "in", made)
     # Two runs; the first one reads only a part of the log.
@@ -131,12 +133,12 @@ def test_random_records_equal_the_independent_numbers(
     for path in later:
         path.rename(path.with_name(f"_{path.name}"))
     request = Request(str(tmp_path / "in"), str(tmp_path / "out"), trace=True, now=datetime(2026, 12, 1, tzinfo=UTC))
-    run(spark, request)
+    run(session, request)
     for path in later:
         path.with_name(f"_{path.name}").rename(path)
-    summary = run(spark, request)
+    summary = run(session, request)
     assert summary.read == len(later)
-    assert run(spark, request).read == 0
+    assert run(session, request).read == 0
     assert summary.publishes == sum(record["kind"] == "publish" for _, record in made)
     assert sum(summary.rejected.values()) == bad
     assert summary.unmatched == 0

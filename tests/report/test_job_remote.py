@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from proxy.report import store
 from proxy.report.job import run
 from proxy.report.request import Request
+from proxy.report.session import Session
 from tests.report.generator import Day
 from tests.report.independent import Computed
 from tests.report.webhdfs import WebHdfs
@@ -21,7 +21,7 @@ NOW = datetime(2026, 11, 22, 5, tzinfo=UTC)
 
 @pytest.mark.parametrize("whole", [True, False], ids=["segments read at once", "segments read line by line"])
 def test_log_and_output_can_be_on_hdfs(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
     if not whole:
         monkeypatch.setattr(store, "_WHOLE_BYTES", 0)
@@ -32,10 +32,10 @@ def test_log_and_output_can_be_on_hdfs(
     segments = {f"/{path.relative_to(tmp_path)}": path.stat().st_size for path in (tmp_path / "log").rglob("audit-*")}
     with WebHdfs(tmp_path) as hdfs:
         request = Request(f"{hdfs.url}/log", f"{hdfs.url}/out", trace=True, now=NOW)
-        assert run(spark, request).segments == len(segments) == 6
+        assert run(session, request).segments == len(segments) == 6
         assert all(hdfs.read_bytes[path] >= size for path, size in segments.items())
         Computed(tmp_path / "log", tmp_path / "out").compare()
         hdfs.read_bytes.clear()
-        assert run(spark, request).read == 0
+        assert run(session, request).read == 0
         assert not hdfs.read_bytes.keys() & segments
         assert (tmp_path / "out/pages/index.html").exists()

@@ -9,7 +9,8 @@ import pytest
 
 from proxy.errors import ConfigError
 from proxy.report.request import Request
-from proxy.report.session import LOCAL, chosen, session
+from proxy.report.session import CONFIGURATION, LOCAL, Session, chosen
+from proxy.report.storage import LocalFiles
 from tests.report.lines import publish, segment
 
 
@@ -42,8 +43,44 @@ def test_given_settings_override_the_defaults() -> None:
 
 def test_missing_java_is_an_error_that_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match="default-jre-headless"), session(request()):
-        pass
+    with pytest.raises(ConfigError, match="default-jre-headless"), Session(request()) as session:
+        _ = session.spark
+
+
+@pytest.mark.parametrize(
+    ("master", "setting", "variable", "path"),
+    [
+        ("spark://host:7077", None, None, "/log"),
+        (None, ("spark.hadoop.fs.defaultFS", "hdfs://host"), None, "/log"),
+        (None, None, "HADOOP_CONF_DIR", "/log"),
+        (None, None, None, "hdfs://host/log"),
+    ],
+)
+def test_files_are_accessed_without_spark_only_if_they_are_surely_on_this_machine(
+    monkeypatch: pytest.MonkeyPatch,
+    master: str | None,
+    setting: tuple[str, str] | None,
+    variable: str | None,
+    path: str,
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")  # the start of Spark fails
+    for name in CONFIGURATION:
+        monkeypatch.delenv(name, raising=False)
+    assert isinstance(Session(request()).storage("/log", "file:/out", "file:///out"), LocalFiles)
+    if variable:
+        monkeypatch.setenv(variable, "/etc")
+    with pytest.raises(ConfigError, match="default-jre-headless"):
+        Session(request(master, *[setting] if setting else [])).storage(path, "/out")
+
+
+def test_without_new_segments_spark_is_not_started(java: None, tmp_path: Path) -> None:
+    segment(tmp_path / "in", [publish()])
+    program = str(Path(sys.executable).with_name("oxproxy"))
+    command = [program, "report", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
+    for environment, read in ((os.environ, 1), ({**os.environ, "JAVA_HOME": str(tmp_path)}, 0)):
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        assert done.stdout.startswith("1 publish in 1 segment")
+        assert f"read {read} new segment" in done.stdout
 
 
 def test_an_invalid_master_is_an_error_without_traceback(java: None, tmp_path: Path) -> None:
@@ -81,6 +118,7 @@ def test_an_archive_of_classes_can_be_written_and_used(java: None, tmp_path: Pat
     assert done.stdout.startswith("1 publish in 1 segment")
     assert "[cds]" not in done.stdout
     assert archive.stat().st_size > 50 << 20
+    segment(tmp_path / "in", [publish(seq=2)], name="p-1-2")
     reported(f"-XX:SharedArchiveFile={archive} -Xlog:class+load:file={log}")
     loaded = log.read_text()
     assert loaded.count("source: shared objects file (top)") > loaded.count("source: file:")

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
 from proxy.cli.main import main
 from proxy.report.job import run
 from proxy.report.request import Request
+from proxy.report.session import Session
 from proxy.report.storage import Entry, LocalFiles
 from tests.report.lines import publish, segment, settle
 
@@ -53,10 +53,10 @@ def test_an_unknown_message_is_status_1(log: Path, capsys: pytest.CaptureFixture
 
 
 def test_segments_without_the_message_in_their_partial_are_skipped(
-    log: Path, spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    log: Path, session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
-    run(spark, Request(str(log), str(output)))
+    run(session, Request(str(log), str(output)))
     for number in range(10, 400, 30):
         assert traced(capsys, log, f"m{number}", "--output", str(output))[0] == 0
     status, _, errors = traced(capsys, log, "unknown message", "--output", str(output))
@@ -68,10 +68,10 @@ def test_segments_without_the_message_in_their_partial_are_skipped(
 
 
 def test_partials_are_listed_once_for_all_segments(
-    log: Path, spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    log: Path, session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "out"
-    run(spark, Request(str(log), str(output)))
+    run(session, Request(str(log), str(output)))
     listed: list[str] = []
     entries = LocalFiles.entries
 
