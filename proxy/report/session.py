@@ -1,8 +1,9 @@
 """Starts Spark, and defines what the steps of a run share.
 
 By default, Spark uses all cores of this machine, listens only on loopback and has no web page. On a cluster,
-spark-submit or ``--master`` determines the master and all other settings. The JVM only lists files and moves bytes to
-and from Python. A small heap, the serial collector and the C1 compiler are therefore sufficient for 20 million records.
+spark-submit or ``--master`` determines the master and all other settings. The JVM starts the tasks and, for remote
+paths, lists files and moves bytes to and from Python. A small heap, the serial collector and the C1 compiler are
+therefore sufficient for 20 million records.
 """
 
 from __future__ import annotations

@@ -152,9 +152,9 @@ class Partials:
         """Read segments on this machine. The tasks open the files, since Spark takes seconds to plan a query."""
         context = self._run.session.spark.sparkContext
         cores = context.defaultParallelism
-        tasks = min(len(job), cores * _tasks_per_core(job, cores))
+        parts = _parts(job, cores * _tasks_per_core(job, cores))
         reader = functools.partial(partials.read_local, folder=self._folder, traced=self._run.request.trace)
-        context.parallelize([job[number::tasks] for number in range(tasks)], tasks).foreach(reader)
+        context.parallelize(parts, len(parts)).foreach(reader)
 
     def _read(self, job: Sequence[Entry]) -> None:
         self._set_task_size(job)
@@ -280,6 +280,17 @@ class Partials:
 
 def _tasks_per_core(job: Sequence[Entry], cores: int) -> int:
     return min(_TASKS_PER_CORE, 1 + sum(segment.size + _OPEN_BYTES for segment in job) // cores // _TASK_BYTES)
+
+
+def _parts(job: Sequence[Entry], count: int) -> list[list[Entry]]:
+    """Divide a job into up to the given number of parts of about the same size, each with successive segments."""
+    parts: list[list[Entry]] = [[] for _ in range(count)]
+    whole = sum(segment.size + _OPEN_BYTES for segment in job)
+    done = 0
+    for segment in job:
+        parts[done * count // whole].append(segment)
+        done += segment.size + _OPEN_BYTES
+    return [part for part in parts if part]
 
 
 def _jobs(segments: Iterable[Entry]) -> Iterator[list[Entry]]:
