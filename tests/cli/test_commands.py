@@ -231,7 +231,7 @@ def test_a_misspelled_header_type_is_refused_with_a_hint(
     rules: Path, capsys: pytest.CaptureFixture[str], kind: str, meant: str
 ) -> None:
     command = ["explain", "--rules", str(rules), "--exchange", "e", "--header"]
-    assert wrong_usage(*command, f"a:{kind}=1") == 2
+    assert exit_status(*command, f"a:{kind}=1") == 2
     assert (
         f'--header: seen the unknown type "{kind}"; did you mean {meant}? '
         f'For a header with the name "a:{kind}", write a:{kind}:string=1'
@@ -247,7 +247,7 @@ def test_a_header_name_can_contain_colons(rules: Path, capsys: pytest.CaptureFix
 
 
 def test_rules_lists_only_the_missing_action(capsys: pytest.CaptureFixture[str]) -> None:
-    assert wrong_usage("rules") == 2
+    assert exit_status("rules") == 2
     assert "the following arguments are required: action\n" in capsys.readouterr().err
 
 

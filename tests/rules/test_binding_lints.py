@@ -153,7 +153,7 @@ def test_bindings_without_effect_are_reported_with_their_lines(findings: Finding
         (13, 9, "this binding is never visited"),
         (18, 9, "this binding is redundant"),
     ]
-    assert found.warnings[-1].message.endswith(
+    assert findings.warnings[-1].message.endswith(
         "redundant: the binding on line 17 already sends these messages to the same destination"
     )
 
