@@ -227,6 +227,7 @@ def test_records_before_the_damage_of_a_segment_count(
 ) -> None:
     if not whole:
         monkeypatch.setattr(store, "_WHOLE_BYTES", 0)
+        monkeypatch.setenv("HADOOP_CONF_DIR", str(place.input))  # so that Hadoop accesses the files
     segment(place.input, [publish()])
     broken = segment(
         place.input, [publish(proxy="b", seq=seq, rk=f"k{seq * 7919}") for seq in range(1, 9001)], name="b"
