@@ -118,7 +118,7 @@ def test_a_refused_carrier_is_an_error_that_names_the_missing_permission(
 ) -> None:
     with pytest.raises(SidecarFailed) as caught, controlled(broker, tmp_path, RULES, *rights):
         pass
-    assert "exchange carried: user 'user-" in str(caught.value)
+    assert "exchange carried: to declare it, user 'user-" in str(caught.value)
     assert lacks in str(caught.value)
 
 
