@@ -20,7 +20,7 @@ import duckdb
 from proxy.errors import ConfigError
 from proxy.report.pages import PAGE, Pages
 from proxy.report.request import Request
-from proxy.report.session import Run, Session
+from proxy.report.session import LazySession, Run
 from proxy.report.storage import Entry, Storage, StorageError, find_segments
 from proxy.report.store import Partials
 from proxy.report.tables import REJECTED, Tables
@@ -79,13 +79,13 @@ class Summary:
 
 def report(request: Request) -> Summary:
     """Create the report in a new Spark session."""
-    with Session(request) as session:
+    with LazySession(request) as session:
         return run(session, request)
 
 
 def follow(request: Request, say: Callable[[Summary], None], once: bool = False) -> None:
     """Repeat the report with one Spark session until SIGTERM or SIGINT, or run it only once."""
-    with Session(request) as session, ExitStack() as stack:
+    with LazySession(request) as session, ExitStack() as stack:
         stopped = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             stack.callback(signal.signal, number, signal.signal(number, lambda *_: stopped.set()))
@@ -99,7 +99,7 @@ def follow(request: Request, say: Callable[[Summary], None], once: bool = False)
             stopped.wait(max(LOOK_SECONDS, REST * (time.monotonic() - began)))
 
 
-def run(session: Session, request: Request) -> Summary:
+def run(session: LazySession, request: Request) -> Summary:
     """Create the report in a running session.
 
     Raises:

@@ -61,7 +61,7 @@ LOCAL = {
 }
 
 
-class Session:
+class LazySession:
     """The Spark session for a request. Spark is started when it is first needed, and stopped at the end of a context.
 
     If no cluster is configured, paths without a scheme and ``file:`` paths are accessed without Spark.
@@ -72,7 +72,7 @@ class Session:
         self._thread = ThreadPoolExecutor(1)
         self._started: Future[SparkSession] | None = None
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> LazySession:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -108,7 +108,7 @@ class Run:
     """What the steps of one run share."""
 
     request: Request
-    session: Session
+    session: LazySession
     storage: Storage
     output: str  # output directory, with its scheme
     work: Path  # temporary directory on this machine

@@ -19,7 +19,7 @@ import duckdb
 from proxy.errors import ConfigError
 from proxy.report.partials import BLOOM_HASHES, FOLDER, DamagedError, bloom_place, inflated, texts
 from proxy.report.request import Request
-from proxy.report.session import Session
+from proxy.report.session import LazySession
 from proxy.report.storage import Entry, Storage, StorageError, find_segments
 
 Record = dict[str, Any]  # as in JSON
@@ -41,7 +41,7 @@ def trace(message_id: str, request: Request) -> Found:
         ConfigError: the directory does not exist or can't be read.
     """
     try:
-        with Session(request) as session, tempfile.TemporaryDirectory(prefix="oxproxy-trace-") as work:
+        with LazySession(request) as session, tempfile.TemporaryDirectory(prefix="oxproxy-trace-") as work:
             files = session.storage(request.input, request.output)
             if not files.is_folder(request.input):
                 raise ConfigError(request.input, 0, "--input", "no such directory")

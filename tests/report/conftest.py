@@ -12,7 +12,7 @@ from proxy.report.request import Request
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from proxy.report.session import Session
+    from proxy.report.session import LazySession
 
 
 #: Default timeout of a test in seconds: the first one starts Spark, and CI runs other tests at the same time.
@@ -40,16 +40,16 @@ def java() -> None:
 
 
 @pytest.fixture(scope="session")
-def session(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+def session(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LazySession]:
     """A Spark session on two cores, shared by all tests."""
-    from proxy.report.session import Session
+    from proxy.report.session import LazySession
 
     folder = tmp_path_factory.mktemp("spark")
     own = (("spark.local.dir", str(folder)), ("spark.sql.warehouse.dir", str(folder)))
-    with Session(Request("", "", master="local[2]", settings=own)) as running:
+    with LazySession(Request("", "", master="local[2]", settings=own)) as running:
         yield running
 
 
 @pytest.fixture(scope="session")
-def spark(session: Session) -> SparkSession:
+def spark(session: LazySession) -> SparkSession:
     return session.spark

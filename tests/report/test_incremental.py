@@ -20,7 +20,7 @@ import pytest
 from proxy.report import job, store
 from proxy.report.job import Summary, follow, run
 from proxy.report.request import Request
-from proxy.report.session import Session
+from proxy.report.session import LazySession
 from proxy.report.storage import LocalFiles
 from proxy.report.tables import TABLES
 from tests.producer import until
@@ -55,7 +55,7 @@ sys.exit(main(["report", "--input", *sys.argv[1:2], "--output", *sys.argv[2:], "
 class Place:
     """A log and its report."""
 
-    def __init__(self, session: Session, folder: Path) -> None:
+    def __init__(self, session: LazySession, folder: Path) -> None:
         self.session, self.input, self.output = session, folder / "in", folder / "out"
         self.input.mkdir()
 
@@ -72,7 +72,7 @@ class Place:
 
 
 @pytest.fixture
-def place(session: Session, tmp_path: Path) -> Place:
+def place(session: LazySession, tmp_path: Path) -> Place:
     return Place(session, tmp_path)
 
 
@@ -357,7 +357,7 @@ def test_a_run_killed_during_tasks_loses_nothing_and_counts_nothing_twice(place:
 
 
 def test_stream_reports_new_segments(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "Session", lambda _: nullcontext(place.session))
+    monkeypatch.setattr(job, "LazySession", lambda _: nullcontext(place.session))
     segment(place.input, [publish()])
     summaries: list[Summary] = []
     for _ in range(2):

@@ -12,7 +12,7 @@ from proxy.errors import ConfigError
 from proxy.report import store
 from proxy.report.job import run
 from proxy.report.request import KnownBinding, Request
-from proxy.report.session import Session
+from proxy.report.session import LazySession
 from proxy.report.storage import literal
 from proxy.report.tables import TABLES
 from tests.report.lines import gap, publish, segment, settle
@@ -37,7 +37,7 @@ PROMISED = {
 class Place:
     """A log and its report."""
 
-    def __init__(self, session: Session, folder: Path) -> None:
+    def __init__(self, session: LazySession, folder: Path) -> None:
         self.session, self.spark = session, session.spark
         self.input, self.output = folder / "in", folder / "out"
         self.input.mkdir()
@@ -62,12 +62,12 @@ class Place:
 
 
 @pytest.fixture
-def place(session: Session, tmp_path: Path) -> Place:
+def place(session: LazySession, tmp_path: Path) -> Place:
     return Place(session, tmp_path)
 
 
 @pytest.fixture(scope="module")
-def done(session: Session, tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, str]:
+def done(session: LazySession, tmp_path_factory: pytest.TempPathFactory) -> tuple[Place, str]:
     """A report on a log with records of every kind, and its summary."""
     place = Place(session, tmp_path_factory.mktemp("job"))
     lines = [
@@ -251,7 +251,7 @@ def test_an_unreadable_segment_is_an_error_with_the_reason(place: Place) -> None
         place.run()
 
 
-def test_glob_characters_in_paths_are_literal(session: Session, tmp_path: Path) -> None:
+def test_glob_characters_in_paths_are_literal(session: LazySession, tmp_path: Path) -> None:
     folder = tmp_path / "a {b} [c]*"
     folder.mkdir()
     place = Place(session, folder)

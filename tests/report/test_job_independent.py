@@ -14,7 +14,7 @@ import pytest
 from proxy.report import store
 from proxy.report.job import run
 from proxy.report.request import Request
-from proxy.report.session import Session
+from proxy.report.session import LazySession
 from tests.report.generator import Day
 from tests.report.independent import QUESTIONS, Computed
 from tests.report.lines import GAP, PUBLISH, SETTLE
@@ -45,20 +45,20 @@ TIMES = tuple(
 )
 
 
-def check_generated_day(session: Session, folder: Path, records: int) -> None:
+def check_generated_day(session: LazySession, folder: Path, records: int) -> None:
     Day(records, packed=False).write(folder / "in")
     summary = run(session, Request(str(folder / "in"), str(folder / "out"), trace=True))
     assert summary.publishes == records
     assert len(Computed(folder / "in", folder / "out").compare()) >= len(QUESTIONS) - 1
 
 
-def test_a_day_of_100000_records_equals_the_independent_numbers(session: Session, tmp_path: Path) -> None:
+def test_a_day_of_100000_records_equals_the_independent_numbers(session: LazySession, tmp_path: Path) -> None:
     check_generated_day(session, tmp_path, 100_000)
 
 
 @pytest.mark.matrix
 @pytest.mark.timeout(1800)
-def test_a_day_of_two_million_records_equals_the_independent_numbers(session: Session, tmp_path: Path) -> None:
+def test_a_day_of_two_million_records_equals_the_independent_numbers(session: LazySession, tmp_path: Path) -> None:
     check_generated_day(session, tmp_path, 2_000_000)
 
 
@@ -119,7 +119,7 @@ def write_segments(rnd: random.Random, folder: Path, made: list[tuple[datetime, 
 
 @pytest.mark.parametrize("way", ["opened by tasks", "whole from Hadoop", "line by line from Hadoop"])
 def test_random_records_equal_the_independent_numbers(
-    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+    session: LazySession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     if way != "opened by tasks":
         monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))

@@ -11,7 +11,7 @@ import pytest
 from proxy.report import store
 from proxy.report.job import run
 from proxy.report.request import Request
-from proxy.report.session import Session
+from proxy.report.session import LazySession
 from tests.report.generator import Day
 from tests.report.independent import Computed
 from tests.report.webhdfs import WebHdfs
@@ -21,7 +21,7 @@ NOW = datetime(2026, 11, 22, 5, tzinfo=UTC)
 
 @pytest.mark.parametrize("whole", [True, False], ids=["segments read at once", "segments read line by line"])
 def test_log_and_output_can_be_on_hdfs(
-    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+    session: LazySession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
     if not whole:
         monkeypatch.setattr(store, "_WHOLE_BYTES", 0)

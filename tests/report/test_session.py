@@ -9,7 +9,7 @@ import pytest
 
 from proxy.errors import ConfigError
 from proxy.report.request import Request
-from proxy.report.session import CONFIGURATION, LOCAL, Session, chosen
+from proxy.report.session import CONFIGURATION, LOCAL, LazySession, chosen
 from proxy.report.storage import LocalFiles
 from tests.report.lines import publish, segment
 
@@ -43,7 +43,7 @@ def test_given_settings_override_the_defaults() -> None:
 
 def test_missing_java_is_an_error_that_names_the_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match="default-jre-headless"), Session(request()) as session:
+    with pytest.raises(ConfigError, match="default-jre-headless"), LazySession(request()) as session:
         _ = session.spark
 
 
@@ -66,11 +66,11 @@ def test_files_are_accessed_without_spark_only_if_they_are_surely_on_this_machin
     monkeypatch.setenv("JAVA_HOME", "/nowhere")  # the start of Spark fails
     for name in CONFIGURATION:
         monkeypatch.delenv(name, raising=False)
-    assert isinstance(Session(request()).storage("/log", "file:/out", "file:///out"), LocalFiles)
+    assert isinstance(LazySession(request()).storage("/log", "file:/out", "file:///out"), LocalFiles)
     if variable:
         monkeypatch.setenv(variable, "/etc")
     with pytest.raises(ConfigError, match="default-jre-headless"):
-        Session(request(master, *[setting] if setting else [])).storage(path, "/out")
+        LazySession(request(master, *[setting] if setting else [])).storage(path, "/out")
 
 
 def test_without_new_segments_spark_is_not_started(java: None, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from proxy.cli.main import main
 from proxy.report.job import run
 from proxy.report.request import Request
-from proxy.report.session import Session
+from proxy.report.session import LazySession
 from proxy.report.storage import Entry, LocalFiles
 from tests.report.lines import publish, segment, settle
 
@@ -53,7 +53,7 @@ def test_an_unknown_message_is_status_1(log: Path, capsys: pytest.CaptureFixture
 
 
 def test_segments_without_the_message_in_their_partial_are_skipped(
-    log: Path, session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    log: Path, session: LazySession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
     run(session, Request(str(log), str(output)))
@@ -68,7 +68,7 @@ def test_segments_without_the_message_in_their_partial_are_skipped(
 
 
 def test_partials_are_listed_once_for_all_segments(
-    log: Path, session: Session, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    log: Path, session: LazySession, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "out"
     run(session, Request(str(log), str(output)))
