@@ -37,7 +37,7 @@ def test_our_own_carrier_is_no_conflict() -> None:
 
 
 @pytest.mark.parametrize(
-    "found",
+    "existing",
     [
         ExchangeInfo(b"documents", "topic"),
         ExchangeInfo(b"documents", "direct"),
