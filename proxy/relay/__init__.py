@@ -4,7 +4,7 @@ Nothing here opens a socket, reads a clock or draws a random number: `net` drive
 
 | question | module |
 |---|---|
-| interface for the driver, which passes bytes, time and answers | `relay` |
+| interface for the driver, which passes bytes, time and replies | `relay` |
 | state shared by both directions; output and requests for the driver; closing | `connection_state` |
 | states of a channel and the table of transitions | `channel_state` |
 | state of one channel: content in progress, held frames, pending confirms, expected replies | `channel` |

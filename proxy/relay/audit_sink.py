@@ -75,4 +75,4 @@ class AuditSink(Protocol):
         """Append `count` whole lines with the same opening."""
 
     def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
-        """Record the broker's answer to a publish."""
+        """Record the broker's response to a publish."""

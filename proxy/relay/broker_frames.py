@@ -1,7 +1,7 @@
 """Relays frames from the broker to the producer. Frames are copied, and inspected only if necessary.
 
 Confirms are counted and, on a channel with a ledger, joined. The original address is restored in returns and deliveries
-of publishes whose address we changed. The answer to a queue.declare waits until the queue's tokens are bound. Frames on
+of publishes whose address we changed. The reply to a queue.declare waits until the queue's tokens are bound. Frames on
 a channel that we closed are discarded, but a content whose first frame was sent to the producer is always completed.
 
 Source: AMQP 0-9-1 spec, 4.2.3, 4.2.6 and 2.2.10; the messenger-addressing specification, 3.3.
@@ -303,8 +303,8 @@ class BrokerFrames:
         channel.output.hold_back(frame)
         most = connection.terms.limits.held_bytes
         if connection.upstream.sidecar_channel.busy and connection.backlog.held_back >= most:
-            # At this limit, reading from the broker is paused, so the sidecar channel's answer might never be read.
-            # Therefore, release this channel without waiting for the answer.
+            # At this limit, reading from the broker is paused, so the sidecar channel's reply might never be read.
+            # Therefore, release this channel without waiting for the reply.
             connection.pending.released.append(channel)
 
     def _returned(self, channel: Channel, method: bytes, kind: int, header: bytes) -> None:

@@ -130,7 +130,7 @@ class BrokerMethods:
         return True
 
     def _answer(self, channel: Channel, frame: bytes) -> bool:
-        """Handle the broker's answer to a declare, delete, bind or unbind from the producer or the sidecar."""
+        """Handle the broker's reply to a declare, delete, bind or unbind from the producer or the sidecar."""
         index = U32.unpack_from(frame, 7)[0]
         if not channel.replies or channel.replies.next.reply != index:
             return True

@@ -125,7 +125,7 @@ class HeldFrames:
         self._backlog = backlog
         self._size_bytes = 0
         self.frames: list[bytes] = []
-        #: unanswered binds in order, by identity: the answer if the bind is done, otherwise None. If the channel waits
+        #: unanswered binds in order, by identity: the reply if the bind is done, otherwise None. If the channel waits
         #: for nothing else, further binds need not wait.
         self.binds: dict[Hashable, bytes | None] = {}
         #: (exchange, destination) of those unanswered binds that also bind the destination's token
@@ -238,22 +238,22 @@ class ChannelAudit:
 
 
 class ExpectedReply(NamedTuple):
-    """An outstanding answer from the broker. The answers on a channel arrive in the order of the requests."""
+    """An outstanding reply from the broker. The replies on a channel arrive in the order of the requests."""
 
-    #: (class << 16 | method) of the answer
+    #: (class << 16 | method) of the reply
     reply: int
-    #: handles the answer's frame and returns whether to forward it; None: it is always forwarded
+    #: handles the reply's frame and returns whether to forward it; None: it is always forwarded
     taken: Callable[[bytes], bool] | None = None
     #: for our own passive declare: (class << 16 | method) of the client's request, which a refusal has to name
     request_method: int = 0
-    #: number of requests that count as answered with this answer, including earlier requests that get no reply
+    #: number of requests that count as answered with this reply, including earlier requests that get no reply
     weight: int = 1
-    #: called if the channel is closed before the answer arrives
+    #: called if the channel is closed before the reply arrives
     dropped: Callable[[], None] | None = None
 
 
 class Replies:
-    """Outstanding answers on a channel, in order."""
+    """Outstanding replies on a channel, in order."""
 
     __slots__ = ("_backlog", "_expected")
 
@@ -266,7 +266,7 @@ class Replies:
 
     @property
     def next(self) -> ExpectedReply:
-        """The next outstanding answer, which must exist."""
+        """The next outstanding reply, which must exist."""
         return self._expected[0]
 
     def append(self, expected: ExpectedReply) -> None:
@@ -279,7 +279,7 @@ class Replies:
         return expected
 
     def drop(self) -> None:
-        """Expect no further answers, since the channel is closed."""
+        """Expect no further replies, since the channel is closed."""
         while self._expected:
             dropped = self.popleft().dropped
             if dropped is not None:

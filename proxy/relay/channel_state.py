@@ -67,7 +67,7 @@ class ChannelEvent(Enum):
     DECLARE = "run the proxy's own methods"
     #: destinations were bound, or our own methods were answered
     RESUME = "resume"
-    #: the producer has violated the protocol or a restriction, and the answer is Channel.Close
+    #: the producer has violated the protocol or a restriction, and the reply is Channel.Close
     REFUSE = "refuse"
     END = "end"
 
@@ -202,7 +202,7 @@ TRANSITIONS: Final[dict[ChannelState, dict[ChannelEvent, ChannelState]]] = {
 
 #: In these states, the producer's frames are buffered until the channel resumes or its number can be reused upstream.
 HOLDING: Final = frozenset((WAITING, DECLARING, BOTH_AWAITING_BROKER, US_AWAITING_BROKER))
-#: In these states, the broker's frames are discarded, except for the rest of a content and answers to a close.
+#: In these states, the broker's frames are discarded, except for the rest of a content and replies to a close.
 DISCARDING: Final = frozenset(
     (CLOSING_BY_BROKER, CLOSING_BY_BOTH, CLOSING_BY_US, US_AWAITING_PRODUCER, US_AWAITING_BROKER, BOTH_AWAITING_BROKER)
 )

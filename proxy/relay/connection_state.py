@@ -126,7 +126,7 @@ class RelayLimits(NamedTuple):
     #: maximum size of a body; 0: the broker's limit
     message_bytes: int = 0
     #: maximum number of unanswered requests about exchanges, queues and bindings; at the limit, reading from the
-    #: producer is paused until answers arrive
+    #: producer is paused until replies arrive
     unanswered: int = 4096
 
 

@@ -24,7 +24,7 @@ unbind names the exact arguments of a row. Therefore, sidecars proceed as follow
 1. A binding with a storage key relies on an *assertion*: a mark or pin that the *same* sidecar sent less than
   `LEASE_SECONDS` before the broker confirmed the binding (`may_rely`, `holds`). If there is no such assertion, the
   sidecar binds another pin, with an argument that was never used before, and only then answers the client. After
-  `RENEWAL_SECONDS`, an assertion is renewed, so that the answers to pipelined binds usually arrive in time.
+  `RENEWAL_SECONDS`, an assertion is renewed, so that the replies to pipelined binds usually arrive in time.
 2. A sidecar unbinds its own assertions as soon as nothing known to this sidecar needs the destination. Bindings made
   through other sidecars do not rely on these assertions.
 3. A row of another sidecar is unbound only when it is *settled*: the row was first listed, another listing was
@@ -60,7 +60,7 @@ from proxy.values import Destination
 
 #: Time for which further bindings made through the same sidecar may rely on a mark or pin.
 LEASE_SECONDS: Final = 2.0
-#: Age from which no new binding relies on a mark or pin. A binding whose answer arrives after the lease needs a pin of
+#: Age from which no new binding relies on a mark or pin. A binding whose reply arrives after the lease needs a pin of
 #: its own.
 RENEWAL_SECONDS: Final = 1.5
 #: A row is unbound only after nothing has needed the row for this long.

@@ -49,14 +49,14 @@ class DeclaredExchange(NamedTuple):
     internal: bool
     #: raw entries of the client's argument table
     entries: bytes
-    #: place in the order of declarations
+    #: position in the order of declarations
     sequence: int
 
 
 class BindingCopy(NamedTuple):
     """One copy of a client's binding on the broker."""
 
-    #: place in the order of declarations
+    #: position in the order of declarations
     sequence: int
     #: user name stored in the copy; trusted only if the copy is signed
     client: str

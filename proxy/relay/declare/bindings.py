@@ -72,7 +72,7 @@ class BindRequest(NamedTuple):
     source: bytes
     #: the routing key as sent; the name of the last declared queue if both the key and the queue name are empty
     routing_key: bytes
-    #: whether the client expects no answer
+    #: whether the client expects no reply
     nowait: bool
     #: raw entries of the argument table
     entries: bytes
@@ -268,7 +268,7 @@ class ClientBindings:
         return False
 
     def bind_while_held(self, channel: Channel, frame: bytes) -> bool:
-        """Handle a bind while other binds are unanswered; return False if it has to wait for their answers."""
+        """Handle a bind while other binds are unanswered; return False if it has to wait for their replies."""
         if not is_bind(frame) or len(channel.held.binds) >= _BINDS_AT_ONCE:
             return False
         try:
@@ -449,7 +449,7 @@ class ClientBindings:
             bound()
 
     def _bound(self, planned: _Bind, then: Callable[[bytes], None]) -> None:
-        """Record the binding, bind tokens on further carriers, and call `then` with the answer for the client."""
+        """Record the binding, bind tokens on further carriers, and call `then` with the reply for the client."""
         state, stored = self._state, planned.stored
         owned = state.now(planned.owned)
         if owned is not None:

@@ -236,7 +236,7 @@ class ClientExchanges:
             self._looked_up(new, None)  # the broker will refuse it
             return
         look_up = LookUpExchange(channel, request.exchange, partial(self._looked_up, new))
-        # The look-up waits for the client's earlier requests, which may delete an exchange with this name.
+        # The lookup waits for the client's earlier requests, which may delete an exchange with this name.
         inject(self._connection, channel, [], partial(self._connection.pending.requests.append, look_up))
 
     def _looked_up(self, new: _NewExchange, exchange_type: str | None) -> None:
@@ -273,7 +273,7 @@ class ClientExchanges:
     def _asked(self, new: _NewExchange, absence: str | None) -> None:
         """Add a new exchange with delivery `queue` unless the broker has an exchange with this name.
 
-        The broker is asked on the sidecar's channel, since the look-up finds nothing without the management API.
+        The broker is queried on the sidecar's channel, since the lookup finds nothing without the management API.
         """
         if absence is None and new.channel.state is DECLARING:
             text = (

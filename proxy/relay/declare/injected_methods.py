@@ -1,6 +1,6 @@
 """Runs the sidecar's own methods on a client's channel, so that the broker checks the client's permissions.
 
-Meanwhile, the client's frames on the channel wait. The broker answers in order, so each answer is identified by its
+Meanwhile, the client's frames on the channel wait. The broker answers in order, so each reply is identified by its
 position. A refusal is the broker's own Channel.Close, which is relayed to the client. If the broker refuses our own
 passive declare, the close is changed so that it names the method that the client sent.
 
@@ -27,14 +27,14 @@ _ALWAYS_THERE = b"amq.direct"
 
 
 def pass_on(channel: Channel, method: int, nowait: bool) -> bool:
-    """Expect the broker's answer to a request; return True, since the request is forwarded unchanged."""
+    """Expect the broker's reply to a request; return True, since the request is forwarded unchanged."""
     if not nowait:
         channel.replies.append(ExpectedReply(reply_of(method)))
     return True
 
 
 def answer(channel: Channel, method: int, nowait: bool) -> bytes:
-    """Build the answer to a request, without arguments; b"" if the client expects no answer."""
+    """Build the reply to a request, without arguments; b"" if the client expects no reply."""
     return b"" if nowait else method_frame(channel.number, reply_of(method))
 
 

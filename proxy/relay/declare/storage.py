@@ -65,7 +65,7 @@ _MARK_ENTRY = b"\x0f" + MARK + b"t\x01"
 class StoredArguments(NamedTuple):
     """Content of ``x-oxproxy``."""
 
-    #: place in the order of declarations
+    #: position in the order of declarations
     sequence: int
     #: the client's routing key; empty for an exchange
     routing_key: bytes
@@ -92,7 +92,7 @@ def unpack(text: bytes) -> StoredArguments:
     key, user = raw[key_at : user_at - U32.size], raw[user_at:entries_at]
     sequence = int(U64.unpack_from(raw)[0])
     if sequence > LAST_SEQUENCE:
-        raise ValueError(f"its sequence is {sequence}, expected at most {LAST_SEQUENCE}")
+        raise ValueError(f"its sequence number is {sequence}, expected at most {LAST_SEQUENCE}")
     return StoredArguments(sequence, key, user.decode(), raw[entries_at:])
 
 

@@ -147,11 +147,11 @@ def bind_tokens(
 
 
 def _unheeded(text: str | None) -> None:
-    """Ignore the answer, since only the answer for the destination's current token counts."""
+    """Ignore the reply, since only the reply for the destination's current token counts."""
 
 
 def check_permission(connection: ConnectionState, check: PermissionCheck, done: Callable[[], None]) -> None:
-    """Check, on one of the client's connections, whether the client may bind a destination, and record the answer."""
+    """Check, on one of the client's connections, whether the client may bind a destination, and record the result."""
     if connection.lifecycle.phase is not Phase.OPEN:
         done()
         return

@@ -2,7 +2,7 @@
 
 | question | module |
 |---|---|
-| which method is allowed in which state, and the answer | `machine` |
+| which method is allowed in which state, and the reply | `machine` |
 | changes in Start, StartOk, Tune and TuneOk | `greeting` |
 | reusing an idle upstream connection instead of opening a new one | `lease` |
 """

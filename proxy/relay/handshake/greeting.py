@@ -92,7 +92,7 @@ def offer(broker: TuningLimits, frame_max_bytes: int, most_channels: int = _TOP_
 def agree(
     broker: TuningLimits, offered: TuningLimits, answer: TuningLimits, frame_min_bytes: int = FRAME_MIN_BYTES
 ) -> Tuning:
-    """Combine the producer's answer with the broker's offer.
+    """Combine the producer's reply with the broker's offer.
 
     Raises:
         ProtocolError: a value is outside the offered range; 530 with the ids of Tune, as on RabbitMQ.

@@ -4,7 +4,7 @@ In the producer's handshake, this module answers in place of the broker, with th
 kept connection was opened. Every producer gets Start. A producer with the same login as the previous producer also gets
 Tune. If the limits and the virtual host are the same as well, the producer gets OpenOk. As soon as something differs, a
 connection to the broker is opened. The broker then receives everything that the producer has sent so far. If the
-producer has already received an answer, the broker's own answer is suppressed. Therefore, only the broker admits
+producer has already received a reply, the broker's own reply is suppressed. Therefore, only the broker admits
 unknown users, and a producer receives the same methods as on a new connection.
 
 Source: AMQP 0-9-1 spec, 2.2.4 "The connection class"; architecture, "One publish in, one publish out".
@@ -67,13 +67,13 @@ class LeaseNegotiation:
         self._key = key
         #: frames from the producer that have not been sent to the broker
         self._producer_frames: list[bytes] = []
-        #: answers that the producer has received and that the broker itself has not sent yet
+        #: replies that the producer has received and that the broker itself has not sent yet
         self._answers_given: list[bytes] = []
         self._input = FrameBuffer(WAITING_BYTES)
         self._passes_through = False
 
     def take(self, frames: list[bytes]) -> bytes:
-        """Take the handshake's frames for the broker and clear the list; return the broker's answer, if it is known."""
+        """Take the handshake's frames for the broker and clear the list; return the broker's reply, if it is known."""
         answer = b""
         for frame in frames:
             self._producer_frames.append(frame)
@@ -83,7 +83,7 @@ class LeaseNegotiation:
                 answer = known
             elif known is None and not self.wants_upstream:
                 self.wants_upstream = True
-                # This is the protocol header. The other frames are sent after the broker's answers.
+                # This is the protocol header. The other frames are sent after the broker's replies.
                 self.to_upstream.append(self._producer_frames.pop(0))
             if self.wants_upstream and not self._answers_given:
                 self._send_producer_frames()
@@ -106,7 +106,7 @@ class LeaseNegotiation:
         return unseen
 
     def _known_answer(self, method: int, frame: bytes) -> bytes | None:
-        """Record a method from the producer. Return the broker's answer: b"" for no answer, None if it is unknown."""
+        """Record a method from the producer. Return the broker's reply: b"" for no reply, None if it is unknown."""
         lease, leases = self.lease, () if self.wants_upstream else self._kept()
         if method == methods.CONNECTION_START_OK:
             lease.login = blake2b(login_of(frame), key=self._key).digest()
@@ -142,7 +142,7 @@ class LeaseNegotiation:
         return None
 
     def _answered(self, frame: RawFrame) -> bytes:
-        """Record a method from the broker; return its bytes unless the producer has already received this answer."""
+        """Record a method from the broker; return its bytes unless the producer has already received this reply."""
         method = U32.unpack_from(frame.payload)[0] if frame.kind == METHOD and len(frame.payload) >= 4 else 0
         if frame.kind == HEARTBEAT:
             return frame.raw

@@ -1,6 +1,6 @@
 """State machine of the handshake, from the first byte to OpenOk, with a table of transitions for each side.
 
-The broker authenticates the producer: mechanism, response, virtual host and answers are relayed unchanged. The sidecar
+The broker authenticates the producer: mechanism, response, virtual host and replies are relayed unchanged. The sidecar
 intervenes in three ways: it adds entries to the properties from both sides, changes the limits (`greeting`), and
 replies to the producer if the broker is unreachable.
 
@@ -41,7 +41,7 @@ from proxy.relay.handshake.greeting import (
     read_start_ok,
 )
 
-#: Maximum number of bytes from one side that wait for the other side's answer (506 if exceeded), and maximum size of a
+#: Maximum number of bytes from one side that wait for the other side's reply (506 if exceeded), and maximum size of a
 #: frame before OpenOk (501 if exceeded). StartOk can contain a token of several KiB; 128 KiB is RabbitMQ's frame-max.
 WAITING_BYTES = 131072
 
@@ -207,7 +207,7 @@ class Handshake:
         self._close()
 
     def upstream_lost(self, failure: UpstreamError | None) -> None:
-        """Handle an upstream connection that was lost, could not be opened, or did not answer."""
+        """Handle an upstream connection that was lost, could not be opened, or did not respond."""
         if self.state in WITHOUT_BROKER or self.state is _State.OPEN:
             return
         if failure is None and self.state is _State.AWAITING_TUNE and not self._is_told_of_refusals():
