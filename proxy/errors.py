@@ -1,6 +1,6 @@
 """The four families of errors.
 
-- ``ProtocolError``: a peer violated AMQP 0-9-1 or one of our own restrictions. The answer is Channel.Close or
+- ``ProtocolError``: a peer violated AMQP 0-9-1 or one of our own restrictions. The reply is Channel.Close or
   Connection.Close.
 - ``LocalProtocolError``: our own code attempted something that the protocol forbids, which is a bug.
 - ``ConfigError``: an operator's file is invalid. The error contains the file, line and key.
@@ -119,7 +119,7 @@ class UpstreamFailure(Enum):
 
 
 class UpstreamError(ProxyError):
-    """RabbitMQ is unreachable, refused a request, or did not answer in time."""
+    """RabbitMQ is unreachable, refused a request, or did not respond in time."""
 
     def __init__(self, failure: UpstreamFailure, message: str) -> None:
         super().__init__(failure, message)

@@ -1,7 +1,7 @@
 """Reads and writes one socket of a session, with back-pressure. This module is independent of AMQP.
 
-While the write buffer of a link is full, the other side's link is not read. Reading resumes when the buffer is below
-the low-water mark. Source: asyncio "Transports and Protocols", flow control.
+While the write buffer of a link is full, the sidecar does not read from the other side. Reading resumes when the buffer
+is below the low-water mark. Source: asyncio "Transports and Protocols", flow control.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class Link(asyncio.Protocol):
 
     @property
     def paused(self) -> bool:
-        """True if the socket is not being read, except during a brief rest between reads."""
+        """True if the socket is not being read, except during a brief pause between reads."""
         return bool(self._paused_for - _REST)
 
     @property

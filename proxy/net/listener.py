@@ -116,7 +116,7 @@ class TlsListener:
 
     Args:
         context: returns the context for a new connection.
-        close_seconds: timeout for the peer's answer to our close.
+        close_seconds: timeout for the peer's reply to our close.
     """
 
     def __init__(
@@ -331,7 +331,7 @@ class Listener:
             self._empty.set()
 
     def _settling(self) -> int:
-        """Return the number of sessions with unconfirmed publishes, and stop reading their producers."""
+        """Return the number of sessions with unconfirmed publishes, and stop reading from their producers."""
         return sum([session.settling() for session in self._sessions])
 
     def _close_sockets(self) -> None:

@@ -179,7 +179,7 @@ class Opening:
             link.pause("adopting", paused)
 
     def _consult(self, negotiation: LeaseNegotiation) -> None:
-        """Let the lease negotiation answer on the broker's behalf if possible."""
+        """Let the lease negotiation reply on the broker's behalf if possible."""
         handshake, reuse = self._handshake, self._shared.reuse
         while handshake.to_upstream:
             answer = negotiation.take(handshake.to_upstream)

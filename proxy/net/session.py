@@ -132,7 +132,7 @@ class Session:
             self._upstream_lost(None)
 
     def settling(self) -> bool:
-        """If publishes are unconfirmed, stop reading the producer until `close`, and return True."""
+        """If publishes are unconfirmed, stop reading from the producer until `close`, and return True."""
         if self.relay is None or not self.relay.connection.unsettled:
             return False
         self._pause_producer("draining", True)
@@ -270,7 +270,7 @@ class Session:
             self._pause_producer("audit", full)
 
     async def _carry_out(self, relay: Relay, request: Request) -> None:
-        """Carry out a request from the relay. If there is no answer by the deadline, the relay continues without it."""
+        """Carry out a request from the relay. If there is no reply by the deadline, the relay continues without it."""
         control = self._shared.vhosts.control
         vhost = relay.connection.plans.state.name
         exchange_type: str | None = None
@@ -285,7 +285,7 @@ class Session:
                 else:
                     exchange_type = await control.lookup_exchange(vhost, request.exchange)
         except (TimeoutError, UpstreamError) as error:
-            self._log.warning("control plane did not answer", request=type(request).__name__, error=str(error))
+            self._log.warning("control plane did not respond", request=type(request).__name__, error=str(error))
         finally:
             if not self._over:
                 relay.answer(request, exchange_type)

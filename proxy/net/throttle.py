@@ -36,7 +36,7 @@ class RegexPacing:
         self._next = float("-inf")
 
     def rest(self, begin: float, now: float) -> float:
-        """Return the number of seconds for which the producer must not be read.
+        """Return the number of seconds for which reading from the producer must be paused.
 
         Args:
             begin: monotonic time at which the producer's last decisions started.
@@ -52,7 +52,7 @@ class Throttle:
     Args:
         allowance: rate limit of the producer's user.
         relay: counts publishes, and closes the channel or connection.
-        pause: pauses or resumes reading the producer.
+        pause: pauses or resumes reading from the producer.
         refused: called when the relay has closed the channel or connection.
     """
 

@@ -48,10 +48,10 @@ class Upstream:
     contexts: TlsContexts | None = None
 
     async def connect(self, protocol: Callable[[], asyncio.Protocol]) -> None:
-        """Connect the protocol to the first address that answers.
+        """Connect the protocol to the first address that accepts the connection.
 
         Raises:
-            UpstreamError: no address answered. The error contains the reason for each address.
+            UpstreamError: no address accepted the connection. The error contains the reason for each address.
         """
         loop = asyncio.get_running_loop()
         causes = []
@@ -62,7 +62,7 @@ class Upstream:
                     await loop.create_connection(protocol, host, port, **self._tls(host))
                 return
             except TimeoutError:
-                causes.append((UpstreamFailure.TIMEOUT, f"{host}:{port}: no answer within {seconds:g} s"))
+                causes.append((UpstreamFailure.TIMEOUT, f"{host}:{port}: no response within {seconds:g} s"))
             except (ssl.SSLError, ConfigError) as error:
                 causes.append((UpstreamFailure.TLS, f"{host}:{port}: {self.tls.words(error) if self.tls else error}"))
             except OSError as error:
@@ -83,7 +83,7 @@ class Upstream:
 #: Maximum number of kept connections. If it is reached, a new connection replaces the oldest. Each connection uses a
 #: socket here and about 100 kB on the broker.
 MOST_KEPT = 256
-#: Timeout for the broker's answer to our Connection.Close.
+#: Timeout for the broker's reply to our Connection.Close.
 _CLOSE_OK_SECONDS = 5.0
 #: Class and method ids of Connection.Close, which follow the frame header.
 _CLOSE = b"\x00\x0a\x00\x32"
@@ -223,7 +223,7 @@ class _Kept(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Accept heartbeats; any other frame makes the connection unusable."""
         if self._left is not None:
-            self.transport.close()  # the answer to our close
+            self.transport.close()  # the reply to our close
             return
         self._heard = monotonic()
         self._input += data

@@ -31,7 +31,7 @@ class ClientConnection(Protocol):
     """A connection of a client."""
 
     def ask(self, asked: PermissionCheck, done: Callable[[], None]) -> None:
-        """Check on the broker whether the client may bind a destination; record the answer, then call `done`."""
+        """Check on the broker whether the client may bind a destination; record the result, then call `done`."""
 
 
 class ClientConnections:

@@ -1,4 +1,4 @@
-"""Fixtures of the socket tests. Sockets differ between event loops, so the tests run on each supported loop."""
+"""Fixtures for the socket tests. Sockets differ between event loops, so the tests run on each supported loop."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def pair(authority: Authority) -> tuple[Path, Path]:
 
 @pytest.fixture
 def deaf() -> Iterator[tuple[str, int]]:
-    """An address that does not answer, because its queue of connections is full."""
+    """An address that does not respond, because its queue of connections is full."""
     with socket.create_server(("127.0.0.1", 0), backlog=0) as made, socket.socket() as first:
         address = made.getsockname()
         first.connect(address)

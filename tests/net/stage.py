@@ -32,7 +32,7 @@ from proxy.values import Destination
 from tests import client
 from tests.client import Frame
 
-#: Maximum seconds for one answer.
+#: Maximum seconds for one reply.
 ANSWER_SECONDS = 20.0
 VHOST = "/"
 

@@ -17,7 +17,7 @@ from tests.private_broker import free_port
 from tests.producer import Closed, Producer
 from tests.rabbitmq import Broker
 
-#: Limits that end before any wait of the test.
+#: Deadlines that expire before any wait in the tests times out.
 SOON = SessionLimits(handshake_seconds=0.1, close_seconds=0.1)
 
 
@@ -148,7 +148,7 @@ async def test_an_unreachable_broker_closes_the_producer_with_320_and_the_cause(
 async def test_an_unanswered_connect_closes_the_producer_with_320_after_the_deadline(deaf: tuple[str, int]) -> None:
     async with staged(upstream=Upstream([deaf], connect_seconds=0.05)) as stage:
         code, text = await refused(stage)
-        assert (code, "no answer within 0.05 s" in text) == (320, True)
+        assert (code, "no response within 0.05 s" in text) == (320, True)
         await eventually(lambda: results(stage) == ({"timeout": 1}, {"timeout": 1}))
 
 

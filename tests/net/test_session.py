@@ -23,7 +23,7 @@ from tests.net.stage import (
     staged,
 )
 
-#: Limits that end before any wait of the test.
+#: Deadlines that expire before any wait in the tests times out.
 SOON = SessionLimits(close_seconds=0.1, bind_seconds=0.1)
 
 
@@ -107,7 +107,7 @@ async def test_bytes_of_the_broker_that_are_no_frames_end_that_connection_with_3
 
 
 async def test_a_connection_close_is_answered_by_the_broker_and_both_sides_end() -> None:
-    """Closing the socket is the producer's part; one that leaves it open is closed after the deadline."""
+    """The producer is expected to close the socket; if it does not, the socket is closed after the deadline."""
     async with staged(SessionLimits(close_seconds=0.1)) as stage:
         producer, link = await stage.opened()
         producer.call(commands.Connection.Close(200, "bye", 0, 0), 0)
@@ -187,7 +187,7 @@ async def test_a_lost_producer_ends_its_upstream_connection_without_a_partial_pu
 
 
 async def backlog(stage: Stage, producer: Peer, link: Peer) -> int:
-    """Publish to a broker that does not read until the session buffers something, but keeps reading the producer."""
+    """Publish to a broker that does not read, until the session buffers data but still reads from the producer."""
     link.pause()
     [session] = stage.listener._sessions
     frame = client.publish(1, b"any", b"k", (), bytes(60_000))
@@ -349,7 +349,7 @@ async def test_a_publish_whose_destination_is_not_bound_in_time_is_sent_without_
             producer.send(client.publish(1, b"x", b"k", (), b"1"))
             await link.expect("Basic.Publish")
             assert b"BCC" not in (await link.expect("Header")).payload
-    assert "control plane did not answer" in [entry["event"] for entry in logged]
+    assert "control plane did not respond" in [entry["event"] for entry in logged]
 
 
 async def test_a_declare_is_answered_when_the_queue_has_its_tokens_or_after_the_deadline() -> None:

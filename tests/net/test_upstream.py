@@ -60,7 +60,7 @@ async def test_if_no_address_answers_each_is_named_with_its_cause(deaf: tuple[st
         await connect(Upstream([refused, deaf], connect_seconds=0.05))
     assert caught.value.failure is UpstreamFailure.TIMEOUT
     assert f"127.0.0.1:{refused[1]}: " in caught.value.message
-    assert f"127.0.0.1:{deaf[1]}: no answer within 0.05 s" in caught.value.message
+    assert f"127.0.0.1:{deaf[1]}: no response within 0.05 s" in caught.value.message
 
 
 async def test_a_refused_connection_is_unavailable() -> None:

@@ -78,7 +78,7 @@ async def kept(broker: Broker, seconds: float = 60, heartbeat: int = 0) -> tuple
 
 
 def start_answer(pool: UpstreamPool) -> bytes:
-    """The pool's answer to the protocol header of a new producer."""
+    """The pool's reply to the protocol header of a new producer."""
     return pool.negotiation().take([b"AMQP\0\0\x09\x01"])
 
 

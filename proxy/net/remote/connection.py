@@ -250,7 +250,7 @@ class RemoteConnection:
                 )
                 await self._stands.wait()
         except TimeoutError:
-            self._end("no answer in time")
+            self._end("no response in time")
         except (OSError, ConfigError) as error:
             self._end(words(error) if tls is None else tls.words(error))
         if not self._over.is_set():

@@ -229,8 +229,8 @@ def test_an_early_start_ok_is_refused_immediately_if_the_broker_is_unreachable()
 def test_a_broker_timeout_is_reported_in_the_reply_text() -> None:
     handshake = at(State.AWAITING_OPEN_OK)
     assert handshake.waiting_for is HandshakeSide.UPSTREAM
-    handshake.upstream_lost(UpstreamError(UpstreamFailure.TIMEOUT, "no answer within 10 s"))
-    assert refusal(handshake) == (320, "CONNECTION_FORCED - upstream timeout: no answer within 10 s", 0, 0)
+    handshake.upstream_lost(UpstreamError(UpstreamFailure.TIMEOUT, "no response within 10 s"))
+    assert refusal(handshake) == (320, "CONNECTION_FORCED - upstream timeout: no response within 10 s", 0, 0)
 
 
 def test_refused_login_without_the_capability_is_a_closed_socket_as_at_the_broker() -> None:
