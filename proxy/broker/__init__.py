@@ -11,7 +11,7 @@ Only this package uses aio_pika, aiormq and aiohttp's client.
 | the control user's AMQP connection; credentials, deadlines and limits for the control plane | `connection` |
 | AMQP methods sent by the control plane, and explanations of refusals | `methods` |
 | restarting failed background tasks | `task_supervisor` |
-| checking the address table's destinations at other brokers | `remote_observer` |
+| checking the address table's destinations on other brokers | `remote_observer` |
 | `oxproxy adopt`: signing bindings that are not signed with the current secret | `adoption` |
 | `oxproxy cleanup`: removing objects that sidecars left on a broker | `cleanup` |
 """

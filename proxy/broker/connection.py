@@ -15,7 +15,7 @@ would redeclare objects that may be obsolete. aiormq, on which aio-pika is based
 - `_Channel`: aio-pika adds a callback to the connection for each channel and never removes it. Each refusal therefore
   costs 3 KiB until the connection is closed. aio-pika also does not open channels while the broker blocks publishers.
 - `methods.send` sends argument tables as raw bytes, and permits names that pamqp refuses.
-- `methods.make_all` sends several binds in one write and waits for one answer.
+- `methods.make_all` sends several binds in one write and waits for one reply.
 
 `ControlSettings` holds credentials, deadlines and limits; `app` derives it from the configuration.
 
@@ -107,7 +107,7 @@ class ControlSettings:
         management_tls: TLS settings for an ``https`` management API; None to trust the system's CA certificates.
         connection_name: name shown in the broker's management UI.
         refresh_seconds: interval between reconcile passes.
-        deadline_seconds: timeout for an answer, and for binding a destination.
+        deadline_seconds: timeout for a reply, and for binding a destination.
         listing_seconds: timeout for listing the bindings of an exchange. RabbitMQ sends nothing until the list is
             complete, and listing 100,000 bindings takes longer than `deadline_seconds`.
         heartbeat_seconds: AMQP heartbeat interval of the control connections.
@@ -196,7 +196,7 @@ class AmqpConnection(aio_pika.Connection):
         self._vhost = vhost
         if tls is not None and tls.server_name:
             self.kwargs["server_hostname"] = tls.server_name
-        #: Set when the connection is closed or an answer is overdue. Heartbeats would take minutes to detect a loss.
+        #: Set when the connection is closed or a reply is overdue. Heartbeats would take minutes to detect a loss.
         self.lost = asyncio.Event()
         self.close_callbacks.add(lambda *_: self.lost.set())
 
@@ -234,13 +234,13 @@ async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) ->
     try:
         await connection.connect(settings.deadline_seconds)
     except TimeoutError as error:
-        text = f"{place} did not answer within {settings.deadline_seconds:g} s"
+        text = f"{place} did not respond within {settings.deadline_seconds:g} s"
         raise UpstreamError(UpstreamFailure.TIMEOUT, text) from error
     except (ProbableAuthenticationError, ConnectionClosed) as error:
         text = f"{place} refused user {settings.username!r} in vhost {vhost!r}: {error.args[-1]}"
         raise UpstreamError(UpstreamFailure.REFUSED, text) from error
     except InvalidFrameError as error:
-        # aiormq reports that the answer to Connection.Open was a Connection.Close, but not the content of that method.
+        # aiormq reports that the reply to Connection.Open was a Connection.Close, but not the content of that method.
         user = settings.username
         text = f"{place} refused vhost {vhost!r}: it does not exist, or user {user!r} has no permission for it"
         raise UpstreamError(UpstreamFailure.REFUSED, text) from error
@@ -263,7 +263,7 @@ def cause_of(error: BaseException) -> str:
 _SINGLES = 8
 #: Number of idle channels that are kept open; others are closed after a bulk operation.
 _KEPT_IDLE = 8
-#: Number of binds sent on a channel per answer: enough to save round trips, but few enough for the answer's deadline.
+#: Number of binds sent on a channel per reply: enough to save round trips, but few enough for the reply's deadline.
 _BINDS_AHEAD = 16
 #: AMQP 0-9-1 spec, 1.4.2.6: channel-max 0 means no limit; channel numbers have 16 bits.
 _NO_LIMIT = 65535
@@ -288,7 +288,7 @@ class Refusal(NamedTuple):
 class ControlConnection:
     """The control user's connection to one virtual host. To reconnect, call `connect` again.
 
-    Methods raise `UpstreamError` if there is no connection, if it is lost, or if no answer arrives in time.
+    Methods raise `UpstreamError` if there is no connection, if it is lost, or if no reply arrives in time.
     """
 
     def __init__(self, settings: ControlSettings, vhost: str) -> None:
@@ -304,7 +304,7 @@ class ControlConnection:
 
     @property
     def connected(self) -> bool:
-        """True if the connection is open and no answer is overdue."""
+        """True if the connection is open and no reply is overdue."""
         connection = self._connection
         return connection is not None and not connection.lost.is_set() and not connection.opened.is_closed
 
@@ -315,7 +315,7 @@ class ControlConnection:
         return version.decode(errors="replace") if isinstance(version, bytes) else str(version or "")
 
     async def connect(self) -> None:
-        """Connect to the first host that answers.
+        """Connect to the first host that responds.
 
         Raises:
             UpstreamError: REFUSED if a broker refused the user or virtual host, otherwise UNAVAILABLE with all errors.
@@ -347,7 +347,7 @@ class ControlConnection:
         return not self.connected
 
     async def call(self, method: Method) -> Refusal | None:
-        """Send a method and wait for the answer; return the broker's refusal, or None if the method was accepted."""
+        """Send a method and wait for the reply; return the broker's refusal, or None if the method was accepted."""
 
         async def once() -> Refusal | None:
             async with self._singles:
@@ -518,7 +518,7 @@ class ControlConnection:
             self._connection.lost.set()
         seconds = self._settings.deadline_seconds
         raise UpstreamError(
-            UpstreamFailure.TIMEOUT, f"vhost {self._vhost!r}: no answer within {seconds:g} s"
+            UpstreamFailure.TIMEOUT, f"vhost {self._vhost!r}: no response within {seconds:g} s"
         ) from error
 
     def _unavailable(self, cause: str, error: BaseException | None = None) -> NoReturn:

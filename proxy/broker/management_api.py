@@ -5,7 +5,7 @@ exchange. On RabbitMQ 3.10, a single unusual routing key makes a listing of the 
 
 `QueueInfo`, `ExchangeInfo` and `BindingInfo` are the rows of these listings. Before the first producer is accepted,
 `VhostDiscovery` finds the virtual hosts with client declarations, since the sidecar needs the declarations for routing.
-If the management API does not answer within a limited time, `VhostDiscovery` reports the error, continues without the
+If the management API does not respond within a limited time, `VhostDiscovery` reports the error, continues without the
 declarations, and retries later. Source: RabbitMQ's management HTTP API reference.
 """
 
@@ -399,7 +399,7 @@ class ManagementApi:
                 content = await self._body(answer, path)
         except TimeoutError as error:
             self._responsive = False
-            raise self._error(UpstreamFailure.TIMEOUT, path, f"no answer within {seconds:g} s") from error
+            raise self._error(UpstreamFailure.TIMEOUT, path, f"no response within {seconds:g} s") from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise self._error(UpstreamFailure.UNAVAILABLE, path, self._cause(error)) from error
         self._responsive = True
@@ -445,15 +445,15 @@ class ManagementApi:
         user = self._settings.username
         if status in (401, 403):
             says = (
-                f"answered {status}: user {user!r} needs the correct password, a tag (monitoring or management), "
+                f"returned {status}: user {user!r} needs the correct password, a tag (monitoring or management), "
                 "and permissions in the virtual host"
             )
             return self._error(UpstreamFailure.REFUSED, path, says)
         if status == 404:
-            return NotListed(UpstreamFailure.REFUSED, self._text(path, "answered 404: no such virtual host or object"))
+            return NotListed(UpstreamFailure.REFUSED, self._text(path, "returned 404: no such virtual host or object"))
         cause = body[:200].decode(errors="replace")
         failure = UpstreamFailure.UNAVAILABLE if status >= 500 else UpstreamFailure.REFUSED
-        return self._error(failure, path, f"answered {status}: {cause}")
+        return self._error(failure, path, f"returned {status}: {cause}")
 
     def _error(self, failure: UpstreamFailure, path: str, says: str) -> UpstreamError:
         return UpstreamError(failure, self._text(path, says))
@@ -462,7 +462,7 @@ class ManagementApi:
         return f"management API {self._base}{path.partition('?')[0]}: {says}"
 
 
-class NotListed(UpstreamError):  # noqa: N818 - an answer, not an error
+class NotListed(UpstreamError):  # noqa: N818 - a response, not an error
     """According to the management API, the virtual host, queue or exchange does not exist."""
 
 
@@ -484,7 +484,7 @@ def _read(reader: Callable[[Mapping[str, Any]], T], listing: Iterable[Any], path
 
 
 async def _all(answers: Iterable[Awaitable[T]]) -> list[T]:
-    """Wait for all answers, even if one fails, and raise the first error. The session limits concurrent requests."""
+    """Wait for all responses, even if one fails, and raise the first error. The session limits concurrent requests."""
     results: list[T] = []
     for result in await asyncio.gather(*answers, return_exceptions=True):
         if isinstance(result, BaseException):
@@ -521,7 +521,7 @@ class VhostDiscovery:
         self.fault = ""
 
     async def find(self) -> set[str]:
-        """Return the virtual hosts. If the management API does not answer in time, set `fault` and return no hosts."""
+        """Return the virtual hosts. If the management API does not respond in time, set `fault` and return no hosts."""
         if self._management is None:
             log.warning(
                 "no management API: client declarations made through other sidecars are unknown, and after a restart "
@@ -541,7 +541,7 @@ class VhostDiscovery:
             await asyncio.sleep(self._settings.retry_seconds)
 
     async def find_later(self) -> set[str]:
-        """Retry until the management API answers; return the virtual hosts."""
+        """Retry until the management API responds; return the virtual hosts."""
         if self._management is None or not self.fault:
             return set()
         pause_seconds = self._settings.refresh_seconds

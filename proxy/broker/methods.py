@@ -176,7 +176,7 @@ async def make_all(binds: Sequence[Bind], channel: AbstractChannel, limit_second
 
 
 async def send(frame: bytes, channel: AbstractChannel, limit_seconds: float) -> None:
-    """Send a method encoded by `proxy.amqp`, and wait for the answer. The channel number in `frame` is ignored."""
+    """Send a method encoded by `proxy.amqp`, and wait for the reply. The channel number in `frame` is ignored."""
     underlay = cast(Channel, await channel.get_underlay_channel())
     payload = frame[FRAME_HEAD.size : -1]
     method = _encoded(method_of(payload))()
@@ -224,7 +224,7 @@ def unnameable(name: bytes) -> str | None:
 def reason(code: int, text: str, kind: str) -> str:
     """Describe, for operators, why a destination could not be bound or found."""
     if code == 404:
-        return f"no carrier exchange: {text}" if kind == "queue" and "no exchange" in text else ABSENT
+        return f"the carrier exchange does not exist: {text}" if kind == "queue" and "no exchange" in text else ABSENT
     if code == LOCKED:
         return EXCLUSIVE
     if code == 403:

@@ -1,6 +1,6 @@
-"""Checks whether the address table's destinations at other brokers exist.
+"""Checks whether the address table's destinations on other brokers exist.
 
-Only destinations that are the same for every message can be checked. If a broker does not answer, the destinations on
+Only destinations that are the same for every message can be checked. If a broker does not respond, the destinations on
 that broker count as unknown, not as missing. The metric ``oxproxy_remote_up`` shows whether a broker is reachable.
 """
 
@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 
 class RemoteObserver:
-    """Checks destinations at other brokers.
+    """Checks destinations on other brokers.
 
     Args:
         reach: takes a local virtual host and another broker; returns this broker's connection settings and the virtual
@@ -40,7 +40,7 @@ class RemoteObserver:
         self._resting: dict[tuple[str, Remote], tuple[float, float]] = {}
 
     async def observe(self, vhost: VhostTopology) -> None:
-        """Check a virtual host's destinations at other brokers, and store the result in the virtual host's state."""
+        """Check a virtual host's destinations on other brokers, and store the result in the virtual host's state."""
         state = vhost.state
         wanted: dict[Remote, dict[Destination, None]] = {}
         for translation in vhost.reconciler.desired.remote_destinations:

@@ -140,7 +140,7 @@ class Topology:
         #: Virtual hosts required for readiness.
         self._awaited = self._ruled
         self._tasks: asyncio.TaskGroup | None = None
-        #: Checks destinations at other brokers, if set.
+        #: Checks destinations on other brokers, if set.
         self.remote_observer: RemoteObserver | None = None
         #: Returns True if a client is logged in to a virtual host.
         self.in_use: Callable[[str], bool] = lambda vhost: False

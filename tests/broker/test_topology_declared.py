@@ -539,14 +539,14 @@ async def test_a_sidecar_is_not_ready_before_it_has_read_the_bindings_of_listed_
     await app.declare("ox")
     await app.bind(stored("ox", "a"))
 
-    listing, slow = ManagementApi.changed_bindings, UpstreamError(UpstreamFailure.TIMEOUT, "no answer")
+    listing, slow = ManagementApi.changed_bindings, UpstreamError(UpstreamFailure.TIMEOUT, "no response")
 
     async def too_slow(*asked: Any) -> Any:
         raise slow
 
     monkeypatch.setattr(ManagementApi, "changed_bindings", too_slow)
     topology = Topology(settings(broker, retry_seconds=0.05), {}, {})
-    with pytest.raises(UpstreamError, match="no answer"):
+    with pytest.raises(UpstreamError, match="no response"):
         await topology.start()
     assert not topology.ready
     monkeypatch.setattr(ManagementApi, "changed_bindings", listing)
@@ -571,7 +571,7 @@ def slow_lists(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[bytes]:
 async def test_bindings_on_which_no_rule_relies_are_listed_once_at_the_start_however_long_it_takes(
     start: Start, app: Client, outside: Outside, vhost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bindings of exchanges of rules are listed again, since other sidecars may have handed over rows meanwhile."""
+    """The bindings of exchanges in the rules are listed again, since other sidecars may have handed over rows."""
     outside.make_queues("a")
     await app.declare("ox")
     await app.bind(stored("ox", "a"))

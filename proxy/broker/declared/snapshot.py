@@ -159,7 +159,7 @@ def decode(data: bytes) -> SnapshotRecords:
     """Decode the output of `encode`.
 
     Raises:
-        ValueError: the data are malformed or have been changed.
+        ValueError: the data is malformed or has been changed.
     """
     head, newline, lines = data.partition(b"\n")
     parts = head.split(b" ")
@@ -222,7 +222,7 @@ def _binding(vhost: str, exchange: str, kind: str, destination: str, *values: An
     key, entries, sequences, clients, *more = values  # files written by older versions have no marks
     numbers = tuple(int(number) for number in sequences)
     if not numbers:
-        raise ValueError("a binding without a sequence")
+        raise ValueError("a binding without a sequence number")
     names = (_bytes(exchange), kind, _bytes(destination), _bytes(key))
     marks, signatures, keys, *_ = (*(tuple(map(int, row)) for row in more), (), (), ())
     written = tuple(map(_of_number, signatures)), tuple(map(_of_number, keys))

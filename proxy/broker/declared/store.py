@@ -1,6 +1,6 @@
 """Keeps the client declarations of one virtual host in sync with the declarations stored on the broker.
 
-A listing shows the state at an unknown time between the request and the answer. Changes made through this sidecar in
+A listing shows the state at an unknown time between the request and the response. Changes made through this sidecar in
 the meantime take precedence, so a listing is compared with the state at the time of the request. A listed item that is
 unknown here may have been created and deleted in the meantime. Such an item is accepted only if nothing changed since
 the request, or if the next listing also contains the item. No requests are made here (see `reconcile.observer`).
@@ -70,7 +70,7 @@ def exchange_from_listing(info: ExchangeInfo, local_time: tzinfo) -> tuple[Owned
     """Create the open exchange that a client declared, from its carrier on the broker.
 
     Raises:
-        ValueError: the stored data are damaged, or contradict the exchange on the broker.
+        ValueError: the stored data is damaged, or contradicts the exchange on the broker.
     """
     kept = parse_kept(info.kept)
     declared = DeclaredExchange(info.durable, info.auto_delete, info.internal, kept.entries, kept.sequence)
@@ -101,7 +101,7 @@ def binding_from_listing(state: VhostState, exchange: bytes, carrier: bytes, inf
         carrier: name of the carrier, which the signature covers.
 
     Raises:
-        ValueError: the stored data are damaged, or belong to another binding.
+        ValueError: the stored data is damaged, or belongs to another binding.
     """
     kept = parse_kept(info.kept)
     destination = info.destination_type, info.destination
@@ -565,7 +565,7 @@ class DeclarationStore:
         try:
             owned, _ = exchange_from_listing(info, self._local_time)
         except ValueError as error:
-            self.log_fault(info.name, f"its stored data are damaged: {error}")
+            self.log_fault(info.name, f"its stored data is damaged: {error}")
             return
         if owned.declared == now.declared:
             self._kept[info.name] = info.kept
@@ -579,7 +579,7 @@ class DeclarationStore:
         try:
             owned, exchange = exchange_from_listing(info, self._local_time)
         except ValueError as error:
-            self.log_fault(info.name, f"its stored data are damaged: {error}")
+            self.log_fault(info.name, f"its stored data is damaged: {error}")
             return
         self._kept[info.name] = info.kept
         self.add_exchange(owned, exchange)
@@ -623,7 +623,7 @@ class DeclarationStore:
             self.state.add_binding(stored, identity=identity)
         except ProtocolError as error:
             shown = f"{binding.destination_type} {_text(binding.destination)}"
-            self.log_fault(binding.exchange, f"the binding to {shown} is not valid here: {error}")
+            self.log_fault(binding.exchange, f"the binding to {shown} is not valid: {error}")
             return False
         self.changes += 1
         return True
@@ -660,7 +660,7 @@ class DeclarationStore:
         try:
             self.add_exchange(*declared_exchange(record.name, record.declared, record.delivery, self._local_time))
         except ValueError as error:
-            self.log_fault(record.name, f"its data in the snapshot are damaged: {error}")
+            self.log_fault(record.name, f"its data in the snapshot is damaged: {error}")
 
     def _remembered(self, owned: OwnedExchange, record: BindingRecord) -> StoredBinding:
         """Create a binding from a snapshot. The signatures of copies on the broker are verified as usual."""

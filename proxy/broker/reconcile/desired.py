@@ -47,7 +47,7 @@ class DesiredState:
         regex: whether a rule chooses queues by a regular expression.
         translated: destinations that the address table redirects, and that therefore need not exist. Their
             replacements on this broker are in `existing`.
-        remote_destinations: translations to a destination at another broker.
+        remote_destinations: translations to a destination on another broker.
         chooses_queues: exchanges with a carrier whose messages can reach queues that no rule names.
         adds_exchanges: exchanges with a carrier whose messages can reach exchanges that no rule names.
     """

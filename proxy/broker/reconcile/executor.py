@@ -100,7 +100,7 @@ class Executor:
             self._note(BindToken(*token), refusal, _why(refusal, token[1]))
         for action in due:
             if isinstance(action, RemoveBinding) and not await self._remove(action):
-                break  # the management API does not answer
+                break  # the management API does not respond
 
     def failing(self) -> list[str]:
         """Describe the failures that are retried, except expected failures such as missing destinations."""

@@ -317,7 +317,7 @@ class Observer:
             )
         exchange.tokens.listed(look, last.carrier_tokens.rows, clock())
         if answer is None:
-            # No binding is foreign or unverified; otherwise, the last answer's digest would not have been used.
+            # No binding is foreign or unverified; otherwise, the last response's digest would not have been used.
             took_seconds, left = answered_at - look.began_at, last.carrier_tokens
             changing = self.superfluous.get(exchange.carrier) or left.incomplete or left.former
             if took_seconds > _LONG_SECONDS and announcements == self._announcements and not changing:

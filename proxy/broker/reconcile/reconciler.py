@@ -210,7 +210,7 @@ class Reconciler:
         """Look up an exchange and its bindings, and apply client declarations.
 
         Raises:
-            UpstreamError: the management API did not answer.
+            UpstreamError: the management API did not respond.
         """
         if self._management is None:
             return None

@@ -116,7 +116,7 @@ class RelayRequests:
                         self._remember(destination, why)
         except (UpstreamError, TimeoutError) as error:
             for destination in wanted:
-                self._remember(destination, str(error) or "the broker did not answer in time")
+                self._remember(destination, str(error) or "the broker did not respond in time")
 
     async def _unpublishable(self, destination: Destination) -> str | None:
         kind, name = destination
@@ -169,7 +169,7 @@ class RelayRequests:
                 "carrier not yet switched to eight-word tokens",
                 vhost=self._state.name,
                 exchange=exchange.name.decode(errors="replace"),
-                error=str(error) or "the broker did not answer in time",
+                error=str(error) or "the broker did not respond in time",
             )
 
     async def _attempt(self, token: BindToken) -> None:
@@ -181,7 +181,7 @@ class RelayRequests:
         except UpstreamError as error:
             why = str(error)
         except TimeoutError:
-            why = "the broker did not answer in time"
+            why = "the broker did not respond in time"
         if why is not None:
             self._remember(destination, why)
         elif self._state.not_missing(destination):
@@ -215,7 +215,7 @@ class RelayRequests:
             try:
                 info = await self._management.find(self._state.name, kind, name)
             except UpstreamError:
-                return None  # the broker's answer to the bind will show whether it exists
+                return None  # the broker's reply to the bind will show whether it exists
             if info is None:
                 return why
             if isinstance(info, QueueInfo):
@@ -307,7 +307,7 @@ class RelayRequests:
                 "queue declared but not bound yet",
                 vhost=state.name,
                 queue=queue.decode(errors="replace"),
-                error=str(error) or "no answer in time",
+                error=str(error) or "the broker did not respond in time",
             )
             return
         was_missing = state.not_missing(destination)

@@ -28,7 +28,7 @@ from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.values import Destination
 
 #: Number of attempts to determine whether sidecars of version 0.1 have used the virtual host, in case the management
-#: API does not answer.
+#: API does not respond.
 _ATTEMPTS = 3
 
 log = structlog.get_logger(__name__)

@@ -186,7 +186,7 @@ class VhostTopology:
     def _stop_at_unread(self) -> None:
         """Prevent readiness if reading the bindings of a client's exchange timed out.
 
-        Without the bindings, messages published to the exchange would be unroutable. Other errors, such as an answer
+        Without the bindings, messages published to the exchange would be unroutable. Other errors, such as a response
         that RabbitMQ cannot encode, do not prevent readiness, since a retry would not help.
 
         Raises:
@@ -311,7 +311,7 @@ class VhostTopology:
             it (it is then added to the state), or if there is no management API (the broker then compares types).
 
         Raises:
-            UpstreamError: the management API did not answer.
+            UpstreamError: the management API did not respond.
         """
         changes = self.reconciler.store.changes
         info = await self.reconciler.find(name)
