@@ -1,7 +1,7 @@
 """``POST /explain``: the queues that a message would reach according to the rules in force, and the reasons.
 
 Client declarations and the known queues are included. `proxy.rules.explain` evaluates the message, so ``oxproxy
-explain`` returns the same answer for the same message, rules and queues.
+explain`` returns the same result for the same message, rules and queues.
 """
 
 from __future__ import annotations

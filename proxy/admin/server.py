@@ -53,7 +53,7 @@ Network: TypeAlias = IPv4Network | IPv6Network
 
 #: Peers that have access to guarded pages without `admin.allow`.
 LOOPBACK: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
-#: How long `stop` waits for answers in progress, in seconds. A client must not delay the exit of the process.
+#: How long `stop` waits for responses in progress, in seconds. A client must not delay the exit of the process.
 STOP_SECONDS = 1.0
 #: Maximum size of a request's body, such as a message for `/explain` with its headers. Larger requests get 413.
 MAX_BODY_BYTES = 1 << 20
@@ -66,7 +66,7 @@ MOST_CONNECTIONS = 64
 NEW_SECONDS = 0.05
 #: Maximum number of connections waiting for a 503, and the seconds within which their request must arrive.
 MOST_REFUSED, REFUSED_SECONDS = 32, 1.0
-#: Seconds to receive a whole request, and to send its answer.
+#: Seconds to receive a whole request, and to send its response.
 REQUEST_SECONDS = 30.0
 _NO_ROOM = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 #: Host names accepted for guarded pages, in addition to addresses and `admin.hosts`.
@@ -79,7 +79,7 @@ class GuardedRoute:
 
     Args:
         path: path with a leading slash.
-        handler: answers requests; exceptions become a 500 response without text.
+        handler: handles requests; exceptions become a 500 response without text.
     """
 
     method: str
@@ -147,7 +147,7 @@ class AdminServer:
         return bound[0], bound[1]
 
     async def stop(self) -> None:
-        """Close the socket, wait for answers in progress until a deadline, then abort them."""
+        """Close the socket, wait for responses in progress until a deadline, then abort them."""
         for server in self._servers:
             server.close()
         self._servers.clear()
@@ -354,7 +354,7 @@ def _as_text(value: Any) -> object:  # Any: any type that json can't encode
     return str(value)
 
 
-#: Receives a request's body; returns the status, and the answer as plain data or encoded JSON.
+#: Receives a request's body; returns the status, and the response as plain data or encoded JSON.
 Answering: TypeAlias = Callable[[bytes], Awaitable[tuple[int, object]]]
 
 
@@ -365,7 +365,7 @@ def json_route(
 
     Args:
         body_bytes: maximum size of a request's body; larger requests get 413.
-        texting: handler for text (``Accept: text/plain``). An answer that is not a string is sent as JSON.
+        texting: handler for text (``Accept: text/plain``). A response that is not a string is sent as JSON.
     """
 
     async def handle(request: web.Request) -> web.Response:

@@ -24,7 +24,7 @@ LATENCY_SECONDS = 60.0
 #: Columns of the history, in addition to the time.
 SERIES = (*OUTCOMES, "nacked", "returned")
 
-#: The lists of rates: key in the answer, names of labels, and source of the totals.
+#: The lists of rates: key in the response, names of labels, and source of the totals.
 _LISTS: tuple[tuple[str, tuple[str, ...], Callable[[Counters], Iterable[Row]]], ...] = (
     ("exchanges", ("vhost", "exchange", "outcome"), publishes),
     ("bindings", ("vhost", "exchange", "binding"), binding_matches),

@@ -297,10 +297,10 @@ async def test_a_lost_broker_and_a_stopped_sidecar_are_shown(
             site.tap.accept()
             await shows(tab, "/not connected/.test(document.getElementById('links').textContent)", False)
             site.sidecar.stop()
-            await shows(tab, "/does not answer/.test(document.getElementById('fault').textContent)")
+            await shows(tab, "/does not respond/.test(document.getElementById('fault').textContent)")
             site.sidecar.start()
             await shows(tab, "document.getElementById('fault').hidden")
-            await shows(tab, "document.getElementById('state').textContent !== 'no answer'")
+            await shows(tab, "document.getElementById('state').textContent !== 'no response'")
 
 
 async def test_each_worker_shows_its_number_and_links_to_the_others(

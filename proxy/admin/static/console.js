@@ -25,7 +25,7 @@ function header() {
   if (!status) return
   const kind = stale ? 'bad' : !status.ready ? 'bad' : status.degraded.length ? 'warn' : 'good'
   at('state').className = `badge ${kind}`
-  at('state').textContent = stale ? 'no answer' : !status.ready ? 'not ready' : status.degraded.length ? 'degraded' : 'ready'
+  at('state').textContent = stale ? 'no response' : !status.ready ? 'not ready' : status.degraded.length ? 'degraded' : 'ready'
   at('worker').hidden = status.worker === null
   if (status.worker === null) return
   at('worker').replaceChildren(`worker ${status.worker} `, ...status.worker_ports.flatMap((port, number) =>

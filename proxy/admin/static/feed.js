@@ -61,7 +61,7 @@ export function follow(topics, changed, fault) {
     const closed = stream.readyState === EventSource.CLOSED
     get('livez').then(
       () => fault(closed ? 'The limit of open event streams is reached. Trying again.' : ''),
-      () => fault('The sidecar does not answer. The data shown is from its last answer. Trying again.'))
+      () => fault('The sidecar does not respond. The data shown is from its last response. Retrying.'))
     if (!closed) return
     timer = setTimeout(() => {
       source = null
