@@ -24,7 +24,7 @@ _DEFAULT_URL = "http://127.0.0.1:15693"
 #: Default locations of the configuration.
 _CONFIGURATIONS = (Path("oxproxy.yaml"), Path("/etc/oxproxy/oxproxy.yaml"))
 
-#: Timeout for an answer, in seconds. Compiling ten thousand bindings takes one second.
+#: Timeout for a response, in seconds. Compiling ten thousand bindings takes one second.
 _ANSWER_SECONDS = 60.0
 _UNUSABLE = 422
 #: ``file:line:column``; line and column only if known
@@ -71,10 +71,10 @@ def ask_workers(clients: Iterable[AdminClient], ask: Callable[[AdminClient], T])
     """Query all workers. If a worker can't be queried, print the error to standard error.
 
     Returns:
-        The answers, and whether all workers have answered.
+        The responses, and whether all workers have responded.
 
     Raises:
-        ConfigErrors: no worker has answered.
+        ConfigErrors: no worker has responded.
     """
     answers: dict[AdminClient, T] = {}
     faults: list[ConfigErrors] = []

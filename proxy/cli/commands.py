@@ -67,7 +67,7 @@ COMMANDS = {
         "message. With --broker, it also compares the files with a broker.",
         (
             ("oxproxy check oxproxy.yaml", "the configuration and its rules files"),
-            ("oxproxy check rules/*.yaml", "rules files alone, as one set"),
+            ("oxproxy check rules/*.yaml", "only rules files, checked together"),
             ("oxproxy check --strict --fail-under 90 --format junit oxproxy.yaml > report.xml", "in a pipeline"),
             (
                 "oxproxy check --broker http://guest:guest@127.0.0.1:15672 oxproxy.yaml",

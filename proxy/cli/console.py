@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from proxy.config.settings import Settings
     from proxy.rules.loader import LoadedRules
 
-#: Exit statuses: success; the answer is no; invalid usage, configuration or rules.
+#: Exit statuses: success; negative result; invalid usage, configuration or rules.
 DONE, NO, WRONG = 0, 1, 2
 
 _Number = TypeVar("_Number", int, float)

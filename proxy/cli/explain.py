@@ -1,6 +1,6 @@
 """``oxproxy explain``: explains the routing of one message, as a tree, text or JSON.
 
-The rules are read from files, or all workers of a running sidecar are queried and their answers compared.
+The rules are read from files, or all workers of a running sidecar are queried and their responses compared.
 """
 
 from __future__ import annotations
@@ -199,7 +199,10 @@ def _quoted(text: str) -> str:
 
 
 def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argparse.Namespace) -> int:
-    """Print all distinct answers. Return NO as `run` does, and also if answers differ or a worker can't be queried."""
+    """Print all distinct responses.
+
+    Return NO as `run` does, and also if responses differ or a worker can't be queried.
+    """
     answers: dict[AdminClient, dict[str, Any]]  # Any: JSON
     answers, complete = ask_workers(clients, lambda client: client.json("/explain", "POST", question))
     distinct = list({_outcome(answer): client for client, answer in reversed(answers.items())}.values())[::-1]
@@ -221,7 +224,7 @@ def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argpa
 
 
 def _outcome(answer: dict[str, Any]) -> str:  # Any: JSON
-    """Return the parts of an answer that must be equal for all workers: the rules version and the routing."""
+    """Return the parts of a response that must be equal for all workers: the rules version and the routing."""
     if "address" in answer:
         return json.dumps(answer)
     return json.dumps([answer[key] for key in ("rules", "outcome", "queues", "exchanges", "remotes", "error")])

@@ -22,7 +22,7 @@ from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clien
 from proxy.cli.console import DONE, NO, between, print_json, print_line, printable, read_input, rich_console, rules_only
 from proxy.errors import ConfigError, ConfigErrors
 
-#: The sidecar's answer.
+#: The sidecar's response.
 Report: TypeAlias = dict[str, Any]  # Any: JSON
 
 _PAGE = "/-/shadow"
