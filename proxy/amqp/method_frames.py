@@ -210,7 +210,7 @@ REPLY_NAMES = {
     541: b"INTERNAL_ERROR",
 }
 
-#: A reply text is a short string (spec, 4.2.5.3). Longer texts are cut and end in `_CUT`, as on RabbitMQ.
+#: A reply text is a short string (spec, 4.2.5.3). Longer texts are truncated and end in `_CUT`, as on RabbitMQ.
 MAX_REPLY_TEXT_BYTES = 255
 _CUT = b"..."
 
@@ -218,14 +218,14 @@ _UTF8_LONGEST = 4
 
 
 def reply_text(reply_code: int, text: bytes) -> bytes:
-    """Return a reply text in RabbitMQ's form: the name of the code, `` - `` and the text, cut to 255 bytes."""
+    """Return a reply text in RabbitMQ's form: the name of the code, `` - `` and the text, truncated to 255 bytes."""
     name = REPLY_NAMES.get(reply_code)
     whole = name + b" - " + text if name else text
     if len(whole) <= MAX_REPLY_TEXT_BYTES:
         return whole
     cut = MAX_REPLY_TEXT_BYTES - len(_CUT)
     for at in range(cut, cut - _UTF8_LONGEST, -1):
-        if whole[at] & 0xC0 != 0x80:  # never cut within a character, unless the text is not UTF-8
+        if whole[at] & 0xC0 != 0x80:  # never truncated within a character, unless the text is not UTF-8
             cut = at
             break
     return whole[:cut] + _CUT

@@ -26,7 +26,7 @@ from proxy.values import Value
 VERSION: Final = 1
 #: Fields that may be written as keyed hashes (setting `audit.hash`).
 HASHABLE: Final = frozenset(("message_id", "user", "rk"))
-#: Maximum length of a header value; longer values are cut. Headers used for routing are shorter.
+#: Maximum length of a header value; longer values are truncated. Headers used for routing are shorter.
 HEADER_CHARACTERS: Final = 1024
 #: Size of a hash in bytes. 96 bits suffice to distinguish ten billion values.
 HASH_BYTES: Final = 12
@@ -215,7 +215,7 @@ class LineRenderer:
 
         Args:
             outcome: one of `proxy.relay.counters.OUTCOMES`.
-            remotes: names of the destinations at other brokers, without credentials.
+            remotes: names of the destinations on other brokers, without credentials.
             bindings: ids of the bindings that matched.
             rule: index of the address table's rule that was applied.
             rules: version of the rules.
@@ -256,7 +256,7 @@ class LineRenderer:
         return _json(values)
 
     def settle(self, ts: str, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> bytes:
-        """Render the broker's answer to a publish.
+        """Render the broker's response to a publish.
 
         Args:
             result: acked, nacked, returned or lost.
@@ -340,7 +340,8 @@ class PublishLog:
 def header_value(value: Value) -> object:
     """Convert a header's value to JSON, so that the number 2000 and the string "2000" differ.
 
-    Strings, lists and tables are cut at HEADER_CHARACTERS; a cut value becomes a string. Times are in RFC 3339 format.
+    Strings, lists and tables are truncated at HEADER_CHARACTERS; a truncated value becomes a string. Times are in RFC
+    3339 format.
     """
     plain = _plain(value)
     if isinstance(plain, str):

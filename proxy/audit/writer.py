@@ -57,7 +57,7 @@ class AuditWriter:
         make_log: creates the log; replaced in tests.
 
     Attributes:
-        full: True while producers should not be read (never in best_effort mode).
+        full: True while the sidecar should not read from producers (never in best_effort mode).
         durable: sequence number up to which every line is written or, in strict mode, is on disk.
         failure: error of the disk while it rejects lines or does not respond; otherwise None.
         on_full: called with `full` when it has changed.

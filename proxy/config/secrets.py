@@ -78,7 +78,7 @@ class SecretReader:
             key = f"{path}.{given[0]}"
             shown = origin if source.env is None else f"environment variable {origin}"
             expected = f"{SECRET_BYTES} random bytes: raw (in a file), in hexadecimal or in base64"
-            message = f"{shown}: seen {len(data)} bytes in another format, expected {expected}"
+            message = f"{shown}: seen {len(data)} bytes in a different format, expected {expected}"
             self.faults.error(self.places[key], key, message)
         return secret or b""
 

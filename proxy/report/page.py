@@ -25,7 +25,7 @@ OUTCOMES = ("routed", "passed", "translated", *UNDELIVERED)
 SECTIONS = ("traffic", "destinations", "bindings", "unroutable", "latency", "producers", "anomalies", "trace")
 _OTHER = len(OUTCOMES)
 _PERCENTILES = (("p50", 0), ("p95", 3), ("p99", 5))
-_LATENCIES = {"decide": "Decision", "confirm": "Confirm by the broker"}
+_LATENCIES = {"decide": "Decision", "confirm": "Confirm from the broker"}
 _BARS = 15
 #: Minimum number of hours for a chart. Fewer hours are shown as a table, since a line with one or two dots is useless.
 _LEAST_HOURS = 3

@@ -120,7 +120,7 @@ class Pages:
 
     def _with_rows(self, figures: Figures) -> Figures:
         step, steps = self._over_time()
-        # One row more than the page shows, so that the page can say that there are more.
+        # One row more than the page shows, so that the page can show that there are more.
         found = {
             name: self._rows(f"FROM ({_SQL[name]}) ORDER BY {by} DESC, COLUMNS(* EXCLUDE {by}) LIMIT {most + 1}")
             for name, (by, most) in _LISTS.items()

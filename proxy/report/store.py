@@ -166,7 +166,7 @@ class Partials:
         try:
             self._read_lines(job)
         except _SPARK_ERRORS:
-            # Spark does not say which file is damaged, and reads its first lines only if it ignores the damage.
+            # Spark does not report which file is damaged, and reads its first lines only if it ignores the damage.
             for segment in job:
                 try:
                     self._read_lines([segment])
@@ -310,7 +310,7 @@ def _sentence(error: Any) -> str:  # an exception from one of two libraries
     text = str(getattr(error, "java_exception", None) or error)
     if "No module named" in text:
         module = text.partition("No module named")[2].split("\n")[0].strip(" '\"")
-        return f"the Python of Spark's executors has no module {module} (docs/reference/audit.md, On a cluster)"
+        return f"Spark's executors have no Python module {module} (docs/reference/audit.md, On a cluster)"
     reasons = [line.strip() for line in text.splitlines() if line.startswith("Caused by: ")]
     if "Python worker" in text:
         reasons = [line for line in text.splitlines() if line and not line[0].isspace()]  # a traceback; its last line

@@ -18,8 +18,8 @@ from proxy.values import Table, Value
 #: AMQP 0-9-1 reply code 406, the only reply code that rules cause, and the prefix of its text on the wire.
 PRECONDITION_FAILED = 406
 _OPENING = "PRECONDITION_FAILED - "
-#: Maximum length in bytes of the text on the wire, which is a short string. Longer texts are cut to _KEPT bytes, and
-#: three dots are added.
+#: Maximum length in bytes of the text on the wire, which is a short string. Longer texts are truncated to _KEPT bytes,
+#: and three dots are added.
 _LONGEST = 255
 _KEPT = 252
 
@@ -70,7 +70,7 @@ def encode_error_text(text: str) -> bytes:
     """Encode an error text, without the name of the reply code.
 
     The text is truncated so that the name and the text fit into a short string. As in the broker, the encoding is
-    Latin-1 if possible, otherwise UTF-8. Texts in UTF-8 are cut between characters.
+    Latin-1 if possible, otherwise UTF-8. Texts in UTF-8 are truncated between characters.
     """
     room = _LONGEST - len(_OPENING)
     try:

@@ -270,9 +270,9 @@ def test_unusable_secrets_are_errors(tmp_path: Path) -> None:
     assert "hunter2" not in str(errors)
     assert sorted(errors) == [
         "oxproxy.yaml:2:3: declared.secrets[2]: missing, expected file or env",
-        "oxproxy.yaml:3:5: declared.secrets[0].file: short: seen 7 bytes in another format, expected 32 random bytes: "
-        "raw (in a file), in hexadecimal or in base64",
-        "oxproxy.yaml:4:6: declared.secrets[1].env: environment variable A: seen 64 bytes in another format, "
+        "oxproxy.yaml:3:5: declared.secrets[0].file: short: seen 7 bytes in a different format, "
+        "expected 32 random bytes: raw (in a file), in hexadecimal or in base64",
+        "oxproxy.yaml:4:6: declared.secrets[1].env: environment variable A: seen 64 bytes in a different format, "
         "expected 32 random bytes: raw (in a file), in hexadecimal or in base64",
         "oxproxy.yaml:6:15: declared.secrets[3]: seen file and env, expected one of them",
         "oxproxy.yaml:7:5: declared.secrets[4].file: none can't be read: No such file or directory",
