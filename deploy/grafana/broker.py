@@ -77,7 +77,7 @@ _CONNECTIONS = Row(
         ),
         Lines(
             "Back-pressure",
-            "Connections blocked by RabbitMQ, and producers whose sockets are not read.",
+            "Connections blocked by RabbitMQ, and producers whose sockets are not being read.",
             [
                 per_sidecar("oxproxy_upstream_blocked", "blocked"),
                 per_sidecar("oxproxy_paused_producers", "paused"),
@@ -198,7 +198,7 @@ _OWN = Row(
         ),
         Lines(
             "Connections and channels",
-            "Open connections and channels at the broker.",
+            "Open connections and channels on the broker.",
             [
                 _held("rabbitmq_connections", "connections"),
                 _held("rabbitmq_channels", "channels"),

@@ -152,7 +152,8 @@ _SLOW = Row(
         ),
         Lines(
             "Back-pressure",
-            "Blocked: connections that RabbitMQ does not read. Paused: producers that the sidecar does not read.",
+            "Blocked: connections from which RabbitMQ does not read. Paused: producers from which the sidecar does not "
+            "read.",
             [
                 summed("oxproxy_upstream_blocked", legend="blocked by the broker"),
                 summed("oxproxy_paused_producers", legend="paused producers"),

@@ -17,7 +17,7 @@ START = (1, 0, 10, 10)
 
 
 def handshake(host: str, port: int, security: str) -> str:
-    """Return the error; "" if the sidecar answers as AMQP 0-9-1 requires."""
+    """Return the error; "" if the sidecar replies as AMQP 0-9-1 requires."""
     with socket.create_connection((host, port), timeout=SECONDS) as plain:
         connection = plain
         if security != "plain":
@@ -32,7 +32,7 @@ def handshake(host: str, port: int, security: str) -> str:
         while len(answer) < 11:
             part = connection.recv(11 - len(answer))
             if not part:
-                return "closed without an answer to the protocol header"
+                return "closed without a reply to the protocol header"
             answer += part
     seen = (answer[0], int.from_bytes(answer[1:3], "big"), *(int.from_bytes(answer[i : i + 2], "big") for i in (7, 9)))
     return "" if seen == START else f"seen {answer!r}, expected Connection.Start"
