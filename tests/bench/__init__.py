@@ -10,7 +10,7 @@
 - `pauses`      the longest confirm during reloads and scrapes
 - `cycles`      producers that connect, publish and disconnect
 - `scale`       100,000 bindings
-- `in_process`  events of the console, the metrics page and look-ups of addresses, without a broker
+- `in_process`  events of the console, the metrics page and lookups of addresses, without a broker
 - `report`      medians, the printed table, the JSON file
 - `profile`     one case for a few seconds, with the sidecar under a profiler
 """

@@ -28,7 +28,7 @@ from tests.sidecar import PROGRAM, Sidecar, SidecarFailed
 
 FOLLOWERS = 1_000
 REST_SECONDS = 0.003
-"""Pause of the resting relay after a read, which is long enough for many confirms to arrive."""
+"""Pause of the relay after a read from the broker, which is long enough for many confirms to arrive."""
 FILL_SECONDS = 0.05
 """How long a queue is filled per message of the consumer's prefetch. With a prefetch of 1, each message takes a round
 trip."""
@@ -93,7 +93,7 @@ class Arena:
         return Sample(per_second, cpu)
 
     def _consume(self, case: Case) -> Sample:
-        """Fill the queue directly at the broker, then let a consumer read all messages through the case's process."""
+        """Fill the queue directly on the broker, then let a consumer read all messages through the case's process."""
         consumer, filler = self.consumer(case), self.producers(replace(case, name=CONSUMED, way=Way.BROKER))[0]
         with Producer(self.broker.port).open() as control:
             control.ask(commands.Queue.Purge(queue=CONSUMED))

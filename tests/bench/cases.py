@@ -42,7 +42,7 @@ class Way(StrEnum):
     """A sidecar while 1,000 clients request event streams; refused clients retry."""
     COPYING = "copying relay"
     """A relay that copies bytes without parsing them, which is the minimum cost of a relay in Python."""
-    RESTING = "resting relay"
+    RESTING = "relay with pauses"
     """The copying relay, which reads the broker's socket at most once every 3 ms."""
 
 
@@ -240,13 +240,13 @@ def spent(name: str, label: str, case: str, target: float | None) -> Row:
 
 
 def above(label: str, case: str, target: float) -> Row:
-    """Return a row: the CPU time per message in excess of the resting relay's."""
+    """Return a row: the CPU time per message in excess of that of the relay with pauses."""
     way = CASES[case].way
 
     def value(measured: Round) -> float:
         return measured.samples[case].cpu_us[way] - measured.samples["real-resting"].cpu_us[Way.RESTING]
 
-    label = f"CPU above the resting relay, {label}"
+    label = f"CPU above the relay with pauses, {label}"
     return Row("real", label, "us CPU", target, at_least=False, cases=("real-resting", case), value=value)
 
 
@@ -260,7 +260,7 @@ def real_rows() -> Iterator[Row]:
     for case, label in (
         ("real-haproxy", "HAProxy in TCP mode"),
         ("real-copying", "a relay that only copies"),
-        ("real-resting", "the same, resting 3 ms between reads of the broker"),
+        ("real-resting", "the same, pausing 3 ms between reads from the broker"),
     ):
         yield ratio("real", f"{label} / direct", case, base, None)
         yield spent("real", label, case, None)
@@ -268,7 +268,7 @@ def real_rows() -> Iterator[Row]:
         for end, (label, _) in DIFFERING.items():
             yield ratio("real", f"10 bindings, {label}{also} / direct", f"{begin}-{end}", base, 1.00)
             yield above(f"{label}{also}", f"{begin}-{end}", most)
-    for case, label in (("polled-resting", "the resting relay"), ("polled-all", "10 bindings, all three differ")):
+    for case, label in (("polled-resting", "the relay with pauses"), ("polled-all", "10 bindings, all three differ")):
         yield ratio("real", f"{label}, confirms read once per ms / direct", case, "polled-direct", None)
     for case, label, most in (
         ("mixed", "1,000 mixed bindings, 3 regular expressions, all differ", 15.0),
@@ -298,11 +298,11 @@ ROWS = (
     ),
     ratio("declared", "the same exchange, declared by a client / by the rules file", "declared", "open", 0.97),
     ratio("eight", "8 queues for each message, carrier delivery / 1 queue", "eight", "open", None),
-    ratio("eight", "the same at the broker alone", "direct-eight", "direct", None),
+    ratio("eight", "the same without the sidecar", "direct-eight", "direct", None),
     ratio("hkv", "10,000 x-?hkv= bindings, one matches / with 10", "hkv-many", "open", 0.90),
     ratio("rk", "10,000 x-?rk= bindings, one matches / with 10", "rk-many", "rk-10", 0.90),
     ratio("rkre", "1,000 x-?rkre bindings, 1,000 keys in turn / with 10", "rkre-many", "rkre-10", 0.60),
-    ratio("local", "address table, another exchange here / direct", "local", "direct", 0.80),
+    ratio("local", "address table, another local exchange / direct", "local", "direct", 0.80),
     ratio("remote", "address table, everything to one other broker / direct to it", "remote", "direct", 0.70),
     ratio("table", "1,000 address rules, the last one matches / 10", "table-many", "table-10", 0.90),
     ratio("audit", "open exchange with audit log / without", "open-audited", "open", 0.93),

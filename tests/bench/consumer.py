@@ -1,7 +1,7 @@
 """Measures a consumer's rate: a process that reads and acknowledges the deliveries from a queue filled beforehand.
 
 All deliveries have the same length, so they are only counted by bytes, which costs far less than the measured process.
-Each command is a line of JSON on standard input, and gets one line as the answer. The process ends at end of file.
+Each command is a line of JSON on standard input, and gets one line as the reply. The process ends at end of file.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class Side(asyncio.Protocol):
         self._rest_seconds = rest_seconds
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's has another base
+        self.transport = cast("asyncio.Transport", transport)  # uvloop's transport has a different base class
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:

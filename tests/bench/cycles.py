@@ -1,6 +1,6 @@
 """Measures how many producers per second can connect, publish one message with its confirm, and disconnect.
 
-One client runs the cycles in sequence: through sidecars with and without `upstream.reuse`, and directly at the broker,
+One client runs the cycles in sequence: through sidecars with and without `upstream.reuse`, and directly to the broker,
 each over TCP and over TLS. A separate broker is used, since the other rows' broker has no TLS.
 """
 
@@ -34,12 +34,12 @@ def row(label: str) -> Row:
 
 
 CYCLE_ROWS = (
-    row("connect-publish-close a second, kept connections"),
+    row("connect-publish-close per second, kept connections"),
     row("the same without upstream.reuse"),
-    row("the same at the broker itself"),
-    row("connect-publish-close a second over TLS, kept connections"),
+    row("the same without the sidecar"),
+    row("connect-publish-close per second over TLS, kept connections"),
     row("the same over TLS without upstream.reuse"),
-    row("the same over TLS at the broker itself"),
+    row("the same over TLS without the sidecar"),
 )
 
 

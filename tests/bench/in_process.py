@@ -3,9 +3,9 @@
 - Events of the console: all tallies change between two samples. The result is the CPU time of a sample and its event,
   divided by the number of publishes at 50,000 per second, a rate that one process may reach.
 - The metrics page: another process scrapes an admin server with a series for each of 10,000 bindings, and a task
-  measures the CPU time that the process uses in each turn of the event loop. Unlike the longest confirm in `pauses`,
-  the result includes no activity of the broker or other processes.
-- The first look-up of an address: each table has 1,000 rules, of which only the last one matches, which is the worst
+  measures the CPU time that the process uses in each iteration of the event loop. Unlike the longest confirm in
+  `pauses`, the result includes no activity of the broker or other processes.
+- The first lookup of an address: each table has 1,000 rules, of which only the last one matches, which is the worst
   case for any order of evaluation. Each address is new, so caches do not help. The result includes the translation to
   another exchange on the same broker.
 """
@@ -43,13 +43,13 @@ FEW, MANY_BINDINGS = 10, 500
 
 
 def events_row(label: str, target: float) -> Row:
-    return Row("events", f"CPU per publish of 50,000 in a second, {label}", "us CPU", target, at_least=False)
+    return Row("events", f"CPU per publish at 50,000 per second, {label}", "us CPU", target, at_least=False)
 
 
 EVENT_ROWS = (
     events_row("events of the console, 10 bindings", 0.1),
     events_row("the same, 500 bindings that all match", 0.1),
-    events_row("nobody looks, 500 bindings", 0.01),
+    events_row("no clients, 500 bindings", 0.01),
 )
 
 
@@ -95,11 +95,11 @@ def measure_events(_: Arena) -> list[list[float]]:
 
 # -- the metrics page --------------------------------------------------------------------------------------------------
 
-HELD_ROWS = (Row("metrics", "CPU time for which that page holds the event loop", "ms", 10, at_least=False),)
+HELD_ROWS = (Row("metrics", "CPU time for which that page blocks the event loop", "ms", 10, at_least=False),)
 
 
 async def longest_turn_seconds(counters: Counters) -> tuple[float, int]:
-    """Let the page be read once; return the longest turn, and the number of bindings' series on the page."""
+    """Let the page be read once; return the CPU time of the longest iteration, and the number of series on the page."""
     admin = AdminServer(Exposition(counters), list, dict)
     try:
         _, port = await admin.start("127.0.0.1", 0)
@@ -117,7 +117,7 @@ async def longest_turn_seconds(counters: Counters) -> tuple[float, int]:
 
 
 def measure_turns(arena: Arena) -> list[list[float]]:
-    """Return the values of `HELD_ROWS`: the longest turn during each scrape, in milliseconds."""
+    """Return the values of `HELD_ROWS`: the longest iteration during each scrape, in milliseconds."""
     loaded = load_rules([arrangement.many_rules(arena.folder).rename(arena.folder / "turns.yaml")])
     counters = Counters(MANY)
     counters.traffic.name(traffic_labels(counters, loaded))
@@ -136,7 +136,7 @@ def measure_turns(arena: Arena) -> list[list[float]]:
     return [found]
 
 
-# -- look-ups of addresses ---------------------------------------------------------------------------------------------
+# -- lookups of addresses ----------------------------------------------------------------------------------------------
 
 LOOKUPS = 2_000
 #: By kind, the pattern of rule N, and the form of the addresses that match the last rule.
@@ -149,7 +149,7 @@ KINDS = {
 }
 
 MISS_ROWS = (
-    Row("miss", "first look-up of an address, 1,000 rules, last one fits, worst kind", "us", 100, at_least=False),
+    Row("miss", "first lookup of an address, 1,000 rules, last matches, slowest kind", "us", 100, at_least=False),
 )
 
 
@@ -170,7 +170,7 @@ def publishes(kind: str) -> list[tuple[bytes, bytes]]:
 
 
 def microseconds(kind: str) -> float:
-    """Return the mean time of a look-up that is not cached."""
+    """Return the mean time of a lookup that is not cached."""
     table, wanted = book(kind), publishes(kind)
     gc.collect()
     begin = perf_counter()

@@ -42,7 +42,7 @@ PUBLISH = client.publish(
 )
 PAUSE_ROWS = (
     Row("reload", "longest confirm while 10,000 bindings reload", "ms", 20, at_least=False),
-    Row("reload", "the same in as long a time without a reload", "ms", None, at_least=False),
+    Row("reload", "the same in an equal period without a reload", "ms", None, at_least=False),
 )
 
 SCRAPES = 20
@@ -50,7 +50,7 @@ SCRAPES = 20
 SCRAPED_SETTINGS = {"metrics": {"bindings": MANY}}
 SCRAPE_ROWS = (
     Row("metrics", "longest confirm while /metrics is read, 10,000 bindings", "ms", 10, at_least=False),
-    Row("metrics", "the same in as long a time without", "ms", None, at_least=False),
+    Row("metrics", "the same in an equal period without reads", "ms", None, at_least=False),
 )
 
 
@@ -67,7 +67,7 @@ def reloaded_and_still(sidecar: Sidecar, rules: Path, times: int) -> list[list[f
 
 
 def compared(producer: Producer, measure: Callable[[], float], times: int) -> list[list[float]]:
-    """Return the results of `measure` and, for comparison, the longest confirm in ms in an equal time after each."""
+    """Return the results of `measure` and, for comparison, the longest confirm in ms in an equal period after each."""
     found: list[list[float]] = [[], []]
     for _ in range(times):
         begin = time.monotonic()

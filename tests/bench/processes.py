@@ -25,7 +25,7 @@ POLL_SECONDS = 0.05
 
 
 class ChildError(Exception):
-    """A child process ended too early, was not ready in time, or did not answer."""
+    """A child process ended too early, was not ready in time, or did not respond."""
 
 
 def end_with_parent() -> None:
@@ -100,7 +100,7 @@ class Child:
 
 
 class LoadProcess(Child):
-    """A generator or consumer process; `ask` sends one command and waits for the answer."""
+    """A generator or consumer process; `ask` sends one command and waits for the reply."""
 
     def __init__(self, name: str, folder: Path, plan: dict[str, object], module: str = "generator") -> None:
         command = [sys.executable, "-m", f"tests.bench.{module}", json.dumps(plan)]
@@ -124,7 +124,7 @@ class LoadProcess(Child):
         return self.answer()
 
     def answer(self) -> Any:  # JSON
-        """Wait for the answer to the last command."""
+        """Wait for the reply to the last command."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if not line:

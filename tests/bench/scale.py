@@ -58,17 +58,17 @@ DECIDE_ROWS = (
                 "decide", f"decision, 100,000 / 10 bindings by {family}, the same 10 messages", "", 1.1, at_least=False
             ),
             Row("decide", "the same, 10,000 messages in random order", "", None),
-            Row("decide", "what it costs more", "us CPU", None),
+            Row("decide", "the additional cost", "us CPU", None),
         )
     ),
-    Row("decide", "look-up in a dict, 100,000 / 10 keys, in random order", "", None),
-    Row("decide", "what it costs more", "us CPU", None),
+    Row("decide", "lookup in a dict, 100,000 / 10 keys, in random order", "", None),
+    Row("decide", "the additional cost", "us CPU", None),
 )
 
 RELOAD_ROWS = (
     Row("reload-many", "longest confirm while 100,000 bindings reload", "ms", 20, at_least=False),
-    Row("reload-many", "the same in as long a time without a reload", "ms", None, at_least=False),
-    Row("reload-many", "CPU time for which that reload holds the event loop", "ms", 20, at_least=False),
+    Row("reload-many", "the same in an equal period without a reload", "ms", None, at_least=False),
+    Row("reload-many", "CPU time for which that reload blocks the event loop", "ms", 20, at_least=False),
 )
 RESTORE_ROWS = (
     Row("restore", "start with 100,000 bindings that clients declared", "s", 15, at_least=False),
@@ -181,10 +181,10 @@ def measure_decisions(_: Arena) -> list[list[float]]:
 
 
 def measure_reload(arena: Arena) -> list[list[float]]:
-    """Return the values of `RELOAD_ROWS`: for each reload, the longest confirm, and the longest turn of the event loop.
+    """Return the values of `RELOAD_ROWS`: for each reload, the longest confirm and event loop iteration.
 
     If sidecar, broker and producer share two cores, the longest confirm includes delays by the scheduler. The longest
-    turn is not affected, because it is measured as CPU time of the process and its threads.
+    iteration is not affected, because it is measured as CPU time of the process and its threads.
     """
     path = rules(arena.folder).rename(arena.folder / "reloaded-many.yaml")
     waits = reloaded_and_still(arena.start_sidecar("sidecar that reloads many", path), path, RELOADS)
@@ -207,7 +207,7 @@ class NoBroker:
 
 
 async def longest_turns_ms(path: Path) -> list[float]:
-    """Reload a file several times; return for each reload the longest CPU time between two turns of the event loop."""
+    """Reload a file several times; return the longest CPU time between two event loop iterations for each."""
     loaded = load_rules([path])
     gc.freeze()
     state, topology = VhostState("/", Router(())), cast("Topology", NoBroker())

@@ -25,7 +25,7 @@ CHECKED = 20
 
 @pytest.fixture(scope="module")
 def routers(tmp_path_factory: pytest.TempPathFactory) -> dict[Way, Router]:
-    """Return the compiled rules of each sidecar. They are compiled once, since the large file takes long."""
+    """Return the compiled rules of each sidecar. They are compiled once, since the large file takes a long time."""
     folder = tmp_path_factory.mktemp("rules")
     small = load_rules([arrangement.small_rules(folder, BROKER)]).routers["/"]
     large = load_rules([arrangement.large_rules(folder, BROKER)]).routers["/"]

@@ -21,7 +21,7 @@ def counters_of_many() -> Counters:
 
 async def test_every_series_is_read_in_turns_that_are_short_beside_the_whole() -> None:
     counters = counters_of_many()
-    with without_collection():  # it would traverse everything that earlier tests have left, in a single turn
+    with without_collection():  # it would traverse everything that earlier tests have left, in a single iteration
         begin = time.process_time()
         longest, series = await in_process.longest_turn_seconds(counters)
         whole = time.process_time() - begin
