@@ -1,7 +1,7 @@
 """Builds AMQP frames from names and values, and decodes frames. No sockets, no state.
 
-Independent of proxy.amqp: methods are encoded by pamqp, contents here. Only what contains tables that pamqp cannot
-encode is encoded by proxy.amqp: header tables, and binds whose arguments are given as encoded entries.
+Independent of proxy.amqp: methods are encoded by pamqp, contents here. proxy.amqp encodes only tables that pamqp
+cannot encode: header tables, and the arguments of binds that are given as encoded entries.
 """
 
 from __future__ import annotations

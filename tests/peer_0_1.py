@@ -1,4 +1,4 @@
-"""``oxproxy`` with the destination tokens of version 0.1: unkeyed tokens, and keyed ones treated as client witnesses.
+"""``oxproxy`` with the destination tokens of version 0.1: unkeyed tokens, and keyed tokens treated as grants.
 
 Takes the same arguments as ``oxproxy``. For tests in which sidecars of both versions run.
 """

@@ -67,7 +67,7 @@ log.file.level = info
 """
 
 
-class BrokerMissing(Exception):  # noqa: N818 - nothing is installed, which is no error
+class BrokerMissing(Exception):  # noqa: N818 - nothing is installed, which is not an error
     """RabbitMQ is not installed, and RABBITMQ_URL is not set."""
 
 
@@ -262,7 +262,7 @@ class PrivateBroker(Broker):
             if self._processes is None or not self._processes.running:
                 raise BrokerFailed(f"RabbitMQ ended at its start:\n{self._end_of_log()}")
             if time.monotonic() > deadline:
-                raise BrokerFailed(f"RabbitMQ gave no answer for {START_SECONDS:g} s:\n{self._end_of_log()}")
+                raise BrokerFailed(f"RabbitMQ did not respond for {START_SECONDS:g} s:\n{self._end_of_log()}")
             time.sleep(0.1)
 
     def _answers(self) -> bool:

@@ -302,7 +302,7 @@ class Producer:
         return False
 
     def unread(self) -> bytes:
-        """Take the input that was not read as frames, for use of the socket by other code."""
+        """Return and clear the input that has not been parsed as frames, so that other code can use the socket."""
         rest = bytes(self._input)
         self._input.clear()
         return rest

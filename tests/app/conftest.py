@@ -1,4 +1,4 @@
-"""Fixtures of the tests of the running process."""
+"""Fixtures for the tests of the running process."""
 
 from __future__ import annotations
 

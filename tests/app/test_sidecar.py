@@ -340,7 +340,7 @@ def test_an_unexpected_error_is_logged_in_one_line(
     assert main(["serve", "--config", str(file)]) == 1
     (line,) = capfd.readouterr().err.splitlines()
     assert 'level=error event="exiting after an unexpected error" error="KeyError: \'unexpected\'"' in line
-    assert Path(__file__).name in line  # the place of the error
+    assert Path(__file__).name in line  # the location of the error
 
 
 def test_a_missing_configuration_is_an_error(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def test_restore_truncates_a_partial_write(tmp_path: Path) -> None:
     segment.write(b"four\n")
     assert segment.path.read_bytes() == b"one\ntwo\nfour\n"
     segment.close()
-    assert not segment.restore(0), "a closed file can't be cut"
+    assert not segment.restore(0), "a closed file can't be truncated"
 
 
 def test_a_duplicate_segment_name_is_refused(tmp_path: Path) -> None:

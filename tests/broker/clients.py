@@ -68,7 +68,7 @@ def declare_here(
     delivery: Delivery = Delivery.CARRIER,
     auto_delete: bool = False,
 ) -> OwnedExchange:
-    """Add a client's exchange and bindings to a state, as a relay does after the broker's answer."""
+    """Add a client's exchange and bindings to a state, as a relay does after the broker's reply."""
     declared = DeclaredExchange(True, auto_delete, False, encode_table(arguments), sequence)
     owned, exchange = declared_exchange(name.encode(), declared, delivery, UTC)
     state.add_exchange(owned, exchange)

@@ -152,7 +152,7 @@ async def test_a_binding_made_again_during_a_listing_replaces_the_old_one(
 async def test_a_binding_made_again_since_the_request_is_not_removed_by_a_listing_without_it(
     listings: BindingListings, ox: OwnedExchange, known: VhostState
 ) -> None:
-    """The queue was deleted on the broker before the request, and declared and bound again before the answer."""
+    """The queue was deleted on the broker before the request, and declared and bound again before the response."""
     await take(listings, ox, A)
     before = listings.before(ox)
     known.add_binding(A)

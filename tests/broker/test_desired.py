@@ -65,7 +65,7 @@ def test_names_covers_the_destinations_of_all_rules() -> None:
     assert [desired.names(("queue", name)) for name in (b"a", b"b", b"c")] == [True, True, False]
 
 
-# -- rights to tokens -----------------------------------------------------------------------------------------------
+# -- permissions for tokens -----------------------------------------------------------------------------------------
 
 
 def routing_to(*names: str) -> Table:

@@ -14,7 +14,7 @@ SETTINGS = ControlSettings((), "guest", "guest", refresh_seconds=0.001, retry_se
 
 
 class Api:
-    """A management API that fails until the test lets it answer."""
+    """A management API that fails until the test lets it respond."""
 
     def __init__(self, failure: UpstreamFailure | None) -> None:
         self.failure = failure

@@ -328,7 +328,7 @@ async def test_a_carrier_replaced_directly_on_the_broker_is_reported_and_others_
 
 @pytest.fixture
 def restricted(broker: Broker, vhost: str) -> Any:
-    """A control user that may do little: configure, write and read are given by name."""
+    """A control user with few permissions: configure, write and read are given by name."""
     broker.create_user(vhost, "hush", "monitoring")
     yield lambda configure, write, read: broker.grant(vhost, vhost, configure, write, read)
     broker.delete_user(vhost)
@@ -367,7 +367,7 @@ async def test_a_destination_that_may_not_be_bound_is_missing_and_the_others_are
 
 
 async def test_a_failed_listing_does_not_prevent_readiness(make: Make, outside: Outside, vhost: str) -> None:
-    # A foreign binding with arguments and a ~ in its key makes 3.10.8 answer 500 for this carrier.
+    # A foreign binding with arguments and a ~ in its key makes 3.10.8 return 500 for this carrier.
     outside.make_queue("a")
     outside.make_exchange("documents", "direct", x_open_exchange=True)
     with outside.channel() as channel:
@@ -420,7 +420,7 @@ async def test_a_declared_queue_is_bound_even_if_its_token_was_known(make: Make,
     epoch = known.epoch
     await topology.requests.ensure_queue(b"a")
     assert outside.bound("documents") == queues("a")
-    assert known.epoch == epoch  # the relays' state was right, so they need not repeat their requests
+    assert known.epoch == epoch  # the relays' state was correct, so they need not repeat their requests
 
 
 async def test_a_declared_queue_that_is_refused_is_missing_and_nothing_is_raised(

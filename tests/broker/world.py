@@ -1,4 +1,4 @@
-"""Helpers of the control plane tests: rules without a rules file, and an independent view of the broker.
+"""Helpers for the control plane tests: rules without a rules file, and an independent view of the broker.
 
 They do not depend on the control plane; they use blocking calls of the management API and pika.
 """
@@ -144,7 +144,7 @@ class Outside:
         return {(kind, name) for kind, name, key in bindings if key == token(kind, name) or is_keyed(key)}
 
     def plainly_bound(self, exchange: str) -> set[Destination]:
-        """Those that are bound for rules, which is without arguments."""
+        """Destinations that are bound for rules, that is, without arguments."""
         rows = self.broker.api("GET", f"exchanges/{quoted(self.vhost)}/{quoted(exchange)}/bindings/source")
         named = {(row["destination_type"], row["destination"].encode()) for row in rows if not row["arguments"]}
         return named & self.bound(exchange)

@@ -21,9 +21,9 @@ class Run(NamedTuple):
     """The conditions under which vectors were run.
 
     Args:
-        delivery: of the open exchanges, ``carrier`` or ``queue``.
-        version: of RabbitMQ, e.g. ``(3, 10, 8)``.
-        carrier_type: requested in declarations of open exchanges; empty for none.
+        delivery: delivery of the open exchanges, ``carrier`` or ``queue``.
+        version: version of RabbitMQ, e.g. ``(3, 10, 8)``.
+        carrier_type: type requested in declarations of open exchanges; empty for none.
     """
 
     delivery: str
@@ -51,7 +51,7 @@ class Deviation(NamedTuple):
     """An intended difference.
 
     Args:
-        name: of the deviation.
+        name: name of the deviation.
         where: the conditions, as text.
         vectors: number of vectors that show it, in each run to which it applies.
         reason: its explanation.

@@ -27,7 +27,7 @@ from tests.private_broker import some_broker
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 
-#: Vectors of the open exchange; those of the address table have another runner.
+#: Vectors of the open exchange; those of the address table have a different runner.
 FILES = [path for path in OWN_VECTORS if path.parent.name == "open-exchange"]
 
 #: Vectors per virtual host; several virtual hosts are used in parallel.

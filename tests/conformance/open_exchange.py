@@ -1,6 +1,6 @@
 """Runs vectors of the open exchange on the decision core, without a broker.
 
-The runner takes the part of the broker: it knows which queues and exchanges exist, drops other names, applies the
+The runner acts as the broker: it knows which queues and exchanges exist, drops other names, applies the
 alternate exchange, and refuses what a broker refuses before routing. Every vector is decided in three ways, which must
 agree: through the index, with a trace and therefore without the index, and from only the facts of interest.
 """

@@ -1,4 +1,4 @@
-"""A virtual host with queues and sinks in which vectors are run through a running sidecar.
+"""Runs vectors through a running sidecar, in a virtual host with queues and sinks.
 
 Queues and sinks are kept between vectors, since regex routes see every existing queue. Exchanges and bindings are
 created for each vector, on one channel, without waiting for replies. The messages of a sink are read from an exclusive
@@ -64,10 +64,10 @@ class Stage:
 
     Args:
         broker: the broker.
-        port: of the sidecar.
+        port: port of the sidecar.
         vhost: an existing, empty virtual host.
         place: queues and sinks to create.
-        carrier_type: requested in declarations of open exchanges; empty for none.
+        carrier_type: type requested in declarations of open exchanges; empty for none.
     """
 
     def __init__(self, broker: Broker, port: int, vhost: str, place: Place, carrier_type: str = "") -> None:
@@ -163,8 +163,8 @@ class Score:
 
     Args:
         vector: the vector.
-        left: exchanges of an earlier vector, to be deleted first.
-        carrier_type: requested in declarations of open exchanges; empty for none.
+        left: exchanges left by an earlier vector, which are deleted first.
+        carrier_type: type requested in declarations of open exchanges; empty for none.
     """
 
     def __init__(self, vector: Json, left: Sequence[str], carrier_type: str = "") -> None:
@@ -219,7 +219,7 @@ class Score:
 
         Args:
             answered: number of the steps before it.
-            error: of the refused step.
+            error: error of the refused step.
         """
         if answered < self._declared:
             return {"declare_error": error}
@@ -232,7 +232,7 @@ class Score:
         if message.address != (TESTED, self._key.decode()):
             return f"arrived as from {message.address}"
         if message.body != self._body:
-            return f"arrived with another body of {len(message.body)} bytes"
+            return f"arrived with a different body of {len(message.body)} bytes"
         entries = message.entries or b""
         headers = decode_table(entries, 0, len(entries))
         if sorted(map(repr, headers)) != sorted(map(repr, self._kept())):

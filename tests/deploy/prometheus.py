@@ -91,7 +91,7 @@ class Prometheus:
         deadline = time.monotonic() + START_SECONDS
         while not is_ready(f"http://{self._address}/-/ready"):
             assert self._processes.running, (self._folder / "prometheus.log").read_text()
-            assert time.monotonic() < deadline, "Prometheus gave no answer"
+            assert time.monotonic() < deadline, "Prometheus did not respond"
             time.sleep(0.05)
         return self
 

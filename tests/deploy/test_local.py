@@ -44,7 +44,7 @@ def delivered(queues: list[str], outcome: str = CONFIRMED) -> Message:
     return message
 
 
-@pytest.mark.timeout(300)  # starting Spark takes long on a busy machine
+@pytest.mark.timeout(300)  # starting Spark takes a long time on a busy machine
 def test_the_demo_succeeds_and_leaves_nothing_on_a_given_broker(broker: Broker) -> None:
     before = broker.api("GET", "vhosts?columns=name")
     done = run("deploy.local.demo", broker.url(), broker.management)

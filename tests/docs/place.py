@@ -63,7 +63,7 @@ class Place:
         return run(self.directory, command)
 
     def taken(self, *queues: str) -> list[int]:
-        """Empty queues, and return the number of messages in each."""
+        """Remove the messages from queues, and return the number of messages in each."""
         with pika.BlockingConnection(pika.URLParameters(self.broker.url(self.vhost))) as connection:
             channel = connection.channel()
             return [channel.queue_purge(queue).method.message_count for queue in queues]

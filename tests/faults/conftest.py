@@ -1,4 +1,4 @@
-"""Fixtures of the tests that kill, stop or disconnect processes."""
+"""Fixtures for the tests that kill, stop or disconnect processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another broker, played by the test, without sockets; and messages that record their results."""
+"""Another broker, simulated without sockets; and messages that record their results."""
 
 from __future__ import annotations
 

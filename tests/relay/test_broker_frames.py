@@ -136,7 +136,7 @@ def test_channels_interleave_while_addresses_are_restored() -> None:
         assert output == original(b"x" * 9, channel)
 
 
-# -- contents under way are completed ---------------------------------------------------------------------------------
+# -- contents in progress are completed -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("sent", [1, 2, 3])
@@ -270,7 +270,7 @@ def test_held_output_is_counted_and_stops_the_reading() -> None:
 
 
 def test_a_held_reply_is_released_early_if_it_stops_the_reading() -> None:
-    """The bind-ok arrives after the held frames. If these stop the reading, it never arrives."""
+    """The bind-ok arrives after the held frames. If these frames stopped the reading, it would never arrive."""
     of = routed("q", bound=())
     wire = Wire(of, events=QueueEvents([b"q"]), limits=RelayLimits(held_bytes=2000)).open()
     wire.produce(say(1, commands.Queue.Declare(0, "q", exclusive=True)))

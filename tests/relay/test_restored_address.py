@@ -119,7 +119,7 @@ def test_the_address_is_restored_if_a_regex_selected_the_redirected_queue() -> N
 
 
 def cpu_seconds(of: VhostState) -> float:
-    """CPU time of deliveries whose header names an unknown address, each with another key."""
+    """CPU time of deliveries whose header names an unknown address, each with a different key."""
     frames = [
         (
             split(method(1, commands.Basic.Deliver("me", 1, False, "of.none", "key")))[0].raw,

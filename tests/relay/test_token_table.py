@@ -539,9 +539,9 @@ def test_two_sidecars_never_leave_a_bound_destination_without_a_token(choices: l
 
 #: Maximum time from the beginning of a reconcile pass to the end of the next one.
 LOOK_SECONDS = 10.0
-#: Maximum duration of a pass after which prepared rules are applied; after a longer pass there is another one first.
+#: Maximum duration of a pass after which prepared rules are applied; after a longer pass, another pass is run first.
 PREPARE_SECONDS = 4.0
-#: Passes after which nothing changes any more.
+#: Number of passes after which nothing changes.
 SETTLING_LOOKS = 24
 PLAIN_ROW: BrokerRow = (0, PLAIN, True)
 
@@ -658,7 +658,7 @@ class RuledWorld(World):
             assert any(under for _, _, under in self.rows), "rules need the destination, and no message finds it"
 
     def settle(self) -> None:
-        # A plain row is handed over and its pin is left to others, by each sidecar in turn.
+        # Each sidecar in turn hands over a plain row and leaves its pin to the others.
         for _ in range(SETTLING_LOOKS):
             for peer in self.ruled():
                 self.finish(*peer.lanes, peer.control)
@@ -673,7 +673,7 @@ class RuledWorld(World):
         assert there == needed if self.lossless else there >= needed, "a token too many, or one too few"
 
 
-#: A pass finds the pins of a destination idle that rules have just released and whose plain row is to be removed.
+#: Rules have just released a destination, its plain row is to be removed, and a pass finds its pins idle.
 RELEASED_AND_IDLE = [7, 3, 3, 3, 3, 3, 7, 2, 8, 3, 3, 3, 3, 3, 7, 3, 3, 3, 3, 3, 3, 1, 1, 1, 7]
 
 

@@ -1,4 +1,4 @@
-"""A relay without sockets or sleeps: the test plays the producer and the broker.
+"""A relay without sockets or sleeps: the test acts as the producer and the broker.
 
 Each call of ``Wire`` returns all output on that side since the last call.
 """
@@ -111,9 +111,9 @@ def chosen(*queues: str, bound: Iterable[str] = (), delivery: Delivery = Deliver
     """A virtual host with the exchange ``xo``, in which the routing key names the queue.
 
     Args:
-        queues: those that exist.
-        bound: those whose tokens are bound.
-        delivery: of the exchange.
+        queues: existing queues.
+        bound: queues whose tokens are bound.
+        delivery: delivery of the exchange.
     """
     ready = [("queue", name.encode()) for name in bound]
     vhost = ruled(to_queue("unused", {"x-msg-destq-rk": ""}), delivery=delivery, bound=ready)
@@ -122,7 +122,7 @@ def chosen(*queues: str, bound: Iterable[str] = (), delivery: Delivery = Deliver
 
 
 def several(*exchanges: str, queues: Iterable[str] = ("q",)) -> VhostState:
-    """A virtual host with the exchange ``xo`` in queue delivery; every message goes to the queues and exchanges."""
+    """A virtual host with the exchange ``xo`` and queue delivery; it routes messages to all queues and exchanges."""
     return ruled(*map(to_queue, queues), *map(to_exchange, exchanges), delivery=Delivery.QUEUE)
 
 
@@ -133,8 +133,8 @@ class Wire:
         of: the virtual host; None for one without exchanges.
         events: records declares and deletes of queues.
         tuning: negotiated parameters.
-        limits: of the relay.
-        rules: for declarations of clients.
+        limits: limits of the relay.
+        rules: rules for declarations of clients.
     """
 
     def __init__(

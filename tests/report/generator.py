@@ -1,4 +1,4 @@
-"""Generates a day of audit logs of several busy sidecars, with any number of records, reproducible by a seed.
+"""Generates one day of audit logs for several busy sidecars, with any number of records, reproducible by a seed.
 
 The lines are not created by `proxy.audit`, so that the report is tested independently. The log contains cases that the
 report detects: gaps, repeated message ids, messages that pass through two sidecars, returns, torn and foreign lines.

@@ -1,4 +1,4 @@
-"""Computes the report's numbers of a day with DuckDB from the raw lines, independently of the report's code."""
+"""Computes the report's numbers for a day with DuckDB from the raw lines, independently of the report's code."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Measures time, memory and CPU of reports: ``python -m tests.report.speed DIRECTORY [COPIES...]``.
 
-A day of two million records is written to the directory in the given numbers of copies, each from other sidecars; 0
+A day of two million records is written to the directory in the given numbers of copies, each from different sidecars; 0
 means a day of seven records. For each number, ``oxproxy report`` runs on two cores: from scratch, after an additional
-hour from the same number of sidecars, and without new segments. Memory and CPU time include Java, the Python of tasks,
-and the driver; shared memory counts for each process.
+hour from the same number of sidecars, and without new segments. Memory and CPU time include Java, the tasks' Python
+processes, and the driver; shared memory counts for each process.
 """
 
 from __future__ import annotations

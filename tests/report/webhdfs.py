@@ -67,7 +67,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815 -- names of the base class
 
-    # -- answers -------------------------------------------------------------------------------------------------
+    # -- responses -----------------------------------------------------------------------------------------------
 
     def _json(self, content: object, status: int = 200) -> None:
         body = json.dumps(content).encode()

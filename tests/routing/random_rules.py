@@ -1,7 +1,7 @@
 """Random bindings, exchanges and messages from small sets of names and values, so that bindings often match.
 
 Rare names and values are included, but most draws are from a handful: a binding that is never true, or whose
-condition no message approaches, tests nothing.
+condition no message nearly satisfies, tests nothing.
 """
 
 from __future__ import annotations

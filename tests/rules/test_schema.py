@@ -285,7 +285,7 @@ WRONG = [
 
 
 def read_bindings(text: str) -> object:
-    """All fields with their places in the file, or all errors."""
+    """All fields with their positions in the file, or all errors."""
     seen: list[object] = []
 
     def look(files: Sequence[ParsedFile], _: LoadedRules) -> None:

@@ -1,4 +1,4 @@
-"""Fixtures of the client library tests: a sidecar in front of a real broker, an open exchange in each delivery."""
+"""Fixtures for the client library tests: a sidecar in front of a real broker, an open exchange with each delivery."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def site(running: Site) -> Iterator[Site]:
 
 @pytest.fixture(params=["letters", "packets"])
 def exchange(request: pytest.FixtureRequest) -> str:
-    """An open exchange, in carrier and in queue delivery."""
+    """An open exchange, with carrier delivery and with queue delivery."""
     return str(request.param)
 
 

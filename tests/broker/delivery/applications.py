@@ -34,7 +34,7 @@ class Application(Producer):
     """A client with channel 1 open in confirm mode.
 
     Args:
-        port: on loopback.
+        port: port on loopback.
         vhost: virtual host.
         username: user, whose password is the same.
         delivery: argument of each declare; "": no such argument.
@@ -49,7 +49,7 @@ class Application(Producer):
     # -- frames ------------------------------------------------------------------------------------------------------
 
     def declaring(self, name: str, arguments: Arguments = (), kind: str = "x-open", **bits: bool) -> bytes:
-        """The frame that declares an exchange; durable unless told otherwise."""
+        """The frame that declares an exchange; durable by default."""
         table = entries(arguments)
         if self._delivery and kind == "x-open":
             table += entries({"x-delivery": self._delivery})
@@ -86,7 +86,7 @@ class Application(Producer):
         """The frame that deletes a queue."""
         return method(1, commands.Queue.Delete(queue=name))
 
-    # -- methods with their answers ----------------------------------------------------------------------------------
+    # -- methods with their replies ----------------------------------------------------------------------------------
 
     def exchange(self, name: str, arguments: Arguments = (), kind: str = "x-open", **bits: bool) -> None:
         self.send(self.declaring(name, arguments, kind=kind, **bits))

@@ -1,4 +1,4 @@
-"""Fixtures of these tests. A module that needs other values overrides them."""
+"""Fixtures for these tests. A module that needs other values overrides them."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ CLOSE = client.method(0, commands.Connection.Close(200, "bye", 0, 0))
 
 
 class Answers(NamedTuple):
-    """The answers of one side: names and channels of methods, and the arguments of closes."""
+    """The replies of one side: names and channels of methods, and the arguments of closes."""
 
     frames: tuple[tuple[object, ...], ...]
 
@@ -45,7 +45,7 @@ def read(producer: Producer, count: int) -> Answers:
 
 
 def compare(ports: Sequence[int], talk: Conversation) -> Answers:
-    """Send the same bytes to both sides; check that the answers are equal, and return them."""
+    """Send the same bytes to both sides; check that the replies are equal, and return them."""
     at_broker, at_sidecar = (talk(port) for port in ports)
     assert at_sidecar == at_broker
     return at_sidecar

@@ -66,7 +66,7 @@ def prepare(outside: Outside) -> None:
 
 
 def refusal_of_the_broker(site: Site, *arguments: object, **more: object) -> Closed:
-    """The broker's answer to the same publish on an exchange of type direct."""
+    """The broker's reply to the same publish on an exchange of type direct."""
     with Producer(site.broker.port, site.vhost).open(confirm=True) as peer:
         peer.publish("amq.direct", *arguments, **more)  # type: ignore[arg-type]
         return peer.closed()

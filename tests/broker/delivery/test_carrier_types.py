@@ -37,7 +37,7 @@ exchanges:
       - {queue: b, arguments: {"x-?hkv= n": 1}}
 """
 WITH_EXCHANGE = RULES + '      - {exchange: copies, arguments: {"x-?hkex": copy}}\n'
-#: How a carrier changes its type, as described on the page "Types of carriers".
+#: How a carrier changes its type, as described on the page "Choose a carrier type".
 ANOTHER_CARRIER = RULES.replace("carrier_type: topic", "carrier: letters.2\n    carrier_type: direct")
 NO_CARRIER = RULES.replace("carrier_type: topic", "delivery: queue")
 

@@ -38,7 +38,7 @@ def site(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
 
 
 def nested(depth: int, letter: str = "A") -> bytes:
-    """Entries of a table with one argument of so many nested arrays or tables."""
+    """Entries of a table with one argument: arrays or tables nested to this depth."""
     value = b""
     for _ in range(depth):
         inner = value if letter == "A" or not value else b"\x01k" + value
@@ -156,7 +156,7 @@ def test_an_exchange_that_breaks_a_listing_does_not_affect_another_virtual_host(
 
 @contextmanager
 def odd_management(broker: Broker, change: Callable[[str, bytes], bytes]) -> Iterator[str]:
-    """A management API that forwards to the broker's, with answers changed by `change`, which gets path and body."""
+    """A management API that forwards to the broker's, with responses changed by `change`, which gets path and body."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

@@ -1,4 +1,4 @@
-"""Two sidecars on one broker, while queues change through them and directly: in the end, every token is right."""
+"""Two sidecars on one broker, while queues change through them and directly: in the end, every token is correct."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.broker.world import Outside, queues
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 
-#: Maximum time from the last change until every token is right: as documented, and while other tests run.
+#: Maximum time from the last change until every token is correct: as documented, and while other tests run.
 PROMISED_SECONDS, LOADED_SECONDS = 5.0, 60.0
 CLIENTS, RULES = "made.by.clients", "made.by.rules"
 
@@ -28,9 +28,9 @@ class Churn:
     Args:
         outside: the virtual host.
         sidecars: two sidecars.
-        channels: through each sidecar, and directly to the broker.
-        names: of the queues.
-        seed: of the random choices.
+        channels: a channel through each sidecar, and a channel directly to the broker.
+        names: names of the queues.
+        seed: seed of the random choices.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class Churn:
 
 @contextmanager
 def churned(broker: Broker, folder: Path, count: int, seed: int) -> Iterator[Churn]:
-    """Two sidecars with rules for so many queues."""
+    """Two sidecars with rules for this number of queues."""
     vhost = f"churn-{seed}-{count}"
     broker.create_vhost(vhost)
     with ExitStack() as stack:

@@ -300,7 +300,7 @@ def test_a_queue_declared_again_on_one_connection_is_bound_again(app: Applicatio
 
 
 def test_pipelined_methods_take_effect_in_order(app: Application) -> None:
-    """Binds, an unbind, a publish and a declare, all sent before the first answer."""
+    """Binds, an unbind, a publish and a declare, all sent before the first reply."""
     frames = [app.binding(queue, "ox", {"x-?hkv= n": n}) for n in range(300) for queue in ("a", "b")]
     app.send(*frames, app.unbinding("a", "ox", {"x-?hkv= n": 299}))
     app.publish("ox", "k", {"n": 299}, b"1")
@@ -324,7 +324,7 @@ def test_pipelined_methods_take_effect_in_order(app: Application) -> None:
 def test_an_exchange_deleted_and_declared_again_after_pipelined_binds_has_none_of_them(
     app: Application,
 ) -> None:
-    """All methods are sent before the first answer; those after the delete concern a new exchange."""
+    """All methods are sent before the first reply; those after the delete concern a new exchange."""
     count = 40
     binds = [app.binding(queue, "ox", {"x-?hkv= n": n}) for n in range(count) for queue in ("a", "b")]
     app.send(

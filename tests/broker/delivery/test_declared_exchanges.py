@@ -279,7 +279,7 @@ def test_a_deleted_exchange_loses_its_bindings(app: Application, outside: Outsid
     app.bind("a", "ox", {"x-?hkex": "x"})
     app.bind("a", "ox")
     app.delete("ox")
-    app.delete("ox")  # as in RabbitMQ, deleting a missing exchange is no error
+    app.delete("ox")  # as in RabbitMQ, deleting a missing exchange is not an error
     app.exchange("ox")
     assert app.send_settled("ox", "k", {"x": 1}, mandatory=True).returned
     assert app.take("a") == []

@@ -28,7 +28,7 @@ def used(sidecar: Sidecar) -> float:
 
 @pytest.mark.parametrize("count", [2_000, pytest.param(10_000, marks=pytest.mark.matrix)])
 def test_thousands_of_bindings_of_one_client(broker: Broker, vhost: str, count: int) -> None:
-    ahead = count // 20  # binds that the client has sent without an answer
+    ahead = count // 20  # binds that the client has sent without a reply
     frames = [Application.binding(f"q{n % QUEUES}", "ox", {"x-?hkv= n": n}) for n in range(count)]
     with Sidecar(broker) as sidecar, Application(sidecar.port, vhost) as app:
         app.exchange("ox")

@@ -21,7 +21,7 @@ from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 
 FIRST, SECOND, THIRD = ({"x-?hkv= n": n} for n in (1, 2, 3))
-#: Publishes under way while a binding is removed.
+#: Number of publishes in progress while a binding is removed.
 PUBLISHES = 500
 
 
@@ -94,7 +94,7 @@ def test_bindings_read_after_a_restart_are_removed_under_their_keys(
         assert is_keyed(keys(outside)[0])
         assert [again.reached("ox", {"n": n}, "a") for n in (1, 2)] == [[], ["a"]]
         again.unbind("a", "ox", SECOND)
-        # The other sidecar may have bound there. Its substitute binding is removed once passes show no such binding.
+        # The other sidecar may have bound there. Its pin is removed once passes show no such binding.
         until(lambda: "ox" not in {item["name"] for item in broker.api("GET", f"exchanges/{vhost}")})
 
 
@@ -153,7 +153,7 @@ def test_pipelined_binds_need_one_binding_each_and_all_take_effect(app: Applicat
 
 @pytest.fixture
 def pair(broker: Broker, vhost: str, outside: Outside) -> Iterator[tuple[Application, Application]]:
-    """Applications at two sidecars that do not refresh, and an exchange that both know."""
+    """Applications connected to two sidecars that do not refresh, and an exchange that both know."""
     with ExitStack() as stack:
         blind = {"inventory": {"refresh": "1h"}}
         ports = [stack.enter_context(Sidecar(broker, settings=blind)).port for _ in range(2)]

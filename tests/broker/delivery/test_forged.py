@@ -1,4 +1,4 @@
-"""Bindings written directly to the broker, as if a sidecar had stored them for a client, give no rights."""
+"""Bindings written directly to the broker, as if a sidecar had stored them for a client, grant no permissions."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LATEST = 2**64 - 1
 
 
 class Scene(NamedTuple):
-    """A sidecar with two connected clients: one with all rights, one with rights only on names in ``att.``."""
+    """A sidecar with two connected clients: one with all permissions, one only with those on ``att.`` names."""
 
     sidecar: Sidecar
     broker: Broker

@@ -111,7 +111,7 @@ def test_bodies_up_to_the_limit_are_accepted_even_in_one_write(tight: Site, exch
 
 
 def refusal(port: int, source: str) -> str:
-    """The close of a connection that exceeds the limit."""
+    """Open a connection that exceeds the limit; return the reply text of the Connection.Close."""
     with socket.create_connection(("127.0.0.1", port), timeout=30, source_address=(source, 0)) as surplus:
         surplus.sendall(client.PROTOCOL_HEADER)
         start = surplus.recv(65536)

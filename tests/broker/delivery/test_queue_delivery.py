@@ -334,7 +334,7 @@ def test_an_original_address_from_a_producer_is_refused(
 def test_an_original_address_written_on_the_broker_is_restored_only_in_queues_of_that_exchange(
     site: Site, producer: Producer, exchange: str
 ) -> None:
-    """The alternate exchange of `carried` lets its messages leave by the default exchange, but only to its queues."""
+    """The alternate exchange of `carried` sends messages through the default exchange, but only to its queues."""
     forged = {"x-original-address": original("forged", "", "elsewhere", exchange)}
     site.beside.publish("", "elsewhere", forged)
     got: list[Message] = []

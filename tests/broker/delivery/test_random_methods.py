@@ -35,11 +35,11 @@ class Side(NamedTuple):
     """RabbitMQ or the sidecar.
 
     Args:
-        port: on loopback.
+        port: port on loopback.
         vhost: virtual host.
         declared: type and arguments of exchanges.
         auto_delete: whether the second exchange is deleted with its last binding.
-        prefix: of the names of all objects declared there.
+        prefix: prefix of the names of all objects declared there.
     """
 
     port: int
@@ -54,10 +54,10 @@ class Step(NamedTuple):
 
     Args:
         what: kind of method.
-        names: of its queue or exchanges.
+        names: names of its queue or exchanges.
         table: arguments of a binding, or headers of a message.
-        flag: nowait, or mandatory.
-        number: of a message.
+        flag: nowait or mandatory flag.
+        number: number of a message.
     """
 
     what: str
@@ -166,7 +166,7 @@ def about_messages(step: Step, queue: str) -> base.Frame:
 
 
 class Conversation:
-    """The answers of one side to batches of methods."""
+    """The replies of one side to batches of methods."""
 
     def __init__(self, side: Side) -> None:
         self._side = side
@@ -211,7 +211,7 @@ class Conversation:
                 message = self._producer.message(frame)
                 return [(frame.name, message.method.get("redelivered"), message.body)]
             case "Basic.Ack":
-                # Confirms have no fixed place among the replies.
+                # Confirms have no fixed position among the replies.
                 tag, multiple = int(str(frame.arguments["delivery_tag"])), frame.arguments["multiple"]
                 self._unconfirmed -= {sent for sent in self._unconfirmed if sent == tag or (multiple and sent < tag)}
                 return []

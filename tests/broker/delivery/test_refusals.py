@@ -1,4 +1,4 @@
-"""What a producer is refused, and what it is not: reserved keys, filters, invalid headers, on a real broker."""
+"""Which publishes of a producer are refused: reserved keys, filters, invalid headers, on a real broker."""
 
 from __future__ import annotations
 

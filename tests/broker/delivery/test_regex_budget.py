@@ -111,7 +111,7 @@ exchanges:
 
 
 #: Denies the program memory that is writable and executable, as systemd's MemoryDenyWriteExecute does, where the kernel
-#: can (6.3), and says whether it did.
+#: can (6.3), and reports whether it did.
 DENYING = """#!{python}
 import ctypes, mmap, os, sys
 ctypes.CDLL(None).prctl(65, 1, 0, 0, 0)  # PR_SET_MDWE, PR_MDWE_REFUSE_EXEC_GAIN

@@ -86,7 +86,7 @@ class World:
 
 
 def install(pair: tuple[Path, Path], folder: Path) -> None:
-    """Put certificate and key into a folder, one after the other, as a tool that renews them does."""
+    """Put a certificate and its key into a directory, one after the other, like a tool that renews them."""
     for source, name in zip(pair, ("cert.pem", "key.pem"), strict=True):
         shutil.copy(source, folder / f".{name}")
         (folder / f".{name}").rename(folder / name)

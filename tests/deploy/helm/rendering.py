@@ -57,7 +57,7 @@ CONTROL = {"control": {"password": "not-a-secret"}}
 
 
 def rendered(values: Mapping[str, Any], chart: Path = CHART) -> dict[str, str]:
-    """Return the text of each rendered template. Unless the values specify another, a password is added."""
+    """Return the text of each rendered template. A password is added unless the values specify one."""
     complete = {**CONTROL, **values} if chart == CHART else values
     return _rendered(json.dumps(complete, sort_keys=True), chart)
 

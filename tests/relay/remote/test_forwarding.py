@@ -1,4 +1,4 @@
-"""Tests confirms and returns of publishes that are sent to other brokers, with and without copies on the own broker."""
+"""Tests confirms and returns of publishes to other brokers, with and without copies on the sidecar's own broker."""
 
 from __future__ import annotations
 
