@@ -4,7 +4,7 @@ The pages are ``/metrics`` for Prometheus, ``/livez`` (the event loop is respons
 connect) and ``/status``. The server calls functions of the application and does not interpret their results. It answers
 requests from the start of the process to the end of the drain.
 
-Connections are limited in number and time, so that they don't exhaust the file descriptors that producers need. The
+Connections are limited in number and duration, so that they don't exhaust the file descriptors that producers need. The
 first request must be received within `REQUEST_SECONDS` after connecting. Once a response is ready, the client again has
 `REQUEST_SECONDS` to read the response and send the next request. There is no deadline while a page is being rendered.
 

@@ -173,7 +173,7 @@ _NAMES = frozenset(("exchange", "queue", "source", "destination"))
 
 
 def read_request(method: type[Fields], payload: bytes) -> Fields:
-    """Read a declare, delete, bind or unbind with its names as the broker takes them: without line breaks.
+    """Read a declare, delete, bind or unbind with its names as the broker reads them: without line breaks.
 
     RabbitMQ removes CR and LF from the names of exchanges and queues in these methods, and only in these.
 

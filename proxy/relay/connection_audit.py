@@ -5,8 +5,8 @@ renders complete lines and appends all lines of one read together; the audit log
 (`audit_sink`).
 
 In `strict` mode, no confirm is sent before the audit line of its publish is on disk. Only confirms (acks, nacks and
-Tx.CommitOk) wait, namely for the last line of their channel. Nacks must wait too, since a nack with `multiple` that
-overtook an ack would include the acked publish. All other frames may overtake the confirms. This includes returns,
+Tx.CommitOk) wait, until the last line of their channel is on disk. Nacks must wait too, since a nack with `multiple`
+that overtook an ack would include the acked publish. All other frames may overtake the confirms. This includes returns,
 which have to precede the acks of their publishes anyway.
 
 The close of a channel or connection must not overtake its confirms. While lines are being written, the close and

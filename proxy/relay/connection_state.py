@@ -589,7 +589,7 @@ class ConnectionState:
         self.close(error.reply_code, error.text, error.class_id, error.method_id)
 
     def close(self, reply_code: int, text: bytes, class_id: int = 0, method_id: int = 0) -> None:
-        """Close both connections on our own initiative, unless they are being closed already."""
+        """Close both connections on our own initiative, unless they are already being closed."""
         if self.lifecycle.phase is not Phase.OPEN:
             return
         self.close_upstream()

@@ -452,7 +452,7 @@ class KeyMatches(RoutingKeyOperator):
 
 
 class KeyFits(RoutingKeyOperator):
-    """Matches a routing key that fits or, if negated, does not fit a topic."""
+    """Tests whether the routing key matches or, if negated, does not match a topic."""
 
     __slots__ = ("_topic",)
 
