@@ -174,7 +174,7 @@ class Sidecar:
         return ""
 
 
-def oxproxy(*arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:  # Any: as subprocess takes it
+def oxproxy(*arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:  # Any: as subprocess accepts it
     """Run a command to its end, and return status and output."""
     command = [str(PROGRAM), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, **{"check": False, **more})

@@ -1,7 +1,7 @@
 """Takes pictures of the console: ``python -m tests.admin.screenshot [DIRECTORY]``.
 
 Runs a private RabbitMQ, a sidecar with the rules of a shop, producers and Chromium. Without arguments, the picture is
-written to docs/pictures/console.png. With a directory, all views are written there, in three widths, light and dark.
+written to docs/pictures/console.png. With a directory, all views are written there, at three widths, light and dark.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ async def until(tab: Tab, expression: str) -> None:
 
 
 async def look(tab: Tab, view: str, pixels: int, scheme: Scheme) -> bytes:
-    """Take a picture of a view in its full height."""
+    """Take a picture of a view at its full height."""
     await tab.page.emulate_media(color_scheme=scheme)
     await tab.width(pixels)
     await tab.value(f"location.hash = '{view}'")

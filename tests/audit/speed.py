@@ -1,6 +1,6 @@
 """Measures how many lines per second the audit writer accepts continuously: `python -m tests.audit.speed DIRECTORY`.
 
-The lines of a generated day, of about 330 bytes each, are written in mode `backpressure`, in which none is dropped.
+The lines of a generated day, of about 330 bytes each, are written in `backpressure` mode, in which none is dropped.
 """
 
 from __future__ import annotations

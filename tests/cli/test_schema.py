@@ -41,7 +41,7 @@ def is_valid(schema: dict[str, object], text: str) -> bool:
 
 @pytest.mark.parametrize(("name", "file"), [("config", "oxproxy.schema.json"), ("rules", "rules.schema.json")])
 def test_the_command_prints_the_published_schema(name: str, file: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """To update it, run ``oxproxy schema config > config/oxproxy.schema.json``; for rules likewise."""
+    """To update it, run ``oxproxy schema config > config/oxproxy.schema.json``; the same applies to rules."""
     assert main(["schema", name]) == 0
     assert capsys.readouterr() == ((CONFIG / file).read_text(), "")
 

@@ -119,7 +119,7 @@ def lines(axes: Axes, panel: JSON, answers: Answers) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: shown(value, unit_of(panel)))
     clock(axes)
     handles, names = axes.get_legend_handles_labels()
-    # The legend has room for a few names only: those of series that are not always 0.
+    # The legend has room for only a few names: those of series that are not always 0.
     shown_places = [place for place, (_, series) in enumerate(named) if any(points(series)[1])][:LEGENDS]
     shown_places = shown_places or list(range(min(len(named), LEGENDS)))
     axes.legend(
@@ -273,7 +273,7 @@ def titles(dashboard: JSON) -> str:
     return "\n".join(panel["title"] for panel in dashboard["panels"])
 
 
-def headline(figure: Figure, panel: JSON, below_top: float, **looks: Any) -> None:  # Any: as matplotlib takes it
+def headline(figure: Figure, panel: JSON, below_top: float, **looks: Any) -> None:  # Any: as matplotlib accepts it
     """Write the title of a panel."""
     width, height = figure.get_size_inches()
     left, top = panel["gridPos"]["x"] * COLUMN, panel["gridPos"]["y"] * ROW

@@ -43,7 +43,7 @@ async def read_to_end(peer: Peer) -> bytes:
 
 
 async def write_until_blocked(peer: Peer, data: bytes) -> tuple[int, bytes]:
-    """Write until the other side takes no more; return the number of bytes written and the bytes not written yet."""
+    """Write until the other side accepts no more; return the number of bytes written and the bytes not written yet."""
     transport = peer.writer.transport
     transport.set_write_buffer_limits(0)
     sent = 0

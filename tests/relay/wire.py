@@ -96,13 +96,13 @@ def state(*pairs: tuple[Exchange, OwnedExchange]) -> VhostState:
     return VhostState("/", Router([exchange for exchange, _ in pairs]), {own.name: own for _, own in pairs})
 
 
-def ruled(*bindings: Binding, alternate: str | None = None, **more: Any) -> VhostState:  # Any: what `owned` takes
+def ruled(*bindings: Binding, alternate: str | None = None, **more: Any) -> VhostState:  # Any: what `owned` accepts
     """A virtual host with the exchange ``xo`` and these bindings."""
     made = exchange(*bindings, alternate=alternate)
     return state((made, owned(made, **more)))
 
 
-def routed(*queues: str, **more: Any) -> VhostState:  # Any: what `owned` takes
+def routed(*queues: str, **more: Any) -> VhostState:  # Any: what `owned` accepts
     """A virtual host with the exchange ``xo``, which routes messages of type report to all the queues."""
     return ruled(*(to_queue(name, TYPE) for name in queues), **more)
 

@@ -1,4 +1,4 @@
-"""The address table in a running sidecar: exchanges and queues here, other brokers, failures, returns."""
+"""The address table in a running sidecar: exchanges and queues on the same broker, other brokers, failures, returns."""
 
 from __future__ import annotations
 

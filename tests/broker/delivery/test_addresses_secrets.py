@@ -81,7 +81,7 @@ KEYS = [
     *("away", "far/one", "kept/one", "filed/one", "uri/one", "to/127.0.0.1:1/q", "to/elsewhere.example/q", "to/::"),
     *("broken/x", "strange/one", "stranger/one", "nobody/one", "far/nothing-there"),
 ]
-#: Rules files that can't be loaded, each with a password where something is wrong.
+#: Rules files that can't be loaded, each with a password at the invalid position.
 BAD = [
     f'brokers: {{far: {{address: "h:1", username: mover, password: [{json.dumps(SECRET)}]}}}}',
     f'brokers: {{far: {{address: "h:1", username: mover, password: {json.dumps(SECRET)}, port: 5}}}}',

@@ -226,7 +226,7 @@ def test_of_equal_orders_the_last_binding_is_visited_first(app: Application) -> 
     app.bind("a", "ox", STOP)
     app.bind("b", "ox", STOP)
     assert app.reached("ox", {}, "a", "b") == ["b"]
-    app.bind("a", "ox", STOP)  # it exists already, so nothing changes
+    app.bind("a", "ox", STOP)  # it already exists, so nothing changes
     assert app.reached("ox", {}, "a", "b") == ["b"]
     app.unbind("a", "ox", STOP)
     app.bind("a", "ox", STOP)

@@ -243,7 +243,7 @@ def test_publishes_in_one_write_with_the_login_count_towards_the_rate(slow: Site
 
 
 def send_until_blocked(producer: Producer, data: bytes) -> int:
-    """Send as much as the socket takes without waiting; return the number of bytes."""
+    """Send as much as the socket accepts without waiting; return the number of bytes."""
     producer.socket.setblocking(False)
     sent = 0
     with contextlib.suppress(BlockingIOError):
