@@ -117,6 +117,7 @@ class BrokerFrames:
                             confirms = channel.confirms
                             settled, published = confirms.settled, confirms.published
                             first = at
+                            last = settled.low
                             # Confirms often arrive in a row, so loop while only the lower octets of the tag differ.
                             head = data[at : at + _ACK_HEAD_BYTES]
                             upper_tag: int = (data[at + 15] << 24) | (data[at + 16] << 16)
@@ -124,13 +125,19 @@ class BrokerFrames:
                                 upper_tag |= U32.unpack_from(data, at + 11)[0] << 32
                             while True:
                                 tag: int = upper_tag | (data[at + 17] << 8) | data[at + 18]
-                                acked += settled.settle(tag, data[at + 19], published)
+                                if tag == last + 1 or (tag > last and data[at + 19]):
+                                    last = tag
+                                else:
+                                    acked += settled.settle_to(min(last, published))
+                                    acked += settled.settle(tag, data[at + 19], published)
+                                    last = settled.low
                                 at = stop
                                 stop += _ACK_FRAME_BYTES
                                 if stop > end or data[stop - 1] != FRAME_END:
                                     break
                                 if data[at : at + _ACK_HEAD_BYTES] != head:
                                     break
+                            acked += settled.settle_to(min(last, published))
                             if confirms.sample is not None:
                                 connection.time_confirm(channel)
                             if channel.audit.mandatory:

@@ -45,33 +45,30 @@ class Settled:
             multiple: non-zero if the ack or nack settles all tags up to `tag`.
             published: highest tag in use.
         """
-        above = self._above
-        if not above and tag == self.low + 1:  # in order, with or without `multiple`: the usual case
-            self.low = tag
-            self.count += 1
-            return 1
         if multiple:
-            tag = min(tag or published, published)
-            if tag <= self.low:
-                return 0
-            if above:
-                covered = {settled_tag for settled_tag in above if settled_tag <= tag}
-                above -= covered
-                settled = tag - self.low - len(covered)
-            else:
-                settled = tag - self.low
-            self.low = tag
-        elif tag == self.low + 1:
-            self.low = tag
-            settled = 1
-        elif tag <= self.low or tag in above:
+            return self.settle_to(min(tag or published, published))
+        if tag == self.low + 1:
+            return self.settle_to(tag)
+        if tag <= self.low or tag in self._above:
             return 0
-        else:
-            above.add(tag)
-            settled = 1
-        while above and self.low + 1 in above:
-            self.low += 1
-            above.remove(self.low)
+        self._above.add(tag)
+        self.count += 1
+        return 1
+
+    def settle_to(self, tag: int) -> int:
+        """Count an ack or nack of all tags up to `tag`; return how many publishes it settled."""
+        if tag <= self.low:
+            return 0
+        settled = tag - self.low
+        self.low = tag
+        above = self._above
+        if above:
+            covered = {settled_tag for settled_tag in above if settled_tag <= tag}
+            above -= covered
+            settled -= len(covered)
+            while self.low + 1 in above:
+                self.low += 1
+                above.remove(self.low)
         self.count += settled
         return settled
 

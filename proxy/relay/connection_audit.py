@@ -35,11 +35,13 @@ from proxy.relay.channel_state import CONFIRM
 #: once, since the broker returns a message before confirming it.
 _MANDATORY: Final = 4096
 _MANDATORY_CONFIRMING: Final = 65536
-#: flags of the properties after the header table: delivery mode; priority, correlation id, reply-to and expiration;
-#: message id
-_DELIVERY_MODE: Final = 0x1000
-_BETWEEN: Final = 0x0F00
-_MESSAGE_ID: Final = 0x0080
+#: in the first octet of the property flags: header table; delivery mode; priority, correlation id, reply-to and
+#: expiration
+_HEADERS: Final = HEADERS >> 8
+_DELIVERY_MODE: Final = 0x10
+_BETWEEN: Final = 0x0F
+#: in the second octet: message id
+_MESSAGE_ID: Final = 0x80
 #: Maximum number of rendered lines that have not been appended yet.
 _LINES: Final = 256
 #: Approximate size in bytes of an entry for delayed confirms, without its frames.
@@ -224,37 +226,39 @@ class ConnectionAudit:
                 at = entries_at + ((data[at] << 24) | (data[at + 1] << 16) | (data[at + 2] << 8) | data[at + 3])
         except IndexError:  # malformed: the broker will reject it
             return None, "{}"
-        return self.facts(data, flags, entries_at, at, stop)
+        return self.facts(data, start, entries_at, at, stop)
 
-    def facts(self, data: bytes, flags: int, entries_at: int, at: int, stop: int) -> tuple[bytes | None, str]:
+    def facts(self, data: bytes, start: int, entries_at: int, at: int, stop: int) -> tuple[bytes | None, str]:
         """Read the message id (None if there is none) and the allow-listed headers from a content header frame.
 
         Args:
             data: bytes that contain the frame.
-            flags: the property flags.
+            start: offset of the frame.
             entries_at: offset of the first entry of the header table.
             at: offset after the header table, or where the table would begin.
             stop: offset after the frame.
         """
         headers = "{}"
         names = self._names
-        if not flags & _MESSAGE_ID and not names:
+        has_id = data[start + 20] & _MESSAGE_ID
+        if not has_id and not names:
             return None, headers
+        flags = data[start + 19]
         try:
-            if names and flags & HEADERS and at < stop:
+            if names and flags & _HEADERS and at < stop:
                 headers = self._journal.headers(pick(data, entries_at, at, names))
-            if not flags & _MESSAGE_ID:
+            if not has_id:
                 return None, headers
             if flags & _DELIVERY_MODE:
                 at += 1
             if flags & _BETWEEN:
-                if flags & 0x0800:  # priority
+                if flags & 0x08:  # priority
                     at += 1
-                if flags & 0x0400 and at < stop:  # correlation id
+                if flags & 0x04 and at < stop:  # correlation id
                     at += 1 + data[at]
-                if flags & 0x0200 and at < stop:  # reply-to
+                if flags & 0x02 and at < stop:  # reply-to
                     at += 1 + data[at]
-                if flags & 0x0100 and at < stop:  # expiration
+                if flags & 0x01 and at < stop:  # expiration
                     at += 1 + data[at]
             after = at + 1 + data[at]
             return (data[at + 1 : after] if after < stop else None), headers

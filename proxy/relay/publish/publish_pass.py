@@ -108,7 +108,9 @@ _HELD_AT_ONCE: Final = 64
 _CC_NAME: Final = b"CC"
 #: first octet of the reserved prefixes
 _RESERVED_FIRST: Final = 0x78
-#: the bit of the header table in the first octet of the property flags
+#: bits of properties in the first octet of the property flags
+_CONTENT_TYPE_BIT: Final = CONTENT_TYPE >> 8
+_CONTENT_ENCODING_BIT: Final = CONTENT_ENCODING >> 8
 _HEADERS_BIT: Final = HEADERS >> 8
 #: value of `took_us` for a cached decision
 _KNOWN: Final = -1.0
@@ -126,6 +128,22 @@ _WIDTHS: Final = [VALUE_SIZES.get(letter, _UNKNOWN) for letter in range(256)]
 
 def _four_octets(number: int) -> bytes:
     return _FOUR_OCTETS[number] if number < 1024 else number.to_bytes(4, "big")
+
+
+def _whole_body_end(data: bytes, body_at: i64, body_size: int, largest: int, channel: Channel) -> i64:
+    """Return the offset after a body that is one complete frame; 0 otherwise."""
+    if not body_size:
+        return body_at
+    after: i64 = body_at + body_size + OVERHEAD
+    if after > len(data) or body_size > largest or data[after - 1] != FRAME_END:
+        return 0
+    if body_size < 0x10000:
+        same = data[body_at : body_at + 5] == channel.short_body and (
+            body_size == (data[body_at + 5] << 8) | data[body_at + 6]
+        )
+        return after if same else 0
+    head = channel.short_body[:3] + body_size.to_bytes(4, "big")
+    return after if data[body_at : body_at + _FRAME_HEAD_BYTES] == head else 0
 
 
 class PublishPass:
@@ -252,21 +270,22 @@ class PublishPass:
         largest = self._largest
         self._begin()
         channel: Channel | None = None
-        # The first five octets of a frame are the type, the channel and the upper half of the size. They rarely change
-        # from frame to frame, and are decoded only if they do.
+        # The first six octets of a frame are the type, the channel and the upper octets of the size. They rarely change
+        # from publish to publish, and are decoded only if they do.
         start = b""
         kind = number = 0
         upper_size: i64 = 0
         end: i64 = len(data)
         at: i64 = 0
         while end - at >= OVERHEAD and not self._spent:
-            if data[at : at + 5] != start:
-                start = data[at : at + 5]
-                kind, number, upper_size = start[0], (start[1] << 8) | start[2], (start[3] << 24) | (start[4] << 16)
+            if data[at : at + 6] != start:
+                start = data[at : at + 6]
+                kind, number = start[0], (start[1] << 8) | start[2]
+                upper_size = (start[3] << 24) | (start[4] << 16) | (start[5] << 8)
                 if not (METHOD <= kind <= BODY or kind == HEARTBEAT):
                     break  # `_check` rejects the frame
                 channel = channels.get(number)
-            size: i64 = upper_size | (data[at + 5] << 8) | data[at + 6]
+            size: i64 = upper_size | data[at + 6]
             stop: i64 = at + size + OVERHEAD
             if stop > end or size > largest or data[stop - 1] != FRAME_END:
                 break  # the frame is incomplete or invalid; `_check` decides which
@@ -424,7 +443,6 @@ class PublishPass:
         connection = self._connection
         header_at = flags_at + 2
         exchange = data[at + 14 : key_at]
-        routing_key = data[key_at + 1 : flags_at]
         if data[header_at + 11 : header_at + 17] == _SIX_ZEROS:
             body_size: int = (data[header_at + 17] << 8) | data[header_at + 18]
         else:
@@ -432,37 +450,34 @@ class PublishPass:
         took_us = _KNOWN
         try:
             if data[key_at + 1] == _RESERVED_FIRST:
-                refuse_reserved(routing_key, b"")
+                refuse_reserved(data[key_at + 1 : flags_at], b"")
             if 0 < self._message_bytes < body_size:
                 self._publishes.refuse_size(body_size)
 
             plan = self._known.get(exchange)
             if plan is None and (exchange in self._exchanges or not self._passes_unknown):
-                plan = self._plans.find(exchange, routing_key)
+                plan = self._plans.find(exchange, data[key_at + 1 : flags_at])
 
             if plan is None:
-                return self._pass(data, at, flags_at, body_at, exchange, routing_key, body_size, channel)
+                return self._pass(data, key_at, flags_at, body_at, exchange, body_size, channel)
 
             # The header table follows content type and content encoding. `last` is the offset of the frame-end octet.
             # If this octet is misread as a length, the resulting offset is also beyond the frame.
             last = body_at - 1
-            flags = (data[header_at + 19] << 8) | data[header_at + 20]
+            flags = data[header_at + 19]
             table_at: i64 = header_at + 21
-            if flags & CONTENT_TYPE:
+            if flags & _CONTENT_TYPE_BIT:
                 table_at += 1 + data[table_at]
-            if flags & CONTENT_ENCODING and table_at <= last:
+            if flags & _CONTENT_ENCODING_BIT and table_at <= last:
                 table_at += 1 + data[table_at]
             entries_at: i64 = table_at
             table_end: i64 = table_at
-            if flags & HEADERS:
+            if flags & _HEADERS_BIT:
                 entries_at = table_at + 4
                 if entries_at <= last:
-                    table_end = entries_at + (
-                        (data[table_at] << 24)
-                        | (data[table_at + 1] << 16)
-                        | (data[table_at + 2] << 8)
-                        | data[table_at + 3]
-                    )
+                    table_end = entries_at + ((data[table_at + 2] << 8) | data[table_at + 3])
+                    if data[table_at] or data[table_at + 1]:
+                        table_end += (data[table_at] << 24) | (data[table_at + 1] << 16)
             if entries_at > last or table_end > last:
                 text = "the header table extends past the end of its frame"
                 raise ProtocolError(502, text, Scope.CONNECTION, *PUBLISH)
@@ -512,7 +527,8 @@ class PublishPass:
                 collected = data[entries_at:table_end]
 
             if meanings & (CUT_CC | CUT_BCC):
-                refuse_reserved(routing_key, data[entries_at:table_end], CC_BCC if plan.bcc_stays else CC_ONLY)
+                names = CC_BCC if plan.bcc_stays else CC_ONLY
+                refuse_reserved(data[key_at + 1 : flags_at], data[entries_at:table_end], names)
             out = plan.fixed
             if out is None:
                 # The facts are the key, preceded by its length, and then whole entries. Only messages with the same key
@@ -524,7 +540,7 @@ class PublishPass:
                     facts = (facts, plan.other_facts(data, header_at, body_at))
                 out = plan.decisions.get(facts)
                 if out is None:
-                    out, took_us = plan.decide(facts, routing_key, collected, data[header_at:body_at])
+                    out, took_us = plan.decide(facts, data[key_at + 1 : flags_at], collected, data[header_at:body_at])
                     self._spent = bool(out.decision.spent_budgets)
                 else:
                     self._hits += 1
@@ -532,29 +548,28 @@ class PublishPass:
             elif plan.reserved:
                 refuse_reserved(RESERVED_PREFIX, b"")
             if out.untouched and meanings & (CUT_CC | CUT_BCC | CUT_OURS):
-                refuse_reserved(routing_key, data[entries_at:table_end], CC_BCC)
+                refuse_reserved(data[key_at + 1 : flags_at], data[entries_at:table_end], CC_BCC)
                 refuse_forged(self._plans.state, data[entries_at:table_end])
 
             if not out.leaves_at_once:
                 return self._leave(plan, out, took_us, data, at, flags_at, body_at, channel, waited)
-            added = kept = b""
-            table_bytes = 0
+            added = b""
+            kept_at: i64 = entries_at  # offset of the producer's entries that follow the inserted entries
             rewritten = False
             header_bytes: int = body_at - header_at - OVERHEAD
             if not out.untouched:
-                # The inserted entries, and the producer's own entries that are kept.
-                fixed = out.fixed_entries
-                added = out.entries(routing_key) if fixed is None else fixed
-                kept = data[entries_at:table_end]
                 if meanings & out.cuts:
-                    kept = table_entries(kept, out.copies[0], out.address_of(routing_key))
-                    added = b""
+                    entries = data[entries_at:table_end]
+                    added = table_entries(entries, out.copies[0], out.address_of(data[key_at + 1 : flags_at]))
+                    kept_at = table_end
                     rewritten = True
-                elif added or out.address:
-                    rewritten = True
-                table_bytes = len(kept) + len(added)
-                header_bytes += table_bytes - (table_end - entries_at)
-                if not flags & HEADERS:
+                else:
+                    fixed = out.fixed_entries
+                    added = out.entries(data[key_at + 1 : flags_at]) if fixed is None else fixed
+                    if added or out.address:
+                        rewritten = True
+                header_bytes += len(added) - (kept_at - entries_at)
+                if not flags & _HEADERS_BIT:
                     header_bytes += 4
                 if rewritten and header_bytes > self._upstream_largest:
                     return self._leave(plan, out, took_us, data, at, flags_at, body_at, channel, waited)
@@ -564,25 +579,27 @@ class PublishPass:
             self._start = body_at
             header = data[header_at:body_at]
             user = connection.terms.user
-            self._plans.fail(user, channel.number, "rejected", str(error), (exchange, routing_key), header)
+            publication = (exchange, data[key_at + 1 : flags_at])
+            self._plans.fail(user, channel.number, "rejected", str(error), publication, header)
             if error.scope is Scope.CONNECTION:
                 raise
             refuse_in_order(connection, channel, error)
             return body_at
 
         if plan.tap is not None:
-            plan.observe(plan.tap, exchange, routing_key, data[header_at:body_at], out)
+            plan.observe(plan.tap, exchange, data[key_at + 1 : flags_at], data[header_at:body_at], out)
         count = out.count
         count.publishes += 1
         count.body_bytes += body_size
         after = self._body_end(data, body_at, body_size, channel)
         audit = self._audit
         if audit is not None and out.record is not None:
-            told = audit.facts(data, flags, entries_at, table_end, body_at)
+            told = audit.facts(data, header_at, entries_at, table_end, body_at)
+            routing_key = data[key_at + 1 : flags_at]
             audit.publish(channel, out.record, exchange, routing_key, data[flags_at] & 1, told, body_size, took_us)
         if rewritten:
-            # The publish is sent as slices of the input around the new parts. The last slice, which begins at the end
-            # of the table, starts the next run `start:at`.
+            # The publish is sent as slices of the input around the new parts. The last slice, which begins with the
+            # producer's own entries, starts the next run `start:at`.
             upstream = self._upstream
             if out.address:
                 address = out.address + (out.key_field or data[key_at:flags_at])
@@ -590,30 +607,28 @@ class PublishPass:
                 upstream.append(_four_octets(len(address) + 7))
                 upstream.append(data[at + 7 : at + 13])
                 upstream.append(address)
-                upstream.append(data[flags_at : header_at + 3])
-            else:
-                upstream.append(data[self._start : header_at + 3])
+                self._start = flags_at
+            upstream.append(data[self._start : header_at + 3])
             upstream.append(_FOUR_OCTETS[header_bytes] if header_bytes < 1024 else header_bytes.to_bytes(4, "big"))
-            if flags & HEADERS:
+            if flags & _HEADERS_BIT:
                 upstream.append(data[header_at + 7 : table_at])
             else:
                 upstream.append(data[header_at + 7 : header_at + 19])
-                upstream.append((flags | HEADERS).to_bytes(2, "big"))
+                upstream.append(bytes((flags | _HEADERS_BIT, data[header_at + 20])))
                 upstream.append(data[header_at + 21 : table_at])
+            table_bytes: int = len(added) + table_end - kept_at
             upstream.append(_FOUR_OCTETS[table_bytes] if table_bytes < 1024 else table_bytes.to_bytes(4, "big"))
-            upstream.append(kept)
             upstream.append(added)
-            self._start = table_end
+            self._start = kept_at
         return after
 
     def _pass(
         self,
         data: bytes,
-        at: int,
+        key_at: int,
         flags_at: int,
         body_at: int,
         exchange: bytes,
-        routing_key: bytes,
         body_size: int,
         channel: Channel,
     ) -> int:
@@ -623,6 +638,7 @@ class PublishPass:
             ProtocolError: CC, BCC or a header has a reserved value; 403 on the channel.
         """
         header_at = flags_at + 2
+        routing_key = data[key_at + 1 : flags_at]
         if data[header_at + 19] & _HEADERS_BIT and (
             data.find(_CC_NAME, header_at, body_at) >= 0
             or (self._restores and data.find(ADDRESS_HEADER, header_at, body_at) >= 0)
@@ -657,30 +673,11 @@ class PublishPass:
             confirms.ledger.add(confirms.published, 1)
         if self._sampling and channel.mode is CONFIRM and confirms.sample is None:
             confirms.sample = (confirms.published, self._connection.traffic.now)
-        after = self._whole_body_end(data, body_at, body_size, channel)
+        after = _whole_body_end(data, body_at, body_size, self._largest, channel)
         if after:
             return after
         channel.content = ContentUnderWay(None, body_size)
         return body_at
-
-    def _whole_body_end(self, data: bytes, body_at: i64, body_size: int, channel: Channel) -> i64:
-        """Return the offset after a body that is one complete frame; 0 otherwise."""
-        if not body_size:
-            return body_at
-        if body_size > self._largest:
-            return 0
-        after = body_at + body_size + OVERHEAD
-        if after > len(data) or data[after - 1] != FRAME_END:
-            return 0
-        if body_size > 0xFFFF:
-            head = channel.short_body[:3] + body_size.to_bytes(4, "big")
-            return after if data[body_at : body_at + _FRAME_HEAD_BYTES] == head else 0
-        if (
-            data[body_at : body_at + 5] == channel.short_body
-            and ((data[body_at + 5] << 8) | data[body_at + 6]) == body_size
-        ):
-            return after
-        return 0
 
     def _leave(
         self,
@@ -712,7 +709,7 @@ class PublishPass:
         self._start = body_at
         if out.remote_alone is not None:
             body_size: int = U64.unpack_from(header, 11)[0]
-            after = self._whole_body_end(data, body_at, body_size, channel)
+            after = _whole_body_end(data, body_at, body_size, self._largest, channel)
             if after:
                 body = data[body_at + _FRAME_HEAD_BYTES : after - 1] if body_size else b""
                 if self._publishes.leave_for_remote(publish, header, body, plan, out, took_us):
