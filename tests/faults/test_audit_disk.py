@@ -87,7 +87,7 @@ def test_only_the_confirm_waits(site: Site, disk: FaultyDisk, fault: State) -> N
     assert site.next("a").body == b"behind"  # the broker has confirmed it
     # Deliveries on the same channel, far above any limit on buffers, then new channels and connections.
     for _ in range(40):
-        site.beside.publish("", "inbox", body=bytes(1 << 20))
+        site.direct.publish("", "inbox", body=bytes(1 << 20))
     delivered(producer, 40, 1 << 20)
     producer.open(2, confirm=True)
     producer.ask(commands.Queue.Declare(queue="inbox", passive=True), 2)

@@ -60,8 +60,8 @@ def test_unsettled_publishes_settle_then_320_then_exit_0(
         assert (close.code, close.text) == (320, "CONNECTION_FORCED - the proxy is shutting down")
         assert peer.gone()
     assert running.process.wait(END_SECONDS) == 0
-    with Producer(outside.broker.port, outside.vhost).open() as beside:
-        assert [message.body for message in beside.take("a")] == [b"last words"]
+    with Producer(outside.broker.port, outside.vhost).open() as direct:
+        assert [message.body for message in direct.take("a")] == [b"last words"]
 
 
 def signalled(serve: Serve, connect: Connect, tap: Tap, **settings: object) -> tuple[Running, Producer]:

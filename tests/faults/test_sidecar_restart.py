@@ -195,7 +195,7 @@ def test_the_first_message_of_the_first_connection_is_routed(start: Start, vhost
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"inventory": {"refresh": "1h"}, "declared": {"announce": True}}], ids=["looking", "announcing"]
+    "settings", [{}, {"inventory": {"refresh": "1h"}, "declared": {"announce": True}}], ids=["refreshing", "announcing"]
 )
 def test_a_binding_made_through_one_sidecar_is_used_by_the_other(
     start: Start, vhost: str, settings: Mapping[str, object]

@@ -54,7 +54,7 @@ async def test_an_address_that_is_taken_is_an_error(authority: Authority) -> Non
 
 
 async def refusal(surplus: Peer) -> tuple[int, str]:
-    """What a producer is told after its login."""
+    """Log in; return code and text of the close."""
     await surplus.log_in()
     return await surplus.closed()
 

@@ -51,7 +51,7 @@ class Site(Outside):
         return self.tap.last
 
     @property
-    def beside(self) -> Producer:
+    def direct(self) -> Producer:
         """A connection directly to the broker, with channel 1 open."""
         if self._beside is None:
             self._beside = Producer(self.broker.port, self.vhost).open()
@@ -59,14 +59,14 @@ class Site(Outside):
 
     def take(self, queue: str) -> list[Message]:
         """Take all messages from a queue, directly from the broker."""
-        return self.beside.take(queue)
+        return self.direct.take(queue)
 
     def next(self, queue: str) -> Message:
         """Wait for a message in a queue and take it, directly from the broker."""
         messages: list[Message] = []
 
         def there() -> bool:
-            message = self.beside.get(queue)
+            message = self.direct.get(queue)
             messages.extend([message] if message is not None else [])
             return bool(messages)
 

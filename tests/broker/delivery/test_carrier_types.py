@@ -213,8 +213,8 @@ class Load:
 
     def check(self, site: Outside) -> None:
         """Every message that was acked is in its queues, once."""
-        with Producer(site.broker.port, site.vhost).open() as beside:
-            bodies = {queue: [message.body for message in beside.take(queue)] for queue in ("a", "b")}
+        with Producer(site.broker.port, site.vhost).open() as direct:
+            bodies = {queue: [message.body for message in direct.take(queue)] for queue in ("a", "b")}
         assert self.returned == []
         assert bodies["a"] == self.acked
         assert bodies["b"] == self.acked[::2]
@@ -262,8 +262,8 @@ def test_a_client_may_bind_an_exchange_to_a_topic_carrier_under_load(broker: Bro
             until(lambda: not any(map(ONE_WORD.fullmatch, keys(outside, "letters"))), seconds=FORMER_LOOKS * 2)
             load.goes_on()
         load.check(outside)
-        with Producer(broker.port, vhost).open() as beside:
-            assert [len(beside.take(queue)) for queue in ("copied", "one-word")] == [20, 0]
+        with Producer(broker.port, vhost).open() as direct:
+            assert [len(direct.take(queue)) for queue in ("copied", "one-word")] == [20, 0]
 
 
 def test_the_first_message_for_a_queue_and_an_exchange_reaches_both(broker: Broker, vhost: str) -> None:

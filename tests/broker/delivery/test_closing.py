@@ -74,7 +74,7 @@ def test_a_channel_close_of_the_broker_within_a_publish_ends_that_channel_only(
 def test_a_filter_that_closes_a_consuming_channel_does_not_split_a_delivery(site: Site) -> None:
     """The channel that is closed has deliveries at full speed; its close must come between two deliveries."""
     for _ in range(20):
-        site.beside.publish("", "b", body=bytes(400_000))
+        site.direct.publish("", "b", body=bytes(400_000))
     producer = site.producer()
     producer.ask(commands.Basic.Consume(queue="b", consumer_tag="me", no_ack=True))
     producer.expect("Basic.Deliver")

@@ -121,8 +121,8 @@ def not_followed(sidecar: Sidecar) -> list[str]:
 
 def test_a_queue_that_breaks_the_listings_prevents_neither_passes_nor_a_start(site: Site, broker: Broker) -> None:
     """The queue is declared directly on the broker, with arguments that the sidecar's JSON decoder rejects."""
-    declare_queue(site.beside, "deep", nested(1500))
-    site.beside.expect("Queue.DeclareOk")
+    declare_queue(site.direct, "deep", nested(1500))
+    site.direct.expect("Queue.DeclareOk")
     until(lambda: any("deeply nested" in reason for reason in not_followed(site.sidecar)))
     site.make_queue("late")
     until(lambda: ("queue", b"late") in site.bound("letters"))
@@ -138,9 +138,9 @@ def test_a_queue_that_breaks_the_listings_prevents_neither_passes_nor_a_start(si
 def test_an_exchange_that_breaks_a_listing_does_not_affect_another_virtual_host(
     site: Site, broker: Broker, vhost: str
 ) -> None:
-    with Producer(broker.port, vhost) as beside:
-        declare_exchange(beside.open(), "deep", "fanout", nested(1500))
-        beside.expect("Exchange.DeclareOk")
+    with Producer(broker.port, vhost) as direct:
+        declare_exchange(direct.open(), "deep", "fanout", nested(1500))
+        direct.expect("Exchange.DeclareOk")
     producer = site.producer()
     table: Table = ((b"x-match", Value("S", b"any")),)
     declare_exchange(producer, "theirs", "x-open", b"")

@@ -51,9 +51,9 @@ class Scene(NamedTuple):
         """Bind to ``att.x`` on the broker, with the arguments that the first release stored for a client."""
         own = entries(arguments)
         key = token("queue", queue.encode()) if mark else storage_key("queue", queue.encode(), b"", own)
-        with Application(self.broker.port, self.vhost, self.mallory) as beside:
+        with Application(self.broker.port, self.vhost, self.mallory) as direct:
             kept = kept_arguments(sequence, own, b"", client)
-            beside.bind(queue, "att.x", _table(kept), key.decode())
+            direct.bind(queue, "att.x", _table(kept), key.decode())
 
     def known(self, count: int) -> None:
         """Wait until the sidecar has seen this number of bindings of ``att.x``."""
@@ -74,8 +74,8 @@ def scene(sidecar: Sidecar, broker: Broker, vhost: str) -> Iterator[Scene]:
 
 def forged(scene: Scene, **more: int) -> None:
     """Declare ``att.x`` on the broker, marked as an open exchange."""
-    with Application(scene.broker.port, scene.vhost, scene.mallory) as beside:
-        beside.exchange("att.x", scene.forged_exchange(**more), kind="direct", durable=True)
+    with Application(scene.broker.port, scene.vhost, scene.mallory) as direct:
+        direct.exchange("att.x", scene.forged_exchange(**more), kind="direct", durable=True)
 
 
 @pytest.mark.parametrize("mark", [True, False], ids=["under the token", "under a storage key"])
@@ -156,10 +156,10 @@ def test_a_forged_alternate_exchange_gets_no_messages(scene: Scene) -> None:
     """The broker checks write permission for the declared alternate exchange, but does not know the stored one."""
     scene.alice.exchange("vault", kind="fanout")
     scene.alice.bind("secret", "vault")
-    with Application(scene.broker.port, scene.vhost, scene.mallory) as beside:
+    with Application(scene.broker.port, scene.vhost, scene.mallory) as direct:
         kept = pack(1, entries({"alternate-exchange": "vault"}))
         marked = ((b"x-open-exchange", Value("t", True)), (b"x-oxproxy", Value("S", kept)))
-        beside.exchange("att.y", marked, kind="direct", durable=True)
+        direct.exchange("att.y", marked, kind="direct", durable=True)
     with Application(scene.sidecar.port, scene.vhost, scene.mallory) as owner:
         owner.exchange("att.x", durable=True)
         owner.chain("att.y", "att.x", MATCH)
@@ -177,11 +177,11 @@ def test_a_forged_sequence_does_not_affect_other_clients(scene: Scene) -> None:
         owner.exchange("att.y")
         owner.bind("att.q", "att.y", MATCH)
     before = declared(scene.sidecar, scene.vhost)
-    with Application(scene.broker.port, scene.vhost, scene.mallory) as beside:
+    with Application(scene.broker.port, scene.vhost, scene.mallory) as direct:
         kept = _table(kept_arguments(LATEST, b"", b"", "guest"))
-        beside.bind("att.p", "att.y", kept, token("queue", b"att.p").decode())
-        beside.exchange("att.z", scene.forged_exchange(2**53 - 1), kind="direct", durable=True)
-        beside.bind("att.p", "att.z", _table(kept_arguments(2**53 - 1, b"")), token("queue", b"att.p").decode())
+        direct.bind("att.p", "att.y", kept, token("queue", b"att.p").decode())
+        direct.exchange("att.z", scene.forged_exchange(2**53 - 1), kind="direct", durable=True)
+        direct.bind("att.p", "att.z", _table(kept_arguments(2**53 - 1, b"")), token("queue", b"att.p").decode())
     until(lambda: declared(scene.sidecar, scene.vhost) == before | {"att.z": 1})
     scene.alice.exchange("open")
     scene.alice.bind("att.q", "open", MATCH)

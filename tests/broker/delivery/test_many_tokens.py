@@ -40,10 +40,10 @@ def test_three_thousand_tokens_need_one_publish_or_several_with_smaller_frames(b
             assert len(upstream.named("Basic.Publish")) == publishes
             assert max(len(frame.raw) for frame in upstream.frames) > 50_000
             assert all(len(frame.raw) <= frame_max for frame in upstream.frames)
-        with Producer(broker.port, site.vhost).open() as beside:
+        with Producer(broker.port, site.vhost).open() as direct:
             for _ in range(2):
-                beside.send(*(client.method(1, commands.Basic.Get(queue=name, no_ack=True)) for name in QUEUES))
-            bodies = [beside.message(beside.expect("Basic.GetOk")).body for _ in range(2 * COUNT)]
+                direct.send(*(client.method(1, commands.Basic.Get(queue=name, no_ack=True)) for name in QUEUES))
+            bodies = [direct.message(direct.expect("Basic.GetOk")).body for _ in range(2 * COUNT)]
             assert bodies == [b"131072"] * COUNT + [b"65536"] * COUNT
-            beside.send(*(client.method(1, commands.Queue.Delete(queue=name, nowait=True)) for name in QUEUES))
-            beside.declare("last")
+            direct.send(*(client.method(1, commands.Queue.Delete(queue=name, nowait=True)) for name in QUEUES))
+            direct.declare("last")

@@ -33,7 +33,7 @@ def test_a_consumer_is_cancelled_when_its_queue_is_deleted(site: Site) -> None:
     producer = site.producer()
     queue = producer.declare("short-lived")
     producer.ask(commands.Basic.Consume(queue=queue, consumer_tag="me"))
-    site.beside.ask(commands.Queue.Delete(queue=queue))
+    site.direct.ask(commands.Queue.Delete(queue=queue))
     assert producer.expect("Basic.Cancel").arguments["consumer_tag"] == "me"
 
 

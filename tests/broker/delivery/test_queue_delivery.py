@@ -336,7 +336,7 @@ def test_an_original_address_written_on_the_broker_is_restored_only_in_queues_of
 ) -> None:
     """The alternate exchange of `carried` sends messages through the default exchange, but only to its queues."""
     forged = {"x-original-address": original("forged", "", "elsewhere", exchange)}
-    site.beside.publish("", "elsewhere", forged)
+    site.direct.publish("", "elsewhere", forged)
     got: list[Message] = []
 
     def there() -> bool:

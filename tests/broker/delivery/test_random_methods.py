@@ -259,12 +259,12 @@ def test_pipelined_methods_have_the_same_results(
     # On a carrier, a reconcile pass may have bound a token, which delays the deletion of the exchange.
     brief = delivery == "queue"
     with (
-        Conversation(Side(broker.port, vhost, ("headers", {}), brief, "beside.")) as beside,
+        Conversation(Side(broker.port, vhost, ("headers", {}), brief, "beside.")) as direct,
         Conversation(Side(sidecar.port, vhost, ("x-open", {"x-delivery": delivery}), brief, "through.")) as through,
     ):
         for batch in batches:
-            assert through.replies_to(batch) == beside.replies_to(batch), batch
-        assert through.left() == beside.left(), batches
+            assert through.replies_to(batch) == direct.replies_to(batch), batch
+        assert through.left() == direct.left(), batches
 
 
 @pytest.mark.parametrize("seed", range(15))
@@ -276,9 +276,9 @@ def test_pipelined_messages_have_the_same_results(
     batches = [[*declares(), *bindings]]
     batches += [list(messages(random, random.randrange(1, 40))) for _ in range(random.randrange(3, 12))]
     with (
-        Conversation(Side(broker.port, vhost, ("headers", {}), False, "beside.")) as beside,
+        Conversation(Side(broker.port, vhost, ("headers", {}), False, "beside.")) as direct,
         Conversation(Side(sidecar.port, vhost, ("x-open", {"x-delivery": delivery}), False, "through.")) as through,
     ):
         for batch in batches:
-            assert through.replies_to(batch) == beside.replies_to(batch), batch
-        assert through.left() == beside.left(), batches
+            assert through.replies_to(batch) == direct.replies_to(batch), batch
+        assert through.left() == direct.left(), batches

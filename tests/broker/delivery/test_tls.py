@@ -86,7 +86,7 @@ class World:
 
 
 def install(pair: tuple[Path, Path], folder: Path) -> None:
-    """Put a certificate and its key into a directory, one after the other, like a tool that renews them."""
+    """Write certificate and key to a directory, one after the other, as renewal tools do."""
     for source, name in zip(pair, ("cert.pem", "key.pem"), strict=True):
         shutil.copy(source, folder / f".{name}")
         (folder / f".{name}").rename(folder / name)
@@ -168,8 +168,8 @@ def tls_sidecar(world: World) -> Iterator[TlsSidecar]:
 
 
 def take(world: World) -> list[bytes]:
-    with Producer(world.broker.port, VHOST).open() as beside:
-        return [message.body for message in beside.take("letters")]
+    with Producer(world.broker.port, VHOST).open() as direct:
+        return [message.body for message in direct.take("letters")]
 
 
 def listening(port: int, **tls: object) -> dict[str, object]:
@@ -351,11 +351,11 @@ def test_sasl_external_cannot_use_the_certificate_of_the_sidecar(world: World, t
 
     world.broker.create_user("localhost", "unknown")
     world.broker.grant("localhost", VHOST)
-    beside, mechanisms = offered(world.tls_port)
+    direct, mechanisms = offered(world.tls_port)
     assert "EXTERNAL" in mechanisms
-    beside.call(commands.Connection.StartOk({}, "EXTERNAL", "", "en_US"), 0)
-    beside.expect("Connection.Tune")
-    beside.vanish()
+    direct.call(commands.Connection.StartOk({}, "EXTERNAL", "", "en_US"), 0)
+    direct.expect("Connection.Tune")
+    direct.vanish()
     through, mechanisms = offered(tls_sidecar.port)
     assert sorted(mechanisms.split()) == ["AMQPLAIN", "PLAIN"]
     through.call(commands.Connection.StartOk({}, "EXTERNAL", "", "en_US"), 0)
