@@ -148,7 +148,7 @@ class Reload:
     async def compile_in_thread(self, compiling: Callable[[], _Compiled]) -> _Compiled:
         """Run a compilation of rules in a thread, never concurrently with a reload."""
         async with self._one_at_a_time:
-            with _beside_traffic():
+            with _compilation_in_thread():
                 return await asyncio.to_thread(compiling)
 
     def request(self) -> None:
@@ -203,7 +203,7 @@ class Reload:
 
     async def _load_and_activate(self) -> ReloadReport:
         try:
-            with _beside_traffic():
+            with _compilation_in_thread():
                 loaded, failures, activation = await asyncio.to_thread(self._load)
         except ConfigErrors as error:
             return ReloadReport([str(fault) for fault in error.errors], invalid=True)
@@ -279,7 +279,7 @@ class Reload:
 
 
 @contextmanager
-def _beside_traffic() -> Iterator[None]:
+def _compilation_in_thread() -> Iterator[None]:
     """Let a thread compile rules without delaying publishes.
 
     The thread switch interval is short, since each confirm waits for two or three switches to the event loop. Garbage

@@ -244,9 +244,9 @@ def _warn_of_unused_tests(given: Sequence[Path], findings: Findings) -> None:
         for path in given:
             faults.error(Place(str(path), 0), "", "seen a test file, expected the rules file that names it")
     elif not findings.errors:  # if there are errors, it is unknown which rules files name which test files
-        beside = (path for settings in findings.settings for path in tests_files(settings))
+        configured = (path for settings in findings.settings for path in tests_files(settings))
         read = {path.resolve() for path in findings.files}
-        for path in dict.fromkeys((*given, *beside)):
+        for path in dict.fromkeys((*given, *configured)):
             if path.resolve() not in read:
                 faults.warn(Place(str(path), 0), "", "this test file is not run: no rules file names it under tests")
     findings.add(faults)

@@ -39,7 +39,7 @@ class SidecarTls:
                 server_tls = ServerTls(
                     settings.folder / listener.tls.certificate,
                     settings.folder / listener.tls.key,
-                    _beside(settings.folder, listener.tls.client_ca),
+                    _path_in(settings.folder, listener.tls.client_ca),
                     listener.tls.client_verify == "required",
                 )
                 self.listeners[listener.address.host, listener.address.port] = server_tls
@@ -48,7 +48,7 @@ class SidecarTls:
         self.upstream: ClientTls | None = None
         tls = settings.upstream.tls
         if tls is not None:
-            files = (_beside(settings.folder, name) for name in (tls.ca, tls.certificate, tls.key))
+            files = (_path_in(settings.folder, name) for name in (tls.ca, tls.certificate, tls.key))
             ca, certificate, key = files
             self.upstream = ClientTls(ca, tls.server_name, certificate, key, tls.verify)
             self.sections["upstream.tls"] = self.upstream
@@ -110,7 +110,7 @@ class SidecarTls:
         return None if tls is None else TlsSettings(partial(self.contexts.of, tls), server_name, tls.words)
 
 
-def _beside(folder: Path, name: str | None) -> Path | None:
+def _path_in(folder: Path, name: str | None) -> Path | None:
     return None if name is None else folder / name
 
 

@@ -167,7 +167,7 @@ def read_broker(name: Scalar, node: Node, faults: Faults) -> BrokerRule | None:
         places |= {f"tls.{key}": inner.place_of(key) for key in _TLS_FILES}
         if (model.tls.certificate is None) != (model.tls.key is None):
             faults.error(inner.place, inner.path, "certificate and key must be given together")
-        ca, certificate, key = (_beside(folder, getattr(model.tls, key)) for key in _TLS_FILES)
+        ca, certificate, key = (_path_in(folder, getattr(model.tls, key)) for key in _TLS_FILES)
         tls = TlsRule(ca, model.tls.server_name, certificate, key)
     return BrokerRule(
         name.text.encode(),
@@ -177,7 +177,7 @@ def read_broker(name: Scalar, node: Node, faults: Faults) -> BrokerRule | None:
         model.username,
         model.password,
         model.password_env,
-        _beside(folder, model.password_file),
+        _path_in(folder, model.password_file),
         model.vhost,
         model.deadline,
         model.unconfirmed,
@@ -187,7 +187,7 @@ def read_broker(name: Scalar, node: Node, faults: Faults) -> BrokerRule | None:
     )
 
 
-def _beside(folder: Path, name: str | None) -> Path | None:
+def _path_in(folder: Path, name: str | None) -> Path | None:
     return None if name is None else folder / name
 
 

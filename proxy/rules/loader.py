@@ -139,14 +139,14 @@ def _compile(
             books[name] = book
     tests = [test for file in files for test in file.tests]
     if read_tests is not None:
-        tests += [test for file in files for test in _tests_beside(file, read_tests, faults)]
+        tests += [test for file in files for test in _tests_in_other_file(file, read_tests, faults)]
     faults.check()
     contents = tuple((source.name, source.data) for source in sources)
     rules = Rules(rules_version(contents), vhosts)
     return LoadedRules(rules, routers, tuple(tests), tuple(faults.warnings), books, contents)
 
 
-def _tests_beside(file: ParsedFile, read: TestsReader, faults: Faults) -> list[RulesTest]:
+def _tests_in_other_file(file: ParsedFile, read: TestsReader, faults: Faults) -> list[RulesTest]:
     if file.tests_file is None:
         return []
     path = file.tests_file.path

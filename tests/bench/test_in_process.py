@@ -19,7 +19,7 @@ def counters_of_many() -> Counters:
     return counters
 
 
-async def test_every_series_is_read_in_turns_that_are_short_beside_the_whole() -> None:
+async def test_every_series_is_read_in_iterations_much_shorter_than_the_whole() -> None:
     counters = counters_of_many()
     with without_collection():  # it would traverse everything that earlier tests have left, in a single iteration
         begin = time.process_time()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import secrets
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -167,16 +165,6 @@ addresses:
     ]
 
 
-@contextmanager
-def user(broker: Broker, tags: str) -> Iterator[str]:
-    name = f"user-{secrets.token_hex(4)}"
-    broker.create_user(name, name, tags)
-    try:
-        yield name
-    finally:
-        broker.delete_user(name)
-
-
 OWNED = """\
 vhost: {}
 queues: [made]
@@ -228,7 +216,7 @@ def test_missing_permissions_of_the_control_user_are_errors_at_their_lines(
     check: Check,
 ) -> None:
     config = tmp_path / "oxproxy.yaml"
-    with user(broker, "monitoring") as name:
+    with broker.temporary_user("monitoring") as name:
         broker.grant(name, vhost, *rights)
         config.write_text(f"rules: r.yaml\nupstream: {{control: {{username: {name}, password: x}}}}\n")
         _, err = check(url_of(broker), status, OWNED.format(vhost), file=config)
@@ -246,7 +234,7 @@ def test_missing_permissions_of_the_control_user_are_errors_at_their_lines(
 def test_permissions_that_cannot_be_queried_are_an_error(
     broker: Broker, vhost: str, tags: str, granted: bool, why: str, check: Check
 ) -> None:
-    with user(broker, tags) as name:
+    with broker.temporary_user(tags) as name:
         if granted:
             broker.grant(name, vhost)
         url = url_of(broker).replace(f"{broker.username}:{broker.password}@", f"{name}:{name}@")

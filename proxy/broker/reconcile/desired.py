@@ -216,7 +216,7 @@ def desired_state(
             kind, name = translation.destination
             role = f"the address table redirects {kind} {name.decode(errors='replace')} to it"
             existing[translation.here] = role
-    existing |= _beside(exchanges)
+    existing |= _relied_on(exchanges)
     carriers = tuple(item for item in exchanges.values() if item.delivery is Delivery.CARRIER)
     return DesiredState(
         carriers=carriers,
@@ -271,7 +271,7 @@ def _published(
     return targets
 
 
-def _beside(exchanges: Mapping[bytes, OwnedExchange]) -> dict[Destination, str]:
+def _relied_on(exchanges: Mapping[bytes, OwnedExchange]) -> dict[Destination, str]:
     """Find the broker's own exchanges that rules rely on but that are not destinations."""
     relied_on: dict[Destination, str] = {}
     for name, exchange in exchanges.items():
