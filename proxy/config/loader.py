@@ -114,13 +114,14 @@ def read_settings(
 
 
 def _note_places(node: Node, path: str, places: dict[str, Place]) -> None:
-    """Record the position of each key by its dotted path."""
+    """Record the position of each key and list item by its dotted path."""
     if isinstance(node, Mapping):
         for key, child in node.entries:
             places[join(path, key.text)] = key.place
             _note_places(child, join(path, key.text), places)
     elif isinstance(node, Sequence):
         for index, item in enumerate(node.items):
+            places[f"{path}[{index}]"] = item.place
             _note_places(item, f"{path}[{index}]", places)
 
 
@@ -244,13 +245,13 @@ def rules_files(settings: Settings) -> list[Path]:
     """
     files: set[Path] = set()
     errors = []
-    for pattern in settings.rules:
+    for index, pattern in enumerate(settings.rules):
         paths = [path for path in _matching(settings.folder, pattern) if not is_tests_file(path.name)]
         if not paths:
             problem = "pattern matches no file" if glob.has_magic(pattern) else "file does not exist"
             if is_tests_file(pattern):
                 problem = "is a test file according to its name, expected a rules file that names it under tests"
-            errors.append(ConfigError(str(settings.folder / pattern), 0, "rules", f"this {problem}"))
+            errors.append(settings.fault(f"rules[{index}]", f"{settings.folder / pattern}: {problem}"))
         files.update(paths)
     if errors:
         raise ConfigErrors(errors)

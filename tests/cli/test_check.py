@@ -90,7 +90,9 @@ def test_rules_files_in_addition_to_a_configuration_are_a_separate_set(tmp_path:
 
 def test_a_glob_without_matches_is_an_error(tmp_path: Path) -> None:
     paths = write(tmp_path, config="rules: [none/*.yaml]")
-    assert errors(check_files([paths["config"]], {}), tmp_path) == ["none/*.yaml: rules: this pattern matches no file"]
+    assert errors(check_files([paths["config"]], {}), tmp_path) == [
+        "config.yaml:1:9: rules[0]: none/*.yaml: pattern matches no file"
+    ]
 
 
 @pytest.mark.parametrize("way", ["password_env: NONE", "password_file: none"])

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.config.loader import rules_files
+from proxy.config.loader import load_settings, rules_files
 from proxy.config.settings import Settings
 from proxy.errors import ConfigErrors
 from proxy.routing.decision import Facts, QueueNames
@@ -150,11 +150,15 @@ def test_a_rules_file_can_be_named_by_an_absolute_path_or_pattern(tmp_path: Path
 
 
 def test_a_name_or_pattern_without_a_file_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "oxproxy.yaml"
+    file.write_text("rules:\n  - none.yaml\n  - rules/*.yaml\n")
+    settings, _ = load_settings(file, {})
     with pytest.raises(ConfigErrors) as raised:
-        rules_files(Settings(rules=("none.yaml", "rules/*.yaml"), folder=tmp_path))
-    assert str(raised.value).replace(str(tmp_path), "") == (
-        "/none.yaml: rules: this file does not exist\n/rules/*.yaml: rules: this pattern matches no file"
-    )
+        rules_files(settings)
+    assert str(raised.value).replace(f"{tmp_path}/", "").splitlines() == [
+        "oxproxy.yaml:2:5: rules[0]: none.yaml: file does not exist",
+        "oxproxy.yaml:3:5: rules[1]: rules/*.yaml: pattern matches no file",
+    ]
 
 
 def test_the_garbage_collector_state_is_restored_after_a_load() -> None:
