@@ -12,7 +12,7 @@ from proxy.report.figures import Figures, Row, Step, added
 from proxy.report.page import Days, relinked, render, render_index
 from proxy.report.partials import statements
 from proxy.report.session import Run
-from proxy.report.storage import read_json
+from proxy.report.storage import read_json, read_text, write_text
 from proxy.report.tables import TABLES, TRACE, WAYS, Tables
 
 #: The page of the latest run, and the directory of all pages.
@@ -67,7 +67,7 @@ class Pages:
             self._put(str(day), render(figures, self._around(day)))
         adjacent = [self._around(day) for day in new.keys() - before]
         for day in {day for links in adjacent for day in (links.previous, links.next) if day} - new.keys():
-            page = self._run.storage.read(f"{self._folder}/{day}{_ENDING}")
+            page = read_text(self._run.storage, f"{self._folder}/{day}{_ENDING}")
             self._put(str(day), relinked(page, self._around(day)))
         if len(days) > 1:
             name = f"{days[0]}_{days[-1]}"
@@ -76,7 +76,7 @@ class Pages:
         self._write_index(new)
         first, last = (days[0], days[-1]) if days else (date.max, date.max)
         links = Days.around(first, last, self._days, f"{_PAGES}/")
-        self._run.storage.write(f"{self._run.output}/{PAGE}", render(newest, links))
+        write_text(self._run.storage, f"{self._run.output}/{PAGE}", render(newest, links))
 
     def figures(self, days: Sequence[date]) -> Figures:
         """Read the data of a page."""
@@ -168,7 +168,7 @@ class Pages:
                 "returned": figures.results.get("returned", 0),
                 "anomalies": len(figures.anomalies),
             }
-        self._run.storage.write(path, json.dumps(counts))
+        write_text(self._run.storage, path, json.dumps(counts))
         rows = [counts.get(str(day), {}) | {"name": str(day)} for day in sorted(self._days, reverse=True)]
         self._put("index", render_index(rows, sorted(self._ranges, reverse=True)))
 
@@ -176,7 +176,7 @@ class Pages:
         return Days.around(day, day, self._days)
 
     def _put(self, name: str, page: str) -> None:
-        self._run.storage.write(f"{self._folder}/{name}{_ENDING}", page)
+        write_text(self._run.storage, f"{self._folder}/{name}{_ENDING}", page)
 
 
 def _longest_ways(ways: Iterable[tuple[str, list[Row]]]) -> list[tuple[str, list[Row]]]:

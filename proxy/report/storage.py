@@ -17,9 +17,10 @@ import json
 import os
 import re
 import shutil
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -75,7 +76,7 @@ class LocalFiles:
 
     def entries(self, path: str) -> list[Entry]:
         entries = []
-        with _readable(path), suppress(FileNotFoundError, NotADirectoryError), os.scandir(local_path(path)) as listing:
+        with _local(path) as local, suppress(FileNotFoundError, NotADirectoryError), os.scandir(local) as listing:
             for entry in listing:
                 with suppress(FileNotFoundError):  # removed since, or a link without a target
                     status = entry.stat()
@@ -84,49 +85,32 @@ class LocalFiles:
         return sorted(entries, key=lambda entry: entry.name)
 
     def make(self, path: str) -> None:
-        with _readable(path):
-            local_path(path).mkdir(parents=True, exist_ok=True)
+        with _local(path) as local:
+            local.mkdir(parents=True, exist_ok=True)
 
-    def remove(self, path: str) -> bool:
-        local = local_path(path)
-        with _readable(path):
+    def remove(self, path: str) -> None:
+        with _local(path) as local:
             if local.is_dir() and not local.is_symlink():
                 shutil.rmtree(local)
-            elif local.is_symlink() or local.exists():
-                local.unlink()
             else:
-                return False
-        return True
+                local.unlink(missing_ok=True)
 
     def move(self, source: str, target: str) -> None:
-        with _readable(target):
-            local_path(source).rename(local_path(target))
+        with _local(target) as new:
+            local_path(source).rename(new)
 
     def put(self, local: Path, target: str) -> None:
-        placed = local_path(target)
-        hidden = placed.with_name(f"_{placed.name}")
+        hidden = local_path(target).with_name(f"_{local_path(target).name}")
         self.remove(str(hidden))
-        with _readable(target):
+        with _local(target) as new:
+            new.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(local, hidden)
-            hidden.rename(placed)
+            hidden.rename(new)
 
     def fetch(self, path: str, folder: Path) -> Path:
         local = folder / f"{uuid.uuid4().hex}.parquet"
         local.symlink_to(local_path(path))
         return local
-
-    def write(self, path: str, content: str) -> None:
-        placed = local_path(path)
-        with _readable(path):
-            placed.parent.mkdir(parents=True, exist_ok=True)
-            hidden = placed.with_name(f"_{placed.name}")
-            hidden.write_text(content, "utf-8")
-            hidden.replace(placed)
-
-    def read(self, path: str) -> str:
-        with _readable(path), suppress(FileNotFoundError):
-            return local_path(path).read_text("utf-8")
-        return ""
 
 
 def local_path(path: str) -> Path:
@@ -135,10 +119,10 @@ def local_path(path: str) -> Path:
 
 
 @contextmanager
-def _readable(path: str) -> Iterator[None]:
-    """Turn errors of this machine's file system into a readable `StorageError`."""
+def _local(path: str) -> Iterator[Path]:
+    """Yield the absolute path on this machine. Errors become a readable `StorageError`."""
     try:
-        yield
+        yield local_path(path)
     except OSError as error:
         raise StorageError(f"{path}: {error.strerror or error}") from error
 
@@ -173,10 +157,10 @@ class HadoopFiles:
             if not files.mkdirs(target):
                 raise StorageError(f"{path}: the directory cannot be created")
 
-    def remove(self, path: str) -> bool:
-        """Remove a file, or a directory with its contents. Return whether it existed."""
+    def remove(self, path: str) -> None:
+        """Remove a file, or a directory with its contents, if it exists."""
         with self._at(path) as (files, target):
-            return bool(files.delete(target, True))
+            files.delete(target, True)
 
     def move(self, source: str, target: str) -> None:
         """Rename a file or directory to a new path on the same file system."""
@@ -186,36 +170,29 @@ class HadoopFiles:
                 raise StorageError(f"{target}: {source} can't be moved there")
 
     def put(self, local: Path, target: str) -> None:
-        """Move a file or directory on this machine to a new path."""
+        """Move a file or directory on this machine to a path, where it appears when it is complete.
+
+        An existing file is replaced. Missing directories are created.
+        """
         with self._at(target) as (files, new):
             files.setWriteChecksum(False)  # no .crc file next to files that people open
-            files.copyFromLocalFile(True, True, self._path(local.as_uri()), new)
+            hidden = self._path(f"{new.getParent()}/_{new.getName()}")
+            files.delete(hidden, True)
+            files.copyFromLocalFile(True, True, self._path(local.as_uri()), hidden)
+            files.delete(new, False)
+            if not files.rename(hidden, new):
+                raise StorageError(f"{target}: can't be written")
 
     def fetch(self, path: str, folder: Path) -> Path:
-        """Provide a file under a new path in a directory on this machine; return the new path."""
+        """Provide a file under a new path in a directory on this machine; return the new path.
+
+        If the file does not exist, the new path does not exist either.
+        """
         local = folder / f"{uuid.uuid4().hex}.parquet"
         with self._at(path) as (files, target):
-            files.copyToLocalFile(False, target, self._path(local.as_uri()), True)
+            if files.exists(target):
+                files.copyToLocalFile(False, target, self._path(local.as_uri()), True)
         return local
-
-    def write(self, path: str, content: str) -> None:
-        """Write a text file atomically. An existing file is replaced."""
-        with self._at(path) as (files, target):
-            files.setWriteChecksum(False)
-            hidden = self._path(f"{target.getParent()}/_{target.getName()}")
-            with closing(files.create(hidden, True)) as stream:
-                stream.write(bytearray(content.encode()))
-            files.delete(target, False)
-            if not files.rename(hidden, target):
-                raise StorageError(f"{path}: can't be written")
-
-    def read(self, path: str) -> str:
-        """Return the content of a text file; empty if the file does not exist."""
-        with self._at(path) as (files, target):
-            if not files.exists(target):
-                return ""
-            with closing(files.open(target)) as stream:
-                return bytes(stream.readAllBytes()).decode()
 
     @contextmanager
     def _at(self, path: str) -> Iterator[tuple[Any, Any]]:  # JVM objects
@@ -239,13 +216,30 @@ class HadoopFiles:
 Storage = LocalFiles | HadoopFiles
 
 
+def read_text(files: Storage, path: str) -> str:
+    """Read a text file; return "" if the file does not exist."""
+    with tempfile.TemporaryDirectory(prefix="oxproxy-") as folder:
+        local = files.fetch(path, Path(folder))
+        with _local(path), suppress(FileNotFoundError):
+            return local.read_text("utf-8")
+    return ""
+
+
 def read_json(files: Storage, path: str) -> dict[str, Any]:
     """Read a JSON object; return {} if the file does not exist or was left incomplete by a killed run."""
     try:
-        content: dict[str, Any] = json.loads(files.read(path))
+        content: dict[str, Any] = json.loads(read_text(files, path))
     except ValueError:
         return {}
     return content
+
+
+def write_text(files: Storage, path: str, content: str) -> None:
+    """Write a text file, which appears when it is complete. An existing file is replaced."""
+    with tempfile.TemporaryDirectory(prefix="oxproxy-") as folder:
+        local = Path(folder, "content")
+        local.write_text(content, "utf-8")
+        files.put(local, path)
 
 
 def literal(path: str) -> str:

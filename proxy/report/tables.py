@@ -27,7 +27,7 @@ import duckdb
 from proxy.report.partials import MACROS, SIZE_CLASSES, statements
 from proxy.report.request import KnownBinding
 from proxy.report.session import Run
-from proxy.report.storage import folder_day, read_json
+from proxy.report.storage import folder_day, read_json, write_text
 
 #: The tables of a report.
 TRAFFIC, TRACE = "traffic", "trace"
@@ -85,8 +85,8 @@ class Tables:
 
     def begin(self) -> None:
         """Remove the files of a run that was killed, and prepare to create tables."""
-        self._run.storage.remove(f"{self._run.output}/{_STAGING}")
         self._run.storage.make(self._run.output)
+        self._run.storage.remove(f"{self._run.output}/{_STAGING}")
         known = self._run.request.bindings or ()
         columns = [[getattr(binding, name) for binding in known] for name in KnownBinding.__slots__]
         self._run.duck.execute(MACROS + _SQL["begin"])
@@ -179,7 +179,7 @@ class Tables:
                 self._run.storage.make(f"{self._run.output}/{name}")
                 self._run.storage.move(f"{staging}/{name}", placed)
         self._run.storage.remove(staging)
-        self._run.storage.write(self._state_file(day), json.dumps(state))
+        write_text(self._run.storage, self._state_file(day), json.dumps(state))
 
     def _history(self, day: date) -> list[date]:
         """Return the days with tables with which a day is compared."""

@@ -43,7 +43,7 @@ sys.exit(main(["report", "--input", sys.argv[2], "--output", sys.argv[3], "--str
 #: Changes of the output by name, in the order of a run.
 STEPS = (
     *("make output", "read segments", "put _partials", "remove _partials", "remove _days", "put _staging"),
-    *("remove traffic", "move traffic", "move _rejected", "write _days", "write pages", "write report.html"),
+    *("remove traffic", "move traffic", "move _rejected", "put _days", "put pages", "put report.html"),
 )
 STREAM = """
 import sys
@@ -245,7 +245,7 @@ def test_output_of_version_0_1_is_kept_or_rebuilt_and_reported(place: Place) -> 
 
 #: Methods that change the output, by class.
 CHANGES: dict[type, tuple[str, ...]] = {
-    LocalFiles: ("remove", "make", "put", "move", "write"),
+    LocalFiles: ("remove", "make", "put", "move"),
     store.Partials: ("_read_local",),
 }
 

@@ -39,3 +39,19 @@ def test_log_and_output_can_be_on_hdfs(
         assert run(session, request).read == 0
         assert not hdfs.read_bytes.keys() & segments
         assert (tmp_path / "out/pages/index.html").exists()
+
+
+def test_a_file_on_hdfs_gets_its_name_when_it_is_complete(session: LazySession, tmp_path: Path) -> None:
+    with WebHdfs(tmp_path) as hdfs:
+        files = session.storage(hdfs.url)
+        for content in ("old", "new"):
+            (tmp_path / "local").write_text(content)
+            files.put(tmp_path / "local", f"{hdfs.url}/out/file")
+            assert (tmp_path / "out/file").read_text() == content
+        assert hdfs.created == ["/out/_file", "/out/_file"]
+        assert [path.name for path in (tmp_path / "out").iterdir()] == ["file"]
+
+
+def test_a_file_that_was_removed_on_hdfs_is_not_fetched(session: LazySession, tmp_path: Path) -> None:
+    with WebHdfs(tmp_path) as hdfs:
+        assert not session.storage(hdfs.url).fetch(f"{hdfs.url}/removed", tmp_path).exists()

@@ -21,11 +21,12 @@ _CHUNK = 1 << 16
 
 
 class WebHdfs:
-    """The server. ``read_bytes`` counts the bytes read, by path."""
+    """The server. ``read_bytes`` counts the bytes read, by path; ``created`` lists the paths of created files."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.read_bytes: Counter[str] = Counter()
+        self.created: list[str] = []
         handler = type("Handler", (_Handler,), {"service": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
@@ -157,6 +158,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self._redirect():
             return
         self.local.parent.mkdir(parents=True, exist_ok=True)
+        self.service.created.append(self.place)
         with self.local.open("wb") as file:
             for chunk in self._sent():
                 file.write(chunk)
