@@ -26,10 +26,9 @@ from proxy.report import partials
 from proxy.report.session import Run
 from proxy.report.storage import Entry, LocalFiles, StorageError, literal
 
-#: Compression ratio of text in a segment (gzip, level 3).
-PACKING = 12
-#: Approximate limit, in bytes, of the text read by one Spark job. A killed run loses at most the results of one job.
-_JOB_TEXT = 8 << 30
+#: Approximate limit, in stored bytes, of the segments read by one Spark job. A killed run loses at most the results of
+#: one job.
+_JOB_BYTES = 1 << 30
 #: Each core runs one task, or up to three tasks if each of them reads at least this number of stored bytes. Starting a
 #: task takes as long as reading 2 MiB, but with several tasks per core, all cores finish at about the same time.
 _TASK_BYTES, _TASKS_PER_CORE = 24 << 20, 3
@@ -55,7 +54,8 @@ class Partials:
         self._work.mkdir()
         self._files: dict[str, Path] = {}  # stored files on this machine, by path on the storage
         self._batches: dict[str, str] = {}  # paths of the stored files by batch
-        self._put(_EMPTY, ((piece.name, piece.data) for piece in partials.nothing()))
+        for piece in partials.nothing():
+            self._put(_EMPTY, piece.name, piece.data)
 
     def update(self, segments: Sequence[Entry]) -> int:
         """Read the segments that are new or have changed, and return their number.
@@ -90,9 +90,9 @@ class Partials:
             for job in _jobs(segments):
                 self._read_local(job)
             return
-        for job in _jobs(segment for segment in segments if segment.size <= _WHOLE_BYTES):
+        for job in _jobs([segment for segment in segments if segment.size <= _WHOLE_BYTES]):
             self._read(job)
-        for job in _jobs(segment for segment in segments if segment.size > _WHOLE_BYTES):
+        for job in _jobs([segment for segment in segments if segment.size > _WHOLE_BYTES]):
             self._read_large(job)
 
     def days(self) -> list[date]:
@@ -110,7 +110,7 @@ class Partials:
                 file = self._files[entry.path] = self._run.storage.fetch(entry.path, self._work)
                 for batch, data in self._ask(f"SELECT batch, data FROM '{file}' WHERE name = 'segments'"):
                     self._batches[batch] = entry.path
-                    self._put(batch, [("segments", data)])
+                    self._put(batch, "segments", data)
         self._run.duck.execute(
             f"""CREATE OR REPLACE TEMP TABLE segments AS SELECT * EXCLUDE (bloom, filename),
                 parse_filename(filename, true) AS batch
@@ -121,12 +121,11 @@ class Partials:
                 QUALIFY row_number() OVER (PARTITION BY content ORDER BY traced DESC, path) = 1;"""
         )
 
-    def _put(self, batch: str, tables: Iterable[tuple[str, bytes]]) -> None:
-        """Write tables of a batch to files on this machine."""
-        for name, data in tables:
-            file = self._local(name, batch)
-            file.parent.mkdir(exist_ok=True)
-            file.write_bytes(data)
+    def _put(self, batch: str, name: str, data: bytes) -> None:
+        """Write one table of a batch to a file on this machine."""
+        file = self._local(name, batch)
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(data)
 
     def _local(self, name: str, batch: str) -> Path:
         return self._work / name / f"{batch}.parquet"
@@ -137,7 +136,7 @@ class Partials:
         for stored in {self._files[self._batches[batch]] for batch in missing}:
             for batch, name, data in self._ask(f"SELECT batch, name, data FROM '{stored}' WHERE name <> 'segments'"):
                 if batch in missing:
-                    self._put(batch, [(name, data)])
+                    self._put(batch, name, data)
 
     def _source(self, name: str, batches: Iterable[str]) -> str:
         """Return the SQL for one table of several batches, not all of which have the table."""
@@ -150,11 +149,9 @@ class Partials:
 
     def _read_local(self, job: Sequence[Entry]) -> None:
         """Read segments on this machine. The tasks open the files, since Spark takes seconds to plan a query."""
-        context = self._run.session.spark.sparkContext
-        cores = context.defaultParallelism
-        parts = _parts(job, cores * _tasks_per_core(job, cores))
+        parts = _parts(job, self._task_count(job))
         reader = functools.partial(partials.read_local, folder=self._folder, traced=self._run.request.trace)
-        context.parallelize(parts, len(parts)).foreach(reader)
+        self._run.session.spark.sparkContext.parallelize(parts, len(parts)).foreach(reader)
 
     def _read(self, job: Sequence[Entry]) -> None:
         self._set_task_size(job)
@@ -189,14 +186,16 @@ class Partials:
         self._store(lines.rdd.mapPartitions(reader))
 
     def _set_task_size(self, job: Sequence[Entry]) -> None:
-        spark = self._run.session.spark
-        cores = spark.sparkContext.defaultParallelism
-        size = sum(segment.size + _OPEN_BYTES for segment in job) // cores
-        tasks = _tasks_per_core(job, cores)
-        largest = max(segment.size + _OPEN_BYTES for segment in job)
+        conf = self._run.session.spark.conf
+        largest = max(_cost([segment]) for segment in job)
         # A task always reads whole files, whose sizes rarely add up to exactly the size of a task.
-        spark.conf.set("spark.sql.files.maxPartitionBytes", str(max(largest, size // tasks + largest // 2)))
-        spark.conf.set("spark.sql.files.openCostInBytes", str(_OPEN_BYTES))
+        size = max(largest, _cost(job) // self._task_count(job) + largest // 2)
+        conf.set("spark.sql.files.maxPartitionBytes", str(size))
+        conf.set("spark.sql.files.openCostInBytes", str(_OPEN_BYTES))
+
+    def _task_count(self, job: Sequence[Entry]) -> int:
+        cores = self._run.session.spark.sparkContext.defaultParallelism
+        return cores * min(_TASKS_PER_CORE, 1 + _cost(job) // cores // _TASK_BYTES)
 
     def _store(self, pieces: RDD[partials.Piece]) -> None:
         frame = self._run.session.spark.createDataFrame(pieces, _ROW, verifySchema=False)
@@ -278,32 +277,23 @@ class Partials:
         self._load()
 
 
-def _tasks_per_core(job: Sequence[Entry], cores: int) -> int:
-    return min(_TASKS_PER_CORE, 1 + sum(segment.size + _OPEN_BYTES for segment in job) // cores // _TASK_BYTES)
+def _cost(segments: Sequence[Entry]) -> int:
+    """Return the cost of reading segments, as a number of stored bytes."""
+    return sum(segment.size + _OPEN_BYTES for segment in segments)
 
 
-def _parts(job: Sequence[Entry], count: int) -> list[list[Entry]]:
-    """Divide a job into up to the given number of parts of about the same size, each with successive segments."""
+def _jobs(segments: Sequence[Entry]) -> list[list[Entry]]:
+    return _parts(segments, 1 + _cost(segments) // _JOB_BYTES)
+
+
+def _parts(segments: Sequence[Entry], count: int) -> list[list[Entry]]:
+    """Divide segments into up to the given number of parts of about the same cost, each with successive segments."""
     parts: list[list[Entry]] = [[] for _ in range(count)]
-    whole = sum(segment.size + _OPEN_BYTES for segment in job)
-    done = 0
-    for segment in job:
-        parts[done * count // whole].append(segment)
-        done += segment.size + _OPEN_BYTES
-    return [part for part in parts if part]
-
-
-def _jobs(segments: Iterable[Entry]) -> Iterator[list[Entry]]:
-    job: list[Entry] = []
-    text = 0
+    whole, done = _cost(segments), 0
     for segment in segments:
-        job.append(segment)
-        text += segment.size * (PACKING if segment.path.endswith(".gz") else 1)
-        if text >= _JOB_TEXT:
-            yield job
-            job, text = [], 0
-    if job:
-        yield job
+        parts[done * count // whole].append(segment)
+        done += _cost([segment])
+    return [part for part in parts if part]
 
 
 def _sentence(error: Any) -> str:  # an exception from one of two libraries
