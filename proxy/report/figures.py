@@ -1,13 +1,19 @@
-"""Defines the data of a page as plain values. `pages` reads the data from the tables."""
+"""Reads the data of a page from the tables, as plain values."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import date, datetime
+from datetime import UTC, date, datetime
+from string import Template
 from typing import Any, NamedTuple
 
+import duckdb
+
+from proxy.report.partials import statements
+from proxy.report.session import Run
+from proxy.report.tables import TABLES, TRACE, WAYS, Tables
 from proxy.report.wording import day_range
 
 #: A row of a list, by column name; see `sql/page.sql`.
@@ -15,6 +21,26 @@ Row = dict[str, Any]
 
 #: Outcomes of publishes without a destination.
 UNDELIVERED = ("unrouted", "filtered", "rejected")
+#: Maximum number of rows in ordinary lists, and in lists whose rows require action.
+_MOST_ROWS, _MOST_FINDINGS = 20, 60
+#: Lists that contain only the rows with the greatest values: the column with these values, and the number of rows.
+_LISTS = {
+    "exchanges": ("publishes", _MOST_ROWS),
+    "proxies": ("publishes", _MOST_ROWS),
+    "destinations": ("publishes", _MOST_ROWS),
+    "hot": ("matches", _MOST_ROWS),
+    "dead": ("matches", _MOST_FINDINGS),
+    "unroutable": ("publishes", _MOST_ROWS),
+    "producers": ("publishes", _MOST_ROWS),
+    "anomalies": ("score", _MOST_FINDINGS),
+}
+#: Maximum number of columns in the time-series chart (each must be visible), and possible widths of a column in
+#: minutes.
+_MOST_STEPS, _STEPS = 150, (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 10080)
+
+#: The tables of a page.
+_SHOWN = [name for name in TABLES if name != TRACE]
+_SQL = statements("page.sql")
 
 
 class Step(NamedTuple):
@@ -80,3 +106,87 @@ class Figures:
     @property
     def bytes(self) -> int:
         return sum(step.bytes for step in self.steps)
+
+
+def read_figures(run: Run, tables: Tables, days: Sequence[date]) -> Figures:
+    """Read the data of the page for the given days."""
+    states = [tables.state(day) for day in (*days, None)]
+    [(segments,)] = run.duck.execute(
+        """SELECT count(*) FROM live WHERE list_has_any(days, ?::DATE[])
+        OR (len(days) = 0 AND path IN (SELECT path FROM present))""",
+        [days],
+    ).fetchall()
+    copies = run.duck.execute(
+        """SELECT list(parse_filename(path) ORDER BY path)[2:] FROM latest SEMI JOIN present USING (path)
+        WHERE records > 0 AND list_has_any(days, ?::DATE[]) GROUP BY content HAVING count(*) > 1""",
+        [days],
+    ).fetchall()
+    return Figures(
+        tuple(days),
+        run.request.now,
+        segments,
+        bindings_known=run.request.bindings is not None,
+        results=added(state.get("results", {}) for state in states),
+        rejected=added(state.get("rejected", {}) for state in states),
+        late=sum(state.get("late", 0) for state in states),
+        unmatched=sum(state.get("unmatched", 0) for state in states),
+        duplicates=sorted(name for (names,) in copies for name in names),
+        ways=_longest_ways(way for state in states for way in state.get("ways", ())),
+        **(_read_rows(run.duck) if _open(run, tables, days) else {}),
+    )
+
+
+def _open(run: Run, tables: Tables, days: Sequence[date]) -> bool:
+    """Create the views ``t_NAME`` over the tables of the given days. Return False if there are no tables."""
+    for name in _SHOWN:
+        parts = [
+            f"SELECT DATE '{day}' AS date, * FROM read_parquet('{file}')"
+            for day in days
+            for file in tables.files(name, day)
+        ]
+        if not parts:
+            return False
+        run.duck.execute(f"CREATE OR REPLACE TEMP VIEW t_{name} AS {' UNION ALL BY NAME '.join(parts)}")
+    return True
+
+
+def _read_rows(duck: duckdb.DuckDBPyConnection) -> dict[str, Any]:  # values of any field
+    """Return the fields of `Figures` that are read from the tables."""
+    [(span,)] = duck.execute(_SQL["span"]).fetchall()
+    step = next((step for step in _STEPS if span / step <= _MOST_STEPS), _STEPS[-1])
+    steps = duck.execute(Template(_SQL["steps"]).substitute(minutes=step)).fetchall()
+    # One row more than the page shows, so that the page can show that there are more.
+    found = {
+        name: _rows(duck, f"FROM ({_SQL[name]}) ORDER BY {by} DESC, COLUMNS(* EXCLUDE {by}) LIMIT {most + 1}")
+        for name, (by, most) in _LISTS.items()
+    }
+    lists: dict[str, Any] = {name: found[name][:most] for name, (_, most) in _LISTS.items()}
+    lists["anomalies"].sort(key=lambda finding: finding["begin"])
+    return lists | {
+        "step_minutes": step,
+        "steps": [Step(_utc(begin), outcomes, octets) for begin, outcomes, octets in steps],
+        "rules": [rules for (rules,) in duck.execute(_SQL["rules"]).fetchall()],
+        "latency": _rows(duck, _SQL["latency"]),
+        "sizes": duck.execute(_SQL["sizes"]).fetchall(),
+        "found": {name: len(rows) for name, rows in found.items()},
+    }
+
+
+def _rows(duck: duckdb.DuckDBPyConnection, question: str) -> list[Row]:
+    """Return rows as values by column. DuckDB returns times without a zone; their zone is set to UTC."""
+    answer = duck.execute(question)
+    columns = [column[0] for column in answer.description]
+    return [{name: _utc(value) for name, value in zip(columns, row, strict=True)} for row in answer.fetchall()]
+
+
+def _longest_ways(ways: Iterable[tuple[str, list[Row]]]) -> list[tuple[str, list[Row]]]:
+    """Return the longest paths. Paths of equal length are ordered by message id."""
+    chosen = sorted(ways, key=lambda way: (-len(way[1]), way[0]))[:WAYS]
+    return [
+        (message_id, [step | {"ts": _utc(datetime.fromisoformat(step["ts"]))} for step in steps])
+        for message_id, steps in chosen
+    ]
+
+
+def _utc(value: Any) -> Any:  # a value from any column
+    return value.replace(tzinfo=UTC) if isinstance(value, datetime) else value

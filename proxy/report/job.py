@@ -18,6 +18,7 @@ from pathlib import Path
 import duckdb
 
 from proxy.errors import ConfigError
+from proxy.report.figures import read_figures
 from proxy.report.pages import PAGE, Pages
 from proxy.report.request import Request
 from proxy.report.session import LazySession, Run
@@ -123,9 +124,8 @@ def run(session: LazySession, request: Request) -> Summary:
             earlier = [day for day in before if not tables.state(day)]
             made = _create(partials, tables, days)
             left = tables.days()
-            pages = Pages(shared, tables)
-            figures = pages.figures(days)
-            pages.write(figures, made)
+            figures = read_figures(shared, tables, days)
+            Pages(shared, tables).write(figures, made)
             return Summary(
                 page=f"{shared.output}/{PAGE}",
                 days=_listed(days),

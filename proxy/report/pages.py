@@ -1,44 +1,59 @@
-"""Selects the data of pages from the tables, and writes a page for each day and each requested range, and an index."""
+"""Renders pages, and writes a page for each day and each requested range, and an index.
+
+Pages are self-contained HTML files without network access, scripts or other files. Their content security policy
+prevents browsers from loading anything. The templates escape all data.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
-from datetime import UTC, date, datetime
+import re
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, timedelta
 from typing import Any
 
-from proxy.report.figures import Figures, Row, Step, added
-from proxy.report.page import Days, relinked, render, render_index
-from proxy.report.partials import statements
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from proxy.report import charts, wording
+from proxy.report.charts import Chart, Series, Span, Upright
+from proxy.report.figures import UNDELIVERED, Figures, Row, read_figures
 from proxy.report.session import Run
 from proxy.report.storage import read_json, read_text, write_text
-from proxy.report.tables import TABLES, TRACE, WAYS, Tables
+from proxy.report.tables import Tables
 
 #: The page of the latest run, and the directory of all pages.
 PAGE, _PAGES = "report.html", "pages"
 #: File with the index data for each day, kept between runs.
 _COUNTS = "_counts.json"
 _ENDING = ".html"
-#: Maximum number of rows in ordinary lists, and in lists whose rows require action.
-_MOST_ROWS, _MOST_FINDINGS = 20, 60
-#: Lists that contain only the rows with the greatest values: the column with these values, and the number of rows.
-_LISTS = {
-    "exchanges": ("publishes", _MOST_ROWS),
-    "proxies": ("publishes", _MOST_ROWS),
-    "destinations": ("publishes", _MOST_ROWS),
-    "hot": ("matches", _MOST_ROWS),
-    "dead": ("matches", _MOST_FINDINGS),
-    "unroutable": ("publishes", _MOST_ROWS),
-    "producers": ("publishes", _MOST_ROWS),
-    "anomalies": ("score", _MOST_FINDINGS),
-}
-#: Maximum number of columns in the time-series chart (each must be visible), and possible widths of a column in
-#: minutes.
-_MOST_STEPS, _STEPS = 150, (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 10080)
+#: Order and colours of outcomes, with successful outcomes at the bottom and the others on top.
+OUTCOMES = ("routed", "passed", "translated", *UNDELIVERED)
+SECTIONS = ("traffic", "destinations", "bindings", "unroutable", "latency", "producers", "anomalies", "trace")
+_OTHER = len(OUTCOMES)
+_PERCENTILES = (("p50", 0), ("p95", 3), ("p99", 5))
+_LATENCIES = {"decide": "Decision", "confirm": "Confirm from the broker"}
+_BARS = 15
+#: Minimum number of hours for a chart. Fewer hours are shown as a table, since a line with one or two dots is useless.
+_LEAST_HOURS = 3
+_NAVIGATION = re.compile('<nav class="days".*?</nav>\n', re.DOTALL)
 
-_SHOWN = [name for name in TABLES if name != TRACE]
-_SQL = statements("page.sql")
+
+@dataclass(frozen=True, slots=True)
+class Days:
+    """Links from a page to the nearest earlier and later days that have a page. The links are relative to the page."""
+
+    folder: str = ""
+    previous: date | None = None
+    next: date | None = None
+
+    @classmethod
+    def around(cls, first: date, last: date, pages: Collection[date], folder: str = "") -> Days:
+        """Choose the link targets among the days that have a page."""
+        before, after = [day for day in pages if day < first], [day for day in pages if day > last]
+        return cls(folder, max(before, default=None), min(after, default=None))
 
 
 class Pages:
@@ -60,7 +75,7 @@ class Pages:
         dated = self._tables.days()
         for day in days:
             if day not in new and day in (changed if day in self._days else dated):
-                new[day] = self.figures([day])
+                new[day] = read_figures(self._run, self._tables, [day])
         before = self._days
         self._days = before | new.keys()
         for day, figures in new.items():
@@ -77,86 +92,6 @@ class Pages:
         first, last = (days[0], days[-1]) if days else (date.max, date.max)
         links = Days.around(first, last, self._days, f"{_PAGES}/")
         write_text(self._run.storage, f"{self._run.output}/{PAGE}", render(newest, links))
-
-    def figures(self, days: Sequence[date]) -> Figures:
-        """Read the data of a page."""
-        states = [self._tables.state(day) for day in (*days, None)]
-        [(segments,)] = self._run.duck.execute(
-            """SELECT count(*) FROM live WHERE list_has_any(days, ?::DATE[])
-            OR (len(days) = 0 AND path IN (SELECT path FROM present))""",
-            [days],
-        ).fetchall()
-        copies = self._run.duck.execute(
-            """SELECT list(parse_filename(path) ORDER BY path)[2:] FROM latest SEMI JOIN present USING (path)
-            WHERE records > 0 AND list_has_any(days, ?::DATE[]) GROUP BY content HAVING count(*) > 1""",
-            [days],
-        ).fetchall()
-        figures = Figures(
-            tuple(days),
-            self._run.request.now,
-            segments,
-            bindings_known=self._run.request.bindings is not None,
-            results=added(state.get("results", {}) for state in states),
-            rejected=added(state.get("rejected", {}) for state in states),
-            late=sum(state.get("late", 0) for state in states),
-            unmatched=sum(state.get("unmatched", 0) for state in states),
-            duplicates=sorted(name for (names,) in copies for name in names),
-            ways=_longest_ways(way for state in states for way in state.get("ways", ())),
-        )
-        return self._with_rows(figures) if self._open(days) else figures
-
-    def _open(self, days: Sequence[date]) -> bool:
-        """Create the views ``t_NAME`` over the tables of the given days. Return False if there are no tables."""
-        for name in _SHOWN:
-            parts = [
-                f"SELECT DATE '{day}' AS date, * FROM read_parquet('{file}')"
-                for day in days
-                for file in self._tables.files(name, day)
-            ]
-            if not parts:
-                return False
-            self._run.duck.execute(f"CREATE OR REPLACE TEMP VIEW t_{name} AS {' UNION ALL BY NAME '.join(parts)}")
-        return True
-
-    def _with_rows(self, figures: Figures) -> Figures:
-        step, steps = self._over_time()
-        # One row more than the page shows, so that the page can show that there are more.
-        found = {
-            name: self._rows(f"FROM ({_SQL[name]}) ORDER BY {by} DESC, COLUMNS(* EXCLUDE {by}) LIMIT {most + 1}")
-            for name, (by, most) in _LISTS.items()
-        }
-        lists: dict[str, Any] = {name: found[name][:most] for name, (_, most) in _LISTS.items()}
-        lists["anomalies"].sort(key=lambda finding: finding["begin"])
-        return replace(
-            figures,
-            step_minutes=step,
-            steps=steps,
-            rules=[rules for (rules,) in self._run.duck.execute(_SQL["rules"]).fetchall()],
-            latency=self._rows(_SQL["latency"]),
-            sizes=self._run.duck.execute(_SQL["sizes"]).fetchall(),
-            found={name: len(rows) for name, rows in found.items()},
-            **lists,
-        )
-
-    def _over_time(self) -> tuple[int, list[Step]]:
-        """Return the minutes per column of the time-series chart, and the columns."""
-        rows = self._run.duck.execute(_SQL["over time"]).fetchall()
-        times = [row[0] for row in rows]
-        span = max(times, default=0) - min(times, default=0)
-        step = next((step for step in _STEPS if span / step <= _MOST_STEPS), _STEPS[-1])
-        steps: dict[int, Step] = {}
-        for at, outcome, publishes, octets in rows:
-            begin = at - at % step
-            known = steps.get(begin) or Step(datetime.fromtimestamp(begin * 60, UTC), {}, 0)
-            known.outcomes[outcome] = known.outcomes.get(outcome, 0) + publishes
-            steps[begin] = known._replace(bytes=known.bytes + octets)
-        return step, [steps[begin] for begin in sorted(steps)]
-
-    def _rows(self, question: str) -> list[Row]:
-        """Return rows as values by column. DuckDB returns times without a zone; their zone is set to UTC."""
-        answer = self._run.duck.execute(question)
-        columns = [column[0] for column in answer.description]
-        return [{name: _utc(value) for name, value in zip(columns, row, strict=True)} for row in answer.fetchall()]
 
     def _write_index(self, new: dict[date, Figures]) -> None:
         path = f"{self._folder}/{_COUNTS}"
@@ -179,15 +114,6 @@ class Pages:
         write_text(self._run.storage, f"{self._folder}/{name}{_ENDING}", page)
 
 
-def _longest_ways(ways: Iterable[tuple[str, list[Row]]]) -> list[tuple[str, list[Row]]]:
-    """Return the longest paths. Paths of equal length are ordered by message id."""
-    chosen = sorted(ways, key=lambda way: (-len(way[1]), way[0]))[:WAYS]
-    return [
-        (message_id, [step | {"ts": _utc(datetime.fromisoformat(step["ts"]))} for step in steps])
-        for message_id, steps in chosen
-    ]
-
-
 def _day(name: str) -> date | None:
     try:
         return date.fromisoformat(name)
@@ -195,5 +121,119 @@ def _day(name: str) -> date | None:
         return None
 
 
-def _utc(value: Any) -> Any:  # a value from any column
-    return value.replace(tzinfo=UTC) if isinstance(value, datetime) else value
+def render(figures: Figures, days: Days = Days()) -> str:
+    shown = _shown(figures) if figures.publishes else {}
+    return _TEMPLATES.get_template("report.html").render(figures=figures, days=days, subject=figures.range, **shown)
+
+
+def render_index(rows: Sequence[Mapping[str, Any]], ranges: Sequence[str]) -> str:
+    """Return the index of all pages. Each row contains the name and counts of the page for one day."""
+    return _TEMPLATES.get_template("index.html").render(days=rows, ranges=ranges, subject="index")
+
+
+def relinked(page: str, days: Days) -> str:
+    """Return an existing page with new links to days. Text from the log is escaped, so it can't contain links."""
+    navigation = _TEMPLATES.get_template("days.html").render(days=days)
+    return _NAVIGATION.sub(lambda _: navigation, page, count=1)
+
+
+def explain_command(lost: Row) -> str:
+    """Return the command that explains a row's example."""
+    message = {"vhost": lost["vhost"], "exchange": lost["exchange"], "routing_key": lost["example_rk"]}
+    at = f"{lost['first_seen']:%Y-%m-%dT%H:%M:%SZ}"
+    return f"printf %s {shlex.quote(json.dumps(message))} | oxproxy explain --rules RULES.yaml --at {at} --message -"
+
+
+def _shown(figures: Figures) -> dict[str, Any]:
+    """Return the values that the template requires in addition to the figures."""
+    step = timedelta(minutes=figures.step_minutes)
+    span = charts.covering(figures.steps[0].begin, figures.steps[-1].begin + step, step)
+    every = wording.minutes(figures.step_minutes)
+    stack = _stack(figures)
+    trouble = [series for series in stack if series.colour >= OUTCOMES.index(UNDELIVERED[0])]
+    size = Series("body bytes", {at.begin: at.bytes for at in figures.steps}, 1)
+
+    def over_time(several: Sequence[Series], unit: str, symbol: str, title: str) -> Chart:
+        most = max(sum(series.values[at.begin] for series in several) for at in figures.steps)
+        upright = Upright(f"{unit} per {every}", lambda value: wording.short(value, symbol), most)
+        return charts.columns(span, step, several, upright, title)
+
+    sent = [(f"{sent['destination']} in {sent['vhost']}", sent["publishes"]) for sent in figures.destinations]
+    hot = [
+        (f"{hot['binding']} ({wording.exchange(hot['exchange'])} in {hot['vhost']})", hot["matches"])
+        for hot in figures.hot
+    ]
+    return {
+        "sections": SECTIONS,
+        "depth": charts.DEPTH,
+        "every": every,
+        "undelivered": _undelivered(figures),
+        "traffic": over_time(stack, "publishes", "", "Publishes over time"),
+        "trouble": over_time(trouble, "publishes", "", "Publishes without destination over time") if trouble else None,
+        "bytes": over_time([size], "bytes", "B", "Bytes over time"),
+        "exchanges": charts.bars([(item["name"], item["publishes"]) for item in figures.exchanges[:_BARS]]),
+        "proxies": charts.bars([(item["name"], item["publishes"]) for item in figures.proxies[:_BARS]]),
+        "destinations": charts.bars(sent[:_BARS]),
+        "hot": charts.bars(hot[:_BARS]),
+        "sizes": charts.bars(
+            [("larger" if bound is None else f"up to {wording.short(bound, 'B')}", n) for bound, n in figures.sizes]
+        ),
+        "latencies": [_latency(figures, kind, title) for kind, title in _LATENCIES.items()],
+    }
+
+
+def _stack(figures: Figures) -> list[Series]:
+    seen = figures.outcomes
+    order = [name for name in OUTCOMES if name in seen] + sorted(seen.keys() - set(OUTCOMES))
+    return [
+        Series(
+            f"{name} {wording.share(seen[name], figures.publishes)}",
+            {at.begin: at.outcomes.get(name, 0) for at in figures.steps},
+            OUTCOMES.index(name) if name in OUTCOMES else _OTHER,
+        )
+        for name in order
+    ]
+
+
+def _undelivered(figures: Figures) -> str:
+    counts = [(name, figures.outcomes.get(name, 0)) for name in UNDELIVERED]
+    return ", ".join(f"{wording.whole(count)} {name}" for name, count in counts if count) or "0 publishes"
+
+
+def _latency(figures: Figures, kind: str, title: str) -> tuple[str, list[Row], Chart | None]:
+    hours = [hour for hour in figures.latency if hour["what"] == kind]
+    if len(hours) < _LEAST_HOURS:
+        return title, hours, None
+    half = timedelta(minutes=30)
+    several = [
+        Series(name, {hour["begin"] + half: hour[f"{name}_us"] for hour in hours}, colour)
+        for name, colour in _PERCENTILES
+    ]
+    positive = [value for series in several for value in series.values.values() if value > 0] or [1.0]
+    upright = Upright("latency", wording.micros, max(positive), min(positive))
+    span = Span(hours[0]["begin"], hours[-1]["begin"] + 2 * half)
+    return title, hours, charts.lines(span, several, upright, f"{title}: percentiles per hour")
+
+
+def _place(value: float) -> str:
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("proxy.report"),  # on a cluster, the package is in an archive
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+_TEMPLATES.filters |= {
+    "place": _place,
+    "explain": explain_command,
+    "octets": lambda number: wording.short(number, "B"),
+    "link": lambda name: Markup('<a href="{0}.html">{0}</a>').format(name),
+    **{
+        name: getattr(wording, name)
+        for name in ("whole", "several", "short", "micros", "moment", "hour", "share", "exchange")
+    },
+}

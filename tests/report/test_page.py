@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from proxy.report.figures import Figures
-from proxy.report.page import Days, explain_command, relinked, render, render_index
+from proxy.report.pages import Days, explain_command, relinked, render, render_index
 from tests.report.sample import DAY, Finding, Lost, Named, Sender, Sent, Stop, Timed, at, figures
 
 HOSTILE = '"><script>alert(1)</script>'

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 import proxy.report
-from proxy.report.page import render
+from proxy.report.pages import render
 from tests.report.sample import figures
 
 STYLE = (Path(proxy.report.__file__).parent / "templates/style.css").read_text()

@@ -1,8 +1,17 @@
 -- The data of a page, read from the tables of its days through the views t_NAME.
 
--- name: over time
-SELECT ((date - DATE '1970-01-01') * 24 + hour) * 60 + minute AS clock, outcome, total(publishes), total(bytes)
-FROM t_traffic GROUP BY ALL
+-- name: span
+-- Minutes between the first and the last minute with publishes.
+SELECT coalesce(date_diff('minute', min(begin), max(begin)), 0)
+FROM (SELECT date + INTERVAL 1 HOUR * hour + INTERVAL 1 MINUTE * minute AS begin FROM t_traffic)
+
+-- name: steps
+-- The columns of the time-series chart, each of which covers $minutes minutes.
+SELECT begin, map_from_entries(list((outcome, publishes))), sum(bytes)::BIGINT
+FROM (SELECT time_bucket(INTERVAL $minutes MINUTE, date + INTERVAL 1 HOUR * hour + INTERVAL 1 MINUTE * minute,
+        TIMESTAMP '1970-01-01') AS begin, outcome, total(publishes) AS publishes, total(bytes) AS bytes
+    FROM t_traffic GROUP BY ALL)
+GROUP BY begin ORDER BY begin
 
 -- name: rules
 SELECT DISTINCT rules FROM t_bindings WHERE rules <> '' ORDER BY ALL
