@@ -178,9 +178,3 @@ def lines(span: Span, several: Sequence[Series], upright: Upright, title: str) -
 def _mark(x: float, y: float, series: Series, time: datetime, upright: Upright) -> Mark:
     tooltip = f"{time:%Y-%m-%d %H:%M} {series.name}: {upright.label(series.values[time])}"
     return Mark(x, y, series.colour, tooltip)
-
-
-def bars(items: Sequence[tuple[str, float]]) -> list[tuple[str, float, float]]:
-    """Return the bars for named values: name, value, and length as a percentage of the longest bar."""
-    most = max((value for _, value in items), default=0) or 1
-    return [(name, value, max(0.3, 100 * value / most)) for name, value in items]

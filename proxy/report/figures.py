@@ -100,8 +100,14 @@ class Figures:
         return sum(self.outcomes.values())
 
     @property
+    def lost(self) -> dict[str, int]:
+        """Numbers of publishes without a destination, by outcome."""
+        outcomes = self.outcomes
+        return {outcome: outcomes[outcome] for outcome in UNDELIVERED if outcomes.get(outcome)}
+
+    @property
     def undelivered(self) -> int:
-        return sum(self.outcomes.get(outcome, 0) for outcome in UNDELIVERED)
+        return sum(self.lost.values())
 
     @property
     def bytes(self) -> int:

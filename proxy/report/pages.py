@@ -31,11 +31,9 @@ _COUNTS = "_counts.json"
 _ENDING = ".html"
 #: Order and colours of outcomes, with successful outcomes at the bottom and the others on top.
 OUTCOMES = ("routed", "passed", "translated", *UNDELIVERED)
-SECTIONS = ("traffic", "destinations", "bindings", "unroutable", "latency", "producers", "anomalies", "trace")
 _OTHER = len(OUTCOMES)
 _PERCENTILES = (("p50", 0), ("p95", 3), ("p99", 5))
 _LATENCIES = {"decide": "Decision", "confirm": "Confirm from the broker"}
-_BARS = 15
 #: Minimum number of hours for a chart. Fewer hours are shown as a table, since a line with one or two dots is useless.
 _LEAST_HOURS = 3
 _NAVIGATION = re.compile('<nav class="days".*?</nav>\n', re.DOTALL)
@@ -158,26 +156,12 @@ def _shown(figures: Figures) -> dict[str, Any]:
         upright = Upright(f"{unit} per {every}", lambda value: wording.short(value, symbol), most)
         return charts.columns(span, step, several, upright, title)
 
-    sent = [(f"{sent['destination']} in {sent['vhost']}", sent["publishes"]) for sent in figures.destinations]
-    hot = [
-        (f"{hot['binding']} ({wording.exchange(hot['exchange'])} in {hot['vhost']})", hot["matches"])
-        for hot in figures.hot
-    ]
     return {
-        "sections": SECTIONS,
         "depth": charts.DEPTH,
         "every": every,
-        "undelivered": _undelivered(figures),
         "traffic": over_time(stack, "publishes", "", "Publishes over time"),
         "trouble": over_time(trouble, "publishes", "", "Publishes without destination over time") if trouble else None,
         "bytes": over_time([size], "bytes", "B", "Bytes over time"),
-        "exchanges": charts.bars([(item["name"], item["publishes"]) for item in figures.exchanges[:_BARS]]),
-        "proxies": charts.bars([(item["name"], item["publishes"]) for item in figures.proxies[:_BARS]]),
-        "destinations": charts.bars(sent[:_BARS]),
-        "hot": charts.bars(hot[:_BARS]),
-        "sizes": charts.bars(
-            [("larger" if bound is None else f"up to {wording.short(bound, 'B')}", n) for bound, n in figures.sizes]
-        ),
         "latencies": [_latency(figures, kind, title) for kind, title in _LATENCIES.items()],
     }
 
@@ -193,11 +177,6 @@ def _stack(figures: Figures) -> list[Series]:
         )
         for name in order
     ]
-
-
-def _undelivered(figures: Figures) -> str:
-    counts = [(name, figures.outcomes.get(name, 0)) for name in UNDELIVERED]
-    return ", ".join(f"{wording.whole(count)} {name}" for name, count in counts if count) or "0 publishes"
 
 
 def _latency(figures: Figures, kind: str, title: str) -> tuple[str, list[Row], Chart | None]:

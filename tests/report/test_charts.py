@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from proxy.report.charts import DEPTH, Series, Span, Upright, bars, columns, covering, decades, lines, rounds
+from proxy.report.charts import DEPTH, Series, Span, Upright, columns, covering, decades, lines, rounds
 
 BEGIN = datetime(2026, 11, 20, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -115,11 +115,3 @@ def test_a_line_has_a_dot_for_each_value_and_strokes_between_them() -> None:
     chart = lines(DAY, [Series("p50", values, 0), Series("p95", {BEGIN: 5.0}, 1)], upright(10, 1), "t")
     assert (len(chart.marks), len(chart.strokes)) == (4, 2)
     assert {(left.colour, right.colour) for left, right in chart.strokes} == {(0, 0)}
-
-
-def test_bars_are_proportional_to_their_values() -> None:
-    assert bars([("a", 10.0), ("b", 5.0)]) == [("a", 10.0, 100.0), ("b", 5.0, 50.0)]
-
-
-def test_an_empty_list_of_bars_is_valid() -> None:
-    assert bars([]) == []

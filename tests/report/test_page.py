@@ -112,6 +112,14 @@ def test_an_unknown_outcome_is_shown() -> None:
     assert "postponed 100.0 %" in outline(render(newer)).text
 
 
+def test_bars_are_proportional_to_their_values() -> None:
+    page = render(replace(figures(), sizes=[(100, 10), (1000, 5), (None, 0)]))
+    bars = re.findall(
+        r'<span class="name">(up to .*?|larger)</span><svg aria-hidden="true"><rect .*? width="(.*?)%"', page
+    )
+    assert bars == [("up to 100 B", "100"), ("up to 1 kB", "50"), ("larger", "0.3")]
+
+
 def test_a_truncated_table_is_marked() -> None:
     assert render(figures()).count("The table has more rows.") == 1
     assert "more than 2" in outline(render(replace(figures(), found={"anomalies": 3}))).text
