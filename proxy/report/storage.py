@@ -76,7 +76,7 @@ class LocalFiles:
 
     def entries(self, path: str) -> list[Entry]:
         entries = []
-        with _local(path) as local, suppress(FileNotFoundError, NotADirectoryError), os.scandir(local) as listing:
+        with translated(path) as local, suppress(FileNotFoundError, NotADirectoryError), os.scandir(local) as listing:
             for entry in listing:
                 with suppress(FileNotFoundError):  # removed since, or a link without a target
                     status = entry.stat()
@@ -85,24 +85,24 @@ class LocalFiles:
         return sorted(entries, key=lambda entry: entry.name)
 
     def make(self, path: str) -> None:
-        with _local(path) as local:
+        with translated(path) as local:
             local.mkdir(parents=True, exist_ok=True)
 
     def remove(self, path: str) -> None:
-        with _local(path) as local:
+        with translated(path) as local:
             if local.is_dir() and not local.is_symlink():
                 shutil.rmtree(local)
             else:
                 local.unlink(missing_ok=True)
 
     def move(self, source: str, target: str) -> None:
-        with _local(target) as new:
+        with translated(target) as new:
             local_path(source).rename(new)
 
     def put(self, local: Path, target: str) -> None:
         hidden = local_path(target).with_name(f"_{local_path(target).name}")
         self.remove(str(hidden))
-        with _local(target) as new:
+        with translated(target) as new:
             new.parent.mkdir(parents=True, exist_ok=True)
             shutil.move(local, hidden)
             hidden.rename(new)
@@ -119,7 +119,7 @@ def local_path(path: str) -> Path:
 
 
 @contextmanager
-def _local(path: str) -> Iterator[Path]:
+def translated(path: str) -> Iterator[Path]:
     """Yield the absolute path on this machine. Errors become a readable `StorageError`."""
     try:
         yield local_path(path)
@@ -220,7 +220,7 @@ def read_text(files: Storage, path: str) -> str:
     """Read a text file; return "" if the file does not exist."""
     with tempfile.TemporaryDirectory(prefix="oxproxy-") as folder:
         local = files.fetch(path, Path(folder))
-        with _local(path), suppress(FileNotFoundError):
+        with translated(path), suppress(FileNotFoundError):
             return local.read_text("utf-8")
     return ""
 

@@ -20,7 +20,7 @@ from proxy.errors import ConfigError
 from proxy.report.partials import BLOOM_HASHES, FOLDER, DamagedError, bloom_place, inflated, texts
 from proxy.report.request import Request
 from proxy.report.session import LazySession
-from proxy.report.storage import Entry, Storage, StorageError, find_segments
+from proxy.report.storage import Entry, Storage, StorageError, find_segments, translated
 
 Record = dict[str, Any]  # as in JSON
 
@@ -112,17 +112,14 @@ class _Search:
     def _records(self, segment: Entry, written: Sequence[str]) -> Iterator[Record]:
         """Yield the records of the lines that contain any of the given strings, up to the first damage."""
         local = self.files.fetch(segment.path, self.work)
-        try:
-            with suppress(DamagedError, FileNotFoundError), local.open("rb") as file:  # retention may have removed it
-                for text in texts(inflated(file, segment.path.endswith(".gz"))):
-                    if any(part in text for part in written):
-                        for line in text.split("\n"):
-                            if any(part in line for part in written) and isinstance(record := _parsed(line), dict):
-                                yield record
-        except OSError as error:
-            raise StorageError(f"{segment.path}: {error.strerror}") from error
-        finally:
+        # Retention may have removed the segment.
+        with translated(segment.path), suppress(DamagedError, FileNotFoundError), local.open("rb") as file:
             local.unlink()
+            for text in texts(inflated(file, segment.path.endswith(".gz"))):
+                if any(part in text for part in written):
+                    for line in text.split("\n"):
+                        if any(part in line for part in written) and isinstance(record := _parsed(line), dict):
+                            yield record
 
 
 def _parsed(line: str) -> Any:
