@@ -161,10 +161,8 @@ class Tables:
         self._values["here"] = "folder IS NULL" if day is None else f"folder = DATE '{day}'"
         if not self._write(REJECTED, *_JSON):
             shutil.rmtree(self._staged / REJECTED)
-        answer = self._ask("rejected counts")
-        counts = dict(zip((column[0] for column in answer.description), answer.fetchall()[0], strict=True))
-        late = counts.pop("late")
-        return {"rejected": {why: count for why, count in counts.items() if count}, "late": late}
+        [(late,)] = self._ask("late").fetchall()
+        return {"rejected": dict(self._ask("rejected counts").fetchall()), "late": late}
 
     def _replace(self, day: date | None, state: dict[str, Any]) -> None:
         staging = f"{self._run.output}/{_STAGING}"

@@ -64,8 +64,12 @@ SELECT path AS file, why, line FROM p_rejected JOIN live USING (sid) WHERE $here
 UNION ALL SELECT path, 'damaged file', NULL FROM live WHERE damaged AND $here ORDER BY ALL
 
 -- name: rejected counts
-SELECT count(*) FILTER (damaged) AS "damaged file", sum("foreign")::BIGINT AS "foreign", sum(torn)::BIGINT AS torn,
-    sum(version)::BIGINT AS version, coalesce(sum(late), 0)::BIGINT AS late FROM live WHERE $here
+SELECT why, n FROM (UNPIVOT (SELECT count(*) FILTER (damaged) AS "damaged file", sum("foreign")::BIGINT AS "foreign",
+    sum(torn)::BIGINT AS torn, sum(version)::BIGINT AS version FROM live WHERE $here)
+    ON COLUMNS(*) INTO NAME why VALUE n) WHERE n > 0 ORDER BY why
+
+-- name: late
+SELECT coalesce(sum(late), 0)::BIGINT FROM live WHERE $here
 
 -- name: unmatched
 SELECT count(*) FROM m_pairs WHERE n = 0 AND told::DATE = $day
