@@ -122,9 +122,8 @@ def rounds(most: float) -> list[float]:
         return [0.0, 1.0]
     rough = max(1.0, most / 5)
     size = 10.0 ** math.floor(math.log10(rough))
-    step = next(
-        size * factor for factor in ((1, 2, 5, 10) if size == 1 else (1, 2, 2.5, 5, 10)) if size * factor >= rough
-    )
+    steps = [size * factor for factor in (1, 2, 2.5, 5, 10)]
+    step = next(step for step in steps if step >= rough and step.is_integer())
     return [step * number for number in range(math.ceil(most / step - 1e-9) + 1)]
 
 

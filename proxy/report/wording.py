@@ -39,9 +39,9 @@ def micros(microseconds: float) -> str:
     return f"{_three(microseconds / size)} {unit}"
 
 
-def moment(time: datetime | None) -> str:
-    """Format a time to the second; "" for None."""
-    return "" if time is None else f"{time:%Y-%m-%d %H:%M:%S}"
+def moment(time: datetime) -> str:
+    """Format a time to the second."""
+    return f"{time:%Y-%m-%d %H:%M:%S}"
 
 
 def hour(time: datetime) -> str:

@@ -64,7 +64,6 @@ def test_digits_of_counts_are_grouped() -> None:
 
 def test_a_time_is_shown_to_the_second() -> None:
     assert wording.moment(TIME) == "2026-11-20 23:05:09"
-    assert wording.moment(None) == ""
 
 
 def test_an_hour_is_shown_with_its_end() -> None:
