@@ -116,7 +116,6 @@ def run(session: LazySession, request: Request) -> Summary:
             duck.execute("SET preserve_insertion_order = false")
             shared = Run(request, session, storage, storage.whole(request.output), work, duck)
             tables = Tables(shared)
-            tables.begin()
             partials = Partials(shared)
             read = partials.update(_segments(storage, request))
             days = request.named_days() or [day for day in partials.days() if request.wants(day)]

@@ -86,7 +86,6 @@ class Partials:
 
     def _read_all(self, segments: Sequence[Entry]) -> None:
         if isinstance(self._run.storage, LocalFiles):
-            self._run.storage.make(self._folder)
             for job in _jobs(segments):
                 self._read_local(job)
             return

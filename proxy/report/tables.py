@@ -82,17 +82,12 @@ class Tables:
             "is_known": run.request.bindings is not None,
         }
         self._hours: set[date] = set()
-
-    def begin(self) -> None:
-        """Remove the files of a run that was killed, and prepare to create tables."""
-        self._run.storage.make(self._run.output)
-        self._run.storage.remove(f"{self._run.output}/{_STAGING}")
-        known = self._run.request.bindings or ()
+        run.storage.make(run.output)
+        run.storage.remove(f"{run.output}/{_STAGING}")  # left by a run that was killed
+        known = run.request.bindings or ()
         columns = [[getattr(binding, name) for binding in known] for name in KnownBinding.__slots__]
-        self._run.duck.execute(MACROS + _SQL["begin"])
-        self._run.duck.execute(
-            "INSERT INTO m_known SELECT" + ", ".join([" unnest(?::VARCHAR[])"] * len(columns)), columns
-        )
+        run.duck.execute(MACROS + _SQL["begin"])
+        run.duck.execute("INSERT INTO m_known SELECT" + ", ".join([" unnest(?::VARCHAR[])"] * len(columns)), columns)
 
     def days(self) -> list[date]:
         """Return the days that have tables, in order."""

@@ -169,7 +169,7 @@ def test_100000_bindings_of_rules_files_take_less_than_three_seconds_of_cpu(
     request = Request("in", "out", bindings=known)
     with duckdb.connect() as duck:
         begin = time.process_time()
-        Tables(Run(request, create_autospec(LazySession), create_autospec(LocalFiles), "out", tmp_path, duck)).begin()
+        Tables(Run(request, create_autospec(LazySession), create_autospec(LocalFiles), "out", tmp_path, duck))
         assert time.process_time() - begin < 3
         assert duck.execute("SELECT count(*), min(binding), max(rules) FROM m_known").fetchall() == [
             (100_000, "binding 0", "r1")
