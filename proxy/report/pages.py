@@ -21,7 +21,7 @@ from proxy.report import charts, wording
 from proxy.report.charts import Chart, Series, Span, Upright
 from proxy.report.figures import UNDELIVERED, Figures, Row, read_figures
 from proxy.report.session import Run
-from proxy.report.storage import read_json, read_text, write_text
+from proxy.report.storage import parsed_day, read_json, read_text, write_text
 from proxy.report.tables import Tables
 
 #: The page of the latest run, and the directory of all pages.
@@ -63,7 +63,7 @@ class Pages:
         self._folder = f"{run.output}/{_PAGES}"
         names = {entry.name for entry in run.storage.entries(self._folder) if not entry.name.startswith("_")}
         pages = {name.removesuffix(_ENDING) for name in names if name.endswith(_ENDING)}
-        self._days = {day for name in pages if (day := _day(name)) is not None}
+        self._days = {day for name in pages if (day := parsed_day(name)) is not None}
         self._ranges = pages - set(map(str, self._days)) - {"index"}
 
     def write(self, newest: Figures, changed: Collection[date]) -> None:
@@ -110,13 +110,6 @@ class Pages:
 
     def _put(self, name: str, page: str) -> None:
         write_text(self._run.storage, f"{self._folder}/{name}{_ENDING}", page)
-
-
-def _day(name: str) -> date | None:
-    try:
-        return date.fromisoformat(name)
-    except ValueError:
-        return None
 
 
 def render(figures: Figures, days: Days = Days()) -> str:

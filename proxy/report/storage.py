@@ -271,8 +271,13 @@ def folder_day(path: str) -> date | None:
     """Return the day of the date directory in a segment's path; None if there is no such directory."""
     for part in path.split("/")[-2::-1]:
         if part.startswith("date="):
-            try:
-                return date.fromisoformat(part.removeprefix("date="))
-            except ValueError:
-                return None
+            return parsed_day(part.removeprefix("date="))
     return None
+
+
+def parsed_day(text: str) -> date | None:
+    """Return the day that a string in ISO 8601 format names; None if it has another format."""
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        return None
