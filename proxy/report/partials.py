@@ -214,7 +214,7 @@ class Reader:
         counts = self._duck.execute("SELECT sid, count(DISTINCT id) AS n FROM publishes GROUP BY sid HAVING n > 0")
         for sid, ids in counts.fetchall():
             size = 1 << max(6, (ids * BLOOM_BITS - 1).bit_length())
-            places = ", ".join(bloom_place("id", number, str(size)) for number in range(BLOOM_HASHES))
+            places = ", ".join(bloom_place(number, str(size)) for number in range(BLOOM_HASHES))
             self._duck.execute(Template(_SQL["bloom"]).substitute(sid=sid, size=size, places=places))
 
 
@@ -224,9 +224,9 @@ def _reason(line: str, version: int | None) -> str:
     return NEWER if version is not None and version > VERSION else FOREIGN
 
 
-def bloom_place(of: str, number: int, size: str) -> str:
-    """Return the SQL for a bit position in a bloom filter, by double hashing with the two halves of a 64-bit hash."""
-    return f"((({of} & 4294967295) + {number} * ({of} >> 32)) % ({size}))::BIGINT"
+def bloom_place(number: int, size: str) -> str:
+    """Return the SQL for a bit position in a bloom filter, by double hashing with the halves of the hash `id`."""
+    return f"(((id & 4294967295) + {number} * (id >> 32)) % ({size}))::BIGINT"
 
 
 def read(segments: Iterable[tuple[str, int, bytes]], traced: bool) -> Iterator[Piece]:

@@ -66,7 +66,7 @@ class _Search:
     def known_without(self, report: str) -> set[tuple[str, int, int]]:
         """Return path, size and time of the segments whose bloom filters show that they don't contain the message."""
         bits = "octet_length(bloom) * 8"
-        places = [f"get_bit(bloom::BIT, {bloom_place('id', n, bits)}::INTEGER) = 0" for n in range(BLOOM_HASHES)]
+        places = [f"get_bit(bloom::BIT, {bloom_place(n, bits)}::INTEGER) = 0" for n in range(BLOOM_HASHES)]
         piece = self.work / "segments.parquet"
         known = set()
         with duckdb.connect() as duck:
