@@ -117,16 +117,8 @@ class Figures:
 def read_figures(run: Run, tables: Tables, days: Sequence[date]) -> Figures:
     """Read the data of the page for the given days."""
     states = [tables.state(day) for day in (*days, None)]
-    [(segments,)] = run.duck.execute(
-        """SELECT count(*) FROM live WHERE list_has_any(days, ?::DATE[])
-        OR (len(days) = 0 AND path IN (SELECT path FROM present))""",
-        [days],
-    ).fetchall()
-    copies = run.duck.execute(
-        """SELECT list(parse_filename(path) ORDER BY path)[2:] FROM latest SEMI JOIN present USING (path)
-        WHERE records > 0 AND list_has_any(days, ?::DATE[]) GROUP BY content HAVING count(*) > 1""",
-        [days],
-    ).fetchall()
+    [(segments,)] = run.duck.execute(_SQL["segments"], [days]).fetchall()
+    duplicates = run.duck.execute(_SQL["duplicates"], [days]).fetchall()
     return Figures(
         tuple(days),
         run.request.now,
@@ -136,7 +128,7 @@ def read_figures(run: Run, tables: Tables, days: Sequence[date]) -> Figures:
         rejected=added(state.get("rejected", {}) for state in states),
         late=sum(state.get("late", 0) for state in states),
         unmatched=sum(state.get("unmatched", 0) for state in states),
-        duplicates=sorted(name for (names,) in copies for name in names),
+        duplicates=[name for (name,) in duplicates],
         ways=_longest_ways(way for state in states for way in state.get("ways", ())),
         **(_read_rows(run.duck) if _open(run, tables, days) else {}),
     )

@@ -1,4 +1,15 @@
--- The data of a page, read from the tables of its days through the views t_NAME.
+-- The data of a page, read from the tables of its days through the views t_NAME, and from the list of segments.
+
+-- name: segments
+-- The number of segments with records of the given days, or without any records.
+SELECT count(*) FROM live WHERE list_has_any(days, ?::DATE[])
+    OR (len(days) = 0 AND path IN (SELECT path FROM present))
+
+-- name: duplicates
+-- The names of the given days' segments that have the same content as another segment.
+SELECT name FROM (SELECT unnest(list(parse_filename(path) ORDER BY path)[2:]) AS name
+    FROM latest SEMI JOIN present USING (path) WHERE records > 0 AND list_has_any(days, ?::DATE[]) GROUP BY content)
+ORDER BY name
 
 -- name: span
 -- Minutes between the first and the last minute with publishes.
