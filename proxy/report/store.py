@@ -67,8 +67,7 @@ class Partials:
         paths = [segment.path for segment in segments]
         self._run.duck.execute("CREATE OR REPLACE TEMP TABLE present AS SELECT unnest(?::VARCHAR[]) AS path", [paths])
         traced = self._run.request.trace
-        rows = self._ask("SELECT path, size, modified, traced FROM latest")
-        known = {(path, size, modified) for path, size, modified, with_trace in rows if with_trace or not traced}
+        known = set(self._ask("SELECT path, size, modified FROM latest WHERE traced OR NOT ?", [traced]))
         new = [segment for segment in segments if (segment.path, segment.size, segment.modified) not in known]
         if new:
             self._run.session.start()
