@@ -22,7 +22,7 @@ def test_an_unusable_name_has_a_reason(name: bytes, cause: str) -> None:
     ("code", "text", "kind", "reason"),
     [
         (404, "NOT_FOUND - no queue 'q' in vhost '/'", "queue", "does not exist"),
-        (404, "NOT_FOUND - no exchange 'c' in vhost '/'", "queue", "no carrier"),
+        (404, "NOT_FOUND - no exchange 'c' in vhost '/'", "queue", "carrier exchange does not exist"),
         (404, "NOT_FOUND - no exchange 'x' in vhost '/'", "exchange", "does not exist"),
         (405, "RESOURCE_LOCKED", "queue", "exclusive queue of another connection"),
         (403, "ACCESS_REFUSED", "exchange", "write permission on this exchange"),

@@ -263,7 +263,7 @@ def with_tokens(message: bytes, *queues: str, exchanges: Iterable[str] = ()) -> 
 
 
 def with_keys(message: bytes, *keys: bytes) -> bytes:
-    """The same publish with these keys in BCC, as the first entry of its header table."""
+    """The same publish with these keys in BCC, as the last entry of its header table."""
     start, header, *bodies = split(message)
     entry = (b"BCC", Value("A", tuple(Value("S", key) for key in keys)))
     flags = int.from_bytes(header.payload[12:14], "big")
@@ -276,7 +276,7 @@ def with_keys(message: bytes, *keys: bytes) -> bytes:
         size = int.from_bytes(header.payload[at : at + 4], "big")
         after, entries = at + 4 + size, header.payload[at + 4 : at + 4 + size]
     if keys:
-        entries = encode_table((entry,)) + entries
+        entries += encode_table((entry,))
     table = len(entries).to_bytes(4, "big") + entries
     flagged = (flags | 0x2000).to_bytes(2, "big")
     payload = header.payload[:12] + flagged + header.payload[14:at] + table + header.payload[after:]

@@ -344,12 +344,12 @@ def table_entries(entries: bytes, copy: Copy, original: OriginalAddress) -> byte
     """Rewrite the entries of a message's header table for one upstream publish.
 
     Returns:
-        Our entries, followed by the producer's entries except BCC and headers reserved for us.
+        The producer's entries except BCC and headers reserved for us, followed by our entries.
     """
     if copy.plain:
         kept = without(entries, 0, len(entries), OURS) if b"x-original-" in entries else entries
         key = original.routing_key if copy.routing_key is None else copy.routing_key
-        return entry(original, OriginalAddress(copy.exchange, key)) + kept
+        return kept + entry(original, OriginalAddress(copy.exchange, key))
     aside = b""
     cut = _CUT
     if copy.hide_cc and b"CC" in entries:
@@ -363,9 +363,9 @@ def table_entries(entries: bytes, copy: Copy, original: OriginalAddress) -> byte
     if b"BCC" in entries and _first_bcc_is_no_array(entries):
         return entries  # forwarded unchanged, so that the broker answers with its own 406
     if not copy.moved:
-        return bcc_entry(copy.bcc) + kept
+        return kept + bcc_entry(copy.bcc)
     key = original.routing_key if copy.routing_key is None else copy.routing_key
-    return aside + entry(original, OriginalAddress(copy.exchange, key)) + bcc_entry(copy.bcc) + kept
+    return kept + aside + entry(original, OriginalAddress(copy.exchange, key)) + bcc_entry(copy.bcc)
 
 
 def _first_bcc_is_no_array(entries: bytes) -> bool:

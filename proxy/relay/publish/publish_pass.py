@@ -553,22 +553,23 @@ class PublishPass:
 
             if not out.leaves_at_once:
                 return self._leave(plan, out, took_us, data, at, flags_at, body_at, channel, waited)
-            added = b""
-            kept_at: i64 = entries_at  # offset of the producer's entries that follow the inserted entries
+            added = kept = b""
+            table_bytes = 0
             rewritten = False
             header_bytes: int = body_at - header_at - OVERHEAD
             if not out.untouched:
+                # The producer's own entries that are kept, and the inserted entries.
+                kept = data[entries_at:table_end]
                 if meanings & out.cuts:
-                    entries = data[entries_at:table_end]
-                    added = table_entries(entries, out.copies[0], out.address_of(data[key_at + 1 : flags_at]))
-                    kept_at = table_end
+                    kept = table_entries(kept, out.copies[0], out.address_of(data[key_at + 1 : flags_at]))
                     rewritten = True
                 else:
                     fixed = out.fixed_entries
                     added = out.entries(data[key_at + 1 : flags_at]) if fixed is None else fixed
                     if added or out.address:
                         rewritten = True
-                header_bytes += len(added) - (kept_at - entries_at)
+                table_bytes = len(kept) + len(added)
+                header_bytes += table_bytes - (table_end - entries_at)
                 if not flags & _HEADERS_BIT:
                     header_bytes += 4
                 if rewritten and header_bytes > self._upstream_largest:
@@ -598,8 +599,8 @@ class PublishPass:
             routing_key = data[key_at + 1 : flags_at]
             audit.publish(channel, out.record, exchange, routing_key, data[flags_at] & 1, told, body_size, took_us)
         if rewritten:
-            # The publish is sent as slices of the input around the new parts. The last slice, which begins with the
-            # producer's own entries, starts the next run `start:at`.
+            # The publish is sent as slices of the input around the new parts. The last slice, which begins at the end
+            # of the table, starts the next run `start:at`.
             upstream = self._upstream
             if out.address:
                 address = out.address + (out.key_field or data[key_at:flags_at])
@@ -616,10 +617,10 @@ class PublishPass:
                 upstream.append(data[header_at + 7 : header_at + 19])
                 upstream.append(bytes((flags | _HEADERS_BIT, data[header_at + 20])))
                 upstream.append(data[header_at + 21 : table_at])
-            table_bytes: int = len(added) + table_end - kept_at
             upstream.append(_FOUR_OCTETS[table_bytes] if table_bytes < 1024 else table_bytes.to_bytes(4, "big"))
+            upstream.append(kept)
             upstream.append(added)
-            self._start = kept_at
+            self._start = table_end
         return after
 
     def _pass(

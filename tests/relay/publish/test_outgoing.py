@@ -125,13 +125,13 @@ def test_a_bcc_that_is_not_an_array_is_forwarded_unchanged(copy: Copy, wrong: Va
 def test_cc_is_renamed_if_it_would_route() -> None:
     own = ((b"CC", many("x")), (b"type", Value("S", b"report")), (b"CC", many("y")))
     entries = decoded(table_entries(encode_table(own), QUEUE_COPY, FROM))
-    address = decoded(entry(FROM, OriginalAddress(b"", b"a")))
-    assert entries == ((CC_ASIDE, many("x")), (CC_ASIDE, many("y")), *address, (b"BCC", many("b")), own[1])
+    assert entries[:3] == (own[1], (CC_ASIDE, many("x")), (CC_ASIDE, many("y")))
+    assert entries[3:] == (*decoded(entry(FROM, OriginalAddress(b"", b"a"))), (b"BCC", many("b")))
 
 
 def test_a_cc_that_is_not_an_array_is_left_for_the_broker_to_refuse() -> None:
     entries = decoded(table_entries(encode_table(table(CC="x")), QUEUE_COPY, FROM))
-    assert entries[-1] == (b"CC", Value("S", b"x"))
+    assert entries[0] == (b"CC", Value("S", b"x"))
 
 
 @given(tables(), st.sampled_from([BESIDE, QUEUE_COPY, NOBODY, Copy(b"e", None, (), moved=True)]))

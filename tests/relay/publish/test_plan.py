@@ -70,7 +70,7 @@ def test_properties_survive_the_tokens(fields: dict[str, bytes | int], entries: 
         return
     kept = encode_table(tuple(entry for entry in entries if entry[0] not in ours))
     tokens = Value("A", tuple(Value("S", token("queue", name)) for name in (b"a", b"b")))
-    whole = encode_table(((b"BCC", tokens),)) + kept
+    whole = kept + encode_table(((b"BCC", tokens),))
     assert left == content_header(1, 0, whole, fields)[7:-1]
 
 
