@@ -47,14 +47,14 @@ _NEW_TUPLE: Final[Any] = tuple.__new__
 _MALFORMED = (IndexError, KeyError, struct.error)
 
 
-def pick(data: bytes, start: int, end: int, wanted: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
+def pick(data: bytes, start: int, end: int, wanted: frozenset[bytes] | None) -> list[tuple[bytes, bytes]]:
     """Find the entries with the given names and skip the others.
 
     Args:
         data: bytes that contain the table.
         start: offset of the first entry, after the table's length.
         end: offset after the last entry.
-        wanted: names to find.
+        wanted: names to find; None: all names.
 
     Returns:
         (name, raw value) for each entry found, in order, including duplicates. A raw value consists of the letter and
@@ -72,7 +72,7 @@ def pick(data: bytes, start: int, end: int, wanted: frozenset[bytes]) -> list[tu
             letter_at = at + 1 + data[at]
             stop = letter_at + (sizes[data[letter_at]] or 5 + length(data, letter_at + 1)[0])
             name = data[at + 1 : letter_at]
-            if name in wanted:
+            if wanted is None or name in wanted:
                 picked.append((name, data[letter_at:stop]))
             at = stop
     except _MALFORMED:

@@ -13,7 +13,7 @@ from collections.abc import Hashable
 
 from proxy.amqp.frames import U16, body_frames
 from proxy.amqp.properties import table_span
-from proxy.amqp.tables import without
+from proxy.amqp.tables import pick
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, CollectedPublish, PendingPublish
 from proxy.relay.channel_state import CONFIRM
@@ -24,7 +24,7 @@ from proxy.relay.publish.outgoing import PUBLISH, Copy, Outgoing, copy_frames
 from proxy.relay.remote.forwarding import copy_ids, send_remote_copies
 
 _CONTENT_TOO_LARGE = 311
-_BCC = frozenset((b"BCC",))
+_BCC = b"BCC"
 #: bytes of a BCC entry before its keys (name, letter, length), and bytes before each key (letter, length)
 _AROUND_KEYS, _AROUND_KEY = 9, 5
 
@@ -87,8 +87,9 @@ def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
     if span is None:
         return exchange, routing_key, header[11:]
     # If BCC was removed, RabbitMQ writes L (64 bits, unsigned) as l; other letters are unchanged (tested with 3.10.8).
-    entries = without(header, *span, _BCC).replace(b"L", b"l")
-    return exchange, routing_key, header[11 : span[0] - 4], entries, header[span[1] :]
+    # RabbitMQ 4.0 also sorts the entries by name.
+    entries = sorted((name, raw.replace(b"L", b"l")) for name, raw in pick(header, *span, None) if name != _BCC)
+    return exchange, routing_key, header[11 : span[0] - 4], tuple(entries), header[span[1] :]
 
 
 def ledger_of(channel: Channel) -> Ledger:

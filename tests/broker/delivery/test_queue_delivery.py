@@ -236,6 +236,15 @@ def test_a_publish_is_returned_only_if_every_copy_was_returned(site: Site, produ
         assert site.bodies("a", "b") == [[], [b"body"]]
 
 
+def test_copies_whose_headers_the_broker_reorders_are_returned_once(site: Site, producer: Producer) -> None:
+    """RabbitMQ 4.0 sorts the headers of returned copies by name."""
+    with unbound(site):
+        table = {"x-trace": "t", "to": "exchanges", "x-attempt": 2, "region": "eu"}
+        settled = producer.send_settled("letters", "other.key", table, mandatory=True)
+        assert settled.acked
+        assert only(settled.returned).address == ("letters", "other.key")
+
+
 def test_a_nack_of_one_copy_is_a_nack(site: Site, producer: Producer) -> None:
     site.bind("copies", "full", "")
     try:
