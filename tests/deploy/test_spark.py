@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -49,18 +50,21 @@ def test_the_archive_is_reproducible_and_contains_no_compiled_files(tmp_path: Pa
     assert {"proxy", "yaml", "pamqp", "jinja2", "markupsafe"} < {name.partition("/")[0] for name in names}
 
 
-def test_the_archive_contains_everything_to_write_a_page(tmp_path: Path) -> None:
-    packed = tmp_path / "packed.zip"
+def test_the_archive_and_the_packages_of_spark_suffice_to_render_a_page(tmp_path: Path) -> None:
+    packed, installed = tmp_path / "packed.zip", tmp_path / "installed"
     archive.write(packed)
+    installed.mkdir()
+    for name in ("duckdb", "pyspark", "py4j"):
+        for path in Path(sysconfig.get_path("platlib")).glob(f"*{name}*"):
+            (installed / path.name).symlink_to(path)
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import sys; sys.path[:0] = sys.argv[1:]\n"
         "from datetime import datetime\n"
         "from proxy.report.figures import Figures\n"
-        "from proxy.report.page import render\n"
+        "from proxy.report.pages import render\n"
         "print(render(Figures((), datetime(2026, 11, 20))))"
     )
-    done = subprocess.run(
-        [sys.executable, "-I", "-S", "-c", program, str(packed)], capture_output=True, text=True, check=False
-    )
+    command = [sys.executable, "-I", "-S", "-c", program, str(packed), str(installed)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "Nothing was published" in done.stdout, done.stderr
     assert "prefers-color-scheme" in done.stdout
