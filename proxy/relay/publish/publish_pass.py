@@ -49,7 +49,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from proxy.amqp.frames import (
-    BASIC,
     BODY,
     FRAME_END,
     FRAME_HEAD,
@@ -62,6 +61,7 @@ from proxy.amqp.frames import (
     U64,
     PartialFrame,
     check_head,
+    frame,
 )
 from proxy.amqp.properties import CONTENT_ENCODING, CONTENT_TYPE, HEADERS, table_span
 from proxy.amqp.tables import VALUE_SIZES
@@ -114,8 +114,9 @@ _CONTENT_ENCODING_BIT: Final = CONTENT_ENCODING >> 8
 _HEADERS_BIT: Final = HEADERS >> 8
 #: value of `took_us` for a cached decision
 _KNOWN: Final = -1.0
-#: upper octets of the size of a body of less than 64 KiB
-_SIX_ZEROS: Final = bytes(6)
+#: class Basic; the same with the weight, and the upper octets of the size of a body of less than 64 KiB
+_BASIC_CLASS: Final = b"\x00\x3c"
+_BASIC_SHORT_BODY: Final = _BASIC_CLASS + bytes(8)
 #: letter, and upper octets of the size, of a string of less than 256 bytes
 _SHORT_STRING: Final = b"S\x00\x00\x00"
 #: value in `_WIDTHS` for octets that are not the letter of a type
@@ -128,22 +129,6 @@ _WIDTHS: Final = [VALUE_SIZES.get(letter, _UNKNOWN) for letter in range(256)]
 
 def _four_octets(number: int) -> bytes:
     return _FOUR_OCTETS[number] if number < 1024 else number.to_bytes(4, "big")
-
-
-def _whole_body_end(data: bytes, body_at: i64, body_size: int, largest: int, channel: Channel) -> i64:
-    """Return the offset after a body that is one complete frame; 0 otherwise."""
-    if not body_size:
-        return body_at
-    after: i64 = body_at + body_size + OVERHEAD
-    if after > len(data) or body_size > largest or data[after - 1] != FRAME_END:
-        return 0
-    if body_size < 0x10000:
-        same = data[body_at : body_at + 5] == channel.short_body and (
-            body_size == (data[body_at + 5] << 8) | data[body_at + 6]
-        )
-        return after if same else 0
-    head = channel.short_body[:3] + body_size.to_bytes(4, "big")
-    return after if data[body_at : body_at + _FRAME_HEAD_BYTES] == head else 0
 
 
 class PublishPass:
@@ -313,12 +298,11 @@ class PublishPass:
                 key_at: i64 = at + 14 + data[at + 13]
                 flags_at: i64 = key_at + 1 + data[key_at] if key_at < stop else 0
                 if flags_at + 2 == stop:
-                    body_at: i64 = self._header_end(data, stop, channel)
-                    if body_at > end:
+                    after: i64 = self._publish(data, at, key_at, flags_at, channel, False)
+                    if after > end:
                         break  # the rest of the header frame has not arrived yet
-                    if body_at:
-                        self._after_fault = body_at
-                        at = self._publish(data, at, key_at, flags_at, body_at, channel, False)
+                    if after:
+                        at = after
                         continue
 
             # Basic.Ack, Reject and Nack, which consumers send for each message, have a fixed length and are copied.
@@ -368,85 +352,82 @@ class PublishPass:
         if kind == HEADER and channel is not None and (channel.state is OPEN or channel.state is OPENING):
             content = channel.content
             if content is not None and content.publish is not None and content.remaining == HEADER_TO_COME:
-                method = content.publish.frame
-                joined = method + frame
-                if self._relaying and self._header_end(joined, len(method), channel) == len(joined):
-                    # Frames of other channels separated these two frames. In `joined`, they are adjacent.
+                if self._relaying:
+                    # Frames of other channels separated the method frame from this header frame.
                     channel.content = None
-                    self._take_joined(method, frame, channel, waited=False)
-                    return False
+                    if self._take_joined(content.publish.frame, frame, channel, waited=False):
+                        return False
+                    channel.content = content
         return self._frames.take(kind, number, frame)
 
-    def _take_joined(self, method: bytes, header: bytes, channel: Channel, *, waited: bool) -> None:
-        """Process a publish that has waited, or whose method and header frames were not adjacent."""
+    def _take_joined(self, method: bytes, header: bytes, channel: Channel, *, waited: bool) -> bool:
+        """Process a publish that has waited, or whose method and header frames were not adjacent.
+
+        Returns:
+            False if the header frame is not valid. In this case, nothing has happened.
+        """
         outer, self._start = self._start, 0
         joined = method + header
         key_at = 14 + method[13]
         try:
-            at = self._publish(joined, 0, key_at, key_at + 1 + method[key_at], len(joined), channel, waited)
+            at = self._publish(joined, 0, key_at, key_at + 1 + method[key_at], channel, waited)
         except ProtocolError as error:
             self._connection.fail(error)
-            at = 0
+            self._start = at = len(joined)
         if self._start < at:
             self._upstream.append(joined[self._start :])
         self._start = outer
-
-    def _header_end(self, data: bytes, header_at: i64, channel: Channel) -> i64:
-        """Find the end of the content header frame that follows a publish's method frame.
-
-        Args:
-            data: a read buffer.
-            header_at: offset after the method frame.
-            channel: the channel of the method frame.
-
-        Returns:
-            The offset after the header frame, which is beyond the buffer if that frame is incomplete; 0 if a different
-            frame follows.
-        """
-        end: i64 = len(data)
-        short = channel.short_header
-        if end - header_at >= _FRAME_HEAD_BYTES:
-            if data[header_at : header_at + 5] == short:
-                size: i64 = (data[header_at + 5] << 8) | data[header_at + 6]
-            elif data[header_at : header_at + 3] == short[:3]:
-                size = U32.unpack_from(data, header_at + 3)[0]
-            else:
-                return 0
-            if size < _LEAST_HEADER or size > self._largest:
-                return 0
-            body_at = header_at + size + OVERHEAD
-            if body_at > end:
-                return body_at
-            if data[body_at - 1] != FRAME_END or data[header_at + 8] != BASIC or data[header_at + 7]:
-                return 0
-            return body_at
-        # The few remaining bytes may be the beginning of the header frame.
-        return end + 1 if short.startswith(data[header_at : header_at + 3]) else 0
+        return at > 0
 
     def _publish(  # noqa: C901 -- the publish path is one pass, see the module
-        self, data: bytes, at: i64, key_at: i64, flags_at: i64, body_at: i64, channel: Channel, waited: bool
+        self, data: bytes, at: i64, key_at: i64, flags_at: i64, channel: Channel, waited: bool
     ) -> i64:
-        """Process a publish with complete method and header frames; return the offset of the frame after it.
+        """Process a publish whose method frame is complete.
 
         Args:
             data: a read buffer.
             at: offset of the method frame.
             key_at: offset of the length of the routing key.
             flags_at: offset of the method's flags, which are the last byte of the payload.
-            body_at: offset after the header frame.
             channel: the open channel.
             waited: whether the publish has already waited for its destinations.
+
+        Returns:
+            The offset after the last processed frame, which is the header or the body. If the header frame is
+            incomplete, an offset beyond the buffer; if a different or invalid frame follows, 0. In both cases, nothing
+            has happened.
 
         Raises:
             ProtocolError: an error that closes the connection.
         """
         connection = self._connection
-        header_at = flags_at + 2
-        exchange = data[at + 14 : key_at]
-        if data[header_at + 11 : header_at + 17] == _SIX_ZEROS:
-            body_size: int = (data[header_at + 17] << 8) | data[header_at + 18]
+        end: i64 = len(data)
+        header_at: i64 = flags_at + 2
+        short = channel.short_header
+        if end - header_at < _FRAME_HEAD_BYTES:
+            # The few remaining bytes may be the beginning of the header frame.
+            return end + 1 if short.startswith(data[header_at : header_at + 3]) else 0
+        if data[header_at : header_at + 5] == short:
+            header_size: i64 = (data[header_at + 5] << 8) | data[header_at + 6]
+        elif data[header_at : header_at + 3] == short[:3]:
+            header_size = U32.unpack_from(data, header_at + 3)[0]
         else:
+            return 0
+        if header_size < _LEAST_HEADER or header_size > self._largest:
+            return 0
+        body_at: i64 = header_at + header_size + OVERHEAD
+        if body_at > end:
+            return body_at
+        if data[body_at - 1] != FRAME_END:
+            return 0
+        if data[header_at + 7 : header_at + 17] == _BASIC_SHORT_BODY:
+            body_size: int = (data[header_at + 17] << 8) | data[header_at + 18]
+        elif data[header_at + 7 : header_at + 9] == _BASIC_CLASS:
             body_size = U64.unpack_from(data, header_at + 11)[0]
+        else:
+            return 0
+        self._after_fault = body_at
+        exchange = data[at + 14 : key_at]
         took_us = _KNOWN
         try:
             if data[key_at + 1] == _RESERVED_FIRST:
@@ -674,9 +655,16 @@ class PublishPass:
             confirms.ledger.add(confirms.published, 1)
         if self._sampling and channel.mode is CONFIRM and confirms.sample is None:
             confirms.sample = (confirms.published, self._connection.traffic.now)
-        after = _whole_body_end(data, body_at, body_size, self._largest, channel)
-        if after:
-            return after
+        if not body_size:
+            return body_at
+        after: i64 = body_at + body_size + OVERHEAD
+        if body_size <= self._largest and after <= len(data) and data[after - 1] == FRAME_END:
+            short = channel.short_body
+            if data[body_at : body_at + 5] == short:
+                if body_size == (data[body_at + 5] << 8) | data[body_at + 6]:
+                    return after
+            elif data[body_at : body_at + _FRAME_HEAD_BYTES] == short[:3] + body_size.to_bytes(4, "big"):
+                return after
         channel.content = ContentUnderWay(None, body_size)
         return body_at
 
@@ -710,11 +698,12 @@ class PublishPass:
         self._start = body_at
         if out.remote_alone is not None:
             body_size: int = U64.unpack_from(header, 11)[0]
-            after = _whole_body_end(data, body_at, body_size, self._largest, channel)
-            if after:
-                body = data[body_at + _FRAME_HEAD_BYTES : after - 1] if body_size else b""
+            body = data[body_at + _FRAME_HEAD_BYTES : body_at + _FRAME_HEAD_BYTES + body_size]
+            body_frame = frame(BODY, channel.number, body) if body_size else b""
+            # Is the body one complete frame?
+            if len(body) == body_size <= self._largest and data.startswith(body_frame, body_at):
                 if self._publishes.leave_for_remote(publish, header, body, plan, out, took_us):
-                    self._start = after
-                    return after
+                    self._start = body_at + len(body_frame)
+                    return self._start
         self._publishes.leave(publish, header, plan, out, took_us, waited=waited)
         return body_at
