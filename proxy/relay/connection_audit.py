@@ -211,42 +211,40 @@ class ConnectionAudit:
         """Return the fields that all lines for a channel have in common."""
         return self._journal.origin(self._conn, self._user, self._vhost, channel)
 
-    def header_facts(self, data: bytes, start: int, stop: int) -> tuple[bytes | None, str]:
-        """Return the facts of the content header frame `data[start:stop]`, see `facts`."""
-        flags = (data[start + 19] << 8) | data[start + 20]
-        at = start + 21
+    def header_facts(self, header: bytes) -> tuple[bytes | None, str]:
+        """Return the facts of a content header frame whose table has not been located, see `facts`."""
+        flags = (header[19] << 8) | header[20]
+        at = 21
         try:
             if flags & CONTENT_TYPE:
-                at += 1 + data[at]
+                at += 1 + header[at]
             if flags & CONTENT_ENCODING:
-                at += 1 + data[at]
+                at += 1 + header[at]
             entries_at = at
             if flags & HEADERS:
                 entries_at = at + 4
-                at = entries_at + ((data[at] << 24) | (data[at + 1] << 16) | (data[at + 2] << 8) | data[at + 3])
+                at = entries_at + ((header[at] << 24) | (header[at + 1] << 16) | (header[at + 2] << 8) | header[at + 3])
         except IndexError:  # malformed: the broker will reject it
             return None, "{}"
-        return self.facts(data, start, entries_at, at, stop)
+        return self.facts(header, entries_at, at)
 
-    def facts(self, data: bytes, start: int, entries_at: int, at: int, stop: int) -> tuple[bytes | None, str]:
+    def facts(self, header: bytes, entries_at: int, at: int) -> tuple[bytes | None, str]:
         """Read the message id (None if there is none) and the allow-listed headers from a content header frame.
 
         Args:
-            data: bytes that contain the frame.
-            start: offset of the frame.
+            header: the whole frame.
             entries_at: offset of the first entry of the header table.
             at: offset after the header table, or where the table would begin.
-            stop: offset after the frame.
         """
         headers = "{}"
         names = self._names
-        has_id = data[start + 20] & _MESSAGE_ID
+        has_id = header[20] & _MESSAGE_ID
         if not has_id and not names:
             return None, headers
-        flags = data[start + 19]
+        flags = header[19]
         try:
-            if names and flags & _HEADERS and at < stop:
-                headers = self._journal.headers(pick(data, entries_at, at, names))
+            if names and flags & _HEADERS and at < len(header):
+                headers = self._journal.headers(pick(header, entries_at, at, names))
             if not has_id:
                 return None, headers
             if flags & _DELIVERY_MODE:
@@ -254,14 +252,14 @@ class ConnectionAudit:
             if flags & _BETWEEN:
                 if flags & 0x08:  # priority
                     at += 1
-                if flags & 0x04 and at < stop:  # correlation id
-                    at += 1 + data[at]
-                if flags & 0x02 and at < stop:  # reply-to
-                    at += 1 + data[at]
-                if flags & 0x01 and at < stop:  # expiration
-                    at += 1 + data[at]
-            after = at + 1 + data[at]
-            return (data[at + 1 : after] if after < stop else None), headers
+                if flags & 0x04 and at < len(header):  # correlation id
+                    at += 1 + header[at]
+                if flags & 0x02 and at < len(header):  # reply-to
+                    at += 1 + header[at]
+                if flags & 0x01 and at < len(header):  # expiration
+                    at += 1 + header[at]
+            after = at + 1 + header[at]
+            return (header[at + 1 : after] if after < len(header) else None), headers
         except (IndexError, ProtocolError):  # malformed: the broker will reject it
             return None, "{}"
 

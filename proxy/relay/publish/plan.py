@@ -363,19 +363,19 @@ class Plan:
         self._limit_entries: Final = EXCHANGE_ENTRIES if source is None else ADDRESS_ENTRIES
         self._limit_bytes: Final = EXCHANGE_BYTES if source is None else ADDRESS_BYTES
 
-    def other_facts(self, data: bytes, start: int, stop: int) -> object:
-        """Return the facts, other than headers and routing key, from the content header frame `data[start:stop]`.
+    def other_facts(self, header: bytes) -> object:
+        """Return the facts, other than headers and routing key, from a whole content header frame.
 
         Raises:
             ProtocolError: the properties are malformed (502).
         """
         parts: list[object] = []
         if self._properties:
-            flags: int = U16.unpack_from(data, start + _FLAGS_AT)[0]
-            properties = decode_properties(data, start + _FLAGS_AT + 2, stop - 1, flags, self._properties)
+            flags: int = U16.unpack_from(header, _FLAGS_AT)[0]
+            properties = decode_properties(header, _FLAGS_AT + 2, len(header) - 1, flags, self._properties)
             parts += sorted(properties.items())
         if self._sizes:
-            parts.append(bisect_right(self._sizes, U64.unpack_from(data, start + 11)[0]))
+            parts.append(bisect_right(self._sizes, U64.unpack_from(header, 11)[0]))
         plans = self._plans
         if self._clock:
             parts.append(int(plans.sources.wall()))

@@ -178,7 +178,7 @@ class PublishFrames:
         audit = self._connection.audit
         if audit is not None and out.record is not None:
             address = (publish.exchange, publish.routing_key)
-            facts = audit.header_facts(header, 0, len(header))
+            facts = audit.header_facts(header)
             audit.publish(channel, out.record, *address, publish.mandatory, facts, body_size, took_us)
         plans = self._connection.plans
         if plans.failures is not None and plans.failures.watched:

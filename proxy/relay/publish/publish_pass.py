@@ -5,13 +5,15 @@ Input
     incomplete frame waits in `_rest` for the next read. A frame consists of type (1 byte), channel (2), size (4),
     payload, 206. A publish consists of three kinds of frames on one channel: a method frame with exchange, routing key
     and flags; a content header frame with body size, property flags and properties, which include the header table; and
-    body frames. All offsets below are offsets into the read buffer:
+    body frames. `at`, `header_at` and `body_at` are offsets into the read buffer. All other offsets are offsets into a
+    copy of the method frame or the header frame:
 
         at                                                header_at                                      body_at
         |                                                 |                                              |
         | 1 channel size 60 40 0 | exchange | key | flags 206 | 2 channel size 60 0 body-size flags ... 206 | 3 ...
-                         at+13 --^          ^     ^             header_at+11 --^          ^      ^      ^
-                                       key_at     flags_at           header_at+19 = flags-+  table_at   table_end
+        |- method -------------------------------------------|- header -----------------------------------|
+                         13 --^          ^                             11 --^          ^      ^      ^
+                                       key_at                                   19 --+  table_at   table_end
 
 Processing
     A frame that stays unchanged extends the run `start:at`, which is copied as one slice. The header table of a publish
@@ -286,19 +288,18 @@ class PublishPass:
                     at = stop
                     continue
 
-            method = data[at + 7 : at + 11] if kind == METHOD else b""
+            method = data[at:stop] if kind == METHOD else b""
             if (
-                method == _BASIC_PUBLISH
+                method[7:11] == _BASIC_PUBLISH
                 and size >= _LEAST_METHOD
                 and self._relaying
                 and channel is not None
                 and channel.content is None
                 and (channel.state is OPEN or channel.state is OPENING)
             ):
-                key_at: i64 = at + 14 + data[at + 13]
-                flags_at: i64 = key_at + 1 + data[key_at] if key_at < stop else 0
-                if flags_at + 2 == stop:
-                    after: i64 = self._publish(data, at, key_at, flags_at, channel, False)
+                key_at: i64 = 14 + method[13]
+                if key_at < size + 7 and key_at + method[key_at] == size + 5:
+                    after: i64 = self._publish(data, at, method, key_at, channel, False)
                     if after > end:
                         break  # the rest of the header frame has not arrived yet
                     if after:
@@ -308,7 +309,7 @@ class PublishPass:
             # Basic.Ack, Reject and Nack, which consumers send for each message, have a fixed length and are copied.
             if (
                 size == _ACK_BYTES
-                and method in _SETTLING
+                and method[7:11] in _SETTLING
                 and self._relaying
                 and channel is not None
                 and channel.content is None
@@ -368,9 +369,8 @@ class PublishPass:
         """
         outer, self._start = self._start, 0
         joined = method + header
-        key_at = 14 + method[13]
         try:
-            at = self._publish(joined, 0, key_at, key_at + 1 + method[key_at], channel, waited)
+            at = self._publish(joined, 0, method, 14 + method[13], channel, waited)
         except ProtocolError as error:
             self._connection.fail(error)
             self._start = at = len(joined)
@@ -380,15 +380,15 @@ class PublishPass:
         return at > 0
 
     def _publish(  # noqa: C901 -- the publish path is one pass, see the module
-        self, data: bytes, at: i64, key_at: i64, flags_at: i64, channel: Channel, waited: bool
+        self, data: bytes, at: i64, method: bytes, key_at: i64, channel: Channel, waited: bool
     ) -> i64:
         """Process a publish whose method frame is complete.
 
         Args:
             data: a read buffer.
             at: offset of the method frame.
-            key_at: offset of the length of the routing key.
-            flags_at: offset of the method's flags, which are the last byte of the payload.
+            method: the method frame, which ends with the method's flags and the frame-end octet.
+            key_at: offset of the length of the routing key in `method`.
             channel: the open channel.
             waited: whether the publish has already waited for its destinations.
 
@@ -402,15 +402,16 @@ class PublishPass:
         """
         connection = self._connection
         end: i64 = len(data)
-        header_at: i64 = flags_at + 2
+        header_at: i64 = at + len(method)
+        start = data[header_at : header_at + _FRAME_HEAD_BYTES]
         short = channel.short_header
-        if end - header_at < _FRAME_HEAD_BYTES:
+        if len(start) < _FRAME_HEAD_BYTES:
             # The few remaining bytes may be the beginning of the header frame.
-            return end + 1 if short.startswith(data[header_at : header_at + 3]) else 0
-        if data[header_at : header_at + 5] == short:
-            header_size: i64 = (data[header_at + 5] << 8) | data[header_at + 6]
-        elif data[header_at : header_at + 3] == short[:3]:
-            header_size = U32.unpack_from(data, header_at + 3)[0]
+            return end + 1 if short.startswith(start[:3]) else 0
+        if start[:5] == short:
+            header_size: i64 = (start[5] << 8) | start[6]
+        elif start[:3] == short[:3]:
+            header_size = U32.unpack_from(start, 3)[0]
         else:
             return 0
         if header_size < _LEAST_HEADER or header_size > self._largest:
@@ -418,47 +419,48 @@ class PublishPass:
         body_at: i64 = header_at + header_size + OVERHEAD
         if body_at > end:
             return body_at
-        if data[body_at - 1] != FRAME_END:
+        header = data[header_at:body_at]
+        last: i64 = header_size + 7
+        if header[last] != FRAME_END:
             return 0
-        if data[header_at + 7 : header_at + 17] == _BASIC_SHORT_BODY:
-            body_size: int = (data[header_at + 17] << 8) | data[header_at + 18]
-        elif data[header_at + 7 : header_at + 9] == _BASIC_CLASS:
-            body_size = U64.unpack_from(data, header_at + 11)[0]
+        if header[7:17] == _BASIC_SHORT_BODY:
+            body_size: int = (header[17] << 8) | header[18]
+        elif header[7:9] == _BASIC_CLASS:
+            body_size = U64.unpack_from(header, 11)[0]
         else:
             return 0
         self._after_fault = body_at
-        exchange = data[at + 14 : key_at]
+        exchange = method[14:key_at]
         took_us = _KNOWN
         try:
-            if data[key_at + 1] == _RESERVED_FIRST:
-                refuse_reserved(data[key_at + 1 : flags_at], b"")
+            if method[key_at + 1] == _RESERVED_FIRST:
+                refuse_reserved(method[key_at + 1 : -2], b"")
             if 0 < self._message_bytes < body_size:
                 self._publishes.refuse_size(body_size)
 
             plan = self._known.get(exchange)
             if plan is None and (exchange in self._exchanges or not self._passes_unknown):
-                plan = self._plans.find(exchange, data[key_at + 1 : flags_at])
+                plan = self._plans.find(exchange, method[key_at + 1 : -2])
 
             if plan is None:
-                return self._pass(data, key_at, flags_at, body_at, exchange, body_size, channel)
+                return self._pass(data, body_at, method, key_at, header, body_size, channel)
 
             # The header table follows content type and content encoding. `last` is the offset of the frame-end octet.
             # If this octet is misread as a length, the resulting offset is also beyond the frame.
-            last = body_at - 1
-            flags = data[header_at + 19]
-            table_at: i64 = header_at + 21
+            flags = header[19]
+            table_at: i64 = 21
             if flags & _CONTENT_TYPE_BIT:
-                table_at += 1 + data[table_at]
+                table_at += 1 + header[table_at]
             if flags & _CONTENT_ENCODING_BIT and table_at <= last:
-                table_at += 1 + data[table_at]
+                table_at += 1 + header[table_at]
             entries_at: i64 = table_at
             table_end: i64 = table_at
             if flags & _HEADERS_BIT:
                 entries_at = table_at + 4
                 if entries_at <= last:
-                    table_end = entries_at + ((data[table_at + 2] << 8) | data[table_at + 3])
-                    if data[table_at] or data[table_at + 1]:
-                        table_end += (data[table_at] << 24) | (data[table_at + 1] << 16)
+                    table_end = entries_at + ((header[table_at + 2] << 8) | header[table_at + 3])
+                    if header[table_at] or header[table_at + 1]:
+                        table_end += (header[table_at] << 24) | (header[table_at + 1] << 16)
             if entries_at > last or table_end > last:
                 text = "the header table extends past the end of its frame"
                 raise ProtocolError(502, text, Scope.CONNECTION, *PUBLISH)
@@ -472,12 +474,12 @@ class PublishPass:
             entry_at: i64 = entries_at
             last_string = table_end - 5
             while entry_at < table_end:
-                name_size: i64 = data[entry_at]
+                name_size: i64 = header[entry_at]
                 value_at = entry_at + 1 + name_size
-                if value_at <= last_string and data[value_at : value_at + 4] == _SHORT_STRING:
-                    entry_end = value_at + 5 + data[value_at + 4]
+                if value_at <= last_string and header[value_at : value_at + 4] == _SHORT_STRING:
+                    entry_end = value_at + 5 + header[value_at + 4]
                 else:
-                    width = _WIDTHS[data[value_at]] if value_at < table_end else _UNKNOWN
+                    width = _WIDTHS[header[value_at]] if value_at < table_end else _UNKNOWN
                     if width == _UNKNOWN:
                         break
                     if width:
@@ -487,41 +489,41 @@ class PublishPass:
                             value_at
                             + 5
                             + (
-                                (data[value_at + 1] << 24)
-                                | (data[value_at + 2] << 16)
-                                | (data[value_at + 3] << 8)
-                                | data[value_at + 4]
+                                (header[value_at + 1] << 24)
+                                | (header[value_at + 2] << 16)
+                                | (header[value_at + 3] << 8)
+                                | header[value_at + 4]
                             )
                         )
                     else:
                         break
                 if name_sizes[name_size]:
-                    meaning = mentioned.get(data[entry_at:value_at], 0)
+                    meaning = mentioned.get(header[entry_at:value_at], 0)
                     if meaning:
                         meanings |= meaning
                         if meaning & FACT:
-                            collected += data[entry_at:entry_end]
+                            collected += header[entry_at:entry_end]
                 entry_at = entry_end
             if entry_at != table_end:
                 raise ProtocolError(502, "malformed field table", Scope.CONNECTION, *PUBLISH)
             if plan.whole_table:
-                collected = data[entries_at:table_end]
+                collected = header[entries_at:table_end]
 
             if meanings & (CUT_CC | CUT_BCC):
                 names = CC_BCC if plan.bcc_stays else CC_ONLY
-                refuse_reserved(data[key_at + 1 : flags_at], data[entries_at:table_end], names)
+                refuse_reserved(method[key_at + 1 : -2], header[entries_at:table_end], names)
             out = plan.fixed
             if out is None:
                 # The facts are the key, preceded by its length, and then whole entries. Only messages with the same key
                 # and entries have the same bytes.
                 facts: object = collected
                 if plan.keyed and plan.routing_key is None:
-                    facts = data[key_at:flags_at] + collected
+                    facts = method[key_at:-2] + collected
                 if not plan.plain:
-                    facts = (facts, plan.other_facts(data, header_at, body_at))
+                    facts = (facts, plan.other_facts(header))
                 out = plan.decisions.get(facts)
                 if out is None:
-                    out, took_us = plan.decide(facts, data[key_at + 1 : flags_at], collected, data[header_at:body_at])
+                    out, took_us = plan.decide(facts, method[key_at + 1 : -2], collected, header)
                     self._spent = bool(out.decision.spent_budgets)
                 else:
                     self._hits += 1
@@ -529,24 +531,24 @@ class PublishPass:
             elif plan.reserved:
                 refuse_reserved(RESERVED_PREFIX, b"")
             if out.untouched and meanings & (CUT_CC | CUT_BCC | CUT_OURS):
-                refuse_reserved(data[key_at + 1 : flags_at], data[entries_at:table_end], CC_BCC)
-                refuse_forged(self._plans.state, data[entries_at:table_end])
+                refuse_reserved(method[key_at + 1 : -2], header[entries_at:table_end], CC_BCC)
+                refuse_forged(self._plans.state, header[entries_at:table_end])
 
             if not out.leaves_at_once:
-                return self._leave(plan, out, took_us, data, at, flags_at, body_at, channel, waited)
+                return self._leave(plan, out, took_us, data, at, body_at, method, header, channel, waited)
             added = kept = b""
             table_bytes = 0
             rewritten = False
-            header_bytes: int = body_at - header_at - OVERHEAD
+            header_bytes: int = header_size
             if not out.untouched:
                 # The producer's own entries that are kept, and the inserted entries.
-                kept = data[entries_at:table_end]
+                kept = header[entries_at:table_end]
                 if meanings & out.cuts:
-                    kept = table_entries(kept, out.copies[0], out.address_of(data[key_at + 1 : flags_at]))
+                    kept = table_entries(kept, out.copies[0], out.address_of(method[key_at + 1 : -2]))
                     rewritten = True
                 else:
                     fixed = out.fixed_entries
-                    added = out.entries(data[key_at + 1 : flags_at]) if fixed is None else fixed
+                    added = out.entries(method[key_at + 1 : -2]) if fixed is None else fixed
                     if added or out.address:
                         rewritten = True
                 table_bytes = len(kept) + len(added)
@@ -554,14 +556,13 @@ class PublishPass:
                 if not flags & _HEADERS_BIT:
                     header_bytes += 4
                 if rewritten and header_bytes > self._upstream_largest:
-                    return self._leave(plan, out, took_us, data, at, flags_at, body_at, channel, waited)
+                    return self._leave(plan, out, took_us, data, at, body_at, method, header, channel, waited)
         except ProtocolError as error:
             if self._start < at:
                 self._upstream.append(data[self._start : at])
             self._start = body_at
-            header = data[header_at:body_at]
             user = connection.terms.user
-            publication = (exchange, data[key_at + 1 : flags_at])
+            publication = (exchange, method[key_at + 1 : -2])
             self._plans.fail(user, channel.number, "rejected", str(error), publication, header)
             if error.scope is Scope.CONNECTION:
                 raise
@@ -569,66 +570,53 @@ class PublishPass:
             return body_at
 
         if plan.tap is not None:
-            plan.observe(plan.tap, exchange, data[key_at + 1 : flags_at], data[header_at:body_at], out)
+            plan.observe(plan.tap, exchange, method[key_at + 1 : -2], header, out)
         count = out.count
         count.publishes += 1
         count.body_bytes += body_size
         after = self._body_end(data, body_at, body_size, channel)
         audit = self._audit
         if audit is not None and out.record is not None:
-            told = audit.facts(data, header_at, entries_at, table_end, body_at)
-            routing_key = data[key_at + 1 : flags_at]
-            audit.publish(channel, out.record, exchange, routing_key, data[flags_at] & 1, told, body_size, took_us)
+            told = audit.facts(header, entries_at, table_end)
+            routing_key = method[key_at + 1 : -2]
+            audit.publish(channel, out.record, exchange, routing_key, method[-2] & 1, told, body_size, took_us)
         if rewritten:
             # The publish is sent as slices of the input around the new parts. The last slice, which begins at the end
             # of the table, starts the next run `start:at`.
             upstream = self._upstream
             if out.address:
-                address = out.address + (out.key_field or data[key_at:flags_at])
+                address = out.address + (out.key_field or method[key_at:-2])
                 upstream.append(data[self._start : at + 3])
                 upstream.append(_four_octets(len(address) + 7))
-                upstream.append(data[at + 7 : at + 13])
+                upstream.append(method[7:13])
                 upstream.append(address)
-                self._start = flags_at
+                self._start = header_at - 2
             upstream.append(data[self._start : header_at + 3])
             upstream.append(_FOUR_OCTETS[header_bytes] if header_bytes < 1024 else header_bytes.to_bytes(4, "big"))
             if flags & _HEADERS_BIT:
-                upstream.append(data[header_at + 7 : table_at])
+                upstream.append(header[7:table_at])
             else:
-                upstream.append(data[header_at + 7 : header_at + 19])
-                upstream.append(bytes((flags | _HEADERS_BIT, data[header_at + 20])))
-                upstream.append(data[header_at + 21 : table_at])
+                upstream.append(header[7:19])
+                upstream.append(bytes((flags | _HEADERS_BIT, header[20])))
+                upstream.append(header[21:table_at])
             upstream.append(_FOUR_OCTETS[table_bytes] if table_bytes < 1024 else table_bytes.to_bytes(4, "big"))
             upstream.append(kept)
             upstream.append(added)
-            self._start = table_end
+            self._start = header_at + table_end
         return after
 
     def _pass(
-        self,
-        data: bytes,
-        key_at: int,
-        flags_at: int,
-        body_at: int,
-        exchange: bytes,
-        body_size: int,
-        channel: Channel,
+        self, data: bytes, body_at: int, method: bytes, key_at: int, header: bytes, body_size: int, channel: Channel
     ) -> int:
         """Forward a publish to an exchange that is not evaluated here; return the offset of the frame after it.
 
         Raises:
             ProtocolError: CC, BCC or a header has a reserved value; 403 on the channel.
         """
-        header_at = flags_at + 2
-        routing_key = data[key_at + 1 : flags_at]
-        if data[header_at + 19] & _HEADERS_BIT and (
-            data.find(_CC_NAME, header_at, body_at) >= 0
-            or (self._restores and data.find(ADDRESS_HEADER, header_at, body_at) >= 0)
-        ):
-            flags = (data[header_at + 19] << 8) | data[header_at + 20]
-            span = table_span(data, header_at + 21, flags, body_at - 1)
-            entries = b"" if span is None else data[span[0] : span[1]]
-            refuse_reserved(routing_key, entries, CC_BCC)
+        if header[19] & _HEADERS_BIT and (_CC_NAME in header or (self._restores and ADDRESS_HEADER in header)):
+            span = table_span(header, 21, (header[19] << 8) | header[20], len(header) - 1)
+            entries = b"" if span is None else header[span[0] : span[1]]
+            refuse_reserved(method[key_at + 1 : -2], entries, CC_BCC)
             if self._restores:
                 refuse_forged(self._plans.state, entries)
         counters = self._plans.counters
@@ -637,10 +625,10 @@ class PublishPass:
         after = self._body_end(data, body_at, body_size, channel)
         audit = self._audit
         if audit is not None and not audit.ruled_only:
+            exchange, routing_key = method[14:key_at], method[key_at + 1 : -2]
             record = self._plans.passed_record(exchange)
-            mandatory = data[flags_at] & 1
-            told = audit.header_facts(data, header_at, body_at)
-            audit.publish(channel, record, exchange, routing_key, mandatory, told, body_size, _KNOWN)
+            told = audit.header_facts(header)
+            audit.publish(channel, record, exchange, routing_key, method[-2] & 1, told, body_size, _KNOWN)
         return after
 
     def _body_end(self, data: bytes, body_at: i64, body_size: int, channel: Channel) -> i64:
@@ -675,8 +663,9 @@ class PublishPass:
         took_us: float,
         data: bytes,
         at: int,
-        flags_at: int,
         body_at: int,
+        method: bytes,
+        header: bytes,
         channel: Channel,
         waited: bool,
     ) -> int:
@@ -690,11 +679,9 @@ class PublishPass:
         """
         if self._start < at:
             self._upstream.append(data[self._start : at])
-        header_at = flags_at + 2
-        key_at = at + 14 + data[at + 13]
-        exchange, routing_key = data[at + 14 : key_at], data[key_at + 1 : flags_at]
-        publish = PendingPublish(data[at:header_at], exchange, routing_key, channel, bool(data[flags_at] & 1))
-        header = data[header_at:body_at]
+        key_at = 14 + method[13]
+        exchange, routing_key = method[14:key_at], method[key_at + 1 : -2]
+        publish = PendingPublish(method, exchange, routing_key, channel, bool(method[-2] & 1))
         self._start = body_at
         if out.remote_alone is not None:
             body_size: int = U64.unpack_from(header, 11)[0]
