@@ -291,6 +291,7 @@ class Channel:
 
     __slots__ = (
         "audit",
+        "body_start",
         "confirms",
         "content",
         "held",
@@ -300,7 +301,6 @@ class Channel:
         "output",
         "remote_publishers",
         "replies",
-        "short_body",
         "short_header",
         "state",
     )
@@ -308,10 +308,10 @@ class Channel:
     def __init__(self, number: int, backlog: Backlog | None = None) -> None:
         backlog = backlog or Backlog()
         self.number = number
-        #: the first five octets of the channel's content header and body frames of less than 64 KiB: type, channel, and
-        #: the upper half of the size
+        #: the first five octets of a content header frame of less than 64 KiB (type, channel and the upper half of the
+        #: size), and the first three octets of a body frame
         self.short_header: Final = FRAME_HEAD.pack(HEADER, number, 0)[:5]
-        self.short_body: Final = FRAME_HEAD.pack(BODY, number, 0)[:5]
+        self.body_start: Final = FRAME_HEAD.pack(BODY, number, 0)[:3]
         self.state: ChannelState = CLOSED
         self.mode: ChannelMode = PLAIN
         self.content: ContentUnderWay | None = None

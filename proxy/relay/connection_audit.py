@@ -23,7 +23,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from proxy.amqp.properties import CONTENT_ENCODING, CONTENT_TYPE, HEADERS
+from proxy.amqp.frames import U16
+from proxy.amqp.properties import strings_end, table_span
 from proxy.amqp.tables import pick
 from proxy.errors import ProtocolError
 from proxy.relay.audit_sink import AuditSink, LineTemplate
@@ -35,9 +36,7 @@ from proxy.relay.channel_state import CONFIRM
 #: once, since the broker returns a message before confirming it.
 _MANDATORY: Final = 4096
 _MANDATORY_CONFIRMING: Final = 65536
-#: in the first octet of the property flags: header table; delivery mode; priority, correlation id, reply-to and
-#: expiration
-_HEADERS: Final = HEADERS >> 8
+#: in the first octet of the property flags: delivery mode; priority, correlation id, reply-to and expiration
 _DELIVERY_MODE: Final = 0x10
 _BETWEEN: Final = 0x0F
 #: in the second octet: message id
@@ -46,6 +45,50 @@ _MESSAGE_ID: Final = 0x80
 _LINES: Final = 256
 #: Approximate size in bytes of an entry for delayed confirms, without its frames.
 _ENTRY_BYTES: Final = 128
+
+
+def table_offsets(header: bytes) -> tuple[int, int]:
+    """Locate the header table in a content header frame.
+
+    Returns:
+        The offset of the first entry, and the offset after the table. If there is no table, both are the offset where
+        it would begin; if the frame is malformed, both are the end of the frame.
+    """
+    flags: int = U16.unpack_from(header, 19)[0]
+    try:
+        span = table_span(header, 21, flags, len(header) - 1)
+        if span is None:
+            at = strings_end(header, 21, flags, len(header) - 1)
+            return at, at
+    except ProtocolError:  # the broker will reject it
+        return len(header), len(header)
+    return span
+
+
+def _message_id(header: bytes, at: int) -> bytes | None:
+    """Return the message id; None if it extends past the frame.
+
+    Args:
+        header: the content header frame.
+        at: offset after the header table, or where the table would begin.
+
+    Raises:
+        IndexError: an earlier property extends past the frame.
+    """
+    flags = header[19]
+    if flags & _DELIVERY_MODE:
+        at += 1
+    if flags & _BETWEEN:
+        if flags & 0x08:  # priority
+            at += 1
+        if flags & 0x04:  # correlation id
+            at += 1 + header[at]
+        if flags & 0x02:  # reply-to
+            at += 1 + header[at]
+        if flags & 0x01:  # expiration
+            at += 1 + header[at]
+    end = at + 1 + header[at]
+    return header[at + 1 : end] if end < len(header) else None
 
 
 class AuditCommits(Protocol):
@@ -211,58 +254,6 @@ class ConnectionAudit:
         """Return the fields that all lines for a channel have in common."""
         return self._journal.origin(self._conn, self._user, self._vhost, channel)
 
-    def header_facts(self, header: bytes) -> tuple[bytes | None, str]:
-        """Return the facts of a content header frame whose table has not been located, see `facts`."""
-        flags = (header[19] << 8) | header[20]
-        at = 21
-        try:
-            if flags & CONTENT_TYPE:
-                at += 1 + header[at]
-            if flags & CONTENT_ENCODING:
-                at += 1 + header[at]
-            entries_at = at
-            if flags & HEADERS:
-                entries_at = at + 4
-                at = entries_at + ((header[at] << 24) | (header[at + 1] << 16) | (header[at + 2] << 8) | header[at + 3])
-        except IndexError:  # malformed: the broker will reject it
-            return None, "{}"
-        return self.facts(header, entries_at, at)
-
-    def facts(self, header: bytes, entries_at: int, at: int) -> tuple[bytes | None, str]:
-        """Read the message id (None if there is none) and the allow-listed headers from a content header frame.
-
-        Args:
-            header: the whole frame.
-            entries_at: offset of the first entry of the header table.
-            at: offset after the header table, or where the table would begin.
-        """
-        headers = "{}"
-        names = self._names
-        has_id = header[20] & _MESSAGE_ID
-        if not has_id and not names:
-            return None, headers
-        flags = header[19]
-        try:
-            if names and flags & _HEADERS and at < len(header):
-                headers = self._journal.headers(pick(header, entries_at, at, names))
-            if not has_id:
-                return None, headers
-            if flags & _DELIVERY_MODE:
-                at += 1
-            if flags & _BETWEEN:
-                if flags & 0x08:  # priority
-                    at += 1
-                if flags & 0x04 and at < len(header):  # correlation id
-                    at += 1 + header[at]
-                if flags & 0x02 and at < len(header):  # reply-to
-                    at += 1 + header[at]
-                if flags & 0x01 and at < len(header):  # expiration
-                    at += 1 + header[at]
-            after = at + 1 + header[at]
-            return (header[at + 1 : after] if after < len(header) else None), headers
-        except (IndexError, ProtocolError):  # malformed: the broker will reject it
-            return None, "{}"
-
     def publish(
         self,
         channel: Channel,
@@ -270,15 +261,29 @@ class ConnectionAudit:
         exchange: bytes,
         routing_key: bytes,
         mandatory: int,
-        facts: tuple[bytes | None, str],
+        header: bytes,
+        entries_at: int,
+        at: int,
         size: int,
         decide_us: float,
     ) -> None:
         """Render the line for a publish, which must be the last publish that its channel has counted.
 
         Args:
-            facts: message id and headers, from `facts`.
+            header: the content header frame.
+            entries_at: offset of the first entry of the header table.
+            at: offset after the header table, or where the table would begin.
         """
+        message_id: bytes | None = None
+        headers = "{}"
+        names = self._names
+        try:
+            if names and at > entries_at:
+                headers = self._journal.headers(pick(header, entries_at, at, names))
+            if header[20] & _MESSAGE_ID:
+                message_id = _message_id(header, at)
+        except (IndexError, ProtocolError):  # malformed: the broker will reject it
+            headers = "{}"
         trail = channel.audit
         if channel is not self._channel:
             if not trail.origin:
@@ -288,7 +293,7 @@ class ConnectionAudit:
         confirms = channel.confirms
         seq = confirms.before + confirms.published
         lines = self._lines
-        lines.append(template.line(self._begin, seq, routing_key, facts[0], size, facts[1], decide_us))
+        lines.append(template.line(self._begin, seq, routing_key, message_id, size, headers, decide_us))
         if self.delayed_confirms is not None:
             self.delayed_confirms.wrote(channel)
         if len(lines) >= _LINES:

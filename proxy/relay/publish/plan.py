@@ -341,8 +341,8 @@ class Plan:
         self.bcc_stays: Final = fixed is not None
         #: Whether the whole header table is a fact.
         self.whole_table: Final = interest.headers is None
-        #: Whether the routing key is a fact. The address table needs it if a destination is an exchange.
-        self.keyed: Final = interest.routing_key or plans.state.addresses is not None
+        #: Whether the message's routing key is a fact. The address table needs it if a destination is an exchange.
+        self.keyed: Final = routing_key is None and (interest.routing_key or plans.state.addresses is not None)
         #: Whether the headers and the routing key are the only facts.
         self.plain: Final = not (interest.properties or interest.body_sizes or interest.clock or interest.queues)
         #: by encoded name, why the pass collects or removes an entry: a sum of FACT, CUT_BCC, CUT_CC and CUT_OURS

@@ -17,6 +17,7 @@ from proxy.amqp.method_frames import Publish, read_method
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import HEADER_TO_COME, Channel, CollectedPublish, ContentUnderWay, PendingPublish
 from proxy.relay.channel_state import CONFIRM, TX, ChannelEvent
+from proxy.relay.connection_audit import table_offsets
 from proxy.relay.connection_state import BindDestinations, ConnectionState
 from proxy.relay.publish.outgoing import PUBLISH, Copy, Outgoing, copy_frames, refuse_reserved
 from proxy.relay.publish.plan import Plan
@@ -178,8 +179,10 @@ class PublishFrames:
         audit = self._connection.audit
         if audit is not None and out.record is not None:
             address = (publish.exchange, publish.routing_key)
-            facts = audit.header_facts(header)
-            audit.publish(channel, out.record, *address, publish.mandatory, facts, body_size, took_us)
+            entries_at, table_end = table_offsets(header)
+            audit.publish(
+                channel, out.record, *address, publish.mandatory, header, entries_at, table_end, body_size, took_us
+            )
         plans = self._connection.plans
         if plans.failures is not None and plans.failures.watched:
             reason = plan.unroutable(out)

@@ -8,12 +8,12 @@ Input
     body frames. `at`, `header_at` and `body_at` are offsets into the read buffer. All other offsets are offsets into a
     copy of the method frame or the header frame:
 
-        at                                                header_at                                      body_at
-        |                                                 |                                              |
+        at                                                    header_at                                     body_at
+        |                                                     |                                             |
         | 1 channel size 60 40 0 | exchange | key | flags 206 | 2 channel size 60 0 body-size flags ... 206 | 3 ...
-        |- method -------------------------------------------|- header -----------------------------------|
-                         13 --^          ^                             11 --^          ^      ^      ^
-                                       key_at                                   19 --+  table_at   table_end
+        |----------------------- method ----------------------|------------------- header ------------------|
+                                   ^          ^                                     ^         ^         ^
+                                   13         key_at                                11        19        last
 
 Processing
     A frame that stays unchanged extends the run `start:at`, which is copied as one slice. The header table of a publish
@@ -38,10 +38,12 @@ Assumptions
 Reading numbers
     In compiled code, reading a four-octet number octet by octet takes a tenth of the time of a call, and in interpreted
     code twice the time. In both, comparing several octets as one slice is cheap. Therefore, numbers are read inline,
-    and octets that rarely differ, such as the upper octets of a size, are compared first, as one slice.
+    and octets that rarely differ, such as the upper octets of a size, are compared first, as one slice. The method
+    frame and the header frame are copied, because offsets in a frame are usually small numbers, which exist already. In
+    interpreted code, each larger offset would be a new object.
 
-No object is created per frame, and nothing is cached per connection. The module is compiled with mypyc if there is a
-compiler, and runs unchanged without one.
+Apart from slices of the input, no object is created per frame, and nothing is cached per connection. The module is
+compiled with mypyc if there is a compiler, and runs unchanged without one.
 
 Source: AMQP 0-9-1 spec, 4.2.3 and 4.2.6; architecture, "The path of one publish".
 """
@@ -70,7 +72,7 @@ from proxy.amqp.tables import VALUE_SIZES
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import HEADER_TO_COME, Channel, ContentUnderWay, PendingPublish
 from proxy.relay.channel_state import CONFIRM, DECLARING, OPEN, OPENING, WAITING, ChannelEvent
-from proxy.relay.connection_audit import ConnectionAudit
+from proxy.relay.connection_audit import ConnectionAudit, table_offsets
 from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.declare.injected_methods import refuse_in_order
 from proxy.relay.original_address import ADDRESS_HEADER, refuse_forged
@@ -114,6 +116,9 @@ _RESERVED_FIRST: Final = 0x78
 _CONTENT_TYPE_BIT: Final = CONTENT_TYPE >> 8
 _CONTENT_ENCODING_BIT: Final = CONTENT_ENCODING >> 8
 _HEADERS_BIT: Final = HEADERS >> 8
+#: entries with further routing keys; all entries that may have to be removed
+_CUT_KEYS: Final = CUT_CC | CUT_BCC
+_CUT_ALL: Final = _CUT_KEYS | CUT_OURS
 #: value of `took_us` for a cached decision
 _KNOWN: Final = -1.0
 #: class Basic; the same with the weight, and the upper octets of the size of a body of less than 64 KiB
@@ -400,7 +405,6 @@ class PublishPass:
         Raises:
             ProtocolError: an error that closes the connection.
         """
-        connection = self._connection
         end: i64 = len(data)
         header_at: i64 = at + len(method)
         start = data[header_at : header_at + _FRAME_HEAD_BYTES]
@@ -472,12 +476,12 @@ class PublishPass:
             mentioned = plan.mentioned
             name_sizes = plan.name_sizes
             entry_at: i64 = entries_at
-            last_string = table_end - 5
             while entry_at < table_end:
                 name_size: i64 = header[entry_at]
                 value_at = entry_at + 1 + name_size
-                if value_at <= last_string and header[value_at : value_at + 4] == _SHORT_STRING:
-                    entry_end = value_at + 5 + header[value_at + 4]
+                size_at = value_at + 4
+                if header[value_at:size_at] == _SHORT_STRING:
+                    entry_end = size_at + 1 + header[size_at]
                 else:
                     width = _WIDTHS[header[value_at]] if value_at < table_end else _UNKNOWN
                     if width == _UNKNOWN:
@@ -509,7 +513,7 @@ class PublishPass:
             if plan.whole_table:
                 collected = header[entries_at:table_end]
 
-            if meanings & (CUT_CC | CUT_BCC):
+            if meanings & _CUT_KEYS:
                 names = CC_BCC if plan.bcc_stays else CC_ONLY
                 refuse_reserved(method[key_at + 1 : -2], header[entries_at:table_end], names)
             out = plan.fixed
@@ -517,7 +521,7 @@ class PublishPass:
                 # The facts are the key, preceded by its length, and then whole entries. Only messages with the same key
                 # and entries have the same bytes.
                 facts: object = collected
-                if plan.keyed and plan.routing_key is None:
+                if plan.keyed:
                     facts = method[key_at:-2] + collected
                 if not plan.plain:
                     facts = (facts, plan.other_facts(header))
@@ -530,7 +534,7 @@ class PublishPass:
                     plan.hits += 1
             elif plan.reserved:
                 refuse_reserved(RESERVED_PREFIX, b"")
-            if out.untouched and meanings & (CUT_CC | CUT_BCC | CUT_OURS):
+            if out.untouched and meanings & _CUT_ALL:
                 refuse_reserved(method[key_at + 1 : -2], header[entries_at:table_end], CC_BCC)
                 refuse_forged(self._plans.state, header[entries_at:table_end])
 
@@ -561,6 +565,7 @@ class PublishPass:
             if self._start < at:
                 self._upstream.append(data[self._start : at])
             self._start = body_at
+            connection = self._connection
             user = connection.terms.user
             publication = (exchange, method[key_at + 1 : -2])
             self._plans.fail(user, channel.number, "rejected", str(error), publication, header)
@@ -574,12 +579,14 @@ class PublishPass:
         count = out.count
         count.publishes += 1
         count.body_bytes += body_size
-        after = self._body_end(data, body_at, body_size, channel)
+        after = self._body_end(data, body_at, header, body_size, channel)
         audit = self._audit
         if audit is not None and out.record is not None:
-            told = audit.facts(header, entries_at, table_end)
             routing_key = method[key_at + 1 : -2]
-            audit.publish(channel, out.record, exchange, routing_key, method[-2] & 1, told, body_size, took_us)
+            mandatory = method[-2] & 1
+            audit.publish(
+                channel, out.record, exchange, routing_key, mandatory, header, entries_at, table_end, body_size, took_us
+            )
         if rewritten:
             # The publish is sent as slices of the input around the new parts. The last slice, which begins at the end
             # of the table, starts the next run `start:at`.
@@ -622,16 +629,19 @@ class PublishPass:
         counters = self._plans.counters
         counters.publishes_passed += 1
         counters.bytes_passed += body_size
-        after = self._body_end(data, body_at, body_size, channel)
+        after = self._body_end(data, body_at, header, body_size, channel)
         audit = self._audit
         if audit is not None and not audit.ruled_only:
             exchange, routing_key = method[14:key_at], method[key_at + 1 : -2]
             record = self._plans.passed_record(exchange)
-            told = audit.header_facts(header)
-            audit.publish(channel, record, exchange, routing_key, method[-2] & 1, told, body_size, _KNOWN)
+            mandatory = method[-2] & 1
+            entries_at, table_end = table_offsets(header)
+            audit.publish(
+                channel, record, exchange, routing_key, mandatory, header, entries_at, table_end, body_size, _KNOWN
+            )
         return after
 
-    def _body_end(self, data: bytes, body_at: i64, body_size: int, channel: Channel) -> i64:
+    def _body_end(self, data: bytes, body_at: i64, header: bytes, body_size: int, channel: Channel) -> i64:
         """Count a publish that results in a single upstream publish, and find where processing continues.
 
         Returns:
@@ -646,13 +656,14 @@ class PublishPass:
         if not body_size:
             return body_at
         after: i64 = body_at + body_size + OVERHEAD
-        if body_size <= self._largest and after <= len(data) and data[after - 1] == FRAME_END:
-            short = channel.short_body
-            if data[body_at : body_at + 5] == short:
-                if body_size == (data[body_at + 5] << 8) | data[body_at + 6]:
-                    return after
-            elif data[body_at : body_at + _FRAME_HEAD_BYTES] == short[:3] + body_size.to_bytes(4, "big"):
-                return after
+        if (
+            body_size <= self._largest
+            and after <= len(data)
+            # The size of a single body frame has the same octets as the lower half of the content header's body size.
+            and data[body_at : body_at + _FRAME_HEAD_BYTES] == channel.body_start + header[15:19]
+            and data[after - 1] == FRAME_END
+        ):
+            return after
         channel.content = ContentUnderWay(None, body_size)
         return body_at
 
