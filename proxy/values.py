@@ -66,3 +66,14 @@ def reserved_prefix(name: bytes) -> bytes:
         if name.startswith(prefix):
             return prefix
     return b""
+
+
+def shown(name: bytes) -> str:
+    """Format a name for logs and error texts."""
+    return name.decode(errors="replace")
+
+
+def describe(destination: Destination) -> str:
+    """Format a destination for logs and error texts, such as ``queue orders``."""
+    kind, name = destination
+    return f"{kind} {shown(name)}"

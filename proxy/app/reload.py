@@ -30,7 +30,7 @@ from proxy.rules.loader import LoadedRules, load_rules
 from proxy.rules.ruleset import VhostRules
 from proxy.rules.watch import FileWatch, lone_mounts
 from proxy.rules.wire import owned_exchange
-from proxy.values import Destination
+from proxy.values import Destination, describe
 
 _log = structlog.get_logger(__name__)
 
@@ -329,7 +329,7 @@ def _unreachable(state: VhostState) -> list[str]:
         }
         targets = (translation.here for translation in moved.found)
         missing |= {target for target in targets if target is not None and not _exists(state, target)}
-    return [f"{kind} {name.decode(errors='replace')}" for kind, name in sorted(missing)]
+    return [*map(describe, sorted(missing))]
 
 
 def _exists(state: VhostState, destination: Destination) -> bool:

@@ -20,7 +20,7 @@ from proxy.relay.declare.storage import kept_rows, signed_copy
 from proxy.relay.tokens import Secrets, Tokens
 from proxy.relay.vhost import StoredBinding, VhostState
 from proxy.routing.router import Router
-from proxy.values import Destination
+from proxy.values import Destination, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +49,10 @@ class UnsignedBinding:
         """Return the data to show to operators, without argument values."""
         (copy,) = self.stored.copies
         return {
-            "exchange": self.carrier.decode(errors="replace"),
+            "exchange": shown(self.carrier),
             "binding": str(self.info),
             "user": copy.client,
-            "arguments": [name.decode(errors="replace") for name, _ in self.stored.binding.arguments],
+            "arguments": [shown(name) for name, _ in self.stored.binding.arguments],
             "reason": why_unsigned(self.info) if self.secret is None else "signed with a previous secret",
         }
 

@@ -31,7 +31,7 @@ from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.garbage import without_collection
 from proxy.relay.declare.storage import KEPT, MARK, PIN, SIGNATURE, STORAGE, STORAGE_WORD
 from proxy.relay.tokens import UNKEYED, Tokens, is_keyed, token
-from proxy.values import Destination
+from proxy.values import Destination, describe, shown
 
 _MARK, _KEPT, _SIGNATURE, _PIN = MARK.decode(), KEPT.decode(), SIGNATURE.decode(), PIN.decode()
 _BLANK = re.compile(r"[ \t\r\n]*")
@@ -101,11 +101,10 @@ class BindingInfo(NamedTuple):
         return self.routing_key.startswith((STORAGE, STORAGE_WORD)) or (bool(self.kept) and self.under_token)
 
     def __str__(self) -> str:
-        name = self.destination.decode(errors="replace")
+        named = describe((self.destination_type, self.destination))
         if is_keyed(self.routing_key):  # the token of a destination is secret
-            return f"{self.destination_type} {name} with a token"
-        key = self.routing_key.decode(errors="replace")
-        return f"{self.destination_type} {name} with key {key!r}"
+            return f"{named} with a token"
+        return f"{named} with key {shown(self.routing_key)!r}"
 
 
 class Permissions(NamedTuple):

@@ -9,21 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-import structlog
-
 from proxy.addressing.targets import Remote
 from proxy.broker.connection import ControlConnection, ControlSettings
+from proxy.broker.reconcile.observer import log_missing
 from proxy.broker.reconcile.vhost_loop import VhostTopology
 from proxy.errors import UpstreamError
 from proxy.routing.destination_translation import StaticTranslation
-from proxy.values import EXCHANGE, QUEUE, Destination
+from proxy.values import EXCHANGE, QUEUE, Destination, describe
 
-#: Maximum number of names in one log line.
-_SHOWN = 20
 #: First and longest pause in seconds before a failed broker is queried again. The pause doubles after each failure.
 _PAUSE_SECONDS = (30.0, 600.0)
-
-log = structlog.get_logger(__name__)
 
 
 class RemoteObserver:
@@ -51,7 +46,7 @@ class RemoteObserver:
         for remote, destinations in wanted.items():
             lacking = await self._ask(state.name, remote, destinations)
             missing.update({(remote.label, destination): why for destination, why in lacking.items()})
-        _log(state.name, state.missing_remote, missing)
+        log_missing(state.name, state.missing_remote, missing, describe_remote)
         state.missing_remote = missing
 
     async def _ask(self, vhost: str, remote: Remote, destinations: Iterable[Destination]) -> dict[Destination, str]:
@@ -82,16 +77,6 @@ def destination_of(translation: StaticTranslation) -> Destination | None:
     return (EXCHANGE, exchange) if exchange else (QUEUE, key)
 
 
-def shown(label: str, destination: Destination) -> str:
-    kind, name = destination
-    return f"{kind} {name.decode(errors='replace')} on broker {label}"
-
-
-def _log(vhost: str, last: dict[tuple[str, Destination], str], missing: dict[tuple[str, Destination], str]) -> None:
-    gone, back = sorted(missing.keys() - last.keys()), sorted(last.keys() - missing.keys())
-    if gone:
-        names = [f"{shown(*item)}: {missing[item]}" for item in gone[:_SHOWN]]
-        log.warning("destinations missing", vhost=vhost, count=len(missing), destinations=names)
-    if back:
-        names = [shown(*item) for item in back[:_SHOWN]]
-        log.info("destinations found", vhost=vhost, missing=len(missing), destinations=names)
+def describe_remote(item: tuple[str, Destination]) -> str:
+    label, destination = item
+    return f"{describe(destination)} on broker {label}"

@@ -22,12 +22,12 @@ from proxy.broker.management_api import ManagementApi, VhostDiscovery
 from proxy.broker.reconcile.desired import WantedQueue
 from proxy.broker.reconcile.reconciler import Retired
 from proxy.broker.reconcile.vhost_loop import VhostTopology
-from proxy.broker.remote_observer import RemoteObserver, shown
+from proxy.broker.remote_observer import RemoteObserver, describe_remote
 from proxy.broker.task_supervisor import Supervisor
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.router import Router
-from proxy.values import Destination
+from proxy.values import Destination, describe, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,11 @@ def status_of(vhost: VhostTopology) -> VhostStatus:
         connected=vhost.connected,
         fault=vhost.health.fault,
         missing={
-            **{f"{kind} {_text(name)}": why for (kind, name), why in sorted(vhost.reconciler.missing.items())},
-            **{shown(*item): why for item, why in sorted(vhost.state.missing_remote.items())},
+            **{describe(destination): why for destination, why in sorted(vhost.reconciler.missing.items())},
+            **{describe_remote(item): why for item, why in sorted(vhost.state.missing_remote.items())},
         },
         foreign={
-            _text(carrier): [str(binding) for binding in bindings]
+            shown(carrier): [str(binding) for binding in bindings]
             for carrier, bindings in vhost.reconciler.observer.foreign.items()
         },
         conflicts=vhost.reconciler.conflicts,
@@ -87,21 +87,17 @@ def status_of(vhost: VhostTopology) -> VhostStatus:
         old_tokens=vhost.reconciler.observer.tokens(),
         bypasses=vhost.reconciler.observer.bypasses,
         unfit_carriers=[str(carrier) for carrier in vhost.reconciler.carrier_bindings if not carrier.fits],
-        unsigned={_text(name): texts for name, texts in sorted(vhost.reconciler.store.listings.unsigned.items())},
+        unsigned={shown(name): texts for name, texts in sorted(vhost.reconciler.store.listings.unsigned.items())},
         previous_secret={
-            _text(name): count for name, count in sorted(vhost.reconciler.store.listings.previous.items())
+            shown(name): count for name, count in sorted(vhost.reconciler.store.listings.previous.items())
         },
         declared={
-            _text(name): len(owned.clients)
+            shown(name): len(owned.clients)
             for name, owned in sorted(vhost.state.exchanges.items())
             if owned.declared is not None or owned.clients
         },
         refreshed_at=vhost.health.refreshed_at,
     )
-
-
-def _text(name: bytes) -> str:
-    return name.decode(errors="replace")
 
 
 #: Number of passes between two checks of other brokers.

@@ -12,6 +12,7 @@ from proxy.cli.cleanup import add_broker_arguments, control_of
 from proxy.cli.commands import add_repeatable
 from proxy.cli.console import DONE, NO, counted, print_json, print_line, read_settings
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
+from proxy.values import describe, shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -92,10 +93,10 @@ async def _finish(adoption: Adoption, vhost: str, options: argparse.Namespace) -
     lacking = await adoption.lacking_tokens(vhost)
     if lacking or options.dry_run:
         return not lacking, [
-            f"exchange {carrier.decode(errors='replace')}: {kind} {name.decode(errors='replace')} is bound only "
+            f"exchange {shown(carrier)}: {describe(destination)} is bound only "
             "with tokens from version 0.1 or a previous secret, so the transition is not finished: every sidecar must "
             "first run with the current secret"
-            for carrier, (kind, name) in lacking
+            for carrier, destination in lacking
         ]
     old = await adoption.retire_tokens(vhost)
     return True, [f"transition finished; running sidecars will remove {counted(old, 'binding')} with old tokens"]

@@ -13,7 +13,7 @@ from proxy.broker.reconcile.observed import ObservedState
 from proxy.broker.reconcile.observer import Observer, log_missing
 from proxy.relay.tokens import token
 from proxy.relay.vhost import Delivery, OwnedExchange
-from proxy.values import Destination
+from proxy.values import Destination, describe
 from tests.broker.world import Outside, exchanges, has, owned, queues, router, settings
 from tests.rabbitmq import Broker, quoted
 
@@ -217,7 +217,7 @@ async def test_without_the_management_api_nothing_is_observed(vhost: str) -> Non
 def test_many_missing_destinations_are_one_short_line() -> None:
     missing = dict.fromkeys(sorted(queues(*map(str, range(1000)))), "does not exist")
     with capture_logs() as events:
-        log_missing("/", (), missing)
+        log_missing("/", (), missing, describe)
     [event] = events
     assert event["count"] == 1000
     assert len(event["destinations"]) == 20

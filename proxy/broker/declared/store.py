@@ -58,7 +58,7 @@ from proxy.routing.bindings.binding import Binding
 from proxy.routing.exchange import Exchange
 from proxy.routing.filters import argument_faults
 from proxy.routing.router import Router
-from proxy.values import RESERVED_WORD, Destination, Table
+from proxy.values import RESERVED_WORD, Destination, Table, describe, shown
 
 
 def parse_kept(text: str) -> StoredArguments:
@@ -78,7 +78,7 @@ def exchange_from_listing(info: ExchangeInfo, local_time: tzinfo) -> tuple[Owned
     owned.form = topic_form(owned.alternate) if info.type == "topic" else TokenForm.DIRECT
     # The broker has checked permissions only for the alternate exchange in the carrier's own arguments.
     permitted = info.arguments.get(ALTERNATE.decode())
-    if (None if owned.alternate is None else owned.alternate.decode(errors="replace")) != permitted:
+    if (None if owned.alternate is None else shown(owned.alternate)) != permitted:
         raise ValueError(f"its stored alternate exchange differs from the one on the broker, {permitted!r}")
     return owned, exchange
 
@@ -335,7 +335,7 @@ class BindingListings:
             log.warning(
                 "bindings without a valid signature route only to their own destination",
                 vhost=self._state.name,
-                exchange=name.decode(errors="replace"),
+                exchange=shown(name),
                 count=len(unsigned),
                 bindings=fresh[:_SHOWN],
             )
@@ -541,7 +541,7 @@ class DeclarationStore:
         self._forget(name)
         self.state.remove_exchange(name)
         self.changes += 1
-        log.info("declared exchange was deleted", vhost=self.state.name, exchange=_text(name))
+        log.info("declared exchange was deleted", vhost=self.state.name, exchange=shown(name))
 
     def _found(self, before: ExchangesBefore, info: ExchangeInfo, *, believed: bool) -> None:
         name = info.name
@@ -584,7 +584,7 @@ class DeclarationStore:
         self._kept[info.name] = info.kept
         self.add_exchange(owned, exchange)
         self._warn_of_arguments(owned)
-        log.info("declared exchange found", vhost=self.state.name, exchange=_text(info.name))
+        log.info("declared exchange found", vhost=self.state.name, exchange=shown(info.name))
 
     def _warn_of_arguments(self, owned: OwnedExchange) -> None:
         """Log arguments that have no effect.
@@ -593,7 +593,7 @@ class DeclarationStore:
         """
         for fault in argument_faults(owned.arguments, (DELIVERY, CARRIER_TYPE)):
             if not fault.stray:
-                names = {"vhost": self.state.name, "exchange": _text(owned.name), "argument": _text(fault.name)}
+                names = {"vhost": self.state.name, "exchange": shown(owned.name), "argument": shown(fault.name)}
                 log.warning("an argument of a declared exchange has no effect", **names, reason=fault.message)
 
     def add_exchange(self, owned: OwnedExchange, exchange: Exchange) -> None:
@@ -622,8 +622,7 @@ class DeclarationStore:
         try:
             self.state.add_binding(stored, identity=identity)
         except ProtocolError as error:
-            shown = f"{binding.destination_type} {_text(binding.destination)}"
-            self.log_fault(binding.exchange, f"the binding to {shown} is not valid: {error}")
+            self.log_fault(binding.exchange, f"the binding to {describe(stored.destination)} is not valid: {error}")
             return False
         self.changes += 1
         return True
@@ -696,8 +695,4 @@ class DeclarationStore:
     def log_fault(self, name: bytes, text: str) -> None:
         if (name, text) not in self._logged_faults and len(self._logged_faults) < _LOGGED_FAULTS:
             self._logged_faults.add((name, text))
-            log.error("a client declaration can't be used", vhost=self.state.name, exchange=_text(name), what=text)
-
-
-def _text(name: bytes) -> str:
-    return name.decode(errors="replace")
+            log.error("a client declaration can't be used", vhost=self.state.name, exchange=shown(name), what=text)

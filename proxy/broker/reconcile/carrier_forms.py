@@ -24,7 +24,7 @@ from proxy.broker.reconcile.desired import DesiredState
 from proxy.broker.reconcile.executor import Executor
 from proxy.relay.tokens import FEW_DESTINATIONS, TokenForm, is_eight_words
 from proxy.relay.vhost import CarrierType, OwnedExchange, VhostState
-from proxy.values import EXCHANGE
+from proxy.values import EXCHANGE, shown
 
 #: Number of passes for which one-word tokens stay bound after a carrier has switched to eight-word tokens.
 FORMER_LOOKS = 12
@@ -82,12 +82,11 @@ class CarrierBindings(NamedTuple):
 
     def __str__(self) -> str:
         """Describe the carrier and its number of bindings in one line for operators."""
-        name, carrier = self.exchange.name.decode(errors="replace"), self.exchange.carrier.decode(errors="replace")
         why = "RabbitMQ before 3.13 compares all of them with every message"
         if self.exchange.wanted_type is not CarrierType.AUTO:
             why = f"carrier_type requests {self.exchange.wanted_type.value}"
         kind = f"{self.carrier_type.value} exchange with {self.bindings} bindings"
-        return f"exchange {name}: carrier {carrier} is a {kind}; {why}"
+        return f"exchange {shown(self.exchange.name)}: carrier {shown(self.exchange.carrier)} is a {kind}; {why}"
 
 
 def adopt_types(state: VhostState, desired: DesiredState, listed: Mapping[bytes, ExchangeInfo] | None) -> None:
@@ -164,7 +163,7 @@ class CarrierForms:
         log.info(
             "carrier switched to eight-word tokens",
             vhost=self._state.name,
-            carrier=exchange.carrier.decode(errors="replace"),
+            carrier=shown(exchange.carrier),
             destinations=len(exchange.bound),
             under_one_word=len(leftover),
         )

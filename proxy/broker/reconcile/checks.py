@@ -17,7 +17,7 @@ from proxy.relay.declare.storage import unpack
 from proxy.relay.token_table import Row
 from proxy.relay.tokens import GRANTS, TokenForm, Tokens, is_eight_words, is_grant, token
 from proxy.relay.vhost import OwnedExchange
-from proxy.values import RESERVED_PREFIX, Destination
+from proxy.values import RESERVED_PREFIX, Destination, describe, shown
 
 _WAYS_OUT = "give the carrier another name (carrier: NAME) or use delivery: queue"
 _UNKEYED = Tokens()
@@ -47,7 +47,7 @@ def carrier_difference(exchange: OwnedExchange, info: ExchangeInfo | None) -> st
     """Return why the broker would refuse a declare of the carrier with reply code 406; None if it would not."""
     if info is None:
         return None
-    alternate = None if exchange.alternate is None else exchange.alternate.decode(errors="replace")
+    alternate = None if exchange.alternate is None else shown(exchange.alternate)
     listed_alternate = info.arguments.get("alternate-exchange")
     differs = [name for name, yes in (("durable", not info.durable), ("auto_delete", info.auto_delete)) if yes]
     differs += ["internal"] if info.internal else []
@@ -64,8 +64,8 @@ def declare_conflict(exchange: OwnedExchange, code: int, text: str, username: st
     if code == 403:
         more = "configure permission on it"
         if exchange.alternate is not None:
-            other = exchange.alternate.decode(errors="replace")
-            more += f", read permission on it and write permission on its alternate exchange {other}"
+            alternate = shown(exchange.alternate)
+            more += f", read permission on it and write permission on its alternate exchange {alternate}"
         return f"{_shown(exchange)}: to declare it, user {username!r} needs {more} (broker: {text})"
     return f"{_shown(exchange)} can't be declared: {code} {text}"
 
@@ -73,8 +73,8 @@ def declare_conflict(exchange: OwnedExchange, code: int, text: str, username: st
 def internal_conflicts(published: Mapping[bytes, bytes], exchanges: Mapping[bytes, ExchangeInfo]) -> dict[bytes, str]:
     """Find internal exchanges to which `delivery: queue` would publish. Clients can't publish to internal exchanges."""
     return {
-        owner: f"exchange {name.decode(errors='replace')} is internal, so with delivery: queue, messages of "
-        f"exchange {owner.decode(errors='replace')} can't be published to it; use delivery: carrier"
+        owner: f"exchange {shown(name)} is internal, so with delivery: queue, messages of "
+        f"exchange {shown(owner)} can't be published to it; use delivery: carrier"
         for name, owner in sorted(published.items())
         if name in exchanges and exchanges[name].internal
     }
@@ -180,7 +180,7 @@ def grants_bound(bindings: Iterable[BindingInfo]) -> dict[bytes, Destination]:
 def dead_letter_warnings(queues: Iterable[QueueInfo]) -> list[str]:
     """For exchanges with `delivery: queue`, find destinations whose dead letters would be routed to another queue."""
     return [
-        f"queue {queue.name.decode(errors='replace')} dead-letters to the default exchange without "
+        f"queue {shown(queue.name)} dead-letters to the default exchange without "
         "x-dead-letter-routing-key; with delivery: queue, a dead letter is sent to the first queue "
         "to which its message was routed"
         for queue in queues
@@ -206,23 +206,21 @@ def bypasses(
         size = len(leading_names)
         for name, alternate in alternates.items():
             if name not in leading_names and isinstance(alternate, str) and alternate.encode() in reached:
-                leading_names[name] = f"exchange {name.decode(errors='replace')}: its alternate exchange {alternate}"
+                leading_names[name] = f"exchange {shown(name)}: its alternate exchange {alternate}"
                 reached.add(name)
     lines = [f"{text} routes to a carrier" for _, text in sorted(leading_names.items())]
     for queue in queues:
         target = queue.arguments.get("x-dead-letter-exchange")
         if isinstance(target, str) and target.encode() in reached:
-            shown = queue.name.decode(errors="replace")
-            lines.append(f"queue {shown}: its dead-letter exchange {target} routes to a carrier")
+            lines.append(f"queue {shown(queue.name)}: its dead-letter exchange {target} routes to a carrier")
     return lines
 
 
 def topic_warnings(exchange: bytes, bindings: Iterable[BindingInfo]) -> list[str]:
     """Describe bindings whose patterns match tokens, on a topic exchange downstream of a carrier."""
     return [
-        f"topic exchange {exchange.decode(errors='replace')} binds {binding.destination_type} "
-        f"{binding.destination.decode(errors='replace')} with a pattern that matches destination tokens: "
-        f"{binding.routing_key.decode(errors='replace')}"
+        f"topic exchange {shown(exchange)} binds {describe((binding.destination_type, binding.destination))} "
+        f"with a pattern that matches destination tokens: {shown(binding.routing_key)}"
         for binding in bindings
         if matches_tokens(binding.routing_key)
     ]
@@ -267,5 +265,5 @@ def _ours(binding: BindingInfo, tokens: Tokens) -> bool:
 
 
 def _shown(exchange: OwnedExchange) -> str:
-    name, carrier = exchange.name.decode(errors="replace"), exchange.carrier.decode(errors="replace")
+    name, carrier = shown(exchange.name), shown(exchange.carrier)
     return f"exchange {name}" if name == carrier else f"carrier {carrier} of exchange {name}"

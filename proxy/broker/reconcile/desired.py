@@ -16,7 +16,7 @@ from proxy.relay.vhost import Delivery, OwnedExchange
 from proxy.routing.destination_translation import StaticTranslation, StaticTranslations, static_translations
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
-from proxy.values import Destination, Table
+from proxy.values import Destination, Table, describe, shown
 
 
 class WantedQueue(Protocol):
@@ -213,9 +213,7 @@ def desired_state(
     moved = StaticTranslations({}, ()) if book is None else static_translations(book, named, router)
     for translation in moved.found:
         if translation.here is not None and (translation.here not in named or translation.here in moved.away):
-            kind, name = translation.destination
-            role = f"the address table redirects {kind} {name.decode(errors='replace')} to it"
-            existing[translation.here] = role
+            existing[translation.here] = f"the address table redirects {describe(translation.destination)} to it"
     existing |= _relied_on(exchanges)
     carriers = tuple(item for item in exchanges.values() if item.delivery is Delivery.CARRIER)
     return DesiredState(
@@ -275,11 +273,10 @@ def _relied_on(exchanges: Mapping[bytes, OwnedExchange]) -> dict[Destination, st
     """Find the broker's own exchanges that rules rely on but that are not destinations."""
     relied_on: dict[Destination, str] = {}
     for name, exchange in exchanges.items():
-        shown = name.decode(errors="replace")
         if exchange.alternate is not None and exchange.alternate not in exchanges:
-            relied_on["exchange", exchange.alternate] = f"alternate exchange of {shown}"
+            relied_on["exchange", exchange.alternate] = f"alternate exchange of {shown(name)}"
         if exchange.unmatched_pass:
-            relied_on["exchange", name] = f"the broker's own exchange for unmatched messages of {shown}"
+            relied_on["exchange", name] = f"the broker's own exchange for unmatched messages of {shown(name)}"
     return relied_on
 
 

@@ -17,7 +17,7 @@ from proxy.broker.reconcile.checks import carrier_conflict, internal_conflicts
 from proxy.broker.reconcile.desired import DesiredState, WantedQueue
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.relay.vhost import CarrierType, Delivery, OwnedExchange, StoredBinding
-from proxy.values import EXCHANGE, QUEUE, Destination, Table
+from proxy.values import EXCHANGE, QUEUE, Destination, Table, describe, shown
 
 #: A binding to create: destination, key, and raw entries of the argument table.
 KeptRow: TypeAlias = tuple[Destination, bytes, bytes]
@@ -31,7 +31,7 @@ class MakeQueue:
     arguments: Table = field(default=(), compare=False)
 
     def __str__(self) -> str:
-        return f"declare queue {_text(self.name)}"
+        return f"declare queue {shown(self.name)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class DeclareCarrier:
 
     def __str__(self) -> str:
         carrier_type = CarrierType.TOPIC if self.exchange.is_topic else CarrierType.DIRECT
-        return f"declare {carrier_type.value} exchange {_text(self.exchange.carrier)}"
+        return f"declare {carrier_type.value} exchange {shown(self.exchange.carrier)}"
 
 
 class BindToken(NamedTuple):
@@ -53,8 +53,7 @@ class BindToken(NamedTuple):
 
     def __str__(self) -> str:
         """Describe the action for operators, without the token, which is secret."""
-        kind, name = self.destination
-        return f"bind {kind} {_text(name)} to exchange {_text(self.exchange.carrier)}"
+        return f"bind {describe(self.destination)} to exchange {shown(self.exchange.carrier)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,7 @@ class RemoveBinding:
     moves: tuple[KeptRow, ...] = ()
 
     def __str__(self) -> str:
-        return f"remove binding of exchange {_text(self.carrier)} to {self.binding}"
+        return f"remove binding of exchange {shown(self.carrier)} to {self.binding}"
 
 
 class UnbindRows(NamedTuple):
@@ -273,7 +272,3 @@ def share_tables(old: DesiredState, exchanges: Mapping[bytes, OwnedExchange]) ->
 
 def _by_carrier(desired: DesiredState) -> dict[bytes, OwnedExchange]:
     return {exchange.carrier: exchange for exchange in desired.carriers}
-
-
-def _text(name: bytes) -> str:
-    return name.decode(errors="replace")

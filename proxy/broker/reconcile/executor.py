@@ -34,7 +34,7 @@ from proxy.relay.token_table import PLAIN, TokenTable
 from proxy.relay.tokens import Tokens, is_eight_words
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.router import Router
-from proxy.values import Destination
+from proxy.values import Destination, shown
 
 _NOT_FOUND = 404
 _DIFFERS = 406
@@ -318,8 +318,8 @@ class Executor:
             return error.failure is UpstreamFailure.REFUSED
         self._note(action, None, None)
         if action.why:
-            carrier = action.carrier.decode(errors="replace")
-            log.warning(action.why, vhost=self._state.name, carrier=carrier, binding=str(action.binding))
+            names = {"vhost": self._state.name, "carrier": shown(action.carrier)}
+            log.warning(action.why, **names, binding=str(action.binding))
         return True
 
 

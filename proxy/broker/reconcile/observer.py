@@ -31,9 +31,11 @@ from proxy.broker.reconcile.observed import ObservedState
 from proxy.errors import UpstreamError
 from proxy.relay.tokens import TokenForm, Tokens
 from proxy.relay.vhost import OwnedExchange
-from proxy.values import EXCHANGE, QUEUE, Destination
+from proxy.values import EXCHANGE, QUEUE, Destination, shown
 
 T = TypeVar("T")
+#: A destination on our own broker, or the label of another broker and a destination there.
+K = TypeVar("K", Destination, tuple[str, Destination])
 
 #: Number of concurrent listings of bindings.
 _READERS = 4
@@ -409,7 +411,7 @@ class Observer:
             log.warning(
                 "foreign bindings bypass the rules",
                 vhost=self._vhost,
-                carrier=_text(carrier),
+                carrier=shown(carrier),
                 count=len(foreign),
                 bindings=[str(binding) for binding in fresh[:_SHOWN]],
             )
@@ -433,31 +435,18 @@ class Observer:
         self.failures = tuple(self._failed)
 
 
-def log_missing(vhost: str, last: Collection[Destination], missing: dict[Destination, str]) -> None:
+def log_missing(vhost: str, last: Collection[K], missing: Mapping[K, str], describe: Callable[[K], str]) -> None:
     """Log destinations that are newly missing, and destinations that exist again."""
-    newly_missing = sorted(set(missing).difference(last))
-    back = sorted(set(last).difference(missing))
-    if newly_missing:
-        log.warning(
-            "destinations missing",
-            vhost=vhost,
-            count=len(missing),
-            destinations=[f"{kind} {_text(name)}: {missing[kind, name]}" for kind, name in newly_missing[:_SHOWN]],
-        )
+    gone, back = sorted(missing.keys() - last), sorted(set(last).difference(missing))
+    if gone:
+        names = [f"{describe(item)}: {missing[item]}" for item in gone[:_SHOWN]]
+        log.warning("destinations missing", vhost=vhost, count=len(missing), destinations=names)
     if back:
-        log.info(
-            "destinations found",
-            vhost=vhost,
-            missing=len(missing),
-            destinations=[f"{kind} {_text(name)}" for kind, name in back[:_SHOWN]],
-        )
+        names = [describe(item) for item in back[:_SHOWN]]
+        log.info("destinations found", vhost=vhost, missing=len(missing), destinations=names)
 
 
 def _unreadable(destination: Destination) -> bool:
     """Return True if the management API can't find a destination by name: the name is not UTF-8, or a relative path."""
-    name = _text(destination[1])
+    name = shown(destination[1])
     return "\ufffd" in name or name in (".", "..")
-
-
-def _text(name: bytes) -> str:
-    return name.decode(errors="replace")

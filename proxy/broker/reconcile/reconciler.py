@@ -48,7 +48,7 @@ from proxy.broker.reconcile.token_migration import TokenMigration, former_bindin
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.router import Router
-from proxy.values import QUEUE, Destination
+from proxy.values import QUEUE, Destination, describe, shown
 
 #: Tokens that only the old rules need, and that are therefore retired after a swap.
 Retired: TypeAlias = tuple[BindToken, ...]
@@ -190,7 +190,7 @@ class Reconciler:
             self.observer.forget_others(desired)
             self.store.forget_deleted()
             self.observer.finish()
-            log_missing(self._state.name, self.missing, missing)
+            log_missing(self._state.name, self.missing, missing, describe)
             self.missing = missing
             for text in set(self.conflicts).difference(conflicts):
                 log.error("rules conflict with the broker", vhost=self._state.name, what=text)
@@ -426,12 +426,11 @@ class Reconciler:
         self.rights.take(self._coming_rights)
         self.rights.learn(exchanges, router)
         for stored, why in inherit(self._state, exchanges, router):
-            kind, name = stored.destination
             log.warning(
                 "new rules reject a client's binding",
                 vhost=self._state.name,
-                exchange=stored.binding.exchange.decode(errors="replace"),
-                destination=f"{kind} {name.decode(errors='replace')}",
+                exchange=shown(stored.binding.exchange),
+                destination=describe(stored.destination),
                 error=why,
             )
         self._state.swap(exchanges, router)

@@ -28,7 +28,7 @@ from proxy.errors import UpstreamError
 from proxy.relay.token_table import Need
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.exchange import Exchange
-from proxy.values import EXCHANGE, Destination
+from proxy.values import EXCHANGE, Destination, shown
 
 #: Used in place of a destination in the key of an attempt to change a carrier's form.
 _FORM: Destination = (EXCHANGE, b"")
@@ -168,7 +168,7 @@ class RelayRequests:
             log.warning(
                 "carrier not yet switched to eight-word tokens",
                 vhost=self._state.name,
-                exchange=exchange.name.decode(errors="replace"),
+                exchange=shown(exchange.name),
                 error=str(error) or "the broker did not respond in time",
             )
 
@@ -306,7 +306,7 @@ class RelayRequests:
             log.warning(
                 "queue declared but not bound yet",
                 vhost=state.name,
-                queue=queue.decode(errors="replace"),
+                queue=shown(queue),
                 error=str(error) or "the broker did not respond in time",
             )
             return

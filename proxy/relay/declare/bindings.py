@@ -30,7 +30,7 @@ from proxy.relay.channel import Channel
 from proxy.relay.channel_state import DECLARING, ChannelEvent
 from proxy.relay.connection_state import ConnectionState, PermissionCheck, Phase
 from proxy.relay.declare.injected_methods import answer, inject, pass_on, reply_and_resume
-from proxy.relay.declare.storage import identity_key, kept_rows, refuse_nested, refuse_own_arguments, shown, signed_copy
+from proxy.relay.declare.storage import identity_key, kept_rows, refuse_nested, refuse_own_arguments, signed_copy
 from proxy.relay.declare.token_bindings import (
     Pin,
     bind_tokens,
@@ -50,7 +50,7 @@ from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.routing.bindings.exchange_types import compile_binding
 from proxy.routing.bindings.patterns import Budget
-from proxy.values import EXCHANGE, QUEUE, Destination, reserved_prefix
+from proxy.values import EXCHANGE, QUEUE, Destination, reserved_prefix, shown
 
 #: Maximum number of destinations checked when a binding is made; others are checked when a message chooses them.
 CHECKED_AT_ONCE = 500

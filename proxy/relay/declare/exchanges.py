@@ -44,7 +44,6 @@ from proxy.relay.declare.storage import (
     open_exchange,
     refuse_nested,
     refuse_own_arguments,
-    shown,
     topic_form,
     wanted_type,
 )
@@ -53,7 +52,7 @@ from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange
 from proxy.routing.bindings.exchange_types import OPEN
 from proxy.routing.error_texts import TYPE_NAMES
 from proxy.routing.exchange import Exchange
-from proxy.values import EXCHANGE, Table, Value
+from proxy.values import EXCHANGE, Table, Value, shown
 
 _COMPARED = (
     ALTERNATE,

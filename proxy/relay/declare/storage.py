@@ -37,7 +37,7 @@ from proxy.relay.vhost import (
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.exchange_types import OPEN
 from proxy.routing.exchange import Exchange
-from proxy.values import RESERVED_PREFIX, RESERVED_WORD, Destination, Table, Value
+from proxy.values import RESERVED_PREFIX, RESERVED_WORD, Destination, Table, Value, shown
 
 Member = TypeVar("Member", bound=Enum)
 
@@ -164,11 +164,6 @@ def refuse_nested(entries: bytes, target: str, name: bytes, vhost: str) -> None:
             f"nested deeper than {MAX_NESTING} levels"
         )
         raise ProtocolError(406, text, Scope.CHANNEL)
-
-
-def shown(name: bytes) -> str:
-    """Format a name for error texts."""
-    return name.decode(errors="replace")
 
 
 def exchange_arguments(sequence: int, entries: bytes) -> bytes:
