@@ -492,21 +492,6 @@ async def _all(answers: Iterable[Awaitable[T]]) -> list[T]:
     return results
 
 
-async def listings(
-    management: ManagementApi, vhost: str
-) -> tuple[dict[bytes, QueueInfo] | UpstreamError, dict[bytes, ExchangeInfo] | UpstreamError]:
-    """List queues and exchanges concurrently. If a listing fails, the error is returned instead of the listing."""
-    queues, exchanges = await asyncio.gather(_attempt(management.queues, vhost), _attempt(management.exchanges, vhost))
-    return queues, exchanges
-
-
-async def _attempt(listing: Callable[[str], Awaitable[T]], vhost: str) -> T | UpstreamError:
-    try:
-        return await listing(vhost)
-    except UpstreamError as error:
-        return error
-
-
 log = structlog.get_logger(__name__)
 
 

@@ -7,10 +7,13 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from proxy.broker.connection import ControlSettings
-from proxy.broker.management_api import BindingInfo, ExchangeInfo, ManagementApi, QueueInfo, listings
+from proxy.broker.connection import ControlConnection, ControlSettings
+from proxy.broker.declared.store import DeclarationStore
+from proxy.broker.management_api import BindingInfo, ExchangeInfo, ManagementApi, QueueInfo
+from proxy.broker.reconcile.observed import ObservedState
+from proxy.broker.reconcile.observer import Observer
 from proxy.errors import UpstreamError, UpstreamFailure
-from tests.broker.world import Outside, answering, settings
+from tests.broker.world import Outside, answering, settings, state
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
 
@@ -215,9 +218,12 @@ async def test_a_failed_listing_does_not_affect_the_other(served: Served) -> Non
             return web.Response(status=500)
         return web.json_response([{"name": "x", "type": "topic", "internal": False, "arguments": {}}])
 
-    queues, exchanges = await listings(await served(handler), "/")
-    assert isinstance(queues, UpstreamError)
-    assert exchanges == {b"x": ExchangeInfo(b"x", "topic")}
+    observed = ObservedState()
+    connection = ControlConnection(ControlSettings((), "", ""), "/")
+    observer = Observer(DeclarationStore(state("/", {})), await served(handler), observed, connection.find_missing)
+    await observer.list_names()
+    assert not observed.queues_complete
+    assert observed.exchanges == {b"x": ExchangeInfo(b"x", "topic")}
 
 
 async def test_credentials_in_the_address_are_left_out_of_the_request(served: Served) -> None:

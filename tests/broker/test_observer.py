@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.management_api import BindingInfo, ManagementApi
 from proxy.broker.reconcile.desired import desired_state
 from proxy.broker.reconcile.observed import ObservedState
@@ -14,7 +15,7 @@ from proxy.broker.reconcile.observer import Observer, log_missing
 from proxy.relay.tokens import token
 from proxy.relay.vhost import Delivery, OwnedExchange
 from proxy.values import Destination, describe
-from tests.broker.world import Outside, exchanges, has, owned, queues, router, settings
+from tests.broker.world import Outside, exchanges, has, owned, queues, router, settings, state
 from tests.rabbitmq import Broker, quoted
 
 
@@ -41,15 +42,13 @@ def observed() -> ObservedState:
 
 @pytest.fixture
 def observer(management: ManagementApi, vhost: str, observed: ObservedState) -> Observer:
-    return Observer(vhost, management, observed, nothing_lacks)
+    return Observer(DeclarationStore(state(vhost, {})), management, observed, nothing_lacks)
 
 
 async def observe(observer: Observer, observed: ObservedState) -> None:
-    names = await observer.list_names()
-    assert names.queues is not None
-    assert names.exchanges is not None
-    observed.queues_listed({}, names.queues)
-    observed.exchanges_listed(names.exchanges)
+    await observer.list_names()
+    assert observed.queues_complete
+    assert observed.exchanges_complete
 
 
 def marked(outside: Outside, *names: str) -> list[OwnedExchange]:
@@ -209,8 +208,10 @@ async def test_failures_and_recoveries_are_logged_once(
 
 
 async def test_without_the_management_api_nothing_is_observed(vhost: str) -> None:
-    observer = Observer(vhost, None, ObservedState(), nothing_lacks)
-    assert await observer.list_names() == (None, None)
+    observed = ObservedState()
+    observer = Observer(DeclarationStore(state(vhost, {})), None, observed, nothing_lacks)
+    await observer.list_names()
+    assert (observed.queues_complete, observed.exchanges_complete) == (False, False)
     assert await observer.read_bindings([owned("c")]) == set()
 
 

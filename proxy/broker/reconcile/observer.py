@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
-from typing import NamedTuple, TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias, TypeVar
 
 import structlog
 
 from proxy.broker.declared.store import DeclarationStore
-from proxy.broker.management_api import BindingInfo, ExchangeInfo, ManagementApi, QueueInfo, listings
+from proxy.broker.management_api import BindingInfo, ManagementApi
 from proxy.broker.methods import ABSENT, unnameable
 from proxy.broker.reconcile.carrier_forms import has_eight_words
 from proxy.broker.reconcile.checks import (
@@ -51,28 +53,30 @@ _SHOWN = 20
 #: Maximum number of exchanges, upstream or downstream of carriers, whose bindings are checked.
 _DOWNSTREAM_LIMIT = 200
 
-#: The tokens to use if there is no store.
-_UNKEYED = Tokens()
-
 log = structlog.get_logger(__name__)
 
 
-class Names(NamedTuple):
-    """Listed queues and exchanges; None if the listing failed or there is no management API."""
+@dataclass(slots=True, eq=False)
+class Reading:
+    """The bindings of a carrier as of the last listing.
 
-    queues: Mapping[bytes, QueueInfo] | None
-    exchanges: Mapping[bytes, ExchangeInfo] | None
-
-
-class _Reading(NamedTuple):
-    """The bindings of a carrier as of the last listing."""
+    Args:
+        digest: the digest of the listing; b"" if there is none.
+        tokens: the tokens that the carrier used.
+        foreign: bindings that the sidecar did not make.
+        superfluous: copies of clients' bindings that have to be removed.
+        current_until: time until which a long, unchanged list of bindings need not be requested again.
+    """
 
     exchange: OwnedExchange
-    digest: bytes
-    tokens: Tokens
-    carrier_tokens: CarrierTokens
+    digest: bytes = b""
+    tokens: Tokens | None = None
+    carrier_tokens: CarrierTokens = field(default_factory=CarrierTokens)
     size: int = 0
-    eight_words: bool = False
+    has_eight_words: bool = False
+    foreign: list[BindingInfo] = field(default_factory=list)
+    superfluous: list[RemoveBinding] = field(default_factory=list)
+    current_until: float = 0.0
 
 
 class _Turns:
@@ -99,31 +103,25 @@ class Observer:
 
     def __init__(
         self,
-        vhost: str,
+        store: DeclarationStore,
         management: ManagementApi | None,
         observed: ObservedState,
         find: Find,
-        store: DeclarationStore | None = None,
         share: int = 256,
     ) -> None:
-        self.store = store
-        self._readings: dict[bytes, _Reading] = {}
-        #: For each exchange with a long, unchanged list of bindings, the time until which it need not be listed again.
-        self._current_until: dict[bytes, float] = {}
-        #: Number of announcements received.
-        self._announcements = 0
-        self._vhost = vhost
+        self._store = store
+        self._vhost = store.state.name
         self._management = management
         self._observed = observed
         self._find = find
+        #: The readings of all carriers, by carrier.
+        self.readings: dict[bytes, Reading] = {}
+        #: Number of announcements received.
+        self._announcements = 0
         self._carriers, self._unlisted, self.verified = _Turns(share), _Turns(share), _Turns(share)
         self._lacking: dict[Destination, str] = {}
         self._warned: set[str] = set()
         self._failed: list[str] = []
-        #: Foreign bindings, by carrier.
-        self.foreign: dict[bytes, list[BindingInfo]] = {}
-        #: Copies of clients' bindings that were in the last listings and have to be removed, by carrier.
-        self.superfluous: dict[bytes, list[RemoveBinding]] = {}
         #: Clients' exchanges that are listed, but whose bindings have never been read successfully, with the error.
         self.unread: dict[bytes, UpstreamError] = {}
         #: Listings that failed in the last pass.
@@ -132,50 +130,54 @@ class Observer:
         self.bypasses: tuple[str, ...] = ()
         self._leading: set[bytes] = set()
 
-    def _tokens(self, exchange: OwnedExchange) -> Tokens:
-        return self.store.state.tokens_of(exchange) if self.store is not None else _UNKEYED
+    def reading(self, exchange: OwnedExchange) -> Reading:
+        """Return what the last listing has shown of the carrier of an exchange; a blank reading if there was none."""
+        last = self.readings.get(exchange.carrier)
+        return last if last is not None and last.exchange is exchange else Reading(exchange)
 
-    def carrier_tokens(self, exchange: OwnedExchange) -> CarrierTokens:
-        """Return the tokens on the carrier of an exchange as of the last listing."""
-        last = self._readings.get(exchange.carrier)
-        return last.carrier_tokens if last is not None and last.exchange is exchange else CarrierTokens()
-
-    def has_eight_words(self, exchange: OwnedExchange) -> bool:
-        last = self._readings.get(exchange.carrier)
-        return last is not None and last.exchange is exchange and last.eight_words
-
-    def binding_count(self, exchange: OwnedExchange) -> int:
-        """Return the number of bindings on the carrier of an exchange in the last listing."""
-        last = self._readings.get(exchange.carrier)
-        return last.size if last is not None and last.exchange is exchange else 0
+    def _is_current(self, reading: Reading) -> bool:
+        """Return True if a listing was read with the tokens that the carrier uses now."""
+        return reading.tokens is self._store.state.tokens_of(reading.exchange)
 
     def incomplete(self, exchange: OwnedExchange) -> Set[Destination]:
         """Return destinations for which at least one token was missing in the last listing of an exchange's carrier."""
-        last = self._readings.get(exchange.carrier)
-        if last is None or last.exchange is not exchange or last.tokens is not self._tokens(exchange):
-            return frozenset()
-        return last.carrier_tokens.incomplete
+        last = self.reading(exchange)
+        return last.carrier_tokens.incomplete if self._is_current(last) else frozenset()
+
+    @property
+    def foreign(self) -> dict[bytes, list[BindingInfo]]:
+        """Foreign bindings, by carrier."""
+        return {carrier: last.foreign for carrier, last in self.readings.items() if last.foreign}
 
     def tokens(self) -> dict[str, int]:
         """Count the bindings with old tokens on all carriers, by kind of token."""
-        seen = [last.carrier_tokens for last in self._readings.values()]
+        seen = [last.carrier_tokens for last in self.readings.values()]
         return {"unkeyed": sum(tokens.unkeyed for tokens in seen), "previous": sum(tokens.previous for tokens in seen)}
 
-    def failed(self, error: UpstreamError) -> None:
-        self._failed.append(str(error))
-
-    async def list_names(self) -> Names:
+    async def list_names(self) -> None:
         """List queues and exchanges at the start of a pass."""
         self._failed.clear()
         self.unread.clear()
-        if self._management is None:
-            return Names(None, None)
-        queues, exchanges = await listings(self._management, self._vhost)
-        self._failed += [str(answer) for answer in (queues, exchanges) if isinstance(answer, UpstreamError)]
-        return Names(
-            None if isinstance(queues, UpstreamError) else queues,
-            None if isinstance(exchanges, UpstreamError) else exchanges,
-        )
+        names, management = self._observed, self._management
+        queues = exchanges = None
+        queues_before, exchanges_before = dict(names.queues), self._store.exchanges_before()
+        if management is not None:
+            queues, exchanges = await asyncio.gather(
+                self._listed(management.queues), self._listed(management.exchanges)
+            )
+        names.queues_complete, names.exchanges_complete = False, False
+        if queues is not None:
+            names.queues_listed(queues_before, queues)
+        if exchanges is not None:
+            names.exchanges_listed(exchanges)
+            self._store.exchanges_listed(exchanges_before, exchanges)
+
+    async def _listed(self, listing: Callable[[str], Awaitable[T]]) -> T | None:
+        try:
+            return await listing(self._vhost)
+        except UpstreamError as error:
+            self._failed.append(str(error))
+            return None
 
     async def find_absent(self, desired: DesiredState, *, thorough: bool) -> list[Destination]:
         """Query needed objects that could not be listed; return the destinations that do not exist.
@@ -211,27 +213,18 @@ class Observer:
         broker. However, carriers with rows that rules need are always listed, since other sidecars may hand over rows.
         """
         now = asyncio.get_running_loop().time()
-        return frozenset(
-            exchange.name
-            for exchange in desired.carriers
-            if now < self._current_until.get(exchange.name, 0.0)
-            and not desired.plain.get(exchange.name)
-            and self._is_read(exchange)
-        )
+        readings = [self.reading(exchange) for exchange in desired.carriers if not desired.plain.get(exchange.name)]
+        return frozenset(last.exchange.name for last in readings if now < last.current_until and self._is_current(last))
 
-    def _is_read(self, exchange: OwnedExchange) -> bool:
-        """Return True if the last list of the carrier's bindings was read for this exchange and its current tokens."""
-        last = self._readings.get(exchange.carrier)
-        return last is not None and last.exchange is exchange and last.tokens is self._tokens(exchange)
-
-    def announced(self, names: Iterable[bytes] | None) -> None:
+    def announced(self, names: Collection[bytes] | None) -> None:
         """Record that other sidecars have changed the given exchanges, so that the next pass lists their bindings.
 
         None means that any exchange may have changed.
         """
         self._announcements += 1
-        for name in list(self._current_until) if names is None else names:
-            self._current_until.pop(name, None)
+        for last in self.readings.values():
+            if names is None or last.exchange.name in names:
+                last.current_until = 0.0
 
     async def read_bindings(self, carriers: Sequence[OwnedExchange], *, names_listed: bool = False) -> set[bytes]:
         """Read the bindings of carriers: tokens, clients' bindings and foreign bindings.
@@ -264,7 +257,7 @@ class Observer:
     def _is_new(self, exchange: OwnedExchange) -> bool:
         """Return True if a client's exchange has been listed, but its bindings have not been read yet."""
         listed = exchange.declared is not None and self._observed.exchanges_complete
-        return listed and exchange.carrier not in self._readings
+        return listed and exchange.carrier not in self.readings
 
     def _destinations(self, exchange: OwnedExchange, carriers: int) -> list[Destination] | None:
         """Return the possible destinations of a carrier if its bindings should be requested by destination.
@@ -272,7 +265,7 @@ class Observer:
         Args:
             carriers: number of carriers whose bindings are being read.
         """
-        seen, last = self._observed, self._readings.get(exchange.carrier)
+        seen, last = self._observed, self.readings.get(exchange.carrier)
         if last is None:
             limit = min(_DESTINATIONS, _FIRST_REQUESTS // carriers)
         else:
@@ -285,54 +278,48 @@ class Observer:
         return sorted(names) if len(names) <= limit and not any(map(_unreadable, names)) else None
 
     async def _read(self, management: ManagementApi, exchange: OwnedExchange, carriers: int | None) -> None:
-        store = self.store
-        last = self._readings.get(exchange.carrier)
-        tokens = self._tokens(exchange)
-        unchanged = self._is_read(exchange) and exchange.carrier not in self.foreign
-        if last is None or not unchanged or (store is not None and not store.listings.settled(exchange)):
-            last = _Reading(exchange, b"", tokens, CarrierTokens())
+        listings = self._store.listings
+        last = self.reading(exchange)
+        last.current_until = 0.0
+        tokens = self._store.state.tokens_of(exchange)
+        # A listing with foreign or unverified bindings is processed again, even if it is unchanged.
+        reusable = self._is_current(last) and not last.foreign and listings.settled(exchange)
         clock = asyncio.get_running_loop().time
         look = exchange.tokens.look(clock())
-        known = store.listings.before(exchange) if store is not None else None
-        self._current_until.pop(exchange.name, None)
+        known = listings.before(exchange)
         announcements = self._announcements
-        destinations = self._destinations(exchange, carriers) if carriers is not None else None
-
-        async def read_ahead(bindings: list[BindingInfo]) -> None:
-            if store is not None and known is not None:
-                await store.listings.read_ahead(exchange, bindings)
-
-        answer = await management.changed_bindings(self._vhost, exchange.carrier, last.digest, destinations, read_ahead)
+        answer = await management.changed_bindings(
+            self._vhost,
+            exchange.carrier,
+            last.digest if reusable else b"",
+            self._destinations(exchange, carriers) if carriers is not None else None,
+            partial(listings.read_ahead, exchange) if known is not None else None,
+        )
         answered_at = clock()
-        if answer is not None:
-            digest, bindings = answer
-            if not exchange.bound and exchange.form is TokenForm.ONE_WORD and has_eight_words(bindings):
-                exchange.form = TokenForm.EIGHT_WORDS
-                tokens = self._tokens(exchange)
-            last = self._readings[exchange.carrier] = _Reading(
-                exchange,
-                digest,
-                tokens,
-                carrier_tokens(bindings, tokens, exchange.leftover),
-                len(bindings),
-                has_eight_words(bindings),
-            )
-        exchange.tokens.listed(look, last.carrier_tokens.rows, clock())
         if answer is None:
-            # No binding is foreign or unverified; otherwise, the last response's digest would not have been used.
+            exchange.tokens.listed(look, last.carrier_tokens.rows, clock())
             took_seconds, left = answered_at - look.began_at, last.carrier_tokens
-            changing = self.superfluous.get(exchange.carrier) or left.incomplete or left.former
+            changing = last.superfluous or left.incomplete or left.former
             if took_seconds > _LONG_SECONDS and announcements == self._announcements and not changing:
-                self._current_until[exchange.name] = answered_at + _SHARE * took_seconds
+                last.current_until = answered_at + _SHARE * took_seconds
             return
+        digest, bindings = answer
+        eight_words = has_eight_words(bindings)
+        if eight_words and not exchange.bound and exchange.form is TokenForm.ONE_WORD:
+            exchange.form = TokenForm.EIGHT_WORDS
+            tokens = self._store.state.tokens_of(exchange)
+        read = carrier_tokens(bindings, tokens, exchange.leftover)
+        foreign = foreign_bindings(bindings, tokens)
+        self._note_foreign(exchange.carrier, foreign)
+        reading = Reading(exchange, digest, tokens, read, len(bindings), eight_words, foreign)
+        self.readings[exchange.carrier] = reading
+        exchange.tokens.listed(look, read.rows, clock())
         for key, destination in grants_bound(bindings).items():
             exchange.grant(key, destination)
-        self._note_foreign(exchange.carrier, foreign_bindings(bindings, tokens))
-        if store is not None:
-            self.superfluous[exchange.carrier] = [
-                RemoveBinding(exchange.carrier, copy, "duplicate binding removed")
-                for copy in await store.listings.take(exchange, known, bindings)
-            ]
+        reading.superfluous = [
+            RemoveBinding(exchange.carrier, copy, "duplicate binding removed")
+            for copy in await listings.take(exchange, known, bindings)
+        ]
 
     async def warn(self, desired: DesiredState) -> None:
         """Log new conditions that prevent the rules from working as intended (see `checks`)."""
@@ -357,7 +344,7 @@ class Observer:
             try:
                 fresh = await management.sources(self._vhost, ahead.pop()) - seen
             except UpstreamError as error:
-                self.failed(error)
+                self._failed.append(str(error))
                 continue
             seen |= fresh
             sources |= fresh
@@ -402,11 +389,8 @@ class Observer:
         return warnings
 
     def _note_foreign(self, carrier: bytes, foreign: list[BindingInfo]) -> None:
-        last = self.foreign.pop(carrier, [])
-        if not foreign:
-            return
-        self.foreign[carrier] = foreign
-        fresh = [binding for binding in foreign if binding not in last]
+        last = self.readings.get(carrier)
+        fresh = [binding for binding in foreign if last is None or binding not in last.foreign]
         if fresh:
             log.warning(
                 "foreign bindings bypass the rules",
@@ -419,11 +403,7 @@ class Observer:
     def forget_others(self, desired: DesiredState) -> None:
         """Forget what listings have shown of carriers that are no longer needed."""
         carriers = {exchange.carrier for exchange in desired.carriers}
-        self._readings = {name: last for name, last in self._readings.items() if name in carriers}
-        self.foreign = {name: bindings for name, bindings in self.foreign.items() if name in carriers}
-        self.superfluous = {name: copies for name, copies in self.superfluous.items() if name in carriers}
-        exchanges = {exchange.name for exchange in desired.carriers}
-        self._current_until = {name: until for name, until in self._current_until.items() if name in exchanges}
+        self.readings = {carrier: last for carrier, last in self.readings.items() if carrier in carriers}
 
     def finish(self) -> None:
         """Log new failures at the end of a pass."""

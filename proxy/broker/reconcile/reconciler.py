@@ -97,9 +97,7 @@ class Reconciler:
         self.executor = Executor(
             connection, self.names, settings.username, state, management, settings.retries_per_look
         )
-        self.observer = Observer(
-            state.name, management, self.names, connection.find_missing, self.store, settings.retries_per_look
-        )
+        self.observer = Observer(self.store, management, self.names, connection.find_missing, settings.retries_per_look)
         self.rights = TokenRights(settings.declared.own_routes)
         self.rights.learn(state.exchanges, state.router)
         self._coming_rights = self.rights
@@ -137,7 +135,7 @@ class Reconciler:
         """Number of bindings of each carrier."""
         state, observer = self._state, self.observer
         return [
-            CarrierBindings(exchange, observer.binding_count(exchange), state.scans_bindings)
+            CarrierBindings(exchange, observer.reading(exchange).size, state.scans_bindings)
             for exchange in state.carried()
         ]
 
@@ -280,7 +278,7 @@ class Reconciler:
         """Run one pass; `kept` are exchanges whose bindings are listed again only if a destination was deleted."""
         executor, names, observer = self.executor, self.names, self.observer
         before = self.store.bindings()
-        await self._list_names()
+        await observer.list_names()
         await self._migration.look()
         for kind, name in await observer.find_absent(wanted(), thorough=thorough):
             if kind == QUEUE:
@@ -302,7 +300,7 @@ class Reconciler:
         desired = wanted()
         for exchange in desired.carriers:
             exchange.tokens.rules_need(desired.tokens_of(exchange), desired.plain[exchange.name])
-        await self.forms.change_forms(desired, observer.has_eight_words)
+        await self.forms.change_forms(desired, lambda exchange: observer.reading(exchange).has_eight_words)
         observation = self._observation(desired, listed, conflicts, remove_foreign, thorough)
         actions = diff(desired, self._undeclared, observation, declare_all=thorough)
         await executor.carry_out(actions, stop_at=self._stop_at if thorough else None)
@@ -327,17 +325,6 @@ class Reconciler:
         """Return True if no destination bound on a carrier was deleted. A deletion would also have removed bindings."""
         return not any(self.names.absence_reason(destination) for destination in exchange.bound)
 
-    async def _list_names(self) -> None:
-        names, store = self.names, self.store
-        queues_before, exchanges_before = dict(names.queues), store.exchanges_before()
-        listed = await self.observer.list_names()
-        names.queues_complete, names.exchanges_complete = False, False
-        if listed.queues is not None:
-            names.queues_listed(queues_before, listed.queues)
-        if listed.exchanges is not None:
-            names.exchanges_listed(listed.exchanges)
-            store.exchanges_listed(exchanges_before, listed.exchanges)
-
     def _observation(
         self,
         desired: DesiredState,
@@ -360,9 +347,9 @@ class Reconciler:
                         if not may_bind(desired, BindToken(exchange, destination))
                     ]:
                         exchange.tokens.not_bound(extra)
-        surplus = [action for actions in observer.superfluous.values() for action in actions]
+        surplus = [action for last in observer.readings.values() for action in last.superfluous]
         for exchange in desired.carriers:
-            former = self.forms.removable(exchange, observer.carrier_tokens(exchange).former)
+            former = self.forms.removable(exchange, observer.reading(exchange).carrier_tokens.former)
             surplus += former_bindings(exchange, former, self.names)
         if remove_foreign:
             surplus += [
