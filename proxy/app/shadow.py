@@ -19,7 +19,7 @@ import structlog
 from proxy.admin.server import GuardedRoute, json_route
 from proxy.app.reload import Reload, owned_exchanges
 from proxy.audit.record import LineRenderer, Privacy
-from proxy.broker.declared.store import inheriting
+from proxy.broker.declared.store import inherit
 from proxy.errors import ConfigErrors, ProtocolError
 from proxy.net.tasks import Tasks
 from proxy.net.vhosts import Vhosts
@@ -243,7 +243,7 @@ class Shadow:
             if owned is None or router is None or run.epochs.get(state.name) == state.epoch:
                 continue
             run.epochs[state.name] = state.epoch
-            for number, _ in enumerate(inheriting(state, owned, router)):
+            for number, _ in enumerate(inherit(state, owned, router)):
                 if not number % _STEP:
                     await asyncio.sleep(0)
 

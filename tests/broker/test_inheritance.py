@@ -1,7 +1,7 @@
 from __future__ import annotations
 
-from proxy.broker.declared.store import inherit
-from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
+from proxy.broker.declared import store
+from proxy.relay.vhost import Delivery, OwnedExchange, StoredBinding, VhostState
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from tests.broker.clients import declare_here, stored, text
@@ -14,6 +14,10 @@ def targets(rules: Router, exchange: bytes) -> list[bytes]:
 
 def fresh(*names: str) -> tuple[dict[bytes, OwnedExchange], Router]:
     return {name.encode(): owned(name) for name in names}, router({name: queues("file") for name in names})
+
+
+def inherit(known: VhostState, exchanges: dict[bytes, OwnedExchange], rules: Router) -> list[tuple[StoredBinding, str]]:
+    return list(filter(None, store.inherit(known, exchanges, rules)))
 
 
 def test_exchanges_of_clients_are_the_same_under_new_rules() -> None:

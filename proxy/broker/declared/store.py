@@ -21,10 +21,10 @@ Source: architecture, "The broker is the store".
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, tzinfo
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import structlog
 
@@ -174,7 +174,6 @@ log = structlog.get_logger(__name__)
 
 #: Identity of a stored binding in a listing.
 _Row: TypeAlias = tuple[str, bytes, bytes, str, str]
-_Change: TypeAlias = Callable[[Hashable, StoredBinding], None]
 
 
 class BindingsBefore(NamedTuple):
@@ -185,52 +184,64 @@ class BindingsBefore(NamedTuple):
     changes: int
 
 
+@dataclass(slots=True)
+class _Listed:
+    """What the listings of one exchange's bindings have shown.
+
+    Args:
+        decoded: the stored bindings in the last listing.
+        unverified: bindings that the next listing has to confirm, by identity.
+        applied: the exchange and its number of changes when the last listing was applied; None if anything else has
+            changed the exchange since that listing was requested.
+        unsigned: bindings that are not signed with any of our secrets.
+        previous: number of bindings that are signed with a previous secret.
+    """
+
+    decoded: dict[_Row, tuple[Hashable, StoredBinding]] = field(default_factory=dict)
+    unverified: set[Hashable] = field(default_factory=set)
+    applied: tuple[Exchange, int] | None = None
+    unsigned: list[str] = field(default_factory=list)
+    previous: int = 0
+
+
 class BindingListings:
     """Processes listings of bindings in one virtual host."""
 
     def __init__(self, store: DeclarationStore) -> None:
         self._store = store
         self._state = store.state
-        self._unverified: dict[bytes, set[Hashable]] = {}
-        self._decoded: dict[bytes, dict[_Row, tuple[Hashable, StoredBinding]]] = {}
-        self._applied: dict[bytes, tuple[Exchange, int]] = {}
-        self._unsigned: dict[bytes, list[str]] = {}
-        self._previous: dict[bytes, int] = {}
+        self._listed: dict[bytes, _Listed] = {}
+
+    def _in_use(self) -> Iterator[tuple[bytes, _Listed]]:
+        return ((name, last) for name, last in self._listed.items() if name in self._state.exchanges)
 
     @property
     def has_unverified(self) -> bool:
         """True if an observation must be confirmed by the next listing."""
-        return any(name in self._state.exchanges for name in self._unverified)
+        return any(last.unverified for _, last in self._in_use())
 
     @property
     def unsigned(self) -> dict[bytes, list[str]]:
         """Bindings that are not signed with any of our secrets, by exchange, as of the last listings."""
-        return {name: texts for name, texts in self._unsigned.items() if texts and name in self._state.exchanges}
+        return {name: last.unsigned for name, last in self._in_use() if last.unsigned}
 
     @property
     def previous(self) -> dict[bytes, int]:
         """Number of bindings that are signed with a previous secret, by exchange, as of the last listings."""
-        return {name: count for name, count in self._previous.items() if count and name in self._state.exchanges}
-
-    @property
-    def _memories(self) -> Iterable[dict[bytes, Any]]:  # Any: they hold different things
-        return self._unverified, self._decoded, self._applied, self._unsigned, self._previous
-
-    @property
-    def names(self) -> set[bytes]:
-        """Exchanges with any remembered data."""
-        return set().union(*self._memories)
+        return {name: last.previous for name, last in self._in_use() if last.previous}
 
     def forget(self, name: bytes) -> None:
-        for memory in self._memories:
-            memory.pop(name, None)
+        self._listed.pop(name, None)
+
+    def forget_deleted(self) -> None:
+        self._listed = dict(self._in_use())
 
     def settled(self, owned: OwnedExchange) -> bool:
         """Return True if the state is unchanged since the last listing of an exchange's bindings was applied."""
-        applied = self._applied.get(owned.name)
-        if applied is None or self._state.exchanges.get(owned.name) is not owned:
+        last = self._listed.get(owned.name)
+        if last is None or last.applied is None or self._state.exchanges.get(owned.name) is not owned:
             return False
-        exchange, changes = applied
+        exchange, changes = last.applied
         return self._state.router.exchanges.get(owned.name) is exchange and owned.changes == changes
 
     def before(self, owned: OwnedExchange) -> BindingsBefore | None:
@@ -242,7 +253,7 @@ class BindingListings:
 
     async def read_ahead(self, owned: OwnedExchange, listed: Iterable[BindingInfo]) -> None:
         """Decode the stored bindings in a part of a listing, before `take` is called with the whole listing."""
-        decoded = self._decoded.setdefault(owned.name, {})
+        decoded = self._listed.setdefault(owned.name, _Listed()).decoded
         with without_collection():
             for number, info in enumerate(info for info in listed if info.stores):
                 if number % _STEP == _STEP - 1:
@@ -268,28 +279,43 @@ class BindingListings:
     async def _take(
         self, owned: OwnedExchange, before: BindingsBefore, listed: Iterable[BindingInfo]
     ) -> list[BindingInfo]:
-        joined, superfluous = await self._joined(owned, listed)
-        join = _Join(self._store, owned, before, self._unverified.pop(owned.name, set()))
-        for number, (change, identity, stored) in enumerate(join.changes(joined)):
+        last = self._listed.setdefault(owned.name, _Listed())
+        joined, superfluous = await self._joined(owned, last, listed)
+        believed, last.unverified = last.unverified, set()
+        expected_changes = before.changes
+        clients: Iterable[Hashable] = [*joined, *(identity for identity in before.clients if identity not in joined)]
+        for number, identity in enumerate(clients):
             if number % _STEP == _STEP - 1:
                 await asyncio.sleep(0)
-            if not join.current:
+            if not self._is_same(owned, before):
                 return []
-            join.make(change, identity, stored)
-        if join.unverified:
-            self._unverified[owned.name] = join.unverified
-        if join.unverified or join.disturbed:
-            self._applied.pop(owned.name, None)
-        else:
-            self._applied[owned.name] = (before.exchange, owned.changes)
+            is_disturbed = owned.changes != expected_changes
+            changes = owned.changes
+            then, now, stored = before.clients.get(identity), owned.clients.get(identity), joined.get(identity)
+            if now is None and then is None and stored is not None:
+                if is_disturbed and identity not in believed:
+                    last.unverified.add(identity)
+                else:
+                    self._store.add_binding(stored, identity)
+            elif now is not None and now is then and (stored is None or now.copies != stored.copies):
+                self._store.remove_binding(now)
+                if stored is not None:
+                    self._store.add_binding(stored, identity)
+            expected_changes += owned.changes - changes
+        is_applied = not last.unverified and owned.changes == expected_changes
+        last.applied = (before.exchange, owned.changes) if is_applied else None
         return superfluous
 
+    def _is_same(self, owned: OwnedExchange, before: BindingsBefore) -> bool:
+        """Return True if the exchange is still the same object as when its bindings were requested."""
+        state = self._state
+        return state.exchanges.get(owned.name) is owned and state.router.exchanges.get(owned.name) is before.exchange
+
     async def _joined(
-        self, owned: OwnedExchange, listed: Iterable[BindingInfo]
+        self, owned: OwnedExchange, last: _Listed, listed: Iterable[BindingInfo]
     ) -> tuple[dict[Hashable, StoredBinding], list[BindingInfo]]:
         """Read the stored bindings in a listing. Copies of a binding are merged; the lowest sequence number wins."""
-        name = owned.name
-        last, fresh = self._decoded.get(name, {}), dict[_Row, tuple[Hashable, StoredBinding]]()
+        fresh: dict[_Row, tuple[Hashable, StoredBinding]] = {}
         joined: dict[Hashable, StoredBinding] = {}
         winners: dict[Hashable, BindingInfo] = {}
         superfluous: list[BindingInfo] = []
@@ -301,7 +327,7 @@ class BindingListings:
             if not info.stores:
                 continue
             row = _row(info)
-            decoded = last.get(row) or self._decode(owned, info)
+            decoded = last.decoded.get(row) or self._decode(owned, info)
             if decoded is None:
                 continue
             fresh[row] = decoded
@@ -323,14 +349,12 @@ class BindingListings:
                 stored = known.merged_with(stored)
             joined[identity] = stored
             winners[identity] = info
-        self._decoded[name], self._previous[name] = fresh, previous
-        self._note_unsigned(name, unsigned)
+        self._warn_of_unsigned(owned.name, unsigned, last.unsigned)
+        last.decoded, last.unsigned, last.previous = fresh, unsigned, previous
         return joined, superfluous
 
-    def _note_unsigned(self, name: bytes, unsigned: list[str]) -> None:
-        last = self._unsigned.get(name, [])
-        self._unsigned[name] = unsigned
-        fresh = sorted(set(unsigned).difference(last))
+    def _warn_of_unsigned(self, name: bytes, unsigned: list[str], known: list[str]) -> None:
+        fresh = sorted(set(unsigned).difference(known))
         if fresh:
             log.warning(
                 "bindings without a valid signature route only to their own destination",
@@ -362,77 +386,17 @@ def _weight(stored: StoredBinding) -> tuple[bool, bool, int]:
     return stored.signed, stored.is_mark, -stored.copies[0].sequence
 
 
-class _Join:
-    """A listing of bindings that is being applied. Relays may change the state between two steps."""
-
-    def __init__(
-        self, store: DeclarationStore, owned: OwnedExchange, before: BindingsBefore, unverified: set[Hashable]
-    ) -> None:
-        self._store = store
-        self._owned = owned
-        self._before = before
-        self._believed = unverified
-        #: Number of changes that this listing has made to the exchange.
-        self._own = 0
-        self.unverified: set[Hashable] = set()
-
-    @property
-    def current(self) -> bool:
-        """True if the exchange is still the same object as when its bindings were requested."""
-        state, name = self._store.state, self._owned.name
-        return state.exchanges.get(name) is self._owned and state.router.exchanges.get(name) is self._before.exchange
-
-    @property
-    def disturbed(self) -> bool:
-        """True if anything other than this listing has changed the exchange since the listing was requested."""
-        return self._owned.changes != self._before.changes + self._own
-
-    def changes(self, listed: Mapping[Hashable, StoredBinding]) -> list[tuple[_Change, Hashable, StoredBinding]]:
-        """Return the changes to pass to `make`."""
-        changes: list[tuple[_Change, Hashable, StoredBinding]] = [(self._take, *item) for item in listed.items()]
-        return changes + [(self._lose, *item) for item in self._before.clients.items() if item[0] not in listed]
-
-    def make(self, change: _Change, identity: Hashable, stored: StoredBinding) -> None:
-        changes = self._owned.changes
-        change(identity, stored)
-        self._own += self._owned.changes - changes
-
-    def _take(self, identity: Hashable, stored: StoredBinding) -> None:
-        known = self._owned.clients.get(identity)
-        if known is None:
-            if identity in self._before.clients:
-                return  # removed in the meantime
-            if self.disturbed and identity not in self._believed:
-                self.unverified.add(identity)
-            else:
-                self._store.add_binding(stored, identity)
-        elif known is self._before.clients.get(identity) and known.copies != stored.copies:
-            self._store.remove_binding(known)
-            self._store.add_binding(stored, identity)
-
-    def _lose(self, identity: Hashable, stored: StoredBinding) -> None:
-        if self._owned.clients.get(identity) is stored:
-            self._store.remove_binding(stored)
-
-
 #: A binding that new rules reject, and the reason.
 Refused: TypeAlias = tuple[StoredBinding, str]
 
 
-def inherit(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Router) -> list[Refused]:
-    """Carry clients' exchanges and bindings over to new rules. A further call carries over later changes.
+def inherit(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Router) -> Iterator[Refused | None]:
+    """Carry clients' exchanges and bindings over to new rules, in small steps. The state may change between two steps.
+
+    A further call carries over later changes.
 
     Args:
         state: the state with the old rules and the declarations.
-
-    Returns:
-        Bindings that the new rules make invalid, with the reasons.
-    """
-    return [refused for refused in inheriting(state, exchanges, router) if refused is not None]
-
-
-def inheriting(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Router) -> Iterator[Refused | None]:
-    """Do the same as `inherit`, but in small steps. The state may change between two steps.
 
     Yields:
         For each step, None, or a binding that the new rules make invalid.
@@ -539,52 +503,45 @@ class DeclarationStore:
     def exchange_gone(self, name: bytes) -> None:
         """Forget a deleted client exchange and its bindings."""
         self._forget(name)
-        self.state.remove_exchange(name)
         self.changes += 1
         log.info("declared exchange was deleted", vhost=self.state.name, exchange=shown(name))
 
     def _found(self, before: ExchangesBefore, info: ExchangeInfo, *, believed: bool) -> None:
+        """Add an exchange, or replace the known exchange if the exchange on the broker differs."""
         name = info.name
         now = self.state.exchanges.get(name)
         if now is None:
             if name in before.exchanges or name in self.state.carriers:
                 return  # deleted in the meantime, or the carrier of another exchange
-            if believed:
-                self._add(info)
-            else:
+            if not believed:
                 self._unverified.add(name)
+                return
         elif now.declared is None:
             return  # a rules file owns it
         elif now.delivery is Delivery.QUEUE:
             self.log_fault(name, "an exchange with delivery: queue was declared with a carrier through another sidecar")
-        elif before.has(now) and self._kept.get(name) != info.kept:
-            self._compare(now, info)
-
-    def _compare(self, now: OwnedExchange, info: ExchangeInfo) -> None:
-        """Replace the known exchange if the exchange on the broker differs."""
-        try:
-            owned, _ = exchange_from_listing(info, self._local_time)
-        except ValueError as error:
-            self.log_fault(info.name, f"its stored data is damaged: {error}")
             return
-        if owned.declared == now.declared:
-            self._kept[info.name] = info.kept
-            self._warn_of_arguments(owned)
+        elif not before.has(now) or self._kept.get(name) == info.kept:
             return
-        self._forget(info.name)
-        self.state.remove_exchange(info.name)
-        self._add(info)
-
-    def _add(self, info: ExchangeInfo) -> None:
         try:
             owned, exchange = exchange_from_listing(info, self._local_time)
         except ValueError as error:
-            self.log_fault(info.name, f"its stored data is damaged: {error}")
+            self.log_fault(name, f"its stored data is damaged: {error}")
             return
-        self._kept[info.name] = info.kept
-        self.add_exchange(owned, exchange)
+        is_known = now is not None and owned.declared == now.declared
+        if not is_known:
+            if now is not None:
+                self._forget(name)
+            self.add_exchange(owned, exchange)
+        self._kept[name] = info.kept
         self._warn_of_arguments(owned)
-        log.info("declared exchange found", vhost=self.state.name, exchange=shown(info.name))
+        if not is_known:
+            log.info("declared exchange found", vhost=self.state.name, exchange=shown(name))
+
+    def _forget(self, name: bytes) -> None:
+        self._kept.pop(name, None)
+        self.listings.forget(name)
+        self.state.remove_exchange(name)
 
     def _warn_of_arguments(self, owned: OwnedExchange) -> None:
         """Log arguments that have no effect.
@@ -602,12 +559,8 @@ class DeclarationStore:
 
     def forget_deleted(self) -> None:
         """Forget exchanges that no longer exist. Relays remove the exchanges that their clients delete."""
-        for name in (self._kept.keys() | self.listings.names) - self.state.exchanges.keys():
-            self._forget(name)
-
-    def _forget(self, name: bytes) -> None:
-        self._kept.pop(name, None)
-        self.listings.forget(name)
+        self._kept = {name: kept for name, kept in self._kept.items() if name in self.state.exchanges}
+        self.listings.forget_deleted()
 
     # -- bindings ----------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from typing import NamedTuple, TypeAlias
 import structlog
 
 from proxy.broker.connection import ControlConnection, ControlSettings
-from proxy.broker.declared.store import DeclarationStore, inherit, inheriting
+from proxy.broker.declared.store import DeclarationStore, inherit
 from proxy.broker.management_api import ExchangeInfo, ManagementApi
 from proxy.broker.reconcile.carrier_forms import CarrierBindings, CarrierForms, adopt_types
 from proxy.broker.reconcile.desired import DesiredState, TokenRights, WantedQueue, desired_state
@@ -399,7 +399,7 @@ class Reconciler:
             old = self._wanted()
             self._coming_rights = rights = TokenRights(self.rights.own_routes)
             rights.learn(exchanges, router)
-            for number, _ in enumerate(inheriting(self._state, exchanges, router)):
+            for number, _ in enumerate(inherit(self._state, exchanges, router)):
                 if number % _STEP == _STEP - 1:
                     await asyncio.sleep(0)
             share_tables(old, exchanges)
@@ -412,7 +412,7 @@ class Reconciler:
         """Replace the old rules with prepared rules, including the latest client declarations."""
         self.rights.take(self._coming_rights)
         self.rights.learn(exchanges, router)
-        for stored, why in inherit(self._state, exchanges, router):
+        for stored, why in filter(None, inherit(self._state, exchanges, router)):
             log.warning(
                 "new rules reject a client's binding",
                 vhost=self._state.name,
