@@ -15,9 +15,9 @@ from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.declared.store import binding_from_listing, why_unsigned
 from proxy.broker.management_api import BindingInfo, ManagementApi
 from proxy.broker.methods import Bind, reason
-from proxy.broker.reconcile.token_migration import lacking_tokens, retire_tokens
+from proxy.broker.reconcile.checks import carrier_tokens
 from proxy.relay.declare.storage import kept_rows, signed_copy
-from proxy.relay.tokens import Secrets, Tokens
+from proxy.relay.tokens import Secrets, TokenForm, Tokens
 from proxy.relay.vhost import StoredBinding, VhostState
 from proxy.routing.router import Router
 from proxy.values import Destination, shown
@@ -123,12 +123,49 @@ class Adoption:
         return None
 
     async def lacking_tokens(self, vhost: str) -> list[tuple[bytes, Destination]]:
-        """See `token_migration.lacking_tokens`."""
-        return await lacking_tokens(self._management, Tokens(vhost, self._secrets.token_keys))
+        """Find destinations that carriers reach only with old tokens. Retiring these tokens would lose messages."""
+        lacking: list[tuple[bytes, Destination]] = []
+        for carrier, tokens, bindings in await self._bindings(vhost):
+            current = {
+                (info.destination_type, info.destination)
+                for info in bindings
+                if info.routing_key in tokens.of(info.destination_type, info.destination)[:: len(tokens.keys)]
+            }
+            bound = carrier_tokens(bindings, tokens).bound
+            lacking += [(carrier, destination) for destination in sorted(bound - current)]
+        return lacking
 
     async def retire_tokens(self, vhost: str) -> int:
-        """See `token_migration.retire_tokens`."""
-        return await retire_tokens(self._management, Tokens(vhost, self._secrets.token_keys))
+        """Record on the broker that, from now on, only the current tokens of a virtual host are bound.
+
+        In their next pass, sidecars detect this, publish only with the current tokens, and remove the other tokens.
+        Before this call, all sidecars must have the current secret, none may run version 0.1, and `lacking_tokens` must
+        be empty.
+
+        Returns:
+            Number of remaining bindings with other tokens.
+        """
+        tokens = self._tokens(vhost)
+        for key in tokens.keys[1:]:
+            await self._management.declare_marker(vhost, tokens.marker(tokens.keys[0], key))
+        counted = [carrier_tokens(bindings, tokens) for _, tokens, bindings in await self._bindings(vhost)]
+        return sum(bound.unkeyed + bound.previous for bound in counted)
+
+    async def _bindings(self, vhost: str) -> list[tuple[bytes, Tokens, list[BindingInfo]]]:
+        """List the bindings of each carrier, with the tokens that the carrier may have."""
+        tokens = self._tokens(vhost)
+        return [
+            (
+                name,
+                tokens.in_form(TokenForm.CHANGING if info.type == "topic" else TokenForm.DIRECT),
+                await self._management.bindings(vhost, name),
+            )
+            for name, info in sorted((await self._management.exchanges(vhost)).items())
+            if info.marked
+        ]
+
+    def _tokens(self, vhost: str) -> Tokens:
+        return Tokens(vhost, self._secrets.token_keys)
 
     async def close(self) -> None:
         for connection in self._connections.values():

@@ -18,12 +18,11 @@ import structlog
 from proxy.broker.connection import ControlConnection
 from proxy.broker.management_api import BindingInfo, ManagementApi
 from proxy.broker.methods import declare_marker
-from proxy.broker.reconcile.checks import carrier_tokens
 from proxy.broker.reconcile.diff import KeptRow, RemoveBinding
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.declare.storage import kept_rows
-from proxy.relay.tokens import UNKEYED, TokenForm, Tokens
+from proxy.relay.tokens import UNKEYED, Tokens
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.values import Destination
 
@@ -149,52 +148,3 @@ def former_bindings(
         if not names.exclusive(destination) and (rows or not info.kept):
             removals.append(RemoveBinding(exchange.carrier, info, moves=tuple(rows)))
     return removals
-
-
-async def lacking_tokens(management: ManagementApi, tokens: Tokens) -> list[tuple[bytes, Destination]]:
-    """Find destinations that carriers reach only with old tokens. Retiring these tokens would lose messages.
-
-    Raises:
-        UpstreamError: the management API is unavailable.
-    """
-    lacking: list[tuple[bytes, Destination]] = []
-    for carrier, (possible, rows) in (await _carriers(management, tokens)).items():
-        bound = carrier_tokens(rows, possible)
-        current = {
-            (row.destination_type, row.destination)
-            for row in rows
-            if row.routing_key in possible.of(row.destination_type, row.destination)[:: len(possible.keys)]
-        }
-        lacking += [(carrier, destination) for destination in sorted(bound.bound - current)]
-    return lacking
-
-
-async def retire_tokens(management: ManagementApi, tokens: Tokens) -> int:
-    """Record on the broker that, from now on, only the current tokens of a virtual host are bound.
-
-    In their next pass, sidecars detect this, publish only with the current tokens, and remove the other tokens. Before
-    this call, all sidecars must have the current secret, none may run version 0.1, and `lacking_tokens` must be empty.
-
-    Returns:
-        Number of remaining bindings with other tokens.
-
-    Raises:
-        UpstreamError: the management API is unavailable or refused a request.
-    """
-    for key in tokens.keys[1:]:
-        await management.declare_marker(tokens.vhost, tokens.marker(tokens.keys[0], key))
-    counted = [carrier_tokens(rows, possible) for possible, rows in (await _carriers(management, tokens)).values()]
-    return sum(bound.unkeyed + bound.previous for bound in counted)
-
-
-async def _carriers(management: ManagementApi, tokens: Tokens) -> dict[bytes, tuple[Tokens, list[BindingInfo]]]:
-    """List the bindings of each carrier, with the tokens that the carrier may have."""
-    exchanges = await management.exchanges(tokens.vhost)
-    return {
-        name: (
-            tokens.in_form(TokenForm.CHANGING if info.type == "topic" else TokenForm.DIRECT),
-            await management.bindings(tokens.vhost, name),
-        )
-        for name, info in sorted(exchanges.items())
-        if info.marked
-    }
