@@ -28,6 +28,7 @@ from proxy.net.tls_config import SidecarTls
 from proxy.relay.tokens import UNKEYED, Tokens
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.bindings.patterns import Budget, InvalidPattern, compile_pattern
+from proxy.routing.router import Router
 from proxy.rules.lint.destinations import EvaluatedExchange, NamedDestination
 from proxy.rules.loader import LoadedRules
 from proxy.rules.ruleset import QueueRule, VhostRules
@@ -142,7 +143,7 @@ async def _ask_amqp(settings: ControlSettings, default_vhost: str, findings: Fin
                 for destination, exchange in carried.items()
                 if destination not in absent
             }
-            executor = Executor(connection, ObservedState(), settings.username)
+            executor = Executor(settings, VhostState(vhost, Router(())), connection, ObservedState())
             await executor.carry_out(list(declares))
             for action, failure in executor.failures.items():
                 _add_conflict(declares[action], failure.why, findings)

@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from proxy.broker.connection import ControlConnection
 from proxy.broker.declared.announcements import EXCHANGE, Announcements, decode_announcement, encode_announcement
+from proxy.broker.task_supervisor import Supervisor
 from tests.broker.world import Outside, has, settings
 from tests.rabbitmq import Broker
 
@@ -44,7 +45,7 @@ async def sidecar(broker: Broker, vhost: str) -> AsyncIterator[Sidecar]:
     async def make(receiver: Receiver) -> Announcements:
         connection = ControlConnection(settings(broker), vhost)
         await connection.connect()
-        announcements = Announcements(connection, vhost, receiver)
+        announcements = Announcements(connection, vhost, receiver, Supervisor())
         open_ones.append((announcements, connection))
         await announcements.subscribe()
         return announcements
@@ -89,7 +90,7 @@ async def test_a_closed_subscriber_leaves_no_queue(sidecar: Sidecar, broker: Bro
     assert len(broker.api("GET", f"exchanges/{vhost}/{EXCHANGE}/bindings/source")) == 1
     connection = ControlConnection(settings(broker), vhost)
     await connection.connect()
-    await Announcements(connection, vhost, Receiver()).subscribe()
+    await Announcements(connection, vhost, Receiver(), Supervisor()).subscribe()
     await connection.close()
     assert len(broker.api("GET", f"exchanges/{vhost}/{EXCHANGE}/bindings/source")) == 1
 

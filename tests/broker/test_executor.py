@@ -5,12 +5,13 @@ from collections.abc import AsyncIterator
 import pytest
 
 from proxy.broker.connection import ControlConnection
+from proxy.broker.methods import LOCKED
 from proxy.broker.reconcile.diff import BindToken, DeclareCarrier, MakeQueue, UnbindRows
 from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.relay.token_table import PLAIN
 from tests.broker.clients import text
-from tests.broker.world import Outside, owned, queues, settings
+from tests.broker.world import Outside, owned, queues, settings, state
 from tests.rabbitmq import Broker
 
 
@@ -26,9 +27,10 @@ def observed() -> ObservedState:
 
 @pytest.fixture
 async def executor(broker: Broker, vhost: str, observed: ObservedState) -> AsyncIterator[Executor]:
-    connection = ControlConnection(settings(broker), vhost)
+    limits = settings(broker)
+    connection = ControlConnection(limits, vhost)
     await connection.connect()
-    yield Executor(connection, observed, broker.username)
+    yield Executor(limits, state(vhost, {}), connection, observed)
     await connection.close()
 
 
@@ -71,7 +73,7 @@ async def test_a_locked_queue_may_well_be_bound_by_its_owner(executor: Executor,
         channel.queue_declare("mine", exclusive=True)
         refused = await executor.bind([BindToken(carrier, ("queue", b"mine"))])
     assert carrier.bound == queues("mine")
-    assert list(refused.values()) == ["exclusive queue of another connection"]
+    assert [None if refusal is None else refusal.code for refusal in refused.values()] == [LOCKED]
 
 
 async def test_unbinding_a_missing_binding_is_no_error(executor: Executor, outside: Outside) -> None:

@@ -12,6 +12,7 @@ from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.broker.reconcile.reconciler import Reconciler
 from proxy.broker.reconcile.relay_requests import RelayRequests
+from proxy.broker.task_supervisor import Supervisor
 from proxy.relay.vhost import OwnedExchange, VhostState
 from tests.broker.world import Outside, exchanges, owned, queues, router, settings
 from tests.rabbitmq import Broker
@@ -42,13 +43,13 @@ class Bench:
         self.observed = ObservedState()
         self.management = ManagementApi(self.settings, broker.management)
         self.connection = ControlConnection(self.settings, vhost)
-        self.executor = Counting(self.connection, self.observed, broker.username)
+        self.executor = Counting(self.settings, self.state, self.connection, self.observed)
         self.requests = self.new(self.management)
 
     def new(self, management: ManagementApi | None) -> RelayRequests:
         reconciler = Reconciler(self.settings, self.state, self.connection, management)
         reconciler.executor, reconciler.names = self.executor, self.observed
-        return RelayRequests(self.settings, self.state, reconciler, management)
+        return RelayRequests(reconciler, lambda exchange: None, Supervisor())
 
     async def open(self) -> None:
         await self.connection.connect()

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from proxy.broker.connection import ControlConnection, Refusal
+from proxy.broker.connection import ControlConnection, ControlSettings, Refusal
 from proxy.broker.methods import Bind, Method
 from proxy.broker.reconcile.desired import TokenRights, desired_state
 from proxy.broker.reconcile.executor import Executor
@@ -37,7 +37,7 @@ class Scene:
     def __init__(self, known: VhostState) -> None:
         self.known = known
         self.connection = FakeConnection()
-        self.executor = Executor(self.connection, ObservedState(), "control", known)
+        self.executor = Executor(ControlSettings((), "control", ""), known, self.connection, ObservedState())
         self.rights = TokenRights(own_routes=True)
         self.rights.learn(known.exchanges, known.router)
         self.orphans = OrphanTokens(known, self.rights)

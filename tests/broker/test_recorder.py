@@ -7,6 +7,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.broker.declared.snapshot import Recorder, Snapshot, SnapshotRecords, records_of
+from proxy.broker.task_supervisor import Supervisor
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.router import Router
 from tests.broker.clients import declare_here, stored
@@ -20,7 +21,7 @@ def known() -> VhostState:
 
 @pytest.fixture
 def recorder(tmp_path: Path, known: VhostState) -> Recorder:
-    return Recorder(Snapshot(tmp_path / "kept"), lambda: [known])
+    return Recorder(Snapshot(tmp_path / "kept"), lambda: [known], Supervisor())
 
 
 def test_records_contain_declarations_of_clients_but_not_of_files(known: VhostState) -> None:

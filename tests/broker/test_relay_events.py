@@ -8,6 +8,7 @@ from proxy.broker.connection import ControlConnection, ControlSettings, Declared
 from proxy.broker.reconcile.diff import BindToken
 from proxy.broker.reconcile.reconciler import Reconciler
 from proxy.broker.reconcile.relay_requests import RelayRequests
+from proxy.broker.task_supervisor import Supervisor
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from tests.broker.clients import declare_here, stored, text
 from tests.broker.world import exchanges, owned, queues, state
@@ -39,7 +40,7 @@ class Scene:
         reconciler = Reconciler(limits, known, ControlConnection(limits, "/"), None)
         reconciler.executor = self.executor  # type: ignore[assignment]
         self.rights = reconciler.rights
-        self.requests = RelayRequests(limits, known, reconciler, orphaned=self.orphaned.append)
+        self.requests = RelayRequests(reconciler, self.orphaned.append, Supervisor())
         self.requests.connected.set()
 
     async def ensure(self, queue: str) -> None:

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from proxy.broker.management_api import ManagementApi
 from proxy.broker.methods import declare_carrier
 from proxy.broker.reconcile.vhost_loop import VhostTopology
+from proxy.broker.task_supervisor import Supervisor
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.vhost import Delivery, VhostState
 from tests.broker.world import (
@@ -46,7 +47,7 @@ async def make(broker: Broker) -> AsyncIterator[Make]:
     ) -> VhostTopology:
         limits = settings(broker, **more)
         listing = ManagementApi(limits, broker.management) if management else None
-        topology = VhostTopology(limits, known, asked, listing)
+        topology = VhostTopology(limits, known, asked, listing, lambda: None, Supervisor())
         ending.append(topology.close)
         if listing is not None:
             ending.append(listing.close)

@@ -47,12 +47,12 @@ class Announcements:
         connection: ControlConnection,
         vhost: str,
         heard: Callable[[set[bytes] | None], None],
-        supervisor: Supervisor | None = None,
+        supervisor: Supervisor,
     ) -> None:
         self._connection = connection
         self._vhost = vhost
         self._heard = heard
-        self._supervisor = supervisor or Supervisor()
+        self._supervisor = supervisor
         self._sender = secrets.token_bytes(_SENDER_BYTES)
         self._exchange: AbstractExchange | None = None
         self._pending: set[bytes] = set()

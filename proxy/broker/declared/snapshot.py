@@ -268,14 +268,12 @@ log = structlog.get_logger(__name__)
 class Recorder:
     """Writes the snapshot of client declarations."""
 
-    def __init__(
-        self, snapshot: Snapshot, states: Callable[[], Iterable[VhostState]], supervisor: Supervisor | None = None
-    ) -> None:
+    def __init__(self, snapshot: Snapshot, states: Callable[[], Iterable[VhostState]], supervisor: Supervisor) -> None:
         self.snapshot = snapshot
         #: Error of the last access to the file; empty if it succeeded.
         self.fault = ""
         self._states = states
-        self._supervisor = supervisor or Supervisor()
+        self._supervisor = supervisor
         self._wanted = False
         self._unreadable = False
         self._ending = asyncio.Event()

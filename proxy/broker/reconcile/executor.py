@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import structlog
 
-from proxy.broker.connection import ControlConnection, Refusal
+from proxy.broker.connection import ControlConnection, ControlSettings, Refusal
 from proxy.broker.management_api import ManagementApi, NotListed
 from proxy.broker.methods import (
     LOCKED,
@@ -33,7 +33,6 @@ from proxy.relay.declare.storage import pin_entries
 from proxy.relay.token_table import PLAIN, TokenTable
 from proxy.relay.tokens import Tokens, is_eight_words
 from proxy.relay.vhost import OwnedExchange, VhostState
-from proxy.routing.router import Router
 from proxy.values import Destination, shown
 
 _NOT_FOUND = 404
@@ -63,19 +62,17 @@ class Executor:
 
     def __init__(
         self,
+        settings: ControlSettings,
+        state: VhostState,
         connection: ControlConnection,
         observed: ObservedState,
-        username: str,
-        state: VhostState | None = None,
         management: ManagementApi | None = None,
-        retries_per_look: int | None = None,
     ) -> None:
-        self._state = state if state is not None else VhostState("", Router(()))
+        self._settings = settings
+        self._state = state
         self._connection = connection
         self._observed = observed
-        self._username = username
         self._management = management
-        self._retries = retries_per_look
         #: Failed actions that are still needed, in the order of retries.
         self.failures: dict[Action, Failure] = {}
 
@@ -92,12 +89,12 @@ class Executor:
         carriers = [action for action in due if isinstance(action, DeclareCarrier)]
         refusals = await self._connection.call_all([declare_carrier(action.exchange) for action in carriers])
         for carrier, refusal in zip(carriers, refusals, strict=True):
-            text = None if refusal is None else declare_conflict(carrier.exchange, *refusal, self._username)
+            text = None if refusal is None else declare_conflict(carrier.exchange, *refusal, self._settings.username)
             self._note(carrier, refusal, text)
         if stop_at is not None:
             stop_at([self.failures[action].why for action in carriers if action in self.failures])
-        for token, refusal in (await self._bind([action for action in due if isinstance(action, BindToken)])).items():
-            self._note(BindToken(*token), refusal, _why(refusal, token[1]))
+        for token, refusal in (await self.bind([action for action in due if isinstance(action, BindToken)])).items():
+            self._note(token, refusal, None if refusal is None else _why(refusal, token.destination))
         for action in due:
             if isinstance(action, RemoveBinding) and not await self._remove(action):
                 break  # the management API does not respond
@@ -117,7 +114,9 @@ class Executor:
         still = set(actions)
         self.failures = {action: failure for action, failure in self.failures.items() if action in still}
         fresh = [action for action in actions if action not in self.failures]
-        again = [action for action, failure in self.failures.items() if not failure.pause_looks][: self._retries]
+        again = [action for action, failure in self.failures.items() if not failure.pause_looks][
+            : self._settings.retries_per_look
+        ]
         for action, failure in self.failures.items():
             self.failures[action] = failure._replace(pause_looks=max(0, failure.pause_looks - 1))
         return fresh + again
@@ -166,12 +165,8 @@ class Executor:
         self._observed.add_queue(action.name, exclusive=refusal is not None)
         self._note(action, None, None)
 
-    async def bind(self, tokens: Sequence[BindToken]) -> dict[BindToken, str]:
-        """Bind tokens and update each exchange's table; return the reasons for refusals."""
-        answers = (await self._bind(tokens)).items()
-        return {token: why for token, refusal in answers if (why := _why(refusal, token[1])) is not None}
-
-    async def _bind(self, tokens: Sequence[BindToken]) -> dict[BindToken, Refusal | None]:
+    async def bind(self, tokens: Sequence[BindToken]) -> dict[BindToken, Refusal | None]:
+        """Bind tokens and update each exchange's table."""
         written: dict[OwnedExchange, Tokens] = {}
         for exchange, destination in tokens:
             exchange.tokens.binding(destination)
@@ -187,7 +182,7 @@ class Executor:
             if refusal is None:
                 self._bound(exchange, destination, written[exchange])
             else:
-                why = reason(refusal.code, refusal.text, destination[0])
+                why = _why(refusal, destination)
                 # Reply code LOCKED means that the queue exists, and its owner's connection may have bound it.
                 exchange.tokens.refused(destination, why, keeps=refusal.code == LOCKED)
         return refusals
@@ -201,7 +196,7 @@ class Executor:
             for key in tokens.of(*destination):
                 refusal = await self._connection.call(Bind(exchange.carrier, destination, key))
                 if refusal is not None:
-                    why = reason(refusal.code, refusal.text, destination[0])
+                    why = _why(refusal, destination)
                     exchange.tokens.refused(destination, why, keeps=True)
                     return why
             self._bound(exchange, destination, tokens)
@@ -227,15 +222,15 @@ class Executor:
             pins = [self._row_for(table, destination) for destination in left]
             sent_at = asyncio.get_running_loop().time()
             rows = [
-                (destination, key, pin_entries(pin))
+                Bind(exchange.carrier, destination, key, pin_entries(pin))
                 for destination, pin in zip(left, pins, strict=True)
                 for key in self._state.tokens_of(exchange).of(*destination)
                 if is_eight_words(key)
             ]
             refusals: dict[Destination, Refusal] = {}
-            for (destination, _, _), refusal in zip(rows, await self.bind_rows(exchange.carrier, rows), strict=True):
+            for bind, refusal in zip(rows, await self._connection.call_all(rows), strict=True):
                 if refusal is not None:
-                    refusals[destination] = refusal
+                    refusals[bind.destination] = refusal
             for destination, pin in zip(left, pins, strict=True):
                 if destination not in refusals:
                     if pin:
@@ -251,9 +246,6 @@ class Executor:
         if not table.shared or table.needs_plain(destination):
             return PLAIN
         return self._state.next_pin(time.time())
-
-    async def bind_rows(self, carrier: bytes, rows: Sequence[tuple[Destination, bytes, bytes]]) -> list[Refusal | None]:
-        return await self._connection.call_all([Bind(carrier, *row) for row in rows])
 
     async def hand_over(self, tokens: Sequence[BindToken]) -> list[UnbindRows]:
         """Unbind the plain rows of tokens that this sidecar's rules no longer need.
@@ -323,5 +315,5 @@ class Executor:
         return True
 
 
-def _why(refusal: Refusal | None, destination: Destination) -> str | None:
-    return None if refusal is None else reason(refusal.code, refusal.text, destination[0])
+def _why(refusal: Refusal, destination: Destination) -> str:
+    return reason(refusal.code, refusal.text, destination[0])

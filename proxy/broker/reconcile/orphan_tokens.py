@@ -28,7 +28,10 @@ class OrphanTokens:
         self._left: dict[OwnedExchange, set[Destination]] = {}
 
     def note(self, exchange: OwnedExchange) -> None:
-        """Record that an exchange has just lost its last binding, so that the next pass may unbind its tokens."""
+        """Record that an exchange has just lost its last binding, so that the next pass may unbind its tokens.
+
+        The broker considers the exchange in use until its tokens are unbound.
+        """
         self._seen |= {(exchange, destination) for destination in exchange.bound}
 
     def find(self, desired: DesiredState, now: float) -> list[UnbindRows]:

@@ -88,22 +88,20 @@ class Reconciler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
-        self._state = state
-        self._settings = settings
+        self.state = state
+        self.settings = settings
         self.connection = connection
-        self._management = management
+        self.management = management
         self.names = ObservedState()
         self.store = DeclarationStore(state, settings.declared.local_time)
-        self.executor = Executor(
-            connection, self.names, settings.username, state, management, settings.retries_per_look
-        )
+        self.executor = Executor(settings, state, connection, self.names, management)
         self.observer = Observer(self.store, management, self.names, connection.find_missing, settings.retries_per_look)
         self.rights = TokenRights(settings.declared.own_routes)
         self.rights.learn(state.exchanges, state.router)
         self._coming_rights = self.rights
-        self._migration = TokenMigration(state, self.names, connection, management)
+        self.migration = TokenMigration(state, self.names, connection, management)
         self.forms = CarrierForms(state, self.executor)
-        self._orphans = OrphanTokens(state, self.rights)
+        self.orphans = OrphanTokens(state, self.rights)
         self.queues = tuple(queues)
         #: Exchanges whose bindings were listed in the last pass.
         self._listed: Collection[bytes] = ()
@@ -122,7 +120,7 @@ class Reconciler:
     def desired(self) -> DesiredState:
         """The desired state, computed on demand."""
         if self._desired is None:
-            state = self._state
+            state = self.state
             self._desired = desired_state(state.exchanges, state.router, self.rights, state.addresses)
         return self._desired
 
@@ -133,23 +131,11 @@ class Reconciler:
     @property
     def carrier_bindings(self) -> list[CarrierBindings]:
         """Number of bindings of each carrier."""
-        state, observer = self._state, self.observer
+        state, observer = self.state, self.observer
         return [
             CarrierBindings(exchange, observer.reading(exchange).size, state.scans_bindings)
             for exchange in state.carried()
         ]
-
-    @property
-    def unkept(self) -> bool:
-        """See `TokenMigration.unkept`."""
-        return self._migration.unkept
-
-    def note_orphans(self, exchange: OwnedExchange) -> None:
-        """Record that a deletion removed the last binding of an exchange.
-
-        The broker considers the exchange in use until its tokens are unbound.
-        """
-        self._orphans.note(exchange)
 
     def changed(self) -> None:
         """Record a change to client declarations, after which `desired` is recomputed on demand."""
@@ -157,7 +143,7 @@ class Reconciler:
 
     def _wanted(self) -> DesiredState:
         self.changed()
-        self.rights.learn(self._state.exchanges, self._state.router)
+        self.rights.learn(self.state.exchanges, self.state.router)
         return self.desired
 
     # -- passes ------------------------------------------------------------------------------------------------
@@ -173,26 +159,26 @@ class Reconciler:
             UpstreamError: see `reconcile`.
         """
         async with self._one_at_a_time:
-            before = {name: set(exchange.bound) for name, exchange in self._state.exchanges.items()}
+            before = {name: set(exchange.bound) for name, exchange in self.state.exchanges.items()}
             conflicts = self.conflicts
             queues = self.queues if thorough else None
-            remove_foreign = self._settings.remove_foreign
+            remove_foreign = self.settings.remove_foreign
             missing = await self.reconcile(self._wanted, queues, remove_foreign=remove_foreign, announced=announced)
             if thorough:
                 await self.observer.warn(self.desired)
             desired = self.desired
-            orphans = self._orphans.find(desired, asyncio.get_running_loop().time())
+            orphans = self.orphans.find(desired, asyncio.get_running_loop().time())
             await self.executor.unbind(orphans)
-            await self.executor.bind(self._orphans.needed_again(orphans))
+            await self.executor.bind(self.orphans.needed_again(orphans))
             self.observer.note_bypasses(desired)
             self.observer.forget_others(desired)
             self.store.forget_deleted()
             self.observer.finish()
-            log_missing(self._state.name, self.missing, missing, describe)
+            log_missing(self.state.name, self.missing, missing, describe)
             self.missing = missing
             for text in set(self.conflicts).difference(conflicts):
-                log.error("rules conflict with the broker", vhost=self._state.name, what=text)
-            changed = any(exchange.bound != before.get(name) for name, exchange in self._state.exchanges.items())
+                log.error("rules conflict with the broker", vhost=self.state.name, what=text)
+            changed = any(exchange.bound != before.get(name) for name, exchange in self.state.exchanges.items())
             return LookResult(missing, changed, any(action.needless for action in orphans))
 
     async def look_at(self, names: Collection[bytes]) -> None:
@@ -202,7 +188,7 @@ class Reconciler:
                 try:
                     await self.find(name)
                 except UpstreamError as error:
-                    log.warning("announced change not seen yet", vhost=self._state.name, error=str(error))
+                    log.warning("announced change not seen yet", vhost=self.state.name, error=str(error))
 
     async def find(self, name: bytes) -> ExchangeInfo | None:
         """Look up an exchange and its bindings, and apply client declarations.
@@ -210,19 +196,19 @@ class Reconciler:
         Raises:
             UpstreamError: the management API did not respond.
         """
-        if self._management is None:
+        if self.management is None:
             return None
         before = self.store.exchanges_before()
-        known = self._state.exchanges.get(name)
+        known = self.state.exchanges.get(name)
         info = None
         if known is None or known.declared is not None:
-            result = await self._management.find(self._state.name, "exchange", name)
+            result = await self.management.find(self.state.name, "exchange", name)
             info = result if isinstance(result, ExchangeInfo) else None
             self.store.exchange_found(before, name, info)
-        owned = self._state.exchanges.get(name)
+        owned = self.state.exchanges.get(name)
         if owned is not None and owned.delivery is Delivery.CARRIER:
             await self.observer.read_bindings([owned])
-            self._state.changed()
+            self.state.changed()
         self.changed()
         return info
 
@@ -254,7 +240,7 @@ class Reconciler:
             began_at = self._clock()
             kept = self.observer.current(wanted()) if announced and queues is None else frozenset[bytes]()
             missing = await self._reconcile(wanted, remove_foreign, thorough=queues is not None, kept=kept)
-            if queues is not None and self._clock() > began_at + self._state.handover_seconds / HANDOVER_LOOKS:
+            if queues is not None and self._clock() > began_at + self.state.handover_seconds / HANDOVER_LOOKS:
                 # Other sidecars may have handed over rows since the rows were listed, so another pass is run first.
                 # Only rows that rules need are handed over, and RabbitMQ needs 10 s to list 100,000 bindings, so this
                 # pass lists only the bindings of exchanges that rules need.
@@ -279,14 +265,14 @@ class Reconciler:
         executor, names, observer = self.executor, self.names, self.observer
         before = self.store.bindings()
         await observer.list_names()
-        await self._migration.look()
+        await self.migration.look()
         for kind, name in await observer.find_absent(wanted(), thorough=thorough):
             if kind == QUEUE:
                 names.remove_queue(name)
             else:
                 self.store.exchange_gone(name)
         desired = wanted()
-        adopt_types(self._state, desired, names.exchanges if names.exchanges_complete else None)
+        adopt_types(self.state, desired, names.exchanges if names.exchanges_complete else None)
         conflicts = find_conflicts(desired, names.exchanges)
         self._stop_at(conflicts.values() if thorough else ())
         kept = frozenset(
@@ -358,7 +344,7 @@ class Reconciler:
                 for binding in bindings
             ]
         # Messages may choose these destinations because of this sidecar's rules, which other sidecars can't see.
-        router = self._state.router
+        router = self.state.router
         chosen = [
             BindToken(exchange, destination)
             for exchange in desired.made
@@ -377,7 +363,7 @@ class Reconciler:
 
     def _stop_at(self, conflicts: Collection[str]) -> None:
         if conflicts:
-            raise UpstreamError(UpstreamFailure.REFUSED, f"vhost {self._state.name!r}: " + "; ".join(conflicts))
+            raise UpstreamError(UpstreamFailure.REFUSED, f"vhost {self.state.name!r}: " + "; ".join(conflicts))
 
     # -- new rules ---------------------------------------------------------------------------------------------
 
@@ -399,7 +385,7 @@ class Reconciler:
             old = self._wanted()
             self._coming_rights = rights = TokenRights(self.rights.own_routes)
             rights.learn(exchanges, router)
-            for number, _ in enumerate(inherit(self._state, exchanges, router)):
+            for number, _ in enumerate(inherit(self.state, exchanges, router)):
                 if number % _STEP == _STEP - 1:
                     await asyncio.sleep(0)
             share_tables(old, exchanges)
@@ -412,15 +398,15 @@ class Reconciler:
         """Replace the old rules with prepared rules, including the latest client declarations."""
         self.rights.take(self._coming_rights)
         self.rights.learn(exchanges, router)
-        for stored, why in filter(None, inherit(self._state, exchanges, router)):
+        for stored, why in filter(None, inherit(self.state, exchanges, router)):
             log.warning(
                 "new rules reject a client's binding",
-                vhost=self._state.name,
+                vhost=self.state.name,
                 exchange=shown(stored.binding.exchange),
                 destination=describe(stored.destination),
                 error=why,
             )
-        self._state.swap(exchanges, router)
+        self.state.swap(exchanges, router)
         self._wanted()
 
     def release(self, tokens: Retired) -> None:
@@ -429,7 +415,7 @@ class Reconciler:
         for token in tokens:
             if not needed_again(desired, token):
                 token.exchange.tokens.release(token.destination)
-        self._state.changed()
+        self.state.changed()
 
     async def unbind(self, tokens: Retired) -> list[UnbindRows]:
         """Finish retiring tokens. Tokens that relays have requested or that prepared rules need stay bound.

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
 
 import structlog
 
-from proxy.broker.connection import ControlSettings
-from proxy.broker.management_api import ExchangeInfo, ManagementApi, QueueInfo
+from proxy.broker.management_api import ExchangeInfo, QueueInfo
 from proxy.broker.methods import ABSENT, EXCLUSIVE, INTERNAL, unnameable
 from proxy.broker.reconcile.diff import BindToken
 from proxy.broker.reconcile.observed import with_name, without_name
@@ -26,7 +26,7 @@ from proxy.broker.reconcile.reconciler import Reconciler
 from proxy.broker.task_supervisor import Supervisor
 from proxy.errors import UpstreamError
 from proxy.relay.token_table import Need
-from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
+from proxy.relay.vhost import Delivery, OwnedExchange
 from proxy.routing.exchange import Exchange
 from proxy.values import EXCHANGE, Destination, shown
 
@@ -44,30 +44,26 @@ class RelayRequests:
 
     Args:
         reconciler: provides the inventory and the client declarations, and binds tokens.
-        management: queried for objects that the inventory does not contain; None if there is no management API.
         orphaned: called when a deletion has removed the last binding of an exchange that a client declared.
     """
 
     def __init__(
         self,
-        settings: ControlSettings,
-        state: VhostState,
         reconciler: Reconciler,
-        management: ManagementApi | None = None,
-        orphaned: Callable[[OwnedExchange], None] = lambda exchange: None,
-        supervisor: Supervisor | None = None,
+        orphaned: Callable[[OwnedExchange], None],
+        supervisor: Supervisor,
     ) -> None:
-        self._settings = settings
-        self._state = state
+        self._settings = reconciler.settings
+        self._state = reconciler.state
         self._store = reconciler.store
         self._observed = reconciler.names
         self._executor = reconciler.executor
         self._connection = reconciler.connection
         self._rights = reconciler.rights
         self._forms = reconciler.forms
-        self._management = management
+        self._management = reconciler.management
         self._note_orphans = orphaned
-        self._supervisor = supervisor or Supervisor()
+        self._supervisor = supervisor
         #: Set while the control connection is up and the first pass has succeeded.
         self.connected = asyncio.Event()
         self._attempts: dict[tuple[bytes, Destination], asyncio.Task[None]] = {}
@@ -104,10 +100,19 @@ class RelayRequests:
             await asyncio.wait(flights, timeout=self._settings.deadline_seconds)
         return wanted & exchange.bound
 
-    async def _check(self, exchange: OwnedExchange, wanted: Sequence[Destination]) -> None:
+    @asynccontextmanager
+    async def _while_connected(self) -> AsyncIterator[None]:
+        """Wait for the control connection; the deadline includes the work that follows."""
         try:
             async with asyncio.timeout(self._settings.deadline_seconds):
                 await self.connected.wait()
+                yield
+        except TimeoutError as error:
+            raise TimeoutError("the broker did not respond in time") from error
+
+    async def _check(self, exchange: OwnedExchange, wanted: Sequence[Destination]) -> None:
+        try:
+            async with self._while_connected():
                 for destination in wanted:
                     why = unnameable(destination[1]) or await self._unpublishable(destination)
                     if why is None:
@@ -116,7 +121,7 @@ class RelayRequests:
                         self._remember(destination, why)
         except (UpstreamError, TimeoutError) as error:
             for destination in wanted:
-                self._remember(destination, str(error) or "the broker did not respond in time")
+                self._remember(destination, str(error))
 
     async def _unpublishable(self, destination: Destination) -> str | None:
         kind, name = destination
@@ -161,27 +166,23 @@ class RelayRequests:
     async def _change_form(self, exchange: OwnedExchange) -> None:
         """Switch a topic carrier to eight-word tokens, because a message must be routed to an exchange."""
         try:
-            async with asyncio.timeout(self._settings.deadline_seconds):
-                await self.connected.wait()
+            async with self._while_connected():
                 await self._forms.change(exchange)
         except (UpstreamError, TimeoutError) as error:
             log.warning(
                 "carrier not yet switched to eight-word tokens",
                 vhost=self._state.name,
                 exchange=shown(exchange.name),
-                error=str(error) or "the broker did not respond in time",
+                error=str(error),
             )
 
     async def _attempt(self, token: BindToken) -> None:
         destination = token[1]
         try:
-            async with asyncio.timeout(self._settings.deadline_seconds):
-                await self.connected.wait()
+            async with self._while_connected():
                 why = await self._reach(token)
-        except UpstreamError as error:
+        except (UpstreamError, TimeoutError) as error:
             why = str(error)
-        except TimeoutError:
-            why = "the broker did not respond in time"
         if why is not None:
             self._remember(destination, why)
         elif self._state.not_missing(destination):
@@ -299,15 +300,14 @@ class RelayRequests:
             return
         bound = all(destination in exchange.bound for exchange, _ in tokens)
         try:
-            async with asyncio.timeout(self._settings.deadline_seconds):
-                await self.connected.wait()
+            async with self._while_connected():
                 refused = await asyncio.gather(*map(self._executor.bind_one, tokens))
         except (UpstreamError, TimeoutError) as error:
             log.warning(
                 "queue declared but not bound yet",
                 vhost=state.name,
                 queue=shown(queue),
-                error=str(error) or "the broker did not respond in time",
+                error=str(error),
             )
             return
         was_missing = state.not_missing(destination)

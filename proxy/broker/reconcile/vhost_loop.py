@@ -124,8 +124,8 @@ class VhostTopology:
         state: VhostState,
         queues: Sequence[WantedQueue],
         management: ManagementApi | None,
-        record: Callable[[], None] = lambda: None,
-        supervisor: Supervisor | None = None,
+        record: Callable[[], None],
+        supervisor: Supervisor,
     ) -> None:
         state.own_routes, state.secrets = settings.declared.own_routes, settings.declared.secrets
         state.set_tokens(Tokens(state.name, state.secrets.token_keys))
@@ -137,12 +137,10 @@ class VhostTopology:
         self.reconciler = Reconciler(settings, state, self.connection, management, queues)
         self._settings = settings
         self._record = record
-        self._supervisor = supervisor or Supervisor()
-        self.requests = RelayRequests(
-            settings, state, self.reconciler, management, self._note_orphans, self._supervisor
-        )
+        self._supervisor = supervisor
+        self.requests = RelayRequests(self.reconciler, self._note_orphans, supervisor)
         self._schedule = RefreshSchedule(settings.refresh_seconds)
-        self._announcements = Announcements(self.connection, state.name, self._announced, self._supervisor)
+        self._announcements = Announcements(self.connection, state.name, self._announced, supervisor)
 
     @property
     def connected(self) -> bool:
@@ -288,7 +286,7 @@ class VhostTopology:
         if exchange not in self.state.exchanges:
             self.requests.exchange_deleted(exchange)
         self._record()
-        if self.reconciler.unkept:
+        if self.reconciler.migration.unkept:
             self._schedule.request_refresh()
         if self._settings.declared.announce:
             self._announcements.announce(exchange)
@@ -319,7 +317,7 @@ class VhostTopology:
         return None if info is None or name in self.state.exchanges else info.type
 
     def _note_orphans(self, exchange: OwnedExchange) -> None:
-        self.reconciler.note_orphans(exchange)
+        self.reconciler.orphans.note(exchange)
         self._schedule.request_refresh()
 
     # -- new rules ---------------------------------------------------------------------------------------------
