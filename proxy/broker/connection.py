@@ -28,8 +28,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from pathlib import Path
@@ -467,18 +467,10 @@ class ControlConnection:
                 return channel
         if self._connection is None:
             self._unavailable("connection closed")
-        try:
+        with self._translated():
             channel = self._connection.channel(self._number(self._connection), publisher_confirms=False)
             async with asyncio.timeout(self._settings.deadline_seconds):
                 await channel.initialize()
-        except TimeoutError as error:
-            self._late(error)
-        except asyncio.CancelledError as error:
-            self._cancelled(error)
-        except UpstreamError:
-            raise
-        except Exception as error:  # noqa: BLE001 - as in `_rpc`
-            self._unavailable(cause_of(error), error)
         return channel
 
     def _number(self, connection: AmqpConnection) -> int:
@@ -490,36 +482,37 @@ class ControlConnection:
         self._unavailable(f"all {self._channel_max} channels are in use")
 
     async def _rpc(self, channel: AbstractChannel, making: Coroutine[object, None, None]) -> Refusal | None:
-        try:
-            await making
-        except TimeoutError as error:
-            self._late(error)
-        except asyncio.CancelledError as error:
-            self._cancelled(error)
-        except ChannelClosed as error:
-            code = _CODES.get(type(error), error.args[0])
-            if code is None:  # closed by us, since the connection is shutting down
-                self._unavailable("connection closed", error)
-            return Refusal(code, str(error.args[-1]))
-        except Exception as error:  # noqa: BLE001 - aiormq raises a plain Exception if the connection is closing
-            self._unavailable(cause_of(error), error)
+        with self._translated():
+            try:
+                await making
+            except ChannelClosed as error:
+                code = _CODES.get(type(error), error.args[0])
+                if code is None:  # closed by us, since the connection is shutting down
+                    self._unavailable("connection closed", error)
+                return Refusal(code, str(error.args[-1]))
         end_if_cancelled()
         return None
 
-    def _cancelled(self, error: asyncio.CancelledError) -> NoReturn:
-        # aiormq cancels tasks that wait for a closed connection. Only a cancellation of our own task is propagated.
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise error
-        self._unavailable("connection closed", error)
-
-    def _late(self, error: TimeoutError) -> NoReturn:
-        if self._connection is not None:
-            self._connection.lost.set()
-        seconds = self._settings.deadline_seconds
-        raise UpstreamError(
-            UpstreamFailure.TIMEOUT, f"vhost {self._vhost!r}: no response within {seconds:g} s"
-        ) from error
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Translate the exceptions of aio-pika and aiormq to `UpstreamError`."""
+        try:
+            yield
+        except UpstreamError:
+            raise
+        except TimeoutError as error:
+            if self._connection is not None:
+                self._connection.lost.set()
+            text = f"vhost {self._vhost!r}: no response within {self._settings.deadline_seconds:g} s"
+            raise UpstreamError(UpstreamFailure.TIMEOUT, text) from error
+        except asyncio.CancelledError as error:
+            # aiormq cancels tasks that wait for a closed connection. Only a cancellation of our own task is propagated.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            self._unavailable("connection closed", error)
+        except Exception as error:  # noqa: BLE001 - aiormq raises a plain Exception if the connection is closing
+            self._unavailable(cause_of(error), error)
 
     def _unavailable(self, cause: str, error: BaseException | None = None) -> NoReturn:
         raise UpstreamError(UpstreamFailure.UNAVAILABLE, f"vhost {self._vhost!r}: {cause}") from error
