@@ -6,6 +6,7 @@ are returned as text for the operator. All functions are pure. Source: architect
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
 from types import MappingProxyType
@@ -17,16 +18,14 @@ from proxy.relay.declare.storage import unpack
 from proxy.relay.token_table import Row
 from proxy.relay.tokens import GRANTS, TokenForm, Tokens, is_eight_words, is_grant, token
 from proxy.relay.vhost import OwnedExchange
+from proxy.routing.bindings.operators import Topic
 from proxy.values import RESERVED_PREFIX, Destination, describe, shown
 
 _WAYS_OUT = "give the carrier another name (carrier: NAME) or use delivery: queue"
 _UNKEYED = Tokens()
-#: Possible words of a token before its hash. They depend on the kind of token and the type of the destination.
-_TOKEN_WORDS = tuple(
-    (*prefix.rstrip(b".").split(b"."), letter) for prefix in (RESERVED_PREFIX, GRANTS) for letter in (b"q", b"e")
-)
-_HEX_DIGITS = frozenset(b"0123456789abcdef")
-_HASH_LENGTH = 16
+#: What a token can begin with. It depends on the kind of token and the type of the destination.
+_TOKEN_PREFIXES = tuple(prefix + letter for prefix in (RESERVED_PREFIX, GRANTS) for letter in (b"q.", b"e."))
+_HASH = re.compile(rb"[0-9a-f]{16}")
 
 
 def carrier_conflict(exchange: OwnedExchange, info: ExchangeInfo | None) -> str | None:
@@ -234,26 +233,9 @@ def matches_tokens(pattern: bytes) -> bool:
     words = pattern.split(b".")
     if all(word == b"#" for word in words):
         return False
-    return any(_matches(words, key) for key in _TOKEN_WORDS)
-
-
-def _matches(pattern: list[bytes], key: tuple[bytes, ...]) -> bool:
-    """Match a key as a topic exchange does, but with an additional last word that stands for any hash."""
-    length = len(key) + 1
-    # reached[i] is True if the part of the pattern processed so far can match the first i words of the key.
-    reached = [True] + [False] * length
-    for word in pattern:
-        if word == b"#":
-            first = reached.index(True) if True in reached else length + 1
-            reached = [at >= first for at in range(length + 1)]
-        else:
-            fits = [word in (b"*", literal) for literal in key] + [word == b"*" or _is_hash(word)]
-            reached = [False] + [reached[at] and fits[at] for at in range(length)]
-    return reached[length]
-
-
-def _is_hash(word: bytes) -> bool:
-    return len(word) == _HASH_LENGTH and _HEX_DIGITS.issuperset(word)
+    topic = Topic(pattern)
+    some_hash = next(filter(_HASH.fullmatch, words), b"0" * 16)
+    return any(topic.matches(prefix + some_hash) for prefix in _TOKEN_PREFIXES)
 
 
 def _ours(binding: BindingInfo, tokens: Tokens) -> bool:
