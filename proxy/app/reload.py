@@ -260,20 +260,20 @@ class Reload:
             name = candidate.state.name
             if not self._topology.follows(name):
                 await self._topology.adopt(name, candidate.state)
-            candidate.retirement = await self._topology.prepare(
-                name, candidate.exchanges, candidate.router, candidate.queues.queues
+            candidate.retirement = await self._topology.managed(name).prepare(
+                candidate.exchanges, candidate.router, candidate.queues.queues
             )
         remains = [exchange for router in before.routers.values() for exchange in router.exchanges.values()]
         # No await until `self.loaded` is set, so that no publish is processed in between.
         for candidate in candidates:
-            self._topology.swap(candidate.state.name, candidate.exchanges, candidate.router)
+            self._topology.managed(candidate.state.name).reconciler.swap(candidate.exchanges, candidate.router)
             candidate.state.set_addresses(loaded.books.get(candidate.state.name))
         activation()
         self._counters.rules.version = loaded.rules.version
         self.loaded = loaded
         for candidate in candidates:
             if candidate.retirement is not None:
-                retire = self._topology.retire(candidate.state.name, candidate.retirement)
+                retire = self._topology.managed(candidate.state.name).retire(candidate.retirement)
                 self._tasks.start(retire, f"retire tokens of {candidate.state.name}")
         self._tasks.start(free_exchanges(remains), "free old rules")
 

@@ -20,12 +20,11 @@ from proxy.broker.connection import ControlSettings
 from proxy.broker.declared.snapshot import Recorder, Snapshot, SnapshotRecords
 from proxy.broker.management_api import ManagementApi, VhostDiscovery
 from proxy.broker.reconcile.desired import WantedQueue
-from proxy.broker.reconcile.reconciler import Retired
 from proxy.broker.reconcile.vhost_loop import VhostTopology
 from proxy.broker.remote_observer import RemoteObserver, describe_remote
 from proxy.broker.task_supervisor import Supervisor
 from proxy.errors import UpstreamError, UpstreamFailure
-from proxy.relay.vhost import OwnedExchange, VhostState
+from proxy.relay.vhost import VhostState
 from proxy.routing.router import Router
 from proxy.values import Destination, describe, shown
 
@@ -67,30 +66,26 @@ class VhostStatus:
 
 
 def status_of(vhost: VhostTopology) -> VhostStatus:
+    reconciler, observer, listings = vhost.reconciler, vhost.reconciler.observer, vhost.reconciler.store.listings
     return VhostStatus(
         vhost=vhost.state.name,
         ready=vhost.health.ready,
         connected=vhost.connected,
         fault=vhost.health.fault,
         missing={
-            **{describe(destination): why for destination, why in sorted(vhost.reconciler.missing.items())},
+            **{describe(destination): why for destination, why in sorted(reconciler.missing.items())},
             **{describe_remote(item): why for item, why in sorted(vhost.state.missing_remote.items())},
         },
-        foreign={
-            shown(carrier): [str(binding) for binding in bindings]
-            for carrier, bindings in vhost.reconciler.observer.foreign.items()
-        },
-        conflicts=vhost.reconciler.conflicts,
-        failing=vhost.reconciler.executor.failing(),
-        inventory_failures=vhost.reconciler.observer.failures,
-        queues=len(vhost.reconciler.names.queues),
-        old_tokens=vhost.reconciler.observer.tokens(),
-        bypasses=vhost.reconciler.observer.bypasses,
-        unfit_carriers=[str(carrier) for carrier in vhost.reconciler.carrier_bindings if not carrier.fits],
-        unsigned={shown(name): texts for name, texts in sorted(vhost.reconciler.store.listings.unsigned.items())},
-        previous_secret={
-            shown(name): count for name, count in sorted(vhost.reconciler.store.listings.previous.items())
-        },
+        foreign={shown(carrier): list(map(str, bindings)) for carrier, bindings in observer.foreign.items()},
+        conflicts=reconciler.conflicts,
+        failing=reconciler.executor.failing(),
+        inventory_failures=observer.failures,
+        queues=len(reconciler.names.queues),
+        old_tokens=observer.tokens(),
+        bypasses=observer.bypasses,
+        unfit_carriers=[str(carrier) for carrier in reconciler.carrier_bindings if not carrier.fits],
+        unsigned={shown(name): texts for name, texts in sorted(listings.unsigned.items())},
+        previous_secret={shown(name): count for name, count in sorted(listings.previous.items())},
         declared={
             shown(name): len(owned.clients)
             for name, owned in sorted(vhost.state.exchanges.items())
@@ -174,7 +169,7 @@ class Topology:
         try:
             async with asyncio.TaskGroup() as self._tasks:
                 for vhost in self._vhosts.values():
-                    self._keep(self._tasks, vhost)
+                    self._tasks.create_task(self._run(vhost))
                 self._tasks.create_task(self.supervisor.keep("discovery", self._discover_later))
                 self._tasks.create_task(self.supervisor.keep("remotes", self._observe_remotes))
                 await asyncio.Event().wait()  # virtual hosts may be added until `run` is cancelled
@@ -187,9 +182,6 @@ class Topology:
         await asyncio.gather(*(vhost.close() for vhost in self._vhosts.values()))
         if self._management is not None:
             await self._management.close()
-
-    def _keep(self, tasks: asyncio.TaskGroup, vhost: VhostTopology) -> None:
-        tasks.create_task(self._run(vhost))
 
     async def _run(self, vhost: VhostTopology) -> None:
         """Keep one virtual host in sync until it is deleted, and then release it."""
@@ -251,6 +243,10 @@ class Topology:
 
     # -- virtual hosts that are added later ------------------------------------------------------------------------
 
+    def managed(self, vhost: str) -> VhostTopology:
+        """Return the control plane of a virtual host that is managed."""
+        return self._vhosts[vhost]
+
     def state_of(self, vhost: str) -> VhostState | None:
         known = self._vhosts.get(vhost)
         return known.state if known is not None else None
@@ -273,7 +269,7 @@ class Topology:
         if known is None:
             known = self._follow(state if state is not None else VhostState(vhost, Router(())))
             if self._tasks is not None:
-                self._keep(self._tasks, known)
+                self._tasks.create_task(self._run(known))
         try:
             async with asyncio.timeout(self._settings.deadline_seconds):
                 await known.health.settled.wait()
@@ -316,34 +312,6 @@ class Topology:
         """Record that a client has changed an exchange or its bindings. Cheap, and never blocks."""
         if vhost in self._vhosts:
             self._vhosts[vhost].changed(exchange)
-
-    # -- new rules -------------------------------------------------------------------------------------------------
-
-    async def prepare(
-        self,
-        vhost: str,
-        exchanges: dict[bytes, OwnedExchange],
-        router: Router,
-        queues: Sequence[WantedQueue],
-    ) -> Retired:
-        """Declare and bind everything that new rules need. Must be followed by `swap` and `retire`.
-
-        Raises:
-            UpstreamError: see `Reconciler.prepare`. The old rules stay in force.
-        """
-        managed = self._vhosts[vhost]
-        try:
-            return await managed.reconciler.prepare(exchanges, router, queues)
-        except UpstreamError as error:
-            if managed.connected or not managed.health.fault:
-                raise
-            raise UpstreamError(error.failure, f"{error.message} ({managed.health.fault})") from error
-
-    def swap(self, vhost: str, exchanges: dict[bytes, OwnedExchange], router: Router) -> None:
-        self._vhosts[vhost].reconciler.swap(exchanges, router)
-
-    async def retire(self, vhost: str, retired: Retired) -> None:
-        await self._vhosts[vhost].retire(retired)
 
     # -- state for operators ---------------------------------------------------------------------------------------
 

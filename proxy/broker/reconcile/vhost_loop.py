@@ -32,6 +32,7 @@ from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.token_table import LEASE_SECONDS
 from proxy.relay.tokens import Tokens
 from proxy.relay.vhost import OwnedExchange, VhostState
+from proxy.routing.router import Router
 
 #: Minimum pause before a requested pass, which handles all requests made during the pause.
 _PAUSE_SECONDS = 0.05
@@ -321,6 +322,20 @@ class VhostTopology:
         self._schedule.request_refresh()
 
     # -- new rules ---------------------------------------------------------------------------------------------
+
+    async def prepare(
+        self, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[WantedQueue]
+    ) -> Retired:
+        """Declare and bind everything that new rules need; see `Reconciler.prepare`.
+
+        Must be followed by `Reconciler.swap` and `retire`.
+        """
+        try:
+            return await self.reconciler.prepare(exchanges, router, queues)
+        except UpstreamError as error:
+            if self.connected or not self.health.fault:
+                raise
+            raise UpstreamError(error.failure, f"{error.message} ({self.health.fault})") from error
 
     async def retire(self, tokens: Retired) -> None:
         """Unbind tokens that only the old rules need, after publishes evaluated with the old rules have been sent."""
