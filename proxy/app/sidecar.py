@@ -366,7 +366,7 @@ class Sidecar:
             "audit_failure": None if self._audit is None else self._audit.failure,
             "upstream": _links(self._counters),
             "remotes": self._remotes.status(),
-            "vhosts": [{name: getattr(vhost, name) for name in vhost.__slots__} for vhost in self._topology.status()],
+            "vhosts": self._topology.status(),
         }
 
     def _make_topology(self) -> Topology:
@@ -441,7 +441,7 @@ class Sidecar:
 
     def _missing(self) -> dict[str, Mapping[str, str]]:
         """Return the missing destinations with the reasons, by virtual host."""
-        return {vhost.vhost: vhost.missing for vhost in self._topology.status()}
+        return {status["vhost"]: status["missing"] for status in self._topology.status()}
 
     def _make_listener(self, vhosts: Vhosts) -> Listener:
         settings, upstream = self._settings, self._settings.upstream

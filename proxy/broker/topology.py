@@ -2,8 +2,9 @@
 
 A virtual host is managed if rules name it, if clients have declared exchanges in it, or if a client logs in to it.
 `app` creates a `Topology`, awaits `start` and runs `run` as a task; sessions and relays call the other methods.
-Rules files are not read here; callers pass the shared states created from them. `VhostStatus` contains the data that
-the status page shows for one virtual host. Source: architecture, "The broker is the store".
+Rules files are not read here; callers pass the shared states created from them.
+
+Source: architecture, "The broker is the store".
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import structlog
 
 from proxy.broker.connection import ControlSettings
-from proxy.broker.declared.snapshot import Recorder, Snapshot, SnapshotRecords
+from proxy.broker.declared.snapshot import Recorder
 from proxy.broker.management_api import ManagementApi, VhostDiscovery
 from proxy.broker.reconcile.desired import WantedQueue
 from proxy.broker.reconcile.vhost_loop import VhostTopology
@@ -29,70 +30,45 @@ from proxy.routing.router import Router
 from proxy.values import Destination, describe, shown
 
 
-@dataclass(frozen=True, slots=True)
-class VhostStatus:
-    """Status of one virtual host for operators.
-
-    Args:
-        missing: reasons for missing destinations, by name such as "queue NAME" or "queue NAME on broker NAME".
-        foreign: foreign bindings, by carrier.
-        failing: actions that the broker refused and that are retried, with the reasons.
-        old_tokens: number of bindings with old tokens, by kind (unkeyed, or keyed with a previous secret).
-        bypasses: alternate and dead-letter exchanges that route to carriers.
-        unsigned: bindings without a valid signature, which route only to their own destination, by exchange.
-        previous_secret: number of bindings signed with a previous secret, by exchange.
-        unfit_carriers: carriers whose type costs the broker more than the other type, or is not the requested type.
-        declared: number of clients' bindings, by exchange.
-        refreshed_at: time of the last pass in seconds since the epoch; None before the first pass.
-    """
-
-    vhost: str
-    ready: bool
-    connected: bool
-    fault: str
-    missing: Mapping[str, str]
-    foreign: Mapping[str, Sequence[str]]
-    conflicts: Sequence[str]
-    failing: Sequence[str]
-    inventory_failures: Sequence[str]
-    queues: int
-    unsigned: Mapping[str, Sequence[str]]
-    old_tokens: Mapping[str, int]
-    bypasses: Sequence[str]
-    unfit_carriers: Sequence[str]
-    previous_secret: Mapping[str, int]
-    declared: Mapping[str, int]
-    refreshed_at: float | None
-
-
-def status_of(vhost: VhostTopology) -> VhostStatus:
+def status_of(vhost: VhostTopology) -> dict[str, Any]:  # Any: JSON
+    """Return the status of one virtual host for operators."""
     reconciler, observer, listings = vhost.reconciler, vhost.reconciler.observer, vhost.reconciler.store.listings
-    return VhostStatus(
-        vhost=vhost.state.name,
-        ready=vhost.health.ready,
-        connected=vhost.connected,
-        fault=vhost.health.fault,
-        missing={
+    return {
+        "vhost": vhost.state.name,
+        "ready": vhost.health.ready,
+        "connected": vhost.connected,
+        "fault": vhost.health.fault,
+        # Reasons for missing destinations, by name such as "queue NAME" or "queue NAME on broker NAME".
+        "missing": {
             **{describe(destination): why for destination, why in sorted(reconciler.missing.items())},
             **{describe_remote(item): why for item, why in sorted(vhost.state.missing_remote.items())},
         },
-        foreign={shown(carrier): list(map(str, bindings)) for carrier, bindings in observer.foreign.items()},
-        conflicts=reconciler.conflicts,
-        failing=reconciler.executor.failing(),
-        inventory_failures=observer.failures,
-        queues=len(reconciler.names.queues),
-        old_tokens=observer.tokens(),
-        bypasses=observer.bypasses,
-        unfit_carriers=[str(carrier) for carrier in reconciler.carrier_bindings if not carrier.fits],
-        unsigned={shown(name): texts for name, texts in sorted(listings.unsigned.items())},
-        previous_secret={shown(name): count for name, count in sorted(listings.previous.items())},
-        declared={
+        # Foreign bindings, by carrier.
+        "foreign": {shown(carrier): list(map(str, bindings)) for carrier, bindings in observer.foreign.items()},
+        "conflicts": reconciler.conflicts,
+        # Actions that the broker refused and that are retried, with the reasons.
+        "failing": reconciler.executor.failing(),
+        "inventory_failures": observer.failures,
+        "queues": len(reconciler.names.queues),
+        # Bindings without a valid signature, which route only to their own destination, by exchange.
+        "unsigned": {shown(name): texts for name, texts in sorted(listings.unsigned.items())},
+        # Number of bindings with old tokens, by kind (unkeyed, or keyed with a previous secret).
+        "old_tokens": observer.tokens(),
+        # Alternate and dead-letter exchanges that route to carriers.
+        "bypasses": observer.bypasses,
+        # Carriers whose type costs the broker more than the other type, or is not the requested type.
+        "unfit_carriers": [str(carrier) for carrier in reconciler.carrier_bindings if not carrier.fits],
+        # Number of bindings signed with a previous secret, by exchange.
+        "previous_secret": {shown(name): count for name, count in sorted(listings.previous.items())},
+        # Number of clients' bindings, by exchange.
+        "declared": {
             shown(name): len(owned.clients)
             for name, owned in sorted(vhost.state.exchanges.items())
             if owned.declared is not None or owned.clients
         },
-        refreshed_at=vhost.health.refreshed_at,
-    )
+        # Time of the last pass in seconds since the epoch; None before the first pass.
+        "refreshed_at": vhost.health.refreshed_at,
+    }
 
 
 #: Number of passes between two checks of other brokers.
@@ -118,10 +94,7 @@ class Topology:
         self._settings = settings
         self.supervisor = Supervisor(settings.retry_seconds, settings.retry_limit_seconds)
         self._management = ManagementApi(settings, settings.management) if settings.management else None
-        snapshot = settings.declared.snapshot
-        self._recorder = None
-        if snapshot is not None:
-            self._recorder = Recorder(Snapshot(snapshot), self._states, self.supervisor)
+        self._recorder = Recorder(settings.declared.snapshot, self._states, self.supervisor)
         self._discovery = VhostDiscovery(settings, self._management)
         self._vhosts: dict[str, VhostTopology] = {}
         for name, state in states.items():
@@ -147,7 +120,7 @@ class Topology:
             UpstreamError: the first failure. The operator must resolve REFUSED: credentials, permissions or a conflict.
                 After UNAVAILABLE or TIMEOUT, `run` can be started and will retry.
         """
-        records = await self._recorder.load() if self._recorder is not None else SnapshotRecords()
+        records = await self._recorder.load()
         discovered = await self._discovery.find()
         remembered = {record.vhost for record in records.exchanges} | {record.vhost for record in records.bindings}
         for name in sorted((discovered | remembered) - self._vhosts.keys()):
@@ -177,8 +150,7 @@ class Topology:
             self._tasks = None
 
     async def close(self) -> None:
-        if self._recorder is not None:
-            await self._recorder.close()
+        await self._recorder.close()
         await asyncio.gather(*(vhost.close() for vhost in self._vhosts.values()))
         if self._management is not None:
             await self._management.close()
@@ -192,8 +164,7 @@ class Topology:
         del self._vhosts[name]
         self.supervisor.forget(name)
         await vhost.close()
-        if self._recorder is not None:
-            self._recorder.record()
+        self._recorder.record()
         log.info("virtual host was deleted and is no longer managed", vhost=name)
         self.released(name)
 
@@ -222,8 +193,7 @@ class Topology:
             await self.adopt(name)
 
     def _follow(self, state: VhostState, queues: Sequence[WantedQueue] = ()) -> VhostTopology:
-        record = self._recorder.record if self._recorder is not None else lambda: None
-        vhost = VhostTopology(self._settings, state, queues, self._management, record, self.supervisor)
+        vhost = VhostTopology(self._settings, state, queues, self._management, self._recorder.record, self.supervisor)
         self._vhosts[state.name] = vhost
         return vhost
 
@@ -334,11 +304,12 @@ class Topology:
         """Current limitations that do not prevent routing."""
         reasons: list[str] = []
         if self._management is None:
-            keeps = f"stored in {self._recorder.snapshot.path}" if self._recorder is not None else "not stored"
+            snapshot = self._settings.declared.snapshot
+            keeps = f"stored in {snapshot}" if snapshot is not None else "not stored"
             reasons.append(f"no management API: client declarations are {keeps} and not shared with other sidecars")
         elif self._discovery.fault:
             reasons.append(f"client declarations can't be read from the broker: {self._discovery.fault}")
-        if self._recorder is not None and self._recorder.fault:
+        if self._recorder.fault:
             reasons.append(self._recorder.fault)
         for name, vhost in sorted(self._vhosts.items()):
             if vhost.health.fault:
@@ -385,5 +356,5 @@ class Topology:
             len(texts) for vhost in self._vhosts.values() for texts in vhost.reconciler.store.listings.unsigned.values()
         )
 
-    def status(self) -> list[VhostStatus]:
+    def status(self) -> list[dict[str, Any]]:  # Any: JSON
         return [status_of(vhost) for vhost in self._vhosts.values()]

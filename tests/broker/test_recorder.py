@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.broker.declared.snapshot import Recorder, Snapshot, SnapshotRecords, records_of
+from proxy.broker.declared.snapshot import Recorder, SnapshotRecords, records_of, save_snapshot
 from proxy.broker.task_supervisor import Supervisor
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.router import Router
@@ -21,7 +22,7 @@ def known() -> VhostState:
 
 @pytest.fixture
 def recorder(tmp_path: Path, known: VhostState) -> Recorder:
-    return Recorder(Snapshot(tmp_path / "kept"), lambda: [known], Supervisor())
+    return Recorder(tmp_path / "kept", lambda: [known], Supervisor())
 
 
 def test_records_contain_declarations_of_clients_but_not_of_files(known: VhostState) -> None:
@@ -60,11 +61,11 @@ async def test_many_changes_need_few_writes(
     writes: list[SnapshotRecords] = []
     go_on = threading.Event()
 
-    def save(records: SnapshotRecords) -> None:
+    def save(path: Path, records: SnapshotRecords) -> None:
         writes.append(records)
         assert go_on.wait(30)
 
-    monkeypatch.setattr(recorder.snapshot, "save", save)
+    monkeypatch.setattr("proxy.broker.declared.snapshot.save_snapshot", save)
     for number in range(1000):
         declare_here(known, f"ox{number}")
         recorder.record()
@@ -74,25 +75,25 @@ async def test_many_changes_need_few_writes(
     assert len(writes[-1].exchanges) == 1000
 
 
-async def test_without_changes_nothing_is_written(recorder: Recorder) -> None:
+async def test_without_changes_nothing_is_written(recorder: Recorder, tmp_path: Path) -> None:
     await recorder.close()
-    assert not recorder.snapshot.path.exists()
+    assert os.listdir(tmp_path) == []
 
 
 async def test_a_failed_write_is_logged_once_and_retried(
     recorder: Recorder, known: VhostState, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("proxy.broker.declared.snapshot._RETRY_SECONDS", 0.001)
-    save, failures = recorder.snapshot.save, 3
+    failures = 3
 
-    def failing(records: SnapshotRecords) -> None:
+    def failing(path: Path, records: SnapshotRecords) -> None:
         nonlocal failures
         failures -= 1
         if failures >= 0:
             raise OSError(28, "No space left on device")
-        save(records)
+        save_snapshot(path, records)
 
-    monkeypatch.setattr(recorder.snapshot, "save", failing)
+    monkeypatch.setattr("proxy.broker.declared.snapshot.save_snapshot", failing)
     declare_here(known, "ox")
     with capture_logs() as events:
         recorder.record()
@@ -105,22 +106,22 @@ async def test_a_failed_write_is_logged_once_and_retried(
 
 
 async def test_a_full_disk_does_not_delay_the_end(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(records: SnapshotRecords) -> None:
+    def full(path: Path, records: SnapshotRecords) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(recorder.snapshot, "save", full)
+    monkeypatch.setattr("proxy.broker.declared.snapshot.save_snapshot", full)
     recorder.record()
     await recorder.close()
     assert "No space left" in recorder.fault
 
 
 async def test_an_unreadable_snapshot_is_not_overwritten(
-    recorder: Recorder, known: VhostState, monkeypatch: pytest.MonkeyPatch
+    recorder: Recorder, known: VhostState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def denied() -> SnapshotRecords:
+    def denied(path: Path) -> SnapshotRecords:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(recorder.snapshot, "load", denied)
+    monkeypatch.setattr("proxy.broker.declared.snapshot.load_snapshot", denied)
     with capture_logs() as events:
         assert await recorder.load() == SnapshotRecords()
     assert len(has(events, "snapshot not used: client declarations may be lost")) == 1
@@ -128,4 +129,4 @@ async def test_an_unreadable_snapshot_is_not_overwritten(
     declare_here(known, "ox")
     recorder.record()
     await recorder.close()
-    assert not recorder.snapshot.path.exists()
+    assert os.listdir(tmp_path) == []

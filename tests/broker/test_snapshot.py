@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, Snapshot, SnapshotRecords, decode, encode
+from proxy.broker.declared.snapshot import (
+    BindingRecord,
+    ExchangeRecord,
+    SnapshotRecords,
+    decode,
+    encode,
+    load_snapshot,
+    save_snapshot,
+)
 from proxy.relay.vhost import DeclaredExchange, Delivery
 
 NAMES = st.binary(max_size=20)
@@ -86,39 +94,39 @@ def test_a_later_version_is_refused_by_its_number() -> None:
 
 
 def test_a_missing_file_is_an_empty_snapshot(tmp_path: Path) -> None:
-    assert Snapshot(tmp_path / "kept").load() == SnapshotRecords()
+    assert load_snapshot(tmp_path / "kept") == SnapshotRecords()
 
 
 def test_a_snapshot_atomically_replaces_the_previous_one(tmp_path: Path) -> None:
-    snapshot = Snapshot(tmp_path / "kept")
-    snapshot.save(SnapshotRecords())
-    snapshot.save(ONE)
-    assert snapshot.load() == ONE
+    file = tmp_path / "kept"
+    save_snapshot(file, SnapshotRecords())
+    save_snapshot(file, ONE)
+    assert load_snapshot(file) == ONE
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
-    assert snapshot.path.stat().st_mode & 0o777 == 0o600
+    assert file.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_failed_write_leaves_the_previous_snapshot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    snapshot = Snapshot(tmp_path / "kept")
-    snapshot.save(ONE)
+    file = tmp_path / "kept"
+    save_snapshot(file, ONE)
 
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
-        snapshot.save(SnapshotRecords())
-    assert snapshot.load() == ONE
+        save_snapshot(file, SnapshotRecords())
+    assert load_snapshot(file) == ONE
 
 
 def test_a_damaged_snapshot_is_set_aside(tmp_path: Path) -> None:
-    snapshot = Snapshot(tmp_path / "kept")
+    file = tmp_path / "kept"
     damaged = encode(ONE)[:-3]
-    snapshot.path.write_bytes(damaged)
+    file.write_bytes(damaged)
     with pytest.raises(ValueError, match="checksum") as caught:
-        snapshot.load()
+        load_snapshot(file)
     [aside] = tmp_path.iterdir()
     assert aside.name.startswith("kept.damaged-")
     assert aside.read_bytes() == damaged
     assert str(aside) in str(caught.value)
-    assert snapshot.load() == SnapshotRecords()
+    assert load_snapshot(file) == SnapshotRecords()

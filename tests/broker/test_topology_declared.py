@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.broker.connection import DeclaredSettings
-from proxy.broker.declared.snapshot import Snapshot, records_of
+from proxy.broker.declared.snapshot import records_of, save_snapshot
 from proxy.broker.management_api import ManagementApi
 from proxy.broker.reconcile.observer import Observer
 from proxy.broker.topology import Topology
@@ -396,7 +396,7 @@ async def test_a_virtual_host_without_permission_is_reported_and_does_not_affect
 async def test_a_deleted_virtual_host_in_the_snapshot_does_not_affect_others(start: Start, file: Path) -> None:
     gone = VhostState("gone", Router(()))
     declare_here(gone, "direct", delivery=Delivery.QUEUE)
-    Snapshot(file).save(records_of([gone]))
+    save_snapshot(file, records_of([gone]))
     with capture_logs() as events:
         topology = await start(snapshot=file)
     assert topology.ready

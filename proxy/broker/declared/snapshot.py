@@ -102,52 +102,43 @@ class SnapshotRecords(NamedTuple):
     grants: tuple[GrantRecord, ...] = ()
 
 
-class Snapshot:
-    """The snapshot file."""
+def load_snapshot(path: Path) -> SnapshotRecords:
+    """Read a snapshot file. The result is empty if there is no file.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def load(self) -> SnapshotRecords:
-        """Read the file. The result is empty if there is no file.
-
-        Raises:
-            ValueError: the file is damaged. It has been renamed, and the message contains its new name.
-            OSError: the file can't be read.
-        """
-        try:
-            data = self.path.read_bytes()
-        except FileNotFoundError:
-            return SnapshotRecords()
-        try:
-            return decode(data)
-        except ValueError as error:
-            aside = self._aside()
-            raise ValueError(f"{self.path} is damaged: {error}; kept as {aside}") from error
-
-    def save(self, records: SnapshotRecords) -> None:
-        """Replace the file atomically, so that it is never incomplete, even after a power failure.
-
-        Raises:
-            OSError: the file can't be written.
-        """
-        fresh = self.path.with_name(f".{self.path.name}.new")
-        with open(fresh, "wb", opener=_private) as file:
-            file.write(encode(records))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, self.path)
-        folder = os.open(self.path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-    def _aside(self) -> Path:
+    Raises:
+        ValueError: the file is damaged. It has been renamed, and the message contains its new name.
+        OSError: the file can't be read.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return SnapshotRecords()
+    try:
+        return decode(data)
+    except ValueError as error:
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        aside = self.path.with_name(f"{self.path.name}.damaged-{stamp}")
-        os.replace(self.path, aside)
-        return aside
+        aside = path.with_name(f"{path.name}.damaged-{stamp}")
+        os.replace(path, aside)
+        raise ValueError(f"{path} is damaged: {error}; kept as {aside}") from error
+
+
+def save_snapshot(path: Path, records: SnapshotRecords) -> None:
+    """Replace a snapshot file atomically, so that it is never incomplete, even after a power failure.
+
+    Raises:
+        OSError: the file can't be written.
+    """
+    fresh = path.with_name(f".{path.name}.new")
+    with open(fresh, "wb", opener=_private) as file:
+        file.write(encode(records))
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def encode(records: SnapshotRecords) -> bytes:
@@ -266,10 +257,10 @@ log = structlog.get_logger(__name__)
 
 
 class Recorder:
-    """Writes the snapshot of client declarations."""
+    """Writes the snapshot of client declarations to a file; without a path, does nothing."""
 
-    def __init__(self, snapshot: Snapshot, states: Callable[[], Iterable[VhostState]], supervisor: Supervisor) -> None:
-        self.snapshot = snapshot
+    def __init__(self, path: Path | None, states: Callable[[], Iterable[VhostState]], supervisor: Supervisor) -> None:
+        self._path = path
         #: Error of the last access to the file; empty if it succeeded.
         self.fault = ""
         self._states = states
@@ -281,24 +272,26 @@ class Recorder:
 
     async def load(self) -> SnapshotRecords:
         """Read the snapshot. A damaged or unreadable file is logged and treated as empty."""
+        if self._path is None:
+            return SnapshotRecords()
         try:
-            return await asyncio.to_thread(self.snapshot.load)
+            return await asyncio.to_thread(load_snapshot, self._path)
         except ValueError as error:
             log.error("snapshot rejected: client declarations may be lost", error=str(error))
         except OSError as error:
             # An unreadable file must not be overwritten.
             self._unreadable = True
-            self.fault = f"snapshot {self.snapshot.path} can't be read: {error}"
+            self.fault = f"snapshot {self._path} can't be read: {error}"
             log.error("snapshot not used: client declarations may be lost", error=self.fault)
         return SnapshotRecords()
 
     def record(self) -> None:
         """Schedule a write of the current declarations."""
-        if self._unreadable:
+        if self._path is None or self._unreadable:
             return
         self._wanted = True
         if self._writing is None or self._writing.done():
-            self._writing = asyncio.get_running_loop().create_task(self._write())
+            self._writing = asyncio.get_running_loop().create_task(self._write(self._path))
 
     async def close(self) -> None:
         """Write pending changes and stop."""
@@ -306,12 +299,12 @@ class Recorder:
         if self._writing is not None:
             await self._writing
 
-    async def _write(self) -> None:
+    async def _write(self, path: Path) -> None:
         loop = asyncio.get_running_loop()
         while self._wanted:
             self._wanted = False
             began_at = loop.time()
-            done = await self._save()
+            done = await self._save(path)
             if self._ending.is_set() and not done:
                 return
             pause_seconds = _SHARE * (loop.time() - began_at) if done else _RETRY_SECONDS
@@ -320,11 +313,11 @@ class Recorder:
                     await self._ending.wait()
             self._wanted |= not done
 
-    async def _save(self) -> bool:
+    async def _save(self, path: Path) -> bool:
         try:
-            await asyncio.to_thread(self.snapshot.save, records_of(self._states()))
+            await asyncio.to_thread(save_snapshot, path, records_of(self._states()))
         except OSError as error:
-            fault = f"snapshot {self.snapshot.path} can't be written: {error}"
+            fault = f"snapshot {path} can't be written: {error}"
             if fault != self.fault:
                 log.error("snapshot not written", error=fault)
             self.fault = fault
@@ -334,7 +327,7 @@ class Recorder:
             return False
         self._supervisor.recovered("snapshot")
         if self.fault:
-            log.info("snapshot can be written again", path=str(self.snapshot.path))
+            log.info("snapshot can be written again", path=str(path))
         self.fault = ""
         return True
 
