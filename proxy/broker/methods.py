@@ -24,7 +24,7 @@ from proxy.amqp.frames import FRAME_HEAD
 from proxy.amqp.methods import method_of
 from proxy.amqp.tables import encode_table
 from proxy.relay.vhost import OwnedExchange
-from proxy.values import QUEUE, Destination, Table, Value
+from proxy.values import QUEUE, Destination, Table, Value, shown
 
 #: AMQP 0-9-1 spec, 4.2.5.3: a short string has at most 255 octets.
 _LONGEST_NAME_BYTES = 255
@@ -77,10 +77,13 @@ class Find:
 
 @dataclass(frozen=True, slots=True)
 class DeclareQueue:
-    """Declares a durable queue."""
+    """Declares a durable queue, unless it exists."""
 
     name: bytes
     arguments: Table = ()
+
+    def __str__(self) -> str:
+        return f"declare queue {shown(self.name)}"
 
     @property
     def frame(self) -> bytes:

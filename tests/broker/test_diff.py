@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import pytest
 
 from proxy.broker.management_api import BindingInfo, ExchangeInfo, QueueInfo
+from proxy.broker.methods import DeclareQueue
 from proxy.broker.reconcile.desired import DesiredState, desired_state
 from proxy.broker.reconcile.diff import (
     Action,
     BindToken,
-    MakeQueue,
     Observation,
     RemoveBinding,
     believed_tokens,
@@ -148,7 +148,7 @@ def test_each_missing_destination_has_a_reason(
 
 
 def test_a_queue_that_could_not_be_declared_is_missing_until_it_exists() -> None:
-    failed: dict[Action, str] = {MakeQueue(b"a"): "can't be declared: 403"}
+    failed: dict[Action, str] = {DeclareQueue(b"a"): "can't be declared: 403"}
     assert missing_destinations(rules(), names(), failed, {}) == {("queue", b"a"): "can't be declared: 403"}
     assert missing_destinations(rules(), names("a"), failed, {}) == {}
 

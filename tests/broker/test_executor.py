@@ -5,8 +5,8 @@ from collections.abc import AsyncIterator
 import pytest
 
 from proxy.broker.connection import ControlConnection
-from proxy.broker.methods import LOCKED
-from proxy.broker.reconcile.diff import BindToken, DeclareCarrier, MakeQueue, UnbindRows
+from proxy.broker.methods import LOCKED, DeclareQueue
+from proxy.broker.reconcile.diff import BindToken, DeclareCarrier, UnbindRows
 from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.relay.token_table import PLAIN
@@ -39,7 +39,7 @@ def reasons(executor: Executor) -> dict[str, str]:
 
 
 async def test_refused_actions_are_retried_at_growing_intervals(executor: Executor) -> None:
-    action = MakeQueue(b"amq.reserved")
+    action = DeclareQueue(b"amq.reserved")
     attempts = []
     for _ in range(40):
         await executor.carry_out([action])
@@ -54,7 +54,7 @@ async def test_refused_actions_are_retried_at_growing_intervals(executor: Execut
 async def test_a_queue_with_arguments_that_the_broker_does_not_know_is_a_failure_with_the_brokers_reason(
     executor: Executor, observed: ObservedState
 ) -> None:
-    await executor.carry_out([MakeQueue(b"odd", ((b"x-queue-type", text("no such type")),))])
+    await executor.carry_out([DeclareQueue(b"odd", ((b"x-queue-type", text("no such type")),))])
     assert not observed.knows(("queue", b"odd"))
     assert "can't be declared: 406" in reasons(executor)["declare queue odd"]
     assert "x-queue-type" in reasons(executor)["declare queue odd"]

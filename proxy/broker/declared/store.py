@@ -37,7 +37,6 @@ from proxy.relay.declare.storage import (
     ALTERNATE,
     CARRIER_TYPE,
     DELIVERY,
-    StoredArguments,
     identity_key,
     open_exchange,
     signed_fields,
@@ -61,18 +60,13 @@ from proxy.routing.router import Router
 from proxy.values import RESERVED_WORD, Destination, Table, describe, shown
 
 
-def parse_kept(text: str) -> StoredArguments:
-    """Parse the ``x-oxproxy`` argument."""
-    return unpack(text.encode())
-
-
 def exchange_from_listing(info: ExchangeInfo, local_time: tzinfo) -> tuple[OwnedExchange, Exchange]:
     """Create the open exchange that a client declared, from its carrier on the broker.
 
     Raises:
         ValueError: the stored data is damaged, or contradicts the exchange on the broker.
     """
-    kept = parse_kept(info.kept)
+    kept = unpack(info.kept.encode())
     declared = DeclaredExchange(info.durable, info.auto_delete, info.internal, kept.entries, kept.sequence)
     owned, exchange = declared_exchange(info.name, declared, Delivery.CARRIER, local_time)
     owned.form = topic_form(owned.alternate) if info.type == "topic" else TokenForm.DIRECT
@@ -103,7 +97,7 @@ def binding_from_listing(state: VhostState, exchange: bytes, carrier: bytes, inf
     Raises:
         ValueError: the stored data is damaged, or belongs to another binding.
     """
-    kept = parse_kept(info.kept)
+    kept = unpack(info.kept.encode())
     destination = info.destination_type, info.destination
     owned = state.exchanges.get(exchange)
     one_word = info.routing_key.startswith(RESERVED_WORD) or (owned is not None and owned.is_topic)
@@ -637,13 +631,6 @@ class DeclarationStore:
             return False
         self.remove_binding(stored)
         return True
-
-    def destination_gone(self, destination: Destination, holders: Iterable[OwnedExchange]) -> bool:
-        """Forget clients' bindings to a deleted queue or exchange; return whether there were any."""
-        bindings = [stored for owned in holders for stored in owned.receivers.get(destination, {}).values()]
-        for stored in bindings:
-            self.remove_binding(stored)
-        return bool(bindings)
 
     def log_fault(self, name: bytes, text: str) -> None:
         if (name, text) not in self._logged_faults and len(self._logged_faults) < _LOGGED_FAULTS:

@@ -8,30 +8,19 @@ observation shows them, and the returned actions restore the desired state. `des
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from proxy.broker.management_api import BindingInfo, ExchangeInfo
-from proxy.broker.methods import ABSENT, unnameable
+from proxy.broker.methods import ABSENT, DeclareQueue, unnameable
 from proxy.broker.reconcile.checks import carrier_conflict, internal_conflicts
 from proxy.broker.reconcile.desired import DesiredState, WantedQueue
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.relay.vhost import CarrierType, Delivery, OwnedExchange, StoredBinding
-from proxy.values import EXCHANGE, QUEUE, Destination, Table, describe, shown
+from proxy.values import EXCHANGE, QUEUE, Destination, describe, shown
 
 #: A binding to create: destination, key, and raw entries of the argument table.
 KeptRow: TypeAlias = tuple[Destination, bytes, bytes]
-
-
-@dataclass(frozen=True, slots=True)
-class MakeQueue:
-    """Declares a queue from the rules. An existing queue is used unchanged."""
-
-    name: bytes
-    arguments: Table = field(default=(), compare=False)
-
-    def __str__(self) -> str:
-        return f"declare queue {shown(self.name)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +79,7 @@ class UnbindRows(NamedTuple):
     hands_over: bool = False
 
 
-Action: TypeAlias = MakeQueue | DeclareCarrier | BindToken | RemoveBinding
+Action: TypeAlias = DeclareQueue | DeclareCarrier | BindToken | RemoveBinding
 
 
 class Observation(NamedTuple):
@@ -119,7 +108,7 @@ def diff(
     """
     names = observed.names
     queue_actions = [
-        MakeQueue(queue.name, queue.arguments)
+        DeclareQueue(queue.name, queue.arguments)
         for queue in queues
         if not names.knows((QUEUE, queue.name)) and unnameable(queue.name) is None
     ]
@@ -175,7 +164,7 @@ def missing_destinations(
     undeclared = {
         (QUEUE, action.name): why
         for action, why in refused.items()
-        if isinstance(action, MakeQueue) and not observed.knows((QUEUE, action.name))
+        if isinstance(action, DeclareQueue) and not observed.knows((QUEUE, action.name))
     }
     unbound = {action.destination: why for action, why in refused.items() if isinstance(action, BindToken)}
     missing = dict(undeclared)
@@ -198,34 +187,31 @@ def missing_destinations(
 
 
 def believed_tokens(
-    desired: DesiredState, listed: Collection[bytes], names: ObservedState
+    desired: DesiredState, listed: Collection[bytes], names: ObservedState, *, thorough: bool = False
 ) -> tuple[list[BindToken], list[BindToken]]:
     """Assess the tokens that are assumed to be bound on carriers that could not be listed.
 
     Args:
         listed: names of the exchanges whose carriers were listed.
+        thorough: whether tokens that can't be verified are discarded. Relays request these tokens again.
 
     Returns:
-        Tokens to verify by binding them again, and tokens whose destination no longer exists.
+        Tokens to verify by binding them again, and tokens that are no longer assumed to be bound.
     """
     believed: list[BindToken] = []
     gone: list[BindToken] = []
     for exchange in desired.carriers:
         if exchange.name in listed:
             continue
+        # The control user may bind other tokens only with the permissions of clients.
+        rules_only = exchange.declared is None and not exchange.clients
         for destination in sorted(exchange.bound):
-            token = BindToken(exchange, destination)
-            if names.absence_reason(destination) is not None:
-                gone.append(token)
-            elif not names.exclusive(destination) and may_bind(desired, token):
-                believed.append(token)
+            may_bind = rules_only or destination in desired.tokens_of(exchange)
+            if names.absence_reason(destination) is not None or (thorough and not may_bind):
+                gone.append(BindToken(exchange, destination))
+            elif may_bind and not names.exclusive(destination):
+                believed.append(BindToken(exchange, destination))
     return believed, gone
-
-
-def may_bind(desired: DesiredState, token: BindToken) -> bool:
-    """Return True if the control user may bind a token again, regardless of the permissions of clients."""
-    exchange, destination = token
-    return (exchange.declared is None and not exchange.clients) or destination in desired.tokens_of(exchange)
 
 
 def lost_bindings(

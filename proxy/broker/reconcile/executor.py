@@ -26,14 +26,14 @@ from proxy.broker.methods import (
     reason,
 )
 from proxy.broker.reconcile.checks import declare_conflict
-from proxy.broker.reconcile.diff import Action, BindToken, DeclareCarrier, MakeQueue, RemoveBinding, UnbindRows
+from proxy.broker.reconcile.diff import Action, BindToken, DeclareCarrier, RemoveBinding, UnbindRows
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.declare.storage import pin_entries
 from proxy.relay.token_table import PLAIN, TokenTable
 from proxy.relay.tokens import Tokens, is_eight_words
 from proxy.relay.vhost import OwnedExchange, VhostState
-from proxy.values import Destination, shown
+from proxy.values import QUEUE, Destination, shown
 
 _NOT_FOUND = 404
 _DIFFERS = 406
@@ -85,7 +85,7 @@ class Executor:
             stop_at: called before tokens are bound, with the reasons why carriers could not be declared; may raise.
         """
         due = self._due(actions)
-        await self._make_queues([action for action in due if isinstance(action, MakeQueue)])
+        await self._make_queues([action for action in due if isinstance(action, DeclareQueue)])
         carriers = [action for action in due if isinstance(action, DeclareCarrier)]
         refusals = await self._connection.call_all([declare_carrier(action.exchange) for action in carriers])
         for carrier, refusal in zip(carriers, refusals, strict=True):
@@ -106,9 +106,6 @@ class Executor:
             for action, failure in self.failures.items()
             if not failure.expected
         ]
-
-    def forget_failures(self) -> None:
-        self.failures.clear()
 
     def _due(self, actions: Sequence[Action]) -> list[Action]:
         still = set(actions)
@@ -131,38 +128,33 @@ class Executor:
         pause_looks = 0 if expected else min(2 ** min(attempts - 1, 6) - 1, _LONGEST_PAUSE_LOOKS)
         self.failures[action] = Failure(why, attempts, pause_looks, expected)
 
-    async def _make_queues(self, actions: Sequence[MakeQueue]) -> None:
-        lacking: list[MakeQueue] = []
-        for action, refusal in await self._find_queues(actions):
+    async def _make_queues(self, actions: Sequence[DeclareQueue]) -> None:
+        lacking = await self._absent(actions)
+        refusals = dict(zip(lacking, await self._connection.call_all(lacking), strict=True))
+        # The broker refuses invalid arguments with the same code as a queue declared concurrently with other arguments.
+        differing = [action for action, refusal in refusals.items() if refusal is not None and refusal.code == _DIFFERS]
+        absent = await self._absent(differing)
+        for action, refusal in refusals.items():
+            if refusal is None:
+                self._has_queue(action)
+            elif action in absent or action not in differing:
+                self._note(action, refusal, f"can't be declared: {refusal.code} {refusal.text}")
+
+    async def _absent(self, actions: Sequence[DeclareQueue]) -> list[DeclareQueue]:
+        """Look for the queues, and return those that do not exist."""
+        absent: list[DeclareQueue] = []
+        refusals = await self._connection.call_all([Find((QUEUE, action.name)) for action in actions])
+        for action, refusal in zip(actions, refusals, strict=True):
             if refusal is None or refusal.code == LOCKED:
-                self._has_queue(action, refusal)
+                self._has_queue(action, exclusive=refusal is not None)
             elif refusal.code == _NOT_FOUND:
-                lacking.append(action)
+                absent.append(action)
             else:
                 self._note(action, refusal, f"refused: {refusal.code} {refusal.text}")
-        refusals = await self._connection.call_all([DeclareQueue(action.name, action.arguments) for action in lacking])
-        differing: dict[MakeQueue, Refusal] = {}
-        for action, refusal in zip(lacking, refusals, strict=True):
-            if refusal is None:
-                self._has_queue(action, None)
-            elif refusal.code == _DIFFERS:
-                differing[action] = refusal
-            else:
-                self._note(action, refusal, f"can't be declared: {refusal.code} {refusal.text}")
-        # The broker refuses invalid arguments with the same code as a queue declared concurrently with other arguments.
-        for action, absence in await self._find_queues(list(differing)):
-            if absence is None or absence.code == LOCKED:
-                self._has_queue(action, absence)
-            else:
-                refusal = differing[action]
-                self._note(action, refusal, f"can't be declared: {refusal.code} {refusal.text}")
+        return absent
 
-    async def _find_queues(self, actions: Sequence[MakeQueue]) -> list[tuple[MakeQueue, Refusal | None]]:
-        refusals = await self._connection.call_all([Find(("queue", action.name)) for action in actions])
-        return list(zip(actions, refusals, strict=True))
-
-    def _has_queue(self, action: MakeQueue, refusal: Refusal | None) -> None:
-        self._observed.add_queue(action.name, exclusive=refusal is not None)
+    def _has_queue(self, action: DeclareQueue, *, exclusive: bool = False) -> None:
+        self._observed.add_queue(action.name, exclusive)
         self._note(action, None, None)
 
     async def bind(self, tokens: Sequence[BindToken]) -> dict[BindToken, Refusal | None]:

@@ -34,7 +34,6 @@ from proxy.broker.reconcile.diff import (
     diff,
     find_conflicts,
     lost_bindings,
-    may_bind,
     missing_destinations,
     needed_again,
     retired_tokens,
@@ -123,10 +122,6 @@ class Reconciler:
             state = self.state
             self._desired = desired_state(state.exchanges, state.router, self.rights, state.addresses)
         return self._desired
-
-    def count_unnamed(self) -> int:
-        """Count the tokens that no rule needs on the carriers of exchanges in rules files."""
-        return sum(len(item.bound - self.desired.tokens_of(item)) for item in self.desired.made)
 
     @property
     def carrier_bindings(self) -> list[CarrierBindings]:
@@ -234,7 +229,7 @@ class Reconciler:
         """
         last = self._undeclared
         if queues is not None:
-            self.executor.forget_failures()
+            self.executor.failures.clear()
             self._undeclared = queues
         try:
             began_at = self._clock()
@@ -320,19 +315,9 @@ class Reconciler:
         thorough: bool,
     ) -> Observation:
         observer = self.observer
-        believed, gone = believed_tokens(desired, listed, self.names)
+        believed, gone = believed_tokens(desired, listed, self.names, thorough=thorough)
         for exchange, destination in gone:
             exchange.tokens.not_bound(destination)
-        if thorough:
-            # Relays request tokens that were not listed and that the control user may not bind again.
-            for exchange in desired.carriers:
-                if exchange.name not in listed:
-                    for extra in [
-                        destination
-                        for destination in exchange.bound
-                        if not may_bind(desired, BindToken(exchange, destination))
-                    ]:
-                        exchange.tokens.not_bound(extra)
         surplus = [action for last in observer.readings.values() for action in last.superfluous]
         for exchange in desired.carriers:
             former = self.forms.removable(exchange, observer.reading(exchange).carrier_tokens.former)

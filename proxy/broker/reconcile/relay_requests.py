@@ -89,7 +89,7 @@ class RelayRequests:
             await self._check(exchange, sorted(wanted - exchange.bound))
             return wanted & exchange.bound
         flights = {
-            self._attempt_of(exchange, destination)
+            self._flight(exchange, destination, partial(self._attempt, BindToken(exchange, destination)))
             for destination in wanted - exchange.bound
             if destination not in self._state.missing
         }
@@ -147,9 +147,6 @@ class RelayRequests:
         for flight in flights:
             flight.cancel()
         await asyncio.gather(*flights, return_exceptions=True)
-
-    def _attempt_of(self, exchange: OwnedExchange, destination: Destination) -> asyncio.Task[None]:
-        return self._flight(exchange, destination, partial(self._attempt, BindToken(exchange, destination)))
 
     def _flight(
         self, exchange: OwnedExchange, destination: Destination, attempt: Callable[[], Awaitable[None]]
@@ -332,8 +329,9 @@ class RelayRequests:
         exchanges = list(self._state.exchanges.values())
         bound = [exchange for exchange in exchanges if exchange.tokens.deleted(destination)]
         holders = [exchange for exchange in exchanges if destination in exchange.receivers]
-        self._store.destination_gone(destination, holders)
         for exchange in holders:
+            for stored in list(exchange.receivers.get(destination, {}).values()):
+                self._store.remove_binding(stored)
             if exchange.declared is not None and not exchange.clients:
                 self._note_orphans(exchange)
         return bool(bound)

@@ -254,9 +254,10 @@ class VhostTopology:
         result = await reconciler.look(thorough=thorough, announced=self._announcements.active)
         names = reconciler.names.names(state.queues)
         missing = {**requests.missing(), **result.missing}
-        regex_queues = reconciler.desired.regex and names is not state.queues
+        desired = reconciler.desired
+        regex_queues = desired.regex and names is not state.queues
         changed = regex_queues or missing != state.missing or result.tokens_changed
-        requests.bound_count = reconciler.count_unnamed()
+        requests.bound_count = sum(len(exchange.bound - desired.tokens_of(exchange)) for exchange in desired.made)
         state.clear_refusals()
         state.queues = names
         state.missing = missing
