@@ -328,12 +328,7 @@ class Sidecar:
 
     async def _watch(self) -> None:
         while True:
-            self._counters.missing_destinations = self._topology.missing_count
-            self._counters.foreign_bindings = self._topology.foreign_count
-            self._counters.unsigned_bindings = self._topology.unsigned_count
-            self._counters.unkeyed_tokens = self._topology.unkeyed_count
-            self._counters.carrier_bypasses = self._topology.bypass_count
-            self._counters.carrier_bindings = self._topology.carrier_bindings
+            self._topology.count(self._counters)
             self._counters.certificates = self._tls.contexts.ends
             await asyncio.sleep(_WATCH_SECONDS)
 

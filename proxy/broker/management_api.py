@@ -519,6 +519,7 @@ class VhostDiscovery:
             try:
                 return await self._ask(self._management)
             except UpstreamError as error:
+                self.fault = str(error)
                 if error.failure is UpstreamFailure.REFUSED or loop.time() >= until:
                     log.error("client declarations can't be read from the broker", error=self.fault)
                     return set()
@@ -526,43 +527,31 @@ class VhostDiscovery:
 
     async def find_later(self) -> set[str]:
         """Retry until the management API responds; return the virtual hosts."""
-        if self._management is None or not self.fault:
-            return set()
+        vhosts: set[str] = set()
         pause_seconds = self._settings.refresh_seconds
-        while True:
+        while self._management is not None and self.fault:
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(2 * pause_seconds, self._settings.retry_limit_seconds)
             try:
                 vhosts = await self._ask(self._management)
-            except UpstreamError:
-                continue
-            if self.fault:
-                continue
-            log.info("client declarations can be read from the broker again")
-            return vhosts
-
-    async def _ask(self, management: ManagementApi) -> set[str]:
-        faults: list[str] = []
-        try:
-            try:
-                vhosts = await management.declared_vhosts()
-            except Undecodable:
-                vhosts = await self._ask_singly(management, faults)
-        except UpstreamError as error:
-            self.fault = str(error)
-            raise
-        self.fault = "; ".join(faults)
+            except UpstreamError as error:
+                self.fault = str(error)
+            if not self.fault:
+                log.info("client declarations can be read from the broker again")
         return vhosts
 
-    @staticmethod
-    async def _ask_singly(management: ManagementApi, faults: list[str]) -> set[str]:
-        """Query each virtual host separately, so that an undecodable exchange affects only its own virtual host."""
-        vhosts: set[str] = set()
-        for vhost in sorted(await management.vhosts()):
-            try:
-                listed = await management.exchanges(vhost)
-            except Undecodable as error:
-                faults.append(str(error))
-            else:
-                vhosts |= {vhost} if any(info.kept for info in listed.values()) else set()
+    async def _ask(self, management: ManagementApi) -> set[str]:
+        try:
+            vhosts, faults = await management.declared_vhosts(), list[str]()
+        except Undecodable:
+            # Each virtual host is queried separately, so that an undecodable exchange affects only its own.
+            vhosts, faults = set(), []
+            for vhost in sorted(await management.vhosts()):
+                try:
+                    listed = await management.exchanges(vhost)
+                except Undecodable as error:
+                    faults.append(str(error))
+                else:
+                    vhosts |= {vhost} if any(info.kept for info in listed.values()) else set()
+        self.fault = "; ".join(faults)
         return vhosts

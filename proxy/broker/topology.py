@@ -25,6 +25,7 @@ from proxy.broker.reconcile.vhost_loop import VhostTopology
 from proxy.broker.remote_observer import RemoteObserver, describe_remote
 from proxy.broker.task_supervisor import Supervisor
 from proxy.errors import UpstreamError, UpstreamFailure
+from proxy.relay.counters import Counters
 from proxy.relay.vhost import VhostState
 from proxy.routing.router import Router
 from proxy.values import Destination, describe, shown
@@ -261,10 +262,10 @@ class Topology:
         if vhost in self._vhosts:
             self._vhosts[vhost].queue_deleted(queue)
 
-    async def ensure_queue(self, vhost: str, queue: bytes, exclusive: bool = False) -> None:
+    async def ensure_queue(self, vhost: str, queue: bytes) -> None:
         """Bind the tokens of a newly declared queue; see `RelayRequests.ensure_queue`. Never raises."""
         if vhost in self._vhosts:
-            await self._vhosts[vhost].requests.ensure_queue(queue, exclusive)
+            await self._vhosts[vhost].requests.ensure_queue(queue)
 
     async def bind(self, vhost: str, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
         """Bind destinations that a publish needs and that have no token yet.
@@ -318,43 +319,26 @@ class Topology:
                 reasons.append(f"vhost {name}: inventory not complete: {vhost.reconciler.observer.failures[0]}")
         return reasons
 
-    @property
-    def missing_count(self) -> int:
-        return sum(len(vhost.reconciler.missing) + len(vhost.state.missing_remote) for vhost in self._vhosts.values())
-
-    @property
-    def foreign_count(self) -> int:
-        return sum(
-            len(bindings) for vhost in self._vhosts.values() for bindings in vhost.reconciler.observer.foreign.values()
-        )
-
-    @property
-    def unkeyed_count(self) -> int:
-        """Number of carrier bindings with unkeyed tokens, which are not secret."""
-        return sum(vhost.reconciler.observer.tokens()["unkeyed"] for vhost in self._vhosts.values())
-
-    @property
-    def bypass_count(self) -> int:
-        """Number of exchanges and queues whose alternate or dead-letter exchange routes to a carrier."""
-        return sum(len(vhost.reconciler.observer.bypasses) for vhost in self._vhosts.values())
-
-    @property
-    def carrier_bindings(self) -> Counter[tuple[str, str, str]]:
-        """Number of carrier bindings, by virtual host, carrier type, and whether the type fits ("yes" or "no")."""
-        counts: Counter[tuple[str, str, str]] = Counter()
-        for name, vhost in self._vhosts.items():
-            for carrier in vhost.reconciler.carrier_bindings:
+    def count(self, counters: Counters) -> None:
+        """Update the gauges of the control plane."""
+        reconcilers = [vhost.reconciler for vhost in self._vhosts.values()]
+        observers = [reconciler.observer for reconciler in reconcilers]
+        unsigned = [reconciler.store.listings.unsigned for reconciler in reconcilers]
+        carriers: Counter[tuple[str, str, str]] = Counter()
+        for reconciler in reconcilers:
+            for carrier in reconciler.carrier_bindings:
                 fits, unfit = (carrier.bindings, 0) if carrier.fits else (0, carrier.bindings)
-                counts[name, carrier.carrier_type.value, "yes"] += fits
-                counts[name, carrier.carrier_type.value, "no"] += unfit  # also if 0, so that an alert can resolve
-        return counts
-
-    @property
-    def unsigned_count(self) -> int:
-        """Number of client bindings, on all carriers, that have no valid signature."""
-        return sum(
-            len(texts) for vhost in self._vhosts.values() for texts in vhost.reconciler.store.listings.unsigned.values()
+                carriers[reconciler.state.name, carrier.carrier_type.value, "yes"] += fits
+                # also if 0, so that an alert can resolve
+                carriers[reconciler.state.name, carrier.carrier_type.value, "no"] += unfit
+        counters.carrier_bindings = carriers
+        counters.missing_destinations = sum(
+            len(reconciler.missing) + len(reconciler.state.missing_remote) for reconciler in reconcilers
         )
+        counters.foreign_bindings = sum(len(found) for observer in observers for found in observer.foreign.values())
+        counters.unsigned_bindings = sum(len(texts) for exchanges in unsigned for texts in exchanges.values())
+        counters.unkeyed_tokens = sum(observer.tokens()["unkeyed"] for observer in observers)
+        counters.carrier_bypasses = sum(len(observer.bypasses) for observer in observers)
 
     def status(self) -> list[dict[str, Any]]:  # Any: JSON
         return [status_of(vhost) for vhost in self._vhosts.values()]

@@ -8,6 +8,7 @@ import pytest
 
 from proxy.broker.topology import Topology
 from proxy.errors import UpstreamError, UpstreamFailure
+from proxy.relay.counters import Counters
 from tests.broker.world import Outside, Queue, owned, queues, reconcile, router, settings, state, until
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
@@ -104,8 +105,9 @@ async def test_status_lists_missing_destinations_and_foreign_bindings(
     assert status["conflicts"] == ()
     assert status["inventory_failures"] == ()
     assert status["refreshed_at"] is not None
-    assert topology.missing_count == 1
-    assert topology.foreign_count == 1
+    counters = Counters()
+    topology.count(counters)
+    assert (counters.missing_destinations, counters.foreign_bindings) == (1, 1)
 
 
 async def test_calls_of_relays_reach_their_virtual_host(closing: Keep, outside: Outside, vhost: str) -> None:

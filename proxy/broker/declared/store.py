@@ -268,37 +268,35 @@ class BindingListings:
         if before is None:
             return []
         with without_collection():
-            return await self._take(owned, before, listed)
-
-    async def _take(
-        self, owned: OwnedExchange, before: BindingsBefore, listed: Iterable[BindingInfo]
-    ) -> list[BindingInfo]:
-        last = self._listed.setdefault(owned.name, _Listed())
-        joined, superfluous = await self._joined(owned, last, listed)
-        believed, last.unverified = last.unverified, set()
-        expected_changes = before.changes
-        clients: Iterable[Hashable] = [*joined, *(identity for identity in before.clients if identity not in joined)]
-        for number, identity in enumerate(clients):
-            if number % _STEP == _STEP - 1:
-                await asyncio.sleep(0)
-            if not self._is_same(owned, before):
-                return []
-            is_disturbed = owned.changes != expected_changes
-            changes = owned.changes
-            then, now, stored = before.clients.get(identity), owned.clients.get(identity), joined.get(identity)
-            if now is None and then is None and stored is not None:
-                if is_disturbed and identity not in believed:
-                    last.unverified.add(identity)
-                else:
-                    self._store.add_binding(stored, identity)
-            elif now is not None and now is then and (stored is None or now.copies != stored.copies):
-                self._store.remove_binding(now)
-                if stored is not None:
-                    self._store.add_binding(stored, identity)
-            expected_changes += owned.changes - changes
-        is_applied = not last.unverified and owned.changes == expected_changes
-        last.applied = (before.exchange, owned.changes) if is_applied else None
-        return superfluous
+            last = self._listed.setdefault(owned.name, _Listed())
+            joined, superfluous = await self._joined(owned, last, listed)
+            believed, last.unverified = last.unverified, set()
+            expected_changes = before.changes
+            clients: Iterable[Hashable] = [
+                *joined,
+                *(identity for identity in before.clients if identity not in joined),
+            ]
+            for number, identity in enumerate(clients):
+                if number % _STEP == _STEP - 1:
+                    await asyncio.sleep(0)
+                if not self._is_same(owned, before):
+                    return []
+                is_disturbed = owned.changes != expected_changes
+                changes = owned.changes
+                then, now, stored = before.clients.get(identity), owned.clients.get(identity), joined.get(identity)
+                if now is None and then is None and stored is not None:
+                    if is_disturbed and identity not in believed:
+                        last.unverified.add(identity)
+                    else:
+                        self._store.add_binding(stored, identity)
+                elif now is not None and now is then and (stored is None or now.copies != stored.copies):
+                    self._store.remove_binding(now)
+                    if stored is not None:
+                        self._store.add_binding(stored, identity)
+                expected_changes += owned.changes - changes
+            is_applied = not last.unverified and owned.changes == expected_changes
+            last.applied = (before.exchange, owned.changes) if is_applied else None
+            return superfluous
 
     def _is_same(self, owned: OwnedExchange, before: BindingsBefore) -> bool:
         """Return True if the exchange is still the same object as when its bindings were requested."""

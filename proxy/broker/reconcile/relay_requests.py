@@ -279,10 +279,10 @@ class RelayRequests:
         if self._gone(("exchange", name)):
             self._state.changed()
 
-    async def ensure_queue(self, queue: bytes, exclusive: bool = False) -> None:
+    async def ensure_queue(self, queue: bytes) -> None:
         """Bind the tokens of a newly declared queue. Returns when all are bound or refused, or at the deadline."""
-        self.queue_declared(queue, exclusive)
-        if exclusive or unnameable(queue) is not None:
+        self.queue_declared(queue)
+        if unnameable(queue) is not None:
             return
         state, destination = self._state, ("queue", queue)
         # Tokens that count as bound are included, since the queue and its bindings may have been deleted elsewhere.
