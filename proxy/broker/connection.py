@@ -40,13 +40,10 @@ import aiormq
 from aio_pika.abc import AbstractChannel, TimeoutType, UnderlayChannel, UnderlayConnection
 from aio_pika.connection import make_url
 from aio_pika.tools import OneShotCallback
+from aiormq.channel import EXCEPTION_MAPPING
 from aiormq.exceptions import (
     AMQPError,
-    ChannelAccessRefused,
     ChannelClosed,
-    ChannelLockedResource,
-    ChannelNotFoundEntity,
-    ChannelPreconditionFailed,
     ConnectionClosed,
     InvalidFrameError,
     ProbableAuthenticationError,
@@ -270,12 +267,8 @@ _NO_LIMIT = 65535
 
 T = TypeVar("T")
 
-_CODES: dict[type[BaseException], int] = {
-    ChannelAccessRefused: 403,
-    ChannelNotFoundEntity: 404,
-    ChannelLockedResource: LOCKED,
-    ChannelPreconditionFailed: 406,
-}
+#: The reply codes of aiormq's exceptions, which do not contain them.
+_CODES = {kind: code for code, kind in EXCEPTION_MAPPING.items()}
 
 
 class Refusal(NamedTuple):

@@ -69,7 +69,7 @@ class ExchangeInfo(NamedTuple):
     @property
     def kept(self) -> str:
         """The stored data of a client's declare; empty if the exchange has no mark or was declared for the rules."""
-        return _kept(self.arguments) if self.marked else ""
+        return _own_text(self.arguments, _KEPT) if self.marked else ""
 
 
 class BindingInfo(NamedTuple):
@@ -139,7 +139,7 @@ def binding_info(item: Mapping[str, Any]) -> BindingInfo:
         item["destination"].encode(),
         item["routing_key"].encode(),
         item["properties_key"],
-        _kept(arguments),
+        _own_text(arguments, _KEPT),
         _own_text(arguments, _SIGNATURE),
         _own_text(arguments, _PIN),
     )
@@ -170,10 +170,6 @@ def _after_blanks(text: str, at: int) -> int:
     return match.end() if match is not None else at
 
 
-def _kept(arguments: Mapping[str, object]) -> str:
-    return _own_text(arguments, _KEPT)
-
-
 def _own_text(arguments: Mapping[str, object], name: str) -> str:
     text = arguments.get(name)
     return text if isinstance(text, str) else ""
@@ -194,15 +190,6 @@ T = TypeVar("T")
 
 #: Processes a part of a list while the broker prepares other parts.
 ReadAhead: TypeAlias = Callable[[list[BindingInfo]], Awaitable[None]]
-
-
-class _Part(NamedTuple):
-    """A response that contains part of a list, as bytes or parsed."""
-
-    path: str
-    digest: bytes
-    body: bytes
-    bindings: list[BindingInfo] | None = None
 
 
 class ManagementApi:
@@ -318,25 +305,25 @@ class ManagementApi:
         # If the last request was not answered in time, a long list gets no additional time.
         limit_seconds = self._settings.listing_seconds if self._responsive else self._settings.deadline_seconds
 
-        async def listed(path: str) -> _Part:
+        async def listed(path: str) -> tuple[bytes, bytes | list[BindingInfo]]:
             body = await self._request("GET", path, limit_seconds=limit_seconds)
             # A destination without bindings does not change the digest of the whole list.
             part_digest = blake2b(body, digest_size=16).digest() if body != b"[]" else b""
             # Parsing 10,000 bindings takes 60 ms, but comparing their digest takes only 3 ms.
             if digest:
-                return _Part(path, part_digest, body)
+                return part_digest, body
             bindings = await self._parsed(path, body)
             if read_ahead is not None:
                 await read_ahead(bindings)
-            return _Part(path, part_digest, b"", bindings)
+            return part_digest, bindings
 
         parts = await _all(listed(path) for path in paths)
-        now = blake2b(b"".join(part.digest for part in parts), digest_size=16).digest()
+        now = blake2b(b"".join(part_digest for part_digest, _ in parts), digest_size=16).digest()
         if now == digest:
             return None
         bindings: list[BindingInfo] = []
-        for part in parts:
-            bindings += await self._parsed(part.path, part.body) if part.bindings is None else part.bindings
+        for path, (_, part) in zip(paths, parts, strict=True):
+            bindings += await self._parsed(path, part) if isinstance(part, bytes) else part
         return now, bindings
 
     async def _parsed(self, path: str, body: bytes) -> list[BindingInfo]:

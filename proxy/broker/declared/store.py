@@ -5,15 +5,9 @@ the meantime take precedence, so a listing is compared with the state at the tim
 unknown here may have been created and deleted in the meantime. Such an item is accepted only if nothing changed since
 the request, or if the next listing also contains the item. No requests are made here (see `reconcile.observer`).
 
-The module consists of these parts, in this order:
-
-- conversion of the raw bytes stored on the broker or in a snapshot (`relay.declare.storage`) into exchanges and
-  bindings; damaged bytes raise a ``ValueError`` with the reason;
-- `BindingListings`: applies listings of an exchange's bindings. There may be ten thousand bindings, so only new
-  bindings are decoded, and relays may run between two steps;
-- `inherit`: carries declarations over to new rules. A client exchange is unchanged unless a rules file now declares an
-  exchange with the same name. In this case, the file's declaration applies, and clients' bindings are kept;
-- `DeclarationStore`: the state itself.
+There may be ten thousand bindings in a listing, so `BindingListings` decodes only new bindings, and relays may run
+between two steps. Raw bytes stored on the broker or in a snapshot (`relay.declare.storage`) may be damaged; the
+functions that convert them to exchanges and bindings then raise a ``ValueError`` with the reason.
 
 Source: architecture, "The broker is the store".
 """
@@ -385,7 +379,8 @@ Refused: TypeAlias = tuple[StoredBinding, str]
 def inherit(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Router) -> Iterator[Refused | None]:
     """Carry clients' exchanges and bindings over to new rules, in small steps. The state may change between two steps.
 
-    A further call carries over later changes.
+    A client exchange is unchanged unless a rules file now declares an exchange with the same name. In this case, the
+    file's declaration applies, and clients' bindings are kept. A further call carries over later changes.
 
     Args:
         state: the state with the old rules and the declarations.
