@@ -14,7 +14,7 @@ from typing import Any
 from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.declared.store import binding_from_listing, why_unsigned
 from proxy.broker.management_api import BindingInfo, ManagementApi
-from proxy.broker.methods import Bind, reason
+from proxy.broker.methods import Bind
 from proxy.broker.reconcile.checks import carrier_tokens
 from proxy.relay.declare.storage import kept_rows, signed_copy
 from proxy.relay.tokens import Secrets, TokenForm, Tokens
@@ -118,7 +118,7 @@ class Adoption:
         connection = await self._connection(unsigned.vhost)
         refusal = await connection.call(Bind(unsigned.carrier, destination, key, entries))
         if refusal is not None:
-            return reason(refusal.code, refusal.text, destination[0])
+            return refusal.reason(destination[0])
         await self._management.remove_binding(unsigned.vhost, unsigned.carrier, unsigned.info)
         return None
 

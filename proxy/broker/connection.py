@@ -33,7 +33,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from pathlib import Path
-from typing import NamedTuple, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 import aio_pika
 import aiormq
@@ -49,7 +49,7 @@ from aiormq.exceptions import (
     ProbableAuthenticationError,
 )
 
-from proxy.broker.methods import LOCKED, Bind, Find, Method, make, make_all, reason
+from proxy.broker.methods import LOCKED, Bind, Find, Method, Refusal, make, make_all
 from proxy.broker.task_supervisor import end_if_cancelled
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.tokens import Secrets
@@ -271,13 +271,6 @@ T = TypeVar("T")
 _CODES = {kind: code for code, kind in EXCEPTION_MAPPING.items()}
 
 
-class Refusal(NamedTuple):
-    """The reply code and text with which the broker closed one of our channels."""
-
-    code: int
-    text: str
-
-
 class ControlConnection:
     """The control user's connection to one virtual host. To reconnect, call `connect` again.
 
@@ -390,7 +383,7 @@ class ControlConnection:
         asked = list(destinations)
         refusals = await self.call_all([Find(destination) for destination in asked])
         return {
-            destination: reason(refusal.code, refusal.text, destination[0])
+            destination: refusal.reason(destination[0])
             for destination, refusal in zip(asked, refusals, strict=True)
             if refusal is not None and refusal.code != LOCKED
         }

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractQueue
 from aiormq import Channel, spec
@@ -42,6 +42,30 @@ LOCKED = 405
 EXCLUSIVE = "exclusive queue of another connection"
 ABSENT = "does not exist"
 INTERNAL = "is internal: clients cannot publish to it"
+
+
+class Refusal(NamedTuple):
+    """The reply code and text with which the broker closed one of our channels."""
+
+    code: int
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.code} {self.text}"
+
+    def reason(self, kind: str) -> str:
+        """Describe, for operators, why a destination of this kind could not be bound or found."""
+        if self.code == 404:
+            carrier = kind == QUEUE and "no exchange" in self.text
+            return f"the carrier exchange does not exist: {self.text}" if carrier else ABSENT
+        if self.code == LOCKED:
+            return EXCLUSIVE
+        if self.code == 403:
+            return (
+                f"refused: the control user needs write permission on this {kind} "
+                f"and read permission on the carrier exchange ({self.text})"
+            )
+        return f"refused: {self}"
 
 
 class Method(Protocol):
@@ -222,17 +246,3 @@ def unnameable(name: bytes) -> str | None:
     if len(name) > _QUOTABLE_BYTES and not name.isascii():
         return f"the name contains non-ASCII characters and is longer than {_QUOTABLE_BYTES} bytes"
     return None
-
-
-def reason(code: int, text: str, kind: str) -> str:
-    """Describe, for operators, why a destination could not be bound or found."""
-    if code == 404:
-        return f"the carrier exchange does not exist: {text}" if kind == "queue" and "no exchange" in text else ABSENT
-    if code == LOCKED:
-        return EXCLUSIVE
-    if code == 403:
-        return (
-            f"refused: the control user needs write permission on this {kind} "
-            f"and read permission on the carrier exchange ({text})"
-        )
-    return f"refused: {code} {text}"

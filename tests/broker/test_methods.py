@@ -30,4 +30,4 @@ def test_an_unusable_name_has_a_reason(name: bytes, cause: str) -> None:
     ],
 )
 def test_a_refusal_becomes_a_reason_for_operators(code: int, text: str, kind: str, reason: str) -> None:
-    assert reason in methods.reason(code, text, kind)
+    assert reason in methods.Refusal(code, text).reason(kind)

@@ -1,15 +1,27 @@
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from proxy.broker.management_api import ExchangeInfo, QueueInfo
 from proxy.broker.methods import ABSENT
-from proxy.broker.reconcile.observed import ObservedState, merged, with_name, without_name
+from proxy.broker.reconcile.observed import ObservedState, with_name, without_name
 from proxy.routing.decision import QueueNames
 
 
 def listing(*names: str) -> dict[bytes, QueueInfo]:
     return {name.encode(): QueueInfo(name.encode()) for name in names}
+
+
+@cache
+def numbered(name: str, number: int) -> QueueInfo:
+    """The same object for the same arguments."""
+    return QueueInfo(name.encode(), arguments={"number": number})
+
+
+def infos(numbers: dict[str, int]) -> dict[bytes, QueueInfo]:
+    return {name.encode(): numbered(name, number) for name, number in numbers.items()}
 
 
 @pytest.mark.parametrize(
@@ -24,7 +36,10 @@ def listing(*names: str) -> dict[bytes, QueueInfo]:
 def test_a_listing_applies_to_names_that_did_not_change_meanwhile(
     before: dict[str, int], now: dict[str, int], listed: dict[str, int], expected: dict[str, int]
 ) -> None:
-    assert merged(before, now, listed) == expected
+    observed = ObservedState()
+    observed.queues = infos(now)
+    observed.queues_listed(infos(before), infos(listed))
+    assert observed.queues == infos(expected)
 
 
 def test_a_queue_deleted_and_declared_again_during_a_listing_stays() -> None:

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from proxy.broker.connection import ControlConnection, ControlSettings, Refusal
-from proxy.broker.methods import Bind, Method
+from proxy.broker.connection import ControlConnection, ControlSettings
+from proxy.broker.methods import Bind, Method, Refusal
 from proxy.broker.reconcile.desired import TokenRights, desired_state
 from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observed import ObservedState

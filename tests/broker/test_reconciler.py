@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from proxy.broker.connection import ControlConnection, ControlSettings, Refusal
-from proxy.broker.methods import Method
+from proxy.broker.connection import ControlConnection, ControlSettings
+from proxy.broker.methods import Method, Refusal
 from proxy.broker.reconcile.desired import desired_state
 from proxy.broker.reconcile.reconciler import Reconciler
 from proxy.relay.vhost import Delivery

@@ -266,7 +266,6 @@ class Recorder:
         self._states = states
         self._supervisor = supervisor
         self._wanted = False
-        self._unreadable = False
         self._ending = asyncio.Event()
         self._writing: asyncio.Task[None] | None = None
 
@@ -279,15 +278,14 @@ class Recorder:
         except ValueError as error:
             log.error("snapshot rejected: client declarations may be lost", error=str(error))
         except OSError as error:
-            # An unreadable file must not be overwritten.
-            self._unreadable = True
             self.fault = f"snapshot {self._path} can't be read: {error}"
+            self._path = None  # an unreadable file must not be overwritten
             log.error("snapshot not used: client declarations may be lost", error=self.fault)
         return SnapshotRecords()
 
     def record(self) -> None:
         """Schedule a write of the current declarations."""
-        if self._path is None or self._unreadable:
+        if self._path is None:
             return
         self._wanted = True
         if self._writing is None or self._writing.done():

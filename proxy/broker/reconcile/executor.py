@@ -15,16 +15,9 @@ from typing import NamedTuple
 
 import structlog
 
-from proxy.broker.connection import ControlConnection, ControlSettings, Refusal
+from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.management_api import ManagementApi, NotListed
-from proxy.broker.methods import (
-    LOCKED,
-    Bind,
-    DeclareQueue,
-    Find,
-    declare_carrier,
-    reason,
-)
+from proxy.broker.methods import LOCKED, Bind, DeclareQueue, Find, Refusal, declare_carrier
 from proxy.broker.reconcile.checks import declare_conflict
 from proxy.broker.reconcile.diff import Action, BindToken, DeclareCarrier, RemoveBinding, UnbindRows
 from proxy.broker.reconcile.observed import ObservedState
@@ -94,7 +87,7 @@ class Executor:
         if stop_at is not None:
             stop_at([self.failures[action].why for action in carriers if action in self.failures])
         for token, refusal in (await self.bind([action for action in due if isinstance(action, BindToken)])).items():
-            self._note(token, refusal, None if refusal is None else _why(refusal, token.destination))
+            self._note(token, refusal, None if refusal is None else refusal.reason(token.destination[0]))
         for action in due:
             if isinstance(action, RemoveBinding) and not await self._remove(action):
                 break  # the management API does not respond
@@ -138,7 +131,7 @@ class Executor:
             if refusal is None:
                 self._has_queue(action)
             elif action in absent or action not in differing:
-                self._note(action, refusal, f"can't be declared: {refusal.code} {refusal.text}")
+                self._note(action, refusal, f"can't be declared: {refusal}")
 
     async def _absent(self, actions: Sequence[DeclareQueue]) -> list[DeclareQueue]:
         """Look for the queues, and return those that do not exist."""
@@ -150,7 +143,7 @@ class Executor:
             elif refusal.code == _NOT_FOUND:
                 absent.append(action)
             else:
-                self._note(action, refusal, f"refused: {refusal.code} {refusal.text}")
+                self._note(action, refusal, f"refused: {refusal}")
         return absent
 
     def _has_queue(self, action: DeclareQueue, *, exclusive: bool = False) -> None:
@@ -174,7 +167,7 @@ class Executor:
             if refusal is None:
                 self._bound(exchange, destination, written[exchange])
             else:
-                why = _why(refusal, destination)
+                why = refusal.reason(destination[0])
                 # Reply code LOCKED means that the queue exists, and its owner's connection may have bound it.
                 exchange.tokens.refused(destination, why, keeps=refusal.code == LOCKED)
         return refusals
@@ -188,7 +181,7 @@ class Executor:
             for key in tokens.of(*destination):
                 refusal = await self._connection.call(Bind(exchange.carrier, destination, key))
                 if refusal is not None:
-                    why = _why(refusal, destination)
+                    why = refusal.reason(destination[0])
                     exchange.tokens.refused(destination, why, keeps=True)
                     return why
             self._bound(exchange, destination, tokens)
@@ -292,7 +285,7 @@ class Executor:
         moved = await self._connection.call_all([Bind(action.carrier, *row) for row in action.moves])
         refusal = next((refusal for refusal in moved if refusal is not None), None)
         if refusal is not None:
-            self._note(action, refusal, f"the stored binding can't be moved: {refusal.code} {refusal.text}")
+            self._note(action, refusal, f"the stored binding can't be moved: {refusal}")
             return True
         try:
             with suppress(NotListed):  # removed concurrently
@@ -305,7 +298,3 @@ class Executor:
             names = {"vhost": self._state.name, "carrier": shown(action.carrier)}
             log.warning(action.why, **names, binding=str(action.binding))
         return True
-
-
-def _why(refusal: Refusal, destination: Destination) -> str:
-    return reason(refusal.code, refusal.text, destination[0])

@@ -8,29 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from typing import TypeVar
 
 from proxy.broker.management_api import ExchangeInfo, QueueInfo
 from proxy.broker.methods import ABSENT, EXCLUSIVE, unnameable
 from proxy.routing.decision import QueueNames
 from proxy.values import Destination
-
-K = TypeVar("K")
-V = TypeVar("V")
-
-
-def merged(before: Mapping[K, V], now: Mapping[K, V], listed: Mapping[K, V]) -> dict[K, V]:
-    """Merge a listing with changes recorded since it was requested.
-
-    Args:
-        before: state at the time of the request.
-        now: current state.
-        listed: the listing.
-    """
-    result = {key: value for key, value in listed.items() if key in now or key not in before}
-    # An item that was removed and added again is a different object.
-    result.update((key, value) for key, value in now.items() if before.get(key) is not value)
-    return result
 
 
 class ObservedState:
@@ -53,7 +35,10 @@ class ObservedState:
 
     def queues_listed(self, before: Mapping[bytes, QueueInfo], listed: Mapping[bytes, QueueInfo]) -> None:
         """Process a listing of queues; `before` is a copy of `queues` from the time of the request."""
-        self.queues = merged(before, self.queues, listed)
+        now = self.queues
+        self.queues = {name: info for name, info in listed.items() if name in now or name not in before}
+        # A queue that was removed and added again is a different object.
+        self.queues.update((name, info) for name, info in now.items() if before.get(name) is not info)
         self.queues_complete = True
 
     def exchanges_listed(self, listed: Mapping[bytes, ExchangeInfo]) -> None:

@@ -92,8 +92,7 @@ class TokenMigration:
                 self._declared.add(marker)
             elif marker not in self._refused:
                 self._refused.add(marker)
-                error = f"{refusal.code} {refusal.text}"
-                log.warning("can't record which tokens are retired", vhost=self._state.name, error=error)
+                log.warning("can't record which tokens are retired", vhost=self._state.name, error=str(refusal))
 
     async def _existing(self, markers: Sequence[bytes]) -> set[bytes]:
         if self._observed.exchanges_complete:
