@@ -15,6 +15,7 @@ from typing import TypeAlias, TypeVar
 import structlog
 
 from proxy.admin.server import GuardedRoute, json_route
+from proxy.broker.methods import DeclareQueue
 from proxy.broker.reconcile.reconciler import Retired
 from proxy.broker.topology import Topology
 from proxy.config.loader import ChangedSettings
@@ -98,7 +99,7 @@ class _Candidate:
     state: VhostState
     exchanges: dict[bytes, OwnedExchange]
     router: Router
-    queues: VhostRules
+    queues: list[DeclareQueue]
     retirement: Retired | None = field(default=None)
 
 
@@ -261,7 +262,7 @@ class Reload:
             if not self._topology.follows(name):
                 await self._topology.adopt(name, candidate.state)
             candidate.retirement = await self._topology.managed(name).prepare(
-                candidate.exchanges, candidate.router, candidate.queues.queues
+                candidate.exchanges, candidate.router, candidate.queues
             )
         remains = [exchange for router in before.routers.values() for exchange in router.exchanges.values()]
         # No await until `self.loaded` is set, so that no publish is processed in between.
@@ -341,12 +342,16 @@ def _exists(state: VhostState, destination: Destination) -> bool:
 def _candidate(state: VhostState, loaded: LoadedRules) -> _Candidate:
     rules = loaded.rules.vhosts.get(state.name, VhostRules(state.name))
     router = loaded.routers.get(state.name) or Router(())
-    return _Candidate(state, owned_exchanges(rules), router, rules)
+    return _Candidate(state, owned_exchanges(rules), router, declared_queues(rules))
 
 
 def owned_exchanges(rules: VhostRules) -> dict[bytes, OwnedExchange]:
     """Return the exchanges of the rules in the form that relays and the control plane use."""
     return {rule.name: owned_exchange(rule) for rule in rules.exchanges}
+
+
+def declared_queues(rules: VhostRules) -> list[DeclareQueue]:
+    return [DeclareQueue(queue.name, queue.arguments) for queue in rules.queues]
 
 
 def traffic_labels(counters: Counters, loaded: LoadedRules) -> TrafficLabels:

@@ -41,7 +41,7 @@ from proxy.app.composition import (
     secrets_of,
     session_limits,
 )
-from proxy.app.reload import Reload, owned_exchanges, traffic_labels
+from proxy.app.reload import Reload, declared_queues, owned_exchanges, traffic_labels
 from proxy.app.shadow import Shadow
 from proxy.app.workers import SIGNALS, Workers, WorkerSlot
 from proxy.audit.record import LineRenderer, PublishLog
@@ -366,7 +366,7 @@ class Sidecar:
 
     def _make_topology(self) -> Topology:
         control = control_settings(self._settings, self._tls, self._secrets)
-        queues = {name: vhost.queues for name, vhost in self._loaded.rules.vhosts.items()}
+        queues = {name: declared_queues(vhost) for name, vhost in self._loaded.rules.vhosts.items()}
         return Topology(control, self._states, queues)
 
     def _make_remotes(self, tasks: Tasks) -> RemotePool:

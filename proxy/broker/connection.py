@@ -102,7 +102,6 @@ class ControlSettings:
         tls: TLS settings for the AMQP listeners; None for plain TCP.
         management: base URL of the management API; None to work without this API.
         management_tls: TLS settings for an ``https`` management API; None to trust the system's CA certificates.
-        connection_name: name shown in the broker's management UI.
         refresh_seconds: interval between reconcile passes.
         deadline_seconds: timeout for a reply, and for binding a destination.
         listing_seconds: timeout for listing the bindings of an exchange. RabbitMQ sends nothing until the list is
@@ -128,7 +127,6 @@ class ControlSettings:
     tls: TlsSettings | None = None
     management: str | None = None
     management_tls: TlsSettings | None = None
-    connection_name: str = "oxproxy control"
     refresh_seconds: float = 5.0
     deadline_seconds: float = 10.0
     listing_seconds: float = 120.0
@@ -188,7 +186,7 @@ class AmqpConnection(aio_pika.Connection):
                 heartbeat=settings.heartbeat_seconds,
             ),
             ssl_context=tls.context() if tls is not None else None,
-            client_properties={"connection_name": settings.connection_name, "product": "oxproxy"},
+            client_properties={"connection_name": "oxproxy control", "product": "oxproxy"},
         )
         self._vhost = vhost
         if tls is not None and tls.server_name:

@@ -20,7 +20,7 @@ import structlog
 from proxy.broker.connection import ControlSettings
 from proxy.broker.declared.snapshot import Recorder
 from proxy.broker.management_api import ManagementApi, VhostDiscovery
-from proxy.broker.reconcile.desired import WantedQueue
+from proxy.broker.methods import DeclareQueue
 from proxy.broker.reconcile.vhost_loop import VhostTopology
 from proxy.broker.remote_observer import RemoteObserver, describe_remote
 from proxy.broker.task_supervisor import Supervisor
@@ -90,7 +90,7 @@ class Topology:
         self,
         settings: ControlSettings,
         states: Mapping[str, VhostState],
-        queues: Mapping[str, Sequence[WantedQueue]],
+        queues: Mapping[str, Sequence[DeclareQueue]],
     ) -> None:
         self._settings = settings
         self.supervisor = Supervisor(settings.retry_seconds, settings.retry_limit_seconds)
@@ -133,9 +133,14 @@ class Topology:
         names = list(self._vhosts)
         outcomes = await asyncio.gather(*(self._vhosts[name].connect() for name in names), return_exceptions=True)
         for name, outcome in zip(names, outcomes, strict=True):
-            if isinstance(outcome, Exception) and not isinstance(outcome, UpstreamError):
+            if isinstance(outcome, UpstreamError):
+                if name in self._ruled or outcome.failure is not UpstreamFailure.REFUSED:
+                    raise outcome
+                # Startup can continue, since a refusal affects only a virtual host without rules.
+                log.error("client declarations can't be read", vhost=name, error=str(outcome))
+            elif isinstance(outcome, Exception):
                 self.supervisor.failed("vhost", outcome, name)  # `run` retries
-            elif isinstance(outcome, BaseException) and not self._is_bearable(name, outcome):
+            elif outcome is not None:
                 raise outcome
 
     async def run(self) -> None:
@@ -193,24 +198,13 @@ class Topology:
         for name in sorted(await self._discovery.find_later()):
             await self.adopt(name)
 
-    def _follow(self, state: VhostState, queues: Sequence[WantedQueue] = ()) -> VhostTopology:
+    def _follow(self, state: VhostState, queues: Sequence[DeclareQueue] = ()) -> VhostTopology:
         vhost = VhostTopology(self._settings, state, queues, self._management, self._recorder.record, self.supervisor)
         self._vhosts[state.name] = vhost
         return vhost
 
     def _states(self) -> list[VhostState]:
         return [vhost.state for vhost in self._vhosts.values()]
-
-    def _is_bearable(self, name: str, outcome: BaseException) -> bool:
-        """Return True if startup can continue, since a refusal affects only a virtual host without rules."""
-        if (
-            name in self._ruled
-            or not isinstance(outcome, UpstreamError)
-            or outcome.failure is not UpstreamFailure.REFUSED
-        ):
-            return False
-        log.error("client declarations can't be read", vhost=name, error=str(outcome))
-        return True
 
     # -- virtual hosts that are added later ------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 
 from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.management_api import BindingInfo, ExchangeInfo, ManagementApi, Permissions, QueueInfo
+from proxy.broker.methods import DeclareQueue
 from proxy.broker.reconcile.carrier_forms import CarrierBindings, adopt_types, scans_bindings
 from proxy.broker.reconcile.checks import carrier_conflict, carrier_difference, internal_conflicts
 from proxy.broker.reconcile.desired import DesiredState, desired_state
@@ -175,7 +176,8 @@ async def _list(settings: ControlSettings, findings: Findings) -> None:
                     adopt_types(state, desired, exchanges)
                     observation = await _observe(management, vhost, desired, queues, exchanges)
                     _add_unfit(vhost, desired, observation, scans, findings)
-                    plan += [(vhost, str(action)) for action in diff(desired, rules.queues, observation)]
+                    declares = [DeclareQueue(queue.name, queue.arguments) for queue in rules.queues]
+                    plan += [(vhost, str(action)) for action in diff(desired, declares, observation)]
                     needs = _needs(vhost, desired, rules.queues, queues, findings)
                     _add_lacking(user, vhost, permissions, needs, findings)
     finally:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
 
 import pika
@@ -16,7 +15,7 @@ import pika.adapters.blocking_connection
 import pika.exceptions
 
 from proxy.broker.connection import ControlSettings
-from proxy.broker.methods import Bind
+from proxy.broker.methods import Bind, DeclareQueue
 from proxy.broker.topology import Topology
 from proxy.relay.token_table import TokenTable
 from proxy.relay.tokens import Secrets, Tokens, is_keyed, token
@@ -24,16 +23,11 @@ from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
-from proxy.values import Destination, Table, Value
+from proxy.values import Destination, Value
 from tests.rabbitmq import Broker, quoted
 
-
-@dataclass(frozen=True)
-class Queue:
-    """A queue that rules declare."""
-
-    name: bytes
-    arguments: Table = ()
+#: A queue that rules declare.
+Queue = DeclareQueue
 
 
 def every_token(vhost: str) -> Tokens:

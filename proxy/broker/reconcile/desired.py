@@ -9,26 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from proxy.addressing.targets import AddressBook
 from proxy.relay.vhost import Delivery, OwnedExchange
 from proxy.routing.destination_translation import StaticTranslation, StaticTranslations, static_translations
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
-from proxy.values import Destination, Table, describe, shown
-
-
-class WantedQueue(Protocol):
-    """A queue declared by the rules."""
-
-    @property
-    def name(self) -> bytes: ...
-
-    @property
-    def arguments(self) -> Table:
-        """Arguments used to create the queue if it does not exist."""
-
+from proxy.values import Destination, describe, shown
 
 _NONE: frozenset[Destination] = frozenset()
 

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 from proxy.broker.management_api import BindingInfo, ExchangeInfo
 from proxy.broker.methods import ABSENT, DeclareQueue, unnameable
 from proxy.broker.reconcile.checks import carrier_conflict, internal_conflicts
-from proxy.broker.reconcile.desired import DesiredState, WantedQueue
+from proxy.broker.reconcile.desired import DesiredState
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.relay.vhost import CarrierType, Delivery, OwnedExchange, StoredBinding
 from proxy.values import EXCHANGE, QUEUE, Destination, describe, shown
@@ -99,7 +99,7 @@ class Observation(NamedTuple):
 
 
 def diff(
-    desired: DesiredState, queues: Sequence[WantedQueue], observed: Observation, *, declare_all: bool = False
+    desired: DesiredState, queues: Sequence[DeclareQueue], observed: Observation, *, declare_all: bool = False
 ) -> list[Action]:
     """Return the actions that establish the desired state, in the order of execution.
 
@@ -108,9 +108,7 @@ def diff(
     """
     names = observed.names
     queue_actions = [
-        DeclareQueue(queue.name, queue.arguments)
-        for queue in queues
-        if not names.knows((QUEUE, queue.name)) and unnameable(queue.name) is None
+        queue for queue in queues if not names.knows((QUEUE, queue.name)) and unnameable(queue.name) is None
     ]
     carriers = [
         DeclareCarrier(exchange)

@@ -22,8 +22,9 @@ import structlog
 from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.declared.store import DeclarationStore, inherit
 from proxy.broker.management_api import ExchangeInfo, ManagementApi
+from proxy.broker.methods import DeclareQueue
 from proxy.broker.reconcile.carrier_forms import CarrierBindings, CarrierForms, adopt_types
-from proxy.broker.reconcile.desired import DesiredState, TokenRights, WantedQueue, desired_state
+from proxy.broker.reconcile.desired import DesiredState, TokenRights, desired_state
 from proxy.broker.reconcile.diff import (
     BindToken,
     DeclareCarrier,
@@ -83,7 +84,7 @@ class Reconciler:
         state: VhostState,
         connection: ControlConnection,
         management: ManagementApi | None,
-        queues: Sequence[WantedQueue] = (),
+        queues: Sequence[DeclareQueue] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
@@ -105,7 +106,7 @@ class Reconciler:
         #: Exchanges whose bindings were listed in the last pass.
         self._listed: Collection[bytes] = ()
         #: Queues from the rules that have not been declared since the last full pass.
-        self._undeclared: Sequence[WantedQueue] = ()
+        self._undeclared: Sequence[DeclareQueue] = ()
         self._desired: DesiredState | None = None
         self._one_at_a_time = asyncio.Lock()
         #: Conflicts between the broker and the rules, each with ways to resolve it.
@@ -210,7 +211,7 @@ class Reconciler:
     async def reconcile(
         self,
         wanted: Callable[[], DesiredState],
-        queues: Sequence[WantedQueue] | None = None,
+        queues: Sequence[DeclareQueue] | None = None,
         *,
         remove_foreign: bool = False,
         announced: bool = False,
@@ -353,7 +354,7 @@ class Reconciler:
     # -- new rules ---------------------------------------------------------------------------------------------
 
     async def prepare(
-        self, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[WantedQueue]
+        self, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[DeclareQueue]
     ) -> Retired:
         """Declare and bind everything that new rules need, before the new rules replace the old rules.
 

@@ -23,8 +23,8 @@ import structlog
 from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.declared.announcements import Announcements
 from proxy.broker.management_api import ManagementApi
+from proxy.broker.methods import DeclareQueue
 from proxy.broker.reconcile.carrier_forms import scans_bindings
-from proxy.broker.reconcile.desired import WantedQueue
 from proxy.broker.reconcile.reconciler import HANDOVER_LOOKS, Reconciler, Retired
 from proxy.broker.reconcile.relay_requests import RelayRequests
 from proxy.broker.task_supervisor import Supervisor, end_if_cancelled
@@ -123,7 +123,7 @@ class VhostTopology:
         self,
         settings: ControlSettings,
         state: VhostState,
-        queues: Sequence[WantedQueue],
+        queues: Sequence[DeclareQueue],
         management: ManagementApi | None,
         record: Callable[[], None],
         supervisor: Supervisor,
@@ -325,7 +325,7 @@ class VhostTopology:
     # -- new rules ---------------------------------------------------------------------------------------------
 
     async def prepare(
-        self, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[WantedQueue]
+        self, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[DeclareQueue]
     ) -> Retired:
         """Declare and bind everything that new rules need; see `Reconciler.prepare`.
 
