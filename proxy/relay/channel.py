@@ -23,7 +23,7 @@ from proxy.relay.channel_state import CLOSED, DISCARDING, OPEN, OPENING, PLAIN, 
 from proxy.relay.confirm_ledger import Ledger, Returns, Settled
 from proxy.relay.original_address import OriginalAddress
 from proxy.relay.publish.outgoing import Copy, RemoteTargets
-from proxy.relay.remote.lane import RemotePublisher
+from proxy.relay.remote.link import RemotePublisher
 
 #: Used in `ContentUnderWay.remaining` and `Deliveries.unfinished` while the content header is outstanding.
 HEADER_TO_COME: Final = -1

@@ -37,7 +37,7 @@ from proxy.relay.connection_audit import AuditCommits, ConnectionAudit, DelayedC
 from proxy.relay.declare.sidecar_channel import SidecarChannel
 from proxy.relay.handshake.greeting import Tuning
 from proxy.relay.publish.plan import Plans
-from proxy.relay.remote.lane import Remotes
+from proxy.relay.remote.link import Remotes
 from proxy.relay.vhost import OwnedExchange
 from proxy.routing.bindings.binding import Reach
 from proxy.values import Destination

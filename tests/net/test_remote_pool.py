@@ -14,7 +14,7 @@ from proxy.net.remote.endpoints import RemoteBroker, RemoteLimits
 from proxy.net.remote.pool import ProducerRemotes, RemotePool
 from proxy.net.tasks import Tasks
 from proxy.relay.counters import Counters
-from proxy.relay.remote.lane import RemotePublisher, RemoteResult
+from proxy.relay.remote.link import RemotePublisher, RemoteResult
 from tests.net.stage import FakeBroker, Peer, eventually
 from tests.relay.remote_broker import Told
 

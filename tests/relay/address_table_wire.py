@@ -5,7 +5,7 @@ from __future__ import annotations
 from proxy.addressing.table import AddressRule, AddressTable
 from proxy.addressing.targets import AddressBook, Remote
 from proxy.relay.connection_state import RemoteBrokers
-from proxy.relay.remote.lane import RemoteMessage, RemotePublisher, RemoteResult
+from proxy.relay.remote.link import RemoteMessage, RemotePublisher, RemoteResult
 from proxy.relay.vhost import VhostState
 from tests.relay.wire import REPORT, Wire, publish
 
@@ -43,7 +43,7 @@ class RecordingRemotes(list[RemoteMessage]):
         self.woken += 1
 
     def settle(self, result: RemoteResult = RemoteResult.ACKED) -> None:
-        self.pop(0).settled(result, "")
+        self.pop(0).settled(result)
 
 
 class Linked(Wire):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pamqp import base, commands
 from pamqp.common import FieldTable
 
-from proxy.relay.remote.lane import Lane, RemoteMessage, RemoteResult
-from proxy.relay.remote.link import Credentials, RemoteLink
+from proxy.relay.remote.link import Credentials, Lane, RemoteLink, RemoteMessage, RemoteResult
 from tests import client
 from tests.client import method
 
@@ -23,7 +22,7 @@ class Told(RemoteMessage):
         super().__init__(b"e", key, mandatory, header, body, since)
         self.told: list[RemoteResult] = []
 
-    def settled(self, result: RemoteResult, reason: str) -> None:
+    def settled(self, result: RemoteResult) -> None:
         self.told.append(result)
 
 

@@ -22,8 +22,7 @@ from proxy.net.remote.endpoints import Endpoint
 from proxy.net.tls import TlsContexts, words
 from proxy.relay.connection_state import AHEAD_MESSAGES
 from proxy.relay.counters import RemoteCounters
-from proxy.relay.remote.lane import Lane, RemoteMessage, RemoteResult
-from proxy.relay.remote.link import RemoteLink
+from proxy.relay.remote.link import Lane, RemoteLink, RemoteMessage, RemoteResult
 
 _log = structlog.get_logger(__name__)
 #: Timeout for connecting and logging in to a broker.

@@ -19,7 +19,7 @@ from proxy.net.remote.endpoints import Endpoint, RemoteBroker, endpoint
 from proxy.net.tasks import Tasks
 from proxy.net.tls import TlsContexts
 from proxy.relay.counters import Counters, RemoteCounters
-from proxy.relay.remote.lane import Lane, RemoteMessage, RemotePublisher
+from proxy.relay.remote.link import Lane, RemoteMessage, RemotePublisher
 from proxy.yamlfile.hosts import is_own_address
 
 #: Maximum number of concurrent links. A limit is needed because a rule may take the host from the address.

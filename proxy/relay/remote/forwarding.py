@@ -1,7 +1,7 @@
 """Sends a publish to other brokers and joins their results with the result from the producer's own broker.
 
 Each target gets one message. A failed translation counts as a copy that is refused at once. The channel's `Ledger` and
-`Returns` join the results of all copies. `lane` sends the messages.
+`Returns` join the results of all copies. `link` sends the messages.
 
 Source: the messenger-addressing specification, 3.3 and 3.4; architecture, "One publish in, one publish out".
 """
@@ -15,7 +15,7 @@ from proxy.relay.channel import Channel, CollectedPublish, PendingPublish
 from proxy.relay.channel_state import CONFIRM, CONFIRMABLE
 from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.publish.outgoing import Copy, RemoteTargets, copy_frames
-from proxy.relay.remote.lane import RemoteMessage, RemotePublisher, RemoteResult
+from proxy.relay.remote.link import RemoteMessage, RemotePublisher, RemoteResult
 
 #: Results that mean that a broker has accepted responsibility for a message.
 _TAKEN = frozenset((RemoteResult.ACKED, RemoteResult.RETURNED))
@@ -43,7 +43,7 @@ class _Copy(RemoteMessage):
         #: the unchanged header, if the message may be returned
         self._origin = collected.header if publish.mandatory else b""
 
-    def settled(self, result: RemoteResult, reason: str) -> None:
+    def settled(self, result: RemoteResult) -> None:
         connection = self._connection
         comes_back = result is RemoteResult.RETURNED or (not self._tag and result is not RemoteResult.ACKED)
         content = (self._origin, self.body) if comes_back and self._publish.mandatory else None
@@ -64,7 +64,7 @@ class _OnlyCopy(RemoteMessage):
         self._channel = channel
         self._tag = tag
 
-    def settled(self, result: RemoteResult, reason: str) -> None:
+    def settled(self, result: RemoteResult) -> None:
         connection, channel = self._connection, self._channel
         if self._tag and connection.lifecycle.phase is Phase.OPEN and channel.state in CONFIRMABLE:
             connection.send_confirm(channel, self._tag, result in _TAKEN)

@@ -1,22 +1,32 @@
 """A client connection to another broker: the login, and then frames for the lanes that use the link.
 
-The login uses SASL PLAIN; no error text contains a password. After the login, each frame is passed to the lane of its
-channel. A link ends when the broker closes it or violates the protocol, or when the socket is lost. `failure` then
-contains the reason. This module uses no sockets and no clock.
+The login uses SASL PLAIN; no error text contains a password. A link ends when the broker closes it or violates the
+protocol, or when the socket is lost. `failure` then contains the reason.
 
-Source: AMQP 0-9-1 spec, 2.2.4 to 2.2.10, 4.2.3; RFC 4616; RabbitMQ guides "Publisher confirms", "Blocked connections"
-and "authentication_failure_close".
+A lane tracks the publishes from one producer's channel to another broker, and the result of each publish. A lane
+outlives links. When a link is lost, waiting messages are sent over the next link, and unconfirmed messages count as
+lost, since nothing is sent twice. On a link, the lane has its own channel, so that a channel error (such as a missing
+exchange or a wrong user-id) affects only publishes from one producer's channel. This module uses no sockets and no
+clock.
+
+Source: the messenger-addressing specification, 3.4 "Confirms"; AMQP 0-9-1 spec, 2.2.4 to 2.2.10, 4.2.3; RFC 4616;
+RabbitMQ guides "Publisher confirms", "Blocked connections" and "authentication_failure_close".
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Final
+from enum import Enum
+from typing import Final, Protocol
 
+from proxy.addressing.targets import Remote
 from proxy.amqp import methods
 from proxy.amqp.frames import (
     ACK_BYTES,
     ACK_FRAME,
+    CONTENT_HEAD,
     FRAME_END,
     FRAME_HEAD,
     HEADER,
@@ -24,23 +34,30 @@ from proxy.amqp.frames import (
     METHOD,
     OVERHEAD,
     PROTOCOL_HEADER,
+    U16,
     RawFrame,
+    body_frames,
     check_head,
+    frame,
 )
 from proxy.amqp.method_frames import (
     Ack,
     Close,
     Nack,
     Return,
+    basic_publish,
+    channel_close,
     channel_close_ok,
+    channel_open,
+    confirm_select,
     connection_close,
     connection_close_ok,
     read_method,
 )
 from proxy.amqp.methods import NAMES, arguments, method_frame, method_of
+from proxy.amqp.properties import table_span
 from proxy.amqp.tables import encode_table
 from proxy.errors import ProtocolError
-from proxy.relay.remote.lane import Lane, RemoteResult
 from proxy.values import Table, Value
 
 #: Our own frame_max in bytes. The broker may propose a lower value.
@@ -49,6 +66,227 @@ FRAME_MAX = 131_072
 _HEARTBEAT = 60
 _TOP_CHANNEL = 65535
 _CAPABILITIES = (b"publisher_confirms", b"basic.nack", b"connection.blocked", b"authentication_failure_close")
+#: Maximum number of cached method frames. The cache key is exchange, routing key and mandatory flag.
+_KEPT_METHODS = 256
+
+
+class RemoteResult(Enum):
+    """Result of one message."""
+
+    ACKED = "acked"
+    #: refused by the broker, lost with a closed channel, or impossible to send
+    NACKED = "nacked"
+    #: returned, since the broker has no queue for it
+    RETURNED = "returned"
+    #: the link was lost or the deadline passed, so it is unknown whether the broker has the message
+    LOST = "lost"
+
+
+class RemoteMessage:
+    """One publish to another broker; it is sent at most once.
+
+    Args:
+        mandatory: whether the message is returned if the broker has no queue for it.
+        header: payload of the content header frame.
+        since: time of arrival on the driver's monotonic clock.
+    """
+
+    __slots__ = ("body", "exchange", "header", "mandatory", "returned", "routing_key", "since")
+
+    def __init__(
+        self, exchange: bytes, routing_key: bytes, mandatory: bool, header: bytes, body: bytes, since: float
+    ) -> None:
+        self.exchange = exchange
+        self.routing_key = routing_key
+        self.mandatory = mandatory
+        self.header = header
+        self.body = body
+        self.since = since
+        #: whether the broker has returned the message, whose ack is then still outstanding
+        self.returned = False
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.header) + len(self.body)
+
+    def settled(self, result: RemoteResult) -> None:
+        """Handle the result; called once."""
+
+
+class RemotePublisher(Protocol):
+    """Sends publishes from one producer's channel to another broker, in order."""
+
+    def send(self, message: RemoteMessage) -> None:
+        """Accept a message. Its `settled` is called once, possibly before this method returns."""
+
+    def close(self) -> None:
+        """Stop accepting messages; accepted messages are still sent."""
+
+
+class Remotes(Protocol):
+    """The other brokers of one producer's connection."""
+
+    def publisher(self, remote: Remote) -> RemotePublisher | str:
+        """Return a new publisher to a broker, or the reason why there is none."""
+
+
+class Lane:
+    """The publishes from one producer's channel to one broker.
+
+    Args:
+        settled: called with each message, its result, and the reason of a failure, before the message's own callback.
+            The reason contains no credentials.
+    """
+
+    __slots__ = (
+        "_link", "_low", "_mandatory", "_methods", "_ready", "_settled", "_tag", "number", "unconfirmed", "waiting",
+    )  # fmt: skip
+
+    def __init__(self, settled: Callable[[RemoteMessage, RemoteResult, str], None]) -> None:
+        self._settled = settled
+        self._link: RemoteLink | None = None
+        #: whether the lane's channel on the link is open
+        self._ready = False
+        self._methods: dict[tuple[bytes, bytes, bool], bytes] = {}
+        self._tag = 0
+        #: lowest unconfirmed tag
+        self._low = 1
+        #: messages that wait for a channel
+        self.waiting: deque[RemoteMessage] = deque()
+        #: sent messages that have not been confirmed yet, by delivery tag, ascending
+        self.unconfirmed: dict[int, RemoteMessage] = {}
+        #: sent messages that may be returned, in order
+        self._mandatory: deque[RemoteMessage] = deque()
+        self.number = 0
+
+    @property
+    def idle(self) -> bool:
+        return not self.waiting and not self.unconfirmed
+
+    def open(self, link: RemoteLink, number: int) -> None:
+        self._link = link
+        self.number = number
+        self._ready = False
+        self._tag = 0
+        self._low = 1
+        self._methods.clear()
+        link.to_send += (channel_open(number), confirm_select(number))
+
+    def close(self) -> None:
+        link, self._link = self._link, None
+        if link is not None and self.number:
+            link.to_send.append(channel_close(self.number, 200, b"done"))
+            link.release_channel(self.number)
+        self.number = 0
+
+    def send(self, message: RemoteMessage) -> None:
+        self.waiting.append(message)
+        self.flush()
+
+    def flush(self) -> None:
+        link = self._link
+        while self.waiting and link is not None and self._ready and not link.paused:
+            self._write(link, self.waiting.popleft())
+
+    def _write(self, link: RemoteLink, message: RemoteMessage) -> None:
+        number = self.number
+        if len(message.header) + OVERHEAD > link.frame_max:
+            self._settle(message, RemoteResult.NACKED, "its headers exceed the broker's maximum frame size")
+            return
+        self._tag = tag = self._tag + 1
+        self.unconfirmed[tag] = message
+        key = (message.exchange, message.routing_key, message.mandatory)
+        method = self._methods.get(key)
+        if method is None:
+            if len(self._methods) >= _KEPT_METHODS:
+                self._methods.clear()
+            method = basic_publish(number, message.exchange, message.routing_key, mandatory=message.mandatory)
+            self._methods[key] = method
+        if message.mandatory:
+            self._mandatory.append(message)
+        link.to_send += (
+            method,
+            frame(HEADER, number, message.header),
+            *body_frames(number, message.body, link.frame_max),
+        )
+
+    def selected(self) -> None:
+        self._ready = True
+        self.flush()
+
+    def confirmed(self, tag: int, multiple: bool, result: RemoteResult) -> None:
+        """Handle an ack or nack; unknown tags are ignored."""
+        tags = range(tag, tag + 1)
+        if multiple:
+            last = min(tag, self._tag) if tag else self._tag
+            low, self._low = self._low, max(self._low, last + 1)
+            tags = range(low, last + 1)
+        for confirmed_tag in tags:
+            message = self.unconfirmed.pop(confirmed_tag, None)
+            if message is None:
+                continue
+            if self._mandatory and self._mandatory[0] is message:
+                self._mandatory.popleft()
+            if result is RemoteResult.NACKED:
+                self._settle(message, result, "refused by the broker")
+            else:
+                self._settle(message, RemoteResult.RETURNED if message.returned else result, "")
+
+    def returned(self, exchange: bytes, routing_key: bytes, header: bytes) -> None:
+        """Handle a return. Returns arrive in the order of the publishes, so no earlier message is returned later."""
+        seen = _fingerprint(header)
+        while self._mandatory:
+            message = self._mandatory.popleft()
+            if (
+                message.exchange == exchange
+                and message.routing_key == routing_key
+                and _fingerprint(message.header) == seen
+            ):
+                message.returned = True
+                return
+
+    def closed(self, reason: str) -> None:
+        """After the broker's close, count unconfirmed messages as nacked and send waiting messages on a new channel."""
+        self._ready = False
+        self._fail(RemoteResult.NACKED, reason)
+        if self._link is not None:
+            self.open(self._link, self.number)
+
+    def lost(self, reason: str) -> None:
+        self._link = None
+        self.number = 0
+        self._fail(RemoteResult.LOST, reason)
+
+    def _fail(self, result: RemoteResult, reason: str) -> None:
+        messages, self.unconfirmed = list(self.unconfirmed.values()), {}
+        self._mandatory.clear()
+        for message in messages:
+            self._settle(message, result, reason)
+
+    def expire(self, before: float, why: str) -> None:
+        """Report as lost all unsettled messages that arrived before a given time."""
+        while self.waiting and self.waiting[0].since < before:
+            self._settle(self.waiting.popleft(), RemoteResult.LOST, why)
+        while self.unconfirmed:
+            tag, message = next(iter(self.unconfirmed.items()))
+            if message.since >= before:
+                return
+            del self.unconfirmed[tag]
+            self._settle(message, RemoteResult.LOST, "not confirmed in time")
+
+    def _settle(self, message: RemoteMessage, result: RemoteResult, reason: str) -> None:
+        self._settled(message, result, reason)
+        message.settled(result)
+
+
+def _fingerprint(header: bytes) -> Hashable:
+    """Return a content header without its table, which may change when the broker returns the message."""
+    fixed = CONTENT_HEAD.size - FRAME_HEAD.size
+    flags = U16.unpack_from(header, fixed)[0]
+    span = table_span(header, fixed + 2, flags)
+    if span is None:
+        return header[4:]
+    return header[4 : span[0] - 4], header[span[1] :]
 
 
 @dataclass(frozen=True, slots=True)

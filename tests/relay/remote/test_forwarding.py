@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.relay.remote.lane import RemoteResult
+from proxy.relay.remote.link import RemoteResult
 from tests import client
 from tests.client import names, split
 from tests.relay.address_table_wire import Linked, to
@@ -104,10 +104,10 @@ def test_results_after_the_end_of_a_channel_are_ignored_and_its_publishers_close
 def test_delivery_tags_of_both_brokers_are_distinguished() -> None:
     wire = Linked()
     wire.produce(to("a"), to("out/1"), to("b"), to("out/2"))
-    wire.remotes[1].settled(RemoteResult.ACKED, "")
+    wire.remotes[1].settled(RemoteResult.ACKED)
     assert [frame.arguments["delivery_tag"] for frame in split(wire.producer())] == [4]
     assert [frame.arguments["delivery_tag"] for frame in split(wire.answer(ack(2, multiple=True)))] == [1, 3]
-    wire.remotes[0].settled(RemoteResult.NACKED, "")
+    wire.remotes[0].settled(RemoteResult.NACKED)
     assert [(frame.name, frame.arguments["delivery_tag"]) for frame in split(wire.producer())] == [("Basic.Nack", 2)]
     assert wire.relay.connection.unsettled == 0
 

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
 
-from proxy.relay.remote.lane import RemoteResult
+from proxy.relay.remote.link import RemoteResult
 from tests import client
 from tests.relay.remote_broker import RemoteBroker, Told
 

@@ -4,8 +4,7 @@ import pytest
 from pamqp import base, commands
 
 from proxy.amqp.frames import PROTOCOL_HEADER
-from proxy.relay.remote.lane import RemoteResult
-from proxy.relay.remote.link import FRAME_MAX, RemoteLink
+from proxy.relay.remote.link import FRAME_MAX, RemoteLink, RemoteResult
 from tests import client
 from tests.client import method, split
 from tests.relay.remote_broker import CREDENTIALS, RemoteBroker, Told
