@@ -10,13 +10,7 @@ from typing import Final
 
 from proxy.amqp import methods
 from proxy.amqp.frames import U32
-from proxy.amqp.method_frames import (
-    Ack,
-    Nack,
-    channel_close_ok,
-    connection_close_ok,
-    read_method,
-)
+from proxy.amqp.method_frames import Ack, Nack, channel_close_ok, connection_close_ok, read_method
 from proxy.amqp.methods import method_frame
 from proxy.relay.channel import HEADER_TO_COME, Channel
 from proxy.relay.channel_state import BOTH_AWAITING_BROKER, RELAYED_DOWN, US_AWAITING_BROKER, ChannelEvent
@@ -89,8 +83,11 @@ class BrokerMethods:
         counters = connection.plans.counters
         confirms = channel.confirms
         if confirms.ledger is None:
-            refused = () if ack else self._refused(channel, tag, multiple)
-            count = confirms.settled.settle(tag, multiple, confirms.published)
+            settled, published = confirms.settled, confirms.published
+            refused: Sequence[int] = ()
+            if not ack:
+                refused = settled.outstanding(min(tag or published, published)) if multiple else (tag,)
+            count = settled.settle(tag, multiple, published)
             if ack:
                 counters.confirms_acked += count
             else:
@@ -104,11 +101,6 @@ class BrokerMethods:
         for producer_tag, acked in confirms.ledger.settle(tag, multiple, ack):
             connection.send_confirm(channel, producer_tag, acked)
         return False
-
-    @staticmethod
-    def _refused(channel: Channel, tag: int, multiple: bool) -> Sequence[int]:
-        settled, published = channel.confirms.settled, channel.confirms.published
-        return settled.outstanding(min(tag or published, published)) if multiple else (tag,)
 
     def _return(self, channel: Channel, frame: bytes) -> bool:
         connection = self._connection
@@ -186,12 +178,6 @@ class BrokerMethods:
             return True
         return False
 
-    def _blocked(self) -> bool:
-        return self._block(True)
-
-    def _unblocked(self) -> bool:
-        return self._block(False)
-
     def _block(self, blocked: bool) -> bool:
         connection = self._connection
         connection.plans.counters.upstream_blocked += connection.upstream.block(blocked)
@@ -214,8 +200,8 @@ _CHANNEL_HANDLERS: Final[dict[int, Callable[[BrokerMethods, Channel, bytes], boo
 _CONNECTION_HANDLERS: Final[dict[int, Callable[[BrokerMethods], bool]]] = {
     methods.CONNECTION_CLOSE: BrokerMethods._connection_close,
     methods.CONNECTION_CLOSE_OK: BrokerMethods._connection_close_ok,
-    methods.CONNECTION_BLOCKED: BrokerMethods._blocked,
-    methods.CONNECTION_UNBLOCKED: BrokerMethods._unblocked,
+    methods.CONNECTION_BLOCKED: lambda relayed: relayed._block(True),
+    methods.CONNECTION_UNBLOCKED: lambda relayed: relayed._block(False),
 }
 _EVERYTHING: Final = frozenset((*_CHANNEL_HANDLERS, *_CONNECTION_HANDLERS))
 _WITHOUT_CONTENT: Final = _EVERYTHING - _WITH_CONTENT

@@ -30,6 +30,12 @@ CC_ASIDE: Final = b"x-original-cc"
 #: headers that are reserved for the sidecar, and removed from every publish that the sidecar changes
 OURS: Final = frozenset((ADDRESS_HEADER, CC_ASIDE))
 _NAMES = (b"exchange", b"routing-key", b"new-exchange", b"new-routing-key")
+#: methods from the broker that precede a content
+_FIELDS: Final[dict[int, type[Deliver] | type[GetOk] | type[Return]]] = {
+    methods.BASIC_DELIVER: Deliver,
+    methods.BASIC_GET_OK: GetOk,
+    methods.BASIC_RETURN: Return,
+}
 
 
 class OriginalAddress(NamedTuple):
@@ -66,16 +72,14 @@ def read(entries: bytes) -> tuple[OriginalAddress, OriginalAddress] | None:
     """Return (original, new) from the entries of a header table, or None if our header is missing or malformed."""
     if ADDRESS_HEADER not in entries:
         return None
-    for name, raw in pick(entries, 0, len(entries), frozenset((ADDRESS_HEADER,))):
-        value = decode_value(raw)
-        if name != ADDRESS_HEADER or not isinstance(value.value, tuple) or value.letter != "F":
-            return None
-        fields = {key: field.value for key, field in value.value if field.letter == "S"}
-        parts = [fields.get(key) for key in _NAMES]
-        if len(value.value) == len(_NAMES) and all(isinstance(part, bytes) for part in parts):
-            texts = [part for part in parts if isinstance(part, bytes)]
-            return OriginalAddress(texts[0], texts[1]), OriginalAddress(texts[2], texts[3])
+    picked = pick(entries, 0, len(entries), frozenset((ADDRESS_HEADER,)))
+    table = decode_value(picked[0][1]) if picked else None
+    if table is None or table.letter != "F" or not isinstance(table.value, tuple) or len(table.value) != len(_NAMES):
         return None
+    fields = {key: field.value for key, field in table.value if field.letter == "S"}
+    match [fields.get(key) for key in _NAMES]:
+        case [bytes() as exchange, bytes() as key, bytes() as new_exchange, bytes() as new_key]:
+            return OriginalAddress(exchange, key), OriginalAddress(new_exchange, new_key)
     return None
 
 
@@ -163,15 +167,8 @@ def restored_content(state: VhostState, method: bytes, header: bytes) -> tuple[b
 
 
 def _restored(state: VhostState, method: bytes, header: bytes) -> tuple[bytes, bytes] | None:
-    payload = method[7:-1]
-    index = U32.unpack_from(payload)[0]
-    fields: Deliver | GetOk | Return
-    if index == methods.BASIC_DELIVER:
-        fields = read_method(Deliver, payload)
-    elif index == methods.BASIC_GET_OK:
-        fields = read_method(GetOk, payload)
-    else:
-        fields = read_method(Return, payload)
+    index = U32.unpack_from(method, 7)[0]
+    fields = read_method(_FIELDS[index], method[7:-1])
     span = table_span(header, 21, U16.unpack_from(header, 19)[0], len(header) - 1)
     if span is None:
         return None
