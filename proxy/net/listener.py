@@ -159,7 +159,7 @@ class TlsListener:
             result, reason = "tls_error", words(error)
         else:
             return isinstance(error, OSError)  # a probe that connects and disconnects is not logged
-        self._counters.attempt(result)
+        self._counters.results[result] += 1
         _log.info("producer not connected", peer=peer, result=result, reason=reason)
         return True
 
@@ -275,7 +275,7 @@ class Listener:
         """Create the session for a new connection, or close the connection."""
         refusal = self._refusal(host, name)
         if refusal == "":
-            self._context.counters.downstream.attempt("refused")
+            self._context.counters.downstream.results["refused"] += 1
             connection.close()
             return
         session = Session(self._context, self._ended, refusal)

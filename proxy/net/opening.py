@@ -115,11 +115,11 @@ class Opening:
         result = self._failure or "refused"
         if ending is not None and not self._failure:
             if ending.side is HandshakeSide.UPSTREAM:
-                self._shared.counters.upstream.attempt("refused")
+                self._shared.counters.upstream.results["refused"] += 1
                 self._shared.counters.upstream.last_error = (time(), f"{ending.reply_code} {ending.text}")
             elif wrong_header or ending.reply_code >= _FAULTS:
                 result = "protocol_error"
-        self._shared.counters.downstream.attempt(result)
+        self._shared.counters.downstream.results[result] += 1
         self._log.info(
             "producer not connected",
             vhost=self._handshake.vhost,
@@ -157,7 +157,7 @@ class Opening:
 
     def _upstream_failed(self, error: UpstreamError) -> None:
         self._failure = error.failure.value
-        self._shared.counters.upstream.attempt(self._failure)
+        self._shared.counters.upstream.results[self._failure] += 1
         self._shared.counters.upstream.last_error = (time(), str(error))
         self._log.warning("upstream not reachable", error=str(error))
 

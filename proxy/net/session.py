@@ -113,7 +113,7 @@ class Session:
         plans.state.clear_refusals(client=handshake.user)
         counters = self._shared.counters
         for side in (counters.downstream, counters.upstream):
-            side.attempt("ok")
+            side.results["ok"] += 1
             side.open += 1
         self._log = self._log.bind(vhost=handshake.vhost, user=handshake.user, name=handshake.client_name)
         self._log.info("producer connected")

@@ -138,10 +138,8 @@ class BrokerFrames:
                                 if data[at : at + _ACK_HEAD_BYTES] != head:
                                     break
                             acked += settled.settle_to(min(last, published))
-                            if confirms.sample is not None:
-                                connection.time_confirm(channel)
-                            if channel.audit.mandatory:
-                                connection.forget_mandatory(channel)
+                            if confirms.sample is not None or channel.audit.mandatory:
+                                connection.note_settled(channel)
                             if delayed_confirms is not None and delayed_confirms.waits(channel):
                                 if start < first:
                                     out.append(data[start:first])

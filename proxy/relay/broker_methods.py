@@ -94,9 +94,7 @@ class BrokerMethods:
                 counters.confirms_nacked += count
                 for producer_tag in refused:
                     connection.note_nack(channel, producer_tag)
-            if confirms.sample is not None:
-                connection.time_confirm(channel)
-            connection.forget_mandatory(channel)
+            connection.note_settled(channel)
             return True
         for producer_tag, acked in confirms.ledger.settle(tag, multiple, ack):
             connection.send_confirm(channel, producer_tag, acked)
@@ -158,7 +156,7 @@ class BrokerMethods:
 
     def _connection_close(self) -> bool:
         connection = self._connection
-        if connection.lifecycle.takes_new_frames:
+        if connection.lifecycle.phase is Phase.OPEN and connection.lifecycle.last_frame is None:
             connection.lifecycle.end(Phase.CLOSING)
             connection.forget_all()
             return True

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from proxy.addressing.targets import Remote
 from proxy.amqp.frames import BODY, FRAME_HEAD, HEADER
-from proxy.relay.channel_state import CLOSED, DISCARDING, OPEN, OPENING, PLAIN, ChannelMode, ChannelState
+from proxy.relay.channel_state import CLOSED, PLAIN, ChannelMode, ChannelState
 from proxy.relay.confirm_ledger import Ledger, Returns, Settled
 from proxy.relay.original_address import OriginalAddress
 from proxy.relay.publish.outgoing import Copy, RemoteTargets
@@ -230,12 +230,6 @@ class ChannelAudit:
     #: (number, exchange, routing key) of mandatory publishes, used to identify returns
     mandatory: deque[tuple[int, bytes, bytes]] | None = None
 
-    def forget_mandatory(self, settled: int) -> None:
-        """Forget mandatory publishes up to the number `settled`; they can no longer be returned."""
-        waiting = self.mandatory
-        while waiting and waiting[0][0] <= settled:
-            waiting.popleft()
-
 
 class ExpectedReply(NamedTuple):
     """An outstanding reply from the broker. The replies on a channel arrive in the order of the requests."""
@@ -338,14 +332,3 @@ class Channel:
         self.audit = ChannelAudit()
         self.remote_publishers = {}
         self.replies.drop()
-
-    @property
-    def interruptible(self) -> bool:
-        """True if the channel can be closed now without interrupting a content that is being sent to the broker."""
-        between = self.content is None or not self.content.begun
-        return between and (self.state is OPEN or self.state is OPENING)
-
-    @property
-    def needs_inspection(self) -> bool:
-        """True if the broker's frames on the channel can't just be copied to the producer."""
-        return self.state in DISCARDING or bool(self.output)

@@ -26,6 +26,7 @@ from proxy.relay.channel_state import (
     CLOSING_BY_US,
     CONFIRM,
     COUNTED,
+    DISCARDING,
     HOLDING,
     TX,
     US_AWAITING_BROKER,
@@ -162,21 +163,10 @@ class Lifecycle:
     #: whether the producer's Connection.Close was answered, so that the producer will close the socket
     producer_ends: bool = False
 
-    @property
-    def takes_new_frames(self) -> bool:
-        """True if new frames from the producer are still relayed."""
-        return self.phase is Phase.OPEN and self.last_frame is None
-
     def end(self, phase: Phase) -> None:
         """Enter a phase in which nothing from the producer is relayed."""
         self.phase = phase
         self.last_frame = None
-
-    def answer_closes(self) -> int:
-        """Return the number of further Connection.Close methods to answer, and reset this number to 0."""
-        self.producer_ends = True
-        count, self.further_closes = self.further_closes, 0
-        return count
 
 
 @dataclass(slots=True, eq=False)
@@ -196,18 +186,9 @@ class UpstreamLink:
     #: the exclusive queues declared on the connection; only this connection can bind them
     exclusive_queues: set[bytes] = field(default_factory=set)
 
-    @property
-    def as_new(self) -> bool:
-        """True if the connection can be kept for another producer."""
-        return self.may_be_kept and not self.blocked and not self.sidecar_channel.used
-
     def end(self) -> None:
         """Stop using the connection: nothing more is sent or expected."""
         self.closing = self.done = True
-
-    def keep(self) -> None:
-        self.end()
-        self.kept = True
 
     def block(self, blocked: bool) -> int:
         """Record whether the broker blocks publishes; return the change in the number of blocked links."""
@@ -249,8 +230,8 @@ class Deliveries:
     unfinished: dict[int, int] = field(default_factory=dict)
 
     def mark(self, channel: Channel) -> None:
-        """Record whether the broker's frames on a channel must be inspected."""
-        if channel.needs_inspection:
+        """Record whether the broker's frames on a channel can't just be copied to the producer."""
+        if channel.state in DISCARDING or channel.output:
             self.inspected.add(channel.number)
         else:
             self.inspected.discard(channel.number)
@@ -429,13 +410,16 @@ class ConnectionState:
 
         If the upstream connection can be reused, it is kept, and the sidecar answers the close itself.
         """
-        if self.upstream.as_new and not self.channels and not self.deliveries.unfinished:
-            self.upstream.keep()
+        upstream = self.upstream
+        as_new = not (upstream.blocked or upstream.sidecar_channel.used or self.channels or self.deliveries.unfinished)
+        if upstream.may_be_kept and as_new:
+            upstream.end()
+            upstream.kept = True
             self.producer_answered()
             self.to_producer.append(method_frames.connection_close_ok())
             return
         self.lifecycle.end(Phase.PRODUCER_CLOSES)
-        self.upstream.closing = True
+        upstream.closing = True
         for channel in self.channels.values():
             self.drop_content(channel)
         self.to_upstream.append(frame)
@@ -443,7 +427,8 @@ class ConnectionState:
     def producer_answered(self) -> None:
         """End the connection, and answer each further Connection.Close from the producer, as RabbitMQ does."""
         self.finish()
-        self.to_producer += [method_frames.connection_close_ok()] * self.lifecycle.answer_closes()
+        self.lifecycle.producer_ends = True
+        self.to_producer += [method_frames.connection_close_ok()] * self.lifecycle.further_closes
 
     def finish(self) -> None:
         self.lifecycle.end(Phase.CLOSED)
@@ -489,8 +474,12 @@ class ConnectionState:
         if self.delayed_confirms is not None:
             self.delayed_confirms.end(channel.number, channel.number in self.deliveries.unfinished)
 
-    def time_confirm(self, channel: Channel) -> None:
+    def note_settled(self, channel: Channel) -> None:
+        """Time a confirm, and forget mandatory publishes that can no longer be returned."""
         confirms = channel.confirms
+        mandatory = channel.audit.mandatory
+        while mandatory and mandatory[0][0] <= confirms.before + confirms.settled.low:
+            mandatory.popleft()
         if confirms.sample is not None and confirms.settled.low >= confirms.sample[0]:
             tag, since = confirms.sample
             seconds = self.traffic.now - since
@@ -500,18 +489,13 @@ class ConnectionState:
             confirms.sample = None
             self.traffic.sample_after = self.traffic.now + SAMPLE_SECONDS
 
-    def forget_mandatory(self, channel: Channel) -> None:
-        channel.audit.forget_mandatory(channel.confirms.before + channel.confirms.settled.low)
-
     def send_confirm(self, channel: Channel, producer_tag: int, acked: bool) -> None:
         """Send our own ack or nack for a publish that involved several brokers or several upstream publishes."""
         confirms = channel.confirms
         if confirms.returns:
             confirms.returns.settled(producer_tag)
         confirms.settled.settle(producer_tag, False, confirms.published)
-        if confirms.sample is not None:
-            self.time_confirm(channel)
-        self.forget_mandatory(channel)
+        self.note_settled(channel)
         if acked:
             self.plans.counters.confirms_acked += 1
             frame = ACK_FRAME.pack(METHOD, channel.number, ACK_BYTES, methods.BASIC_ACK, producer_tag, 0, FRAME_END)
@@ -525,17 +509,13 @@ class ConnectionState:
     def send_return(self, publish: PendingPublish, header: bytes, body: bytes) -> None:
         """Send our own return for a mandatory publish that no broker could route to a queue."""
         channel = publish.channel
-        self.plans.counters.returns += 1
-        address = (publish.exchange, publish.routing_key)
-        self.plans.fail(self.terms.user, channel.number, "returned", "312 NO_ROUTE", address, header)
-        if self.audit is not None:
-            self.audit.returned(channel, *address)
         method = method_frames.basic_return(channel.number, 312, b"NO_ROUTE", publish.exchange, publish.routing_key)
+        self.note_return(channel, method, header)
         body_parts = body_frames(channel.number, body, self.terms.tuning.frame_max_producer)
         self.send_to_producer(channel, b"".join((method, header, *body_parts)))
 
     def note_return(self, channel: Channel, method: bytes, header: bytes = b"") -> None:
-        """Record that the broker returns a publish to the producer."""
+        """Record that a publish is returned to the producer."""
         self.plans.counters.returns += 1
         if self.audit is None and self.plans.failures is None:
             return
@@ -563,7 +543,7 @@ class ConnectionState:
 
         Earlier publishes stay published, since the broker receives them before our close.
         """
-        self.plans.counters.protocol_error(error.reply_code)
+        self.plans.counters.protocol_errors[error.reply_code] += 1
         self.change(channel, ChannelEvent.REFUSE)
         text = method_frames.reply_text(error.reply_code, error.text)
         number = channel.number
@@ -585,7 +565,7 @@ class ConnectionState:
         if error.scope is Scope.CHANNEL:
             error = ProtocolError(error.reply_code, error.text, Scope.CONNECTION, error.class_id, error.method_id)
         self.lifecycle.fault = error
-        self.plans.counters.protocol_error(error.reply_code)
+        self.plans.counters.protocol_errors[error.reply_code] += 1
         self.close(error.reply_code, error.text, error.class_id, error.method_id)
 
     def close(self, reply_code: int, text: bytes, class_id: int = 0, method_id: int = 0) -> None:

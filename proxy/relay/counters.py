@@ -8,6 +8,7 @@ and destinations in the rules and a limited number of bindings have totals. Only
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -49,17 +50,8 @@ class ExchangeCounters:
 
     vhost: str
     exchange: bytes
-    routed: int = 0
-    unrouted: int = 0
-    filtered: int = 0
-    rejected: int = 0
-    translated: int = 0
-    passed: int = 0
+    publishes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
     body_bytes: int = 0
-
-    def add(self, outcome: str, publishes: int, body_bytes: int) -> None:
-        setattr(self, outcome, getattr(self, outcome) + publishes)
-        self.body_bytes += body_bytes
 
 
 class Count:
@@ -195,7 +187,11 @@ class Traffic:
         publishes: int,
         body_bytes: int,
     ) -> None:
-        self._exchange(vhost, exchange).add(outcome, publishes, body_bytes)
+        counters = self._exchanges.get((vhost, exchange)) or self._others.get(vhost)
+        if counters is None:
+            counters = self._others[vhost] = ExchangeCounters(vhost, OTHER.encode())
+        counters.publishes[outcome] += publishes
+        counters.body_bytes += body_bytes
         matches = self._matches
         for binding in matched:
             key = (vhost, *binding)
@@ -227,8 +223,8 @@ class Traffic:
         """
         for counters in (*self._exchanges.copy().values(), *self._others.copy().values()):
             body_bytes = counters.body_bytes
-            for outcome in OUTCOMES:
-                yield counters.vhost, counters.exchange, outcome, getattr(counters, outcome), body_bytes
+            for outcome, publishes in counters.publishes.items():
+                yield counters.vhost, counters.exchange, outcome, publishes, body_bytes
                 body_bytes = 0
 
     def matches(self) -> Iterator[tuple[str, bytes, str, int]]:
@@ -245,12 +241,6 @@ class Traffic:
         """Yield (vhost, name, publishes) for each destination that the rules name."""
         for (vhost, name), count in self._destinations.copy().items():
             yield vhost, name, count
-
-    def _exchange(self, vhost: str, exchange: bytes) -> ExchangeCounters:
-        counters = self._exchanges.get((vhost, exchange)) or self._others.get(vhost)
-        if counters is None:
-            counters = self._others[vhost] = ExchangeCounters(vhost, OTHER.encode())
-        return counters
 
 
 class Histogram:
@@ -311,15 +301,12 @@ class RelayCounters:
     #: gauge: open channels of producers
     channels: int = 0
     #: closes that the sidecar has sent, by reply code
-    protocol_errors: dict[int, int] = field(default_factory=dict)
+    protocol_errors: Counter[int] = field(default_factory=Counter)
 
     def spend(self, owners: Iterable[str]) -> None:
         self.regex_budgets_spent += 1
         for owner in owners:
             self.regex_owners[owner] += 1
-
-    def protocol_error(self, reply_code: int) -> None:
-        self.protocol_errors[reply_code] = self.protocol_errors.get(reply_code, 0) + 1
 
 
 @dataclass(slots=True, eq=False)
@@ -333,9 +320,6 @@ class ConnectionCounters:
     open: int = 0
     results: dict[str, int] = field(default_factory=lambda: dict.fromkeys(RESULTS, 0))
     last_error: tuple[float, str] | None = None
-
-    def attempt(self, result: str) -> None:
-        self.results[result] += 1
 
 
 @dataclass(slots=True, eq=False)
@@ -414,7 +398,4 @@ class Counters:
         self.certificates: dict[tuple[str, str], float] = {}
 
     def relay(self, vhost: str) -> RelayCounters:
-        counters = self.relays.get(vhost)
-        if counters is None:
-            counters = self.relays[vhost] = RelayCounters(vhost)
-        return counters
+        return self.relays.setdefault(vhost, RelayCounters(vhost))

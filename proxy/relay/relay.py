@@ -11,6 +11,7 @@ from __future__ import annotations
 from proxy.amqp.method_frames import connection_close_ok
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.broker_frames import BrokerFrames
+from proxy.relay.channel_state import OPEN, OPENING
 from proxy.relay.connection_state import BindDestinations, ConnectionState, ConnectionTerms, EnsureQueue, Phase, Request
 from proxy.relay.publish.plan import Plans
 from proxy.relay.publish.publish_pass import PublishPass
@@ -86,7 +87,9 @@ class Relay:
         publishing = [
             channel for channel in connection.channels.values() if channel.confirms.total or channel.content is not None
         ]
-        if len(publishing) != 1 or not publishing[0].interruptible:
+        content = publishing[0].content if len(publishing) == 1 else None
+        partial = content is not None and content.begun
+        if len(publishing) != 1 or partial or publishing[0].state not in (OPENING, OPEN):
             connection.fail(ProtocolError(320, text))
         elif connection.lifecycle.phase is Phase.OPEN:
             connection.refuse(publishing[0], ProtocolError(406, text, Scope.CHANNEL))

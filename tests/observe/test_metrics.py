@@ -49,10 +49,10 @@ async def test_every_plain_counter_has_its_documented_name() -> None:
     relay.cache_hits, relay.cache_misses, relay.cache_bypassed = 5, 4, 3
     relay.confirms_acked, relay.confirms_nacked = 7, 1
     relay.regex_limit_hits, relay.channels, relay.paused_producers, relay.upstream_blocked = 2, 6, 1, 1
-    relay.protocol_error(406)
+    relay.protocol_errors[406] += 1
     counters.relay("v").channels = 1
     counters.downstream.open = 9
-    counters.upstream.attempt("unavailable")
+    counters.upstream.results["unavailable"] += 1
     counters.rules.version = "abc"
     counters.rules.reloads["error"] += 1
     counters.rules.last_success_seconds = 1700000000.5
@@ -156,7 +156,7 @@ async def test_equal_names_in_two_virtual_hosts_are_separate_series() -> None:
 async def test_metrics_without_vhost_are_sums_over_virtual_hosts() -> None:
     counters = Counters()
     for vhost, code in (("a", 404), ("b", 404), ("b", 406)):
-        counters.relay(vhost).protocol_error(code)
+        counters.relay(vhost).protocol_errors[code] += 1
         counters.relay(vhost).returns += 1
     got = await scrape(counters)
     assert got["oxproxy_protocol_errors_total{reply_code=404}"] == 2
