@@ -116,15 +116,14 @@ class DelayedConfirms:
         send: sends methods on a channel; if a content is in progress there, the methods are sent after the content.
     """
 
-    __slots__ = ("_before", "_last", "_lines", "_out", "_sealed", "_send", "_waiting", "_wrote", "size_bytes", "until")
+    __slots__ = ("_before", "_lines", "_out", "_sealed", "_send", "_waiting", "_wrote", "size_bytes", "until")
 
     def __init__(self, lines: AuditCommits, out: list[bytes], send: Callable[[int, bytes], None]) -> None:
         self._lines = lines
         self._out = out
         self._send = send
-        #: channels with new lines that `note` has not processed yet, and the last of these channels
+        #: channels with new lines that `note` has not processed yet
         self._wrote: list[Channel] = []
-        self._last: Channel | None = None
         #: (line, confirms) by channel number, oldest first
         self._waiting: dict[int, deque[tuple[int, bytes]]] = {}
         self.size_bytes = 0
@@ -144,18 +143,14 @@ class DelayedConfirms:
 
     def wrote(self, channel: Channel) -> None:
         """Record that the line for a publish on a channel was rendered."""
-        if channel is not self._last:
-            self._last = channel
+        if not self._wrote or self._wrote[-1] is not channel:
             self._wrote.append(channel)
 
     def note(self) -> None:
         """Record the number of the last appended line for each channel passed to `wrote` since the last call."""
-        if self._wrote:
-            appended = self._lines.appended
-            for channel in self._wrote:
-                channel.audit.line = appended
-            self._wrote.clear()
-            self._last = None
+        for channel in self._wrote:
+            channel.audit.line = self._lines.appended
+        self._wrote.clear()
 
     def waits(self, channel: Channel) -> bool:
         """Return True if a confirm on a channel has to wait now. All rendered lines must have been appended."""
@@ -250,10 +245,6 @@ class ConnectionAudit:
             if self.delayed_confirms is not None:
                 self.delayed_confirms.note()
 
-    def origin(self, channel: int) -> str:
-        """Return the fields that all lines for a channel have in common."""
-        return self._journal.origin(self._conn, self._user, self._vhost, channel)
-
     def publish(
         self,
         channel: Channel,
@@ -287,7 +278,7 @@ class ConnectionAudit:
         trail = channel.audit
         if channel is not self._channel:
             if not trail.origin:
-                trail.origin = self.origin(channel.number)
+                trail.origin = self._journal.origin(self._conn, self._user, self._vhost, channel.number)
             self._channel = channel
             self._begin = self._opening + trail.origin
         confirms = channel.confirms

@@ -17,7 +17,7 @@ REMEMBERED = 1024
 
 
 class TokenBucket:
-    """A user's token bucket, with a rate in units per second and a capacity in seconds of that rate."""
+    """A user's token bucket, with a rate in units per second (0: no limit) and a capacity in seconds of that rate."""
 
     __slots__ = ("_at", "_level", "_most", "_rate")
 
@@ -28,6 +28,8 @@ class TokenBucket:
 
     def take(self, amount: int, now: float) -> float:
         """Take units, even if they are not available; return the seconds until the debt is paid, 0 if there is none."""
+        if not self._rate:
+            return 0.0
         if now > self._at:
             self._level = min(self._most, self._level + (now - self._at) * self._rate)
             self._at = now
@@ -62,8 +64,8 @@ class UserRateLimit:
         self.connections = 0
         #: start of the current debt; None if there is none
         self.owes_since: float | None = None
-        self._publishes = TokenBucket(rates.publishes, rates.burst_seconds) if rates.publishes else None
-        self._read_bytes = TokenBucket(rates.read_bytes, rates.burst_seconds) if rates.read_bytes else None
+        self._publishes = TokenBucket(rates.publishes, rates.burst_seconds)
+        self._read_bytes = TokenBucket(rates.read_bytes, rates.burst_seconds)
 
     def take(self, publishes: int, read_bytes: int, now: float) -> tuple[float, str]:
         """Charge publishes and bytes that have been read.
@@ -73,8 +75,8 @@ class UserRateLimit:
         """
         if self.owes_since is not None and self.full(now):
             self.owes_since = None
-        messages_wait = self._publishes.take(publishes, now) if self._publishes is not None else 0.0
-        bytes_wait = self._read_bytes.take(read_bytes, now) if self._read_bytes is not None else 0.0
+        messages_wait = self._publishes.take(publishes, now)
+        bytes_wait = self._read_bytes.take(read_bytes, now)
         wait = max(messages_wait, bytes_wait)
         if not wait:
             return 0.0, ""
@@ -89,7 +91,7 @@ class UserRateLimit:
         return self.owes_since + self.rates.patience_seconds - now
 
     def full(self, now: float) -> bool:
-        return all(bucket.full(now) for bucket in (self._publishes, self._read_bytes) if bucket is not None)
+        return self._publishes.full(now) and self._read_bytes.full(now)
 
 
 class UserRateLimits:
