@@ -20,7 +20,7 @@ from proxy.net.tasks import Tasks
 from proxy.net.tls import words
 from proxy.net.vhosts import ControlPlane
 from proxy.relay.handshake.lease import Lease, LeaseNegotiation
-from proxy.relay.handshake.machine import Handshake, HandshakeLimits, HandshakeSide, HandshakeState
+from proxy.relay.handshake.machine import Handshake, HandshakeSide, HandshakeState
 
 #: Lowest reply code that indicates a protocol error by the peer (AMQP 0-9-1 spec, 1.2 "Constants").
 _FAULTS = 500
@@ -55,8 +55,9 @@ class Opening:
         self._log = log
         self._refusal = refusal
         limits = context.limits
-        handshake_limits = HandshakeLimits(limits.frame_max, channel_max=limits.channels)
-        self._handshake = Handshake(producer.peer_name, context.version, handshake_limits)
+        self._handshake = Handshake(
+            producer.peer_name, context.version, frame_max=limits.frame_max, channel_max=limits.channels
+        )
         self._loop = asyncio.get_running_loop()
         left = producer.begun + limits.handshake_seconds - monotonic()  # the TLS handshake has used part of the time
         self._deadline = self._loop.call_later(max(left, 0.0), self._timeout)

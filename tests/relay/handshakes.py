@@ -8,7 +8,7 @@ from pamqp import commands
 
 from proxy.amqp.tables import encode_table
 from proxy.errors import UpstreamError, UpstreamFailure
-from proxy.relay.handshake.machine import Handshake, HandshakeLimits, HandshakeState
+from proxy.relay.handshake.machine import WAITING_BYTES, Handshake, HandshakeState
 from proxy.values import Table, Value
 from tests.client import PROTOCOL_HEADER, frame, method
 
@@ -102,13 +102,13 @@ def say(handshake: Handshake, side: str, data: bytes) -> None:
     (handshake.receive_from_producer if side == P else handshake.receive_from_upstream)(data)
 
 
-def new(limits: HandshakeLimits | None = None) -> Handshake:
-    return Handshake(PEER, VERSION, limits or HandshakeLimits())
+def new(waiting_bytes: int = WAITING_BYTES) -> Handshake:
+    return Handshake(PEER, VERSION, waiting_bytes=waiting_bytes)
 
 
-def at(state: HandshakeState, limits: HandshakeLimits | None = None) -> Handshake:
+def at(state: HandshakeState, waiting_bytes: int = WAITING_BYTES) -> Handshake:
     """A handshake in this state, with all output taken."""
-    handshake = new(limits)
+    handshake = new(waiting_bytes)
     for side, data in WAY[state]:
         say(handshake, side, data)
     assert handshake.state is state

@@ -150,11 +150,10 @@ class LeaseNegotiation:
             self.lease.start = frame.raw
         elif method == methods.CONNECTION_TUNE:
             self.lease.tune = frame.raw
-        elif method == methods.CONNECTION_OPEN_OK:
-            self.lease.open_ok = frame.raw
-            self._passes_through = True
-            return frame.raw
-        else:  # the broker refuses or needs more steps; such a connection is not kept
+        else:
+            if method == methods.CONNECTION_OPEN_OK:
+                self.lease.open_ok = frame.raw
+            # Otherwise, the broker refuses or needs more steps; such a connection is not kept.
             self._passes_through = True
             return frame.raw
         if not self._answers_given:

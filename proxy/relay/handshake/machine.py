@@ -31,7 +31,6 @@ from proxy.amqp.methods import NAMES, arguments, method_frame, method_of
 from proxy.errors import LocalProtocolError, ProtocolError, UpstreamError
 from proxy.relay.handshake.greeting import (
     FRAME_MIN_BYTES,
-    Server,
     Tuning,
     TuningLimits,
     agree,
@@ -90,17 +89,6 @@ class HandshakeSide(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class HandshakeLimits:
-    """Limits of one handshake."""
-
-    #: frame_max offered to producers, in bytes; at least 4096
-    frame_max: int = 131072
-    waiting_bytes: int = WAITING_BYTES
-    #: channel_max offered to producers
-    channel_max: int = 65535
-
-
-@dataclass(frozen=True, slots=True)
 class Ending:
     """Why the handshake failed, for logs and metrics."""
 
@@ -127,6 +115,8 @@ class Handshake:
     Args:
         peer: the producer's address, sent to the broker as ``oxproxy_peer``.
         product_version: our version, sent to both sides as ``oxproxy``.
+        frame_max: frame_max offered to producers, in bytes; at least 4096.
+        channel_max: channel_max offered to producers.
 
     Attributes:
         to_producer: bytes to send, drained by the driver.
@@ -145,7 +135,15 @@ class Handshake:
         wrong_header: whether the producer did not begin with an accepted protocol header.
     """
 
-    def __init__(self, peer: str, product_version: str, limits: HandshakeLimits) -> None:
+    def __init__(
+        self,
+        peer: str,
+        product_version: str,
+        *,
+        frame_max: int = 131072,
+        channel_max: int = 65535,
+        waiting_bytes: int = WAITING_BYTES,
+    ) -> None:
         self.to_producer: list[bytes] = []
         self.to_upstream: list[bytes] = []
         self.wants_upstream = False
@@ -161,9 +159,9 @@ class Handshake:
         self.wrong_header = False
         self._peer = peer
         self._version = product_version
-        self._limits = limits
-        self._producer = FrameBuffer(limits.waiting_bytes)
-        self._upstream = FrameBuffer(limits.waiting_bytes)
+        self._most = frame_max, channel_max
+        self._producer = FrameBuffer(waiting_bytes)
+        self._upstream = FrameBuffer(waiting_bytes)
         self._frame_min_bytes = FRAME_MIN_BYTES
         self._proposed = self._offered = TuningLimits(0, 0, 0)
         self._tuning: Tuning | None = None
@@ -210,7 +208,8 @@ class Handshake:
         """Handle an upstream connection that was lost, could not be opened, or did not respond."""
         if self.state in WITHOUT_BROKER or self.state is _State.OPEN:
             return
-        if failure is None and self.state is _State.AWAITING_TUNE and not self._is_told_of_refusals():
+        told_of_refusals = b"authentication_failure_close" in self.capabilities
+        if failure is None and self.state is _State.AWAITING_TUNE and not told_of_refusals:
             # RabbitMQ "Authentication failures": if the client does not announce the capability, the broker refuses a
             # login by closing the socket.
             self._note(HandshakeSide.UPSTREAM, 0, "closed the connection after receiving the credentials")
@@ -222,7 +221,8 @@ class Handshake:
     def reject(self, text: str) -> None:
         """Refuse a producer that has sent its protocol header but exceeds a limit; the code is 530, as on RabbitMQ."""
         reply = reply_text(530, text.encode())
-        self._end(connection_close(530, reply), Ending(HandshakeSide.PRODUCER, 530, reply.decode()))
+        self._note(HandshakeSide.PRODUCER, 530, reply)
+        self._end(connection_close(530, reply))
         self._run()
 
     def _run(self) -> None:
@@ -332,41 +332,37 @@ class Handshake:
 
     def _producer_closes(self, frame: RawFrame) -> HandshakeState:
         close = read_method(Close, frame.payload)
-        self._note(HandshakeSide.PRODUCER, close.reply_code, close.reply_text.decode(errors="replace"))
+        self._note(HandshakeSide.PRODUCER, close.reply_code, close.reply_text)
         self.to_producer.append(connection_close_ok())
         return self._close()
 
     # -- methods from the broker ---
 
     def _start(self, frame: RawFrame) -> HandshakeState:
-        server: Server = read_start(frame.payload, self._version)
+        server = read_start(frame.payload, self._version)
         self.product, self._frame_min_bytes = server.product, server.frame_min_bytes
         self.to_producer.append(server.frame)
         return _State.AWAITING_START_OK
 
     def _tune(self, frame: RawFrame) -> HandshakeState:
         self._proposed = TuningLimits._make(arguments(frame.payload))
-        self._offered = offer(self._proposed, self._limits.frame_max, self._limits.channel_max)
+        self._offered = offer(self._proposed, *self._most)
         self.to_producer.append(method_frame(0, methods.CONNECTION_TUNE, *self._offered))
         return _State.AWAITING_TUNE_OK
 
     def _upstream_closes(self, frame: RawFrame) -> HandshakeState:
         close = read_method(Close, frame.payload)
+        self._note(HandshakeSide.UPSTREAM, close.reply_code, close.reply_text)
         self.to_upstream.append(connection_close_ok())
-        self._end(
-            frame.raw, Ending(HandshakeSide.UPSTREAM, close.reply_code, close.reply_text.decode(errors="replace"))
-        )
+        self._end(frame.raw)
         return self.state
 
     # -- closing ---
 
-    def _is_told_of_refusals(self) -> bool:
-        return b"authentication_failure_close" in self.capabilities
-
     def _producer_failed(self, error: ProtocolError) -> None:
         text = reply_text(error.reply_code, error.text)
         self.to_producer.append(connection_close(error.reply_code, text, error.class_id, error.method_id))
-        self._note(HandshakeSide.PRODUCER, error.reply_code, text.decode(errors="replace"))
+        self._note(HandshakeSide.PRODUCER, error.reply_code, text)
         self.close_upstream = True
         self.state = _State.CLOSING
 
@@ -378,12 +374,11 @@ class Handshake:
 
     def _upstream_failed(self, why: str) -> None:
         text = reply_text(320, b"upstream " + why.encode())
-        ending = Ending(HandshakeSide.UPSTREAM, 320, text.decode(errors="replace"))
-        self._end(connection_close(320, text), ending)
+        self._note(HandshakeSide.UPSTREAM, 320, text)
+        self._end(connection_close(320, text))
 
-    def _end(self, close: bytes, ending: Ending) -> None:
+    def _end(self, close: bytes) -> None:
         """Send Connection.Close to the producer at a time when clients can process it (see the module's docstring)."""
-        self.ending = self.ending or ending
         self.close_upstream = True
         self._upstream.clear()
         if self.state in (_State.AWAITING_START, _State.AWAITING_START_OK):
@@ -402,8 +397,10 @@ class Handshake:
         self.state = _State.CLOSED
         return self.state
 
-    def _note(self, side: HandshakeSide, reply_code: int, text: str) -> None:
-        self.ending = self.ending or Ending(side, reply_code, text)
+    def _note(self, side: HandshakeSide, reply_code: int, text: bytes | str) -> None:
+        """Record why the handshake failed; the first reason counts."""
+        shown = text if isinstance(text, str) else text.decode(errors="replace")
+        self.ending = self.ending or Ending(side, reply_code, shown)
 
 
 def _seen(start: bytes) -> str:

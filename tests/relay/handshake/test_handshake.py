@@ -5,7 +5,7 @@ import pytest
 from proxy.amqp.tables import encode_table
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.handshake.greeting import Tuning
-from proxy.relay.handshake.machine import Ending, Handshake, HandshakeLimits, HandshakeSide, HandshakeState
+from proxy.relay.handshake.machine import Ending, Handshake, HandshakeSide, HandshakeState
 from proxy.values import Value
 from tests.client import HEARTBEAT, PROTOCOL_HEADER, Frame, frame, names, split
 from tests.relay.handshakes import (
@@ -313,7 +313,7 @@ def test_malformed_bytes_are_refused_with_the_ids_of_the_method_that_they_belong
 
 
 def test_input_during_a_pending_broker_reply_is_limited() -> None:
-    handshake = at(State.AWAITING_TUNE, HandshakeLimits(waiting_bytes=5000))
+    handshake = at(State.AWAITING_TUNE, 5000)
     handshake.receive_from_producer(bytes(5000))
     assert handshake.state is State.AWAITING_TUNE
     handshake.receive_from_producer(b"x")

@@ -14,7 +14,6 @@ from proxy.relay.handshake.machine import (
     PRODUCERS_TURN,
     WITHOUT_BROKER,
     Handshake,
-    HandshakeLimits,
     HandshakeSide,
     HandshakeState,
 )
@@ -194,7 +193,7 @@ def test_for_any_input_both_sides_get_valid_methods_in_order(
     state: HandshakeState, events: list[tuple[str, bytes]]
 ) -> None:
     limit = 6000
-    handshake = at(state, HandshakeLimits(waiting_bytes=limit))
+    handshake = at(state, limit)
     for side, data in events:
         _happen(handshake, side, data)
         if handshake.state is not State.OPEN:
