@@ -28,13 +28,7 @@ from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel
 from proxy.relay.channel_state import DECLARING, ChannelEvent
 from proxy.relay.connection_state import ConnectionState, LookUpExchange
-from proxy.relay.declare.injected_methods import (
-    answer,
-    inject,
-    inject_and_reply,
-    pass_on,
-    reply_and_resume,
-)
+from proxy.relay.declare.injected_methods import answer, inject, pass_on, reply_and_resume
 from proxy.relay.declare.storage import (
     ALTERNATE,
     CARRIER_TYPE,
@@ -146,8 +140,7 @@ class ClientExchanges:
                 return self._again(channel, request, owned)
             if owned.is_carrier:
                 return pass_on(channel, methods.EXCHANGE_DECLARE, request.nowait)
-            declare_ok = partial(answer, channel, methods.EXCHANGE_DECLARE, request.nowait)
-            inject_and_reply(self._connection, channel, [], declare_ok)
+            inject(self._connection, channel, [], partial(self._declare_ok, channel, request))
             return False
         if request.exchange_type != OPEN.encode() or request.passive:
             return pass_on(channel, methods.EXCHANGE_DECLARE, request.nowait)
@@ -170,25 +163,22 @@ class ClientExchanges:
         if owned.delivery is Delivery.CARRIER:
             delete.append(exchange_delete(channel.number, owned.carrier, if_unused=request.if_unused))
 
-        def done() -> bytes:
+        def done() -> None:
             if self._state.exchanges.get(owned.name) is owned:
-                self._gone(owned)
-            return answer(channel, methods.EXCHANGE_DELETE, request.nowait)
+                self._state.remove_exchange(owned.name)
+                self._connection.terms.inventory.changed(owned.name)
+            reply_and_resume(self._connection, channel, answer(channel, methods.EXCHANGE_DELETE, request.nowait))
 
         def free() -> None:
             if channel.state is DECLARING:
-                inject_and_reply(self._connection, channel, delete, done)
+                inject(self._connection, channel, delete, done)
 
         if request.if_unused and (owned.bound or owned.grants):  # the broker counts our rows as uses
             self._connection.change(channel, ChannelEvent.DECLARE)
             withdraw(self._connection, owned, sorted(owned.bound), list(owned.grants), free, plain=True)
         else:
-            inject_and_reply(self._connection, channel, delete, done)
+            inject(self._connection, channel, delete, done)
         return False
-
-    def _gone(self, owned: OwnedExchange) -> None:
-        self._state.remove_exchange(owned.name)
-        self._connection.terms.inventory.changed(owned.name)
 
     def _again(self, channel: Channel, request: ExchangeDeclare, owned: OwnedExchange) -> bool:
         """Redeclare a known exchange, whose properties must match."""
@@ -196,11 +186,10 @@ class ClientExchanges:
         refuse_inequivalent(owned, request, table, self._state.name)
         declared = owned.declared
         # The broker compares the flags and the alternate exchange, and checks the client's permission.
-        sequence = declared.sequence if declared is not None else 0
-        steps = [self._carrier_frame(channel, request, owned, sequence)] if owned.is_carrier else []
+        steps = [self._carrier_frame(channel, request, owned)] if owned.is_carrier else []
         owned.declares += 1
 
-        def done() -> bytes:
+        def done() -> None:
             owned.declares += 1
             if declared is not None and owned.name not in self._state.exchanges:
                 # The broker had deleted the exchange with its last binding, and a listing has shown this.
@@ -210,18 +199,21 @@ class ClientExchanges:
                 new.form = owned.form
                 self._state.add_exchange(new, exchange)
                 self._connection.terms.inventory.changed(owned.name)
-            return answer(channel, methods.EXCHANGE_DECLARE, request.nowait)
+            self._declare_ok(channel, request)
 
-        inject_and_reply(self._connection, channel, steps, done)
+        inject(self._connection, channel, steps, done)
         return False
 
+    def _declare_ok(self, channel: Channel, request: ExchangeDeclare) -> None:
+        reply_and_resume(self._connection, channel, answer(channel, methods.EXCHANGE_DECLARE, request.nowait))
+
     @staticmethod
-    def _carrier_frame(channel: Channel, request: ExchangeDeclare, owned: OwnedExchange, sequence: int) -> bytes:
+    def _carrier_frame(channel: Channel, request: ExchangeDeclare, owned: OwnedExchange) -> bytes:
         return exchange_declare(
             channel.number,
             request.exchange,
             b"topic" if owned.is_topic else b"direct",
-            exchange_arguments(sequence, request.arguments),
+            exchange_arguments(0 if owned.declared is None else owned.declared.sequence, request.arguments),
             durable=request.durable,
             auto_delete=request.auto_delete,
             internal=request.internal,
@@ -255,17 +247,14 @@ class ClientExchanges:
         except ProtocolError as error:
             self._connection.refuse(channel, error.about(methods.EXCHANGE_DECLARE))
             return
-        if owned.declared is None:
-            self._compared(new, None)
-            return
         if owned.delivery is Delivery.QUEUE:
             sidecar_channel = self._connection.upstream.sidecar_channel
             look = look_for(sidecar_channel.number or 0, (EXCHANGE, owned.name))
             sidecar_channel.run([look], partial(self._asked, new))
             return
-        frame = self._carrier_frame(channel, request, owned, owned.declared.sequence)
+        frame = self._carrier_frame(channel, request, owned)
         # Two clients may have declared it concurrently. The broker does not compare filters, so look it up again.
-        again = LookUpExchange(channel, request.exchange, partial(self._compared, new))
+        again = LookUpExchange(channel, request.exchange, lambda _: self._compared(new))
         look_up_again = partial(self._connection.pending.requests.append, again)
         inject(self._connection, channel, [frame], look_up_again)
 
@@ -281,9 +270,9 @@ class ClientExchanges:
             error = ProtocolError(406, text, Scope.CHANNEL)
             self._connection.refuse(new.channel, error.about(methods.EXCHANGE_DECLARE))
             return
-        self._compared(new, None)
+        self._compared(new)
 
-    def _compared(self, new: _NewExchange, _: str | None) -> None:
+    def _compared(self, new: _NewExchange) -> None:
         """After the declare-ok, add the new exchange, or compare it with a known exchange that has the same name."""
         channel, owned = new.channel, new.owned
         if channel.state is not DECLARING:
@@ -298,7 +287,7 @@ class ClientExchanges:
                 self._connection.refuse(channel, error.about(methods.EXCHANGE_DECLARE))
                 return
         self._connection.terms.inventory.changed(owned.name)
-        reply_and_resume(self._connection, channel, answer(channel, methods.EXCHANGE_DECLARE, new.request.nowait))
+        self._declare_ok(channel, new.request)
 
     def _make(self, request: ExchangeDeclare) -> tuple[OwnedExchange, Exchange]:
         """Check the arguments of a new open exchange and create it."""

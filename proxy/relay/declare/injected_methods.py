@@ -82,13 +82,6 @@ def inject(
         channel.replies.append(reply)
 
 
-def inject_and_reply(
-    connection: ConnectionState, channel: Channel, steps: Sequence[bytes], done: Callable[[], bytes]
-) -> None:
-    """Run methods as `inject` does; then answer the client with the result of `done` and process its held frames."""
-    inject(connection, channel, steps, lambda: reply_and_resume(connection, channel, done()))
-
-
 def refuse_in_order(connection: ConnectionState, channel: Channel, error: ProtocolError) -> None:
     """Refuse a method as RabbitMQ does: the client first receives what its earlier methods on the channel lead to.
 
