@@ -100,8 +100,6 @@ class TokenRecord:
     """State of the token of one destination."""
 
     state: TokenState = TokenState.UNKNOWN
-    #: why the token is missing
-    reason: str = ""
     #: what needs the token, as far as this process knows
     needs: Need = Need.NOBODY
     #: the table's event count at the last change, which takes precedence over listings requested before it
@@ -170,8 +168,6 @@ class TokenTable:
 
     Args:
         bound: destinations that are known to be bound.
-        shared: whether other sidecars may bind on the same carrier, so that their bindings appear in listings.
-        handover_seconds: how long pins of other sidecars are kept, for sidecars whose rules may need the destinations.
     """
 
     __slots__ = (
@@ -189,11 +185,11 @@ class TokenTable:
         "shared",
     )
 
-    def __init__(
-        self, bound: Iterable[Destination] = (), *, shared: bool = True, handover_seconds: float = LEASE_SECONDS
-    ) -> None:
-        self.shared = shared
-        self.handover_seconds = handover_seconds
+    def __init__(self, bound: Iterable[Destination] = ()) -> None:
+        #: whether other sidecars may bind on the same carrier, so that their bindings appear in listings
+        self.shared = True
+        #: how long pins of other sidecars are kept, for sidecars whose rules may need the destinations
+        self.handover_seconds = LEASE_SECONDS
         self._records: dict[Destination, TokenRecord] = {}
         self._bound: set[Destination] = set()
         #: number of changes so far
@@ -226,9 +222,6 @@ class TokenTable:
 
     def state(self, destination: Destination) -> TokenState:
         return self._records.get(destination, _ABSENT).state
-
-    def reason(self, destination: Destination) -> str:
-        return self._records.get(destination, _ABSENT).reason
 
     # -- needs -------------------------------------------------------------------------------------------------
 
@@ -269,13 +262,13 @@ class TokenTable:
         self._released.discard(destination)
         self._set(destination, self._change(destination), TokenState.BOUND)
 
-    def refused(self, destination: Destination, reason: str, *, keeps: bool = False) -> None:
+    def refused(self, destination: Destination, *, keeps: bool = False) -> None:
         """Record that the broker refused a bind; with `keeps`, an earlier row may still exist."""
         record = self._change(destination)
         if record.state is TokenState.BOUND and keeps:
             return
         self._withdraw(record)
-        self._set(destination, record, TokenState.MISSING, reason)
+        self._set(destination, record, TokenState.MISSING)
 
     def not_bound(self, destination: Destination) -> None:
         """Record that the token is not bound, or that its state is unknown."""
@@ -326,8 +319,7 @@ class TokenTable:
         record.listed = frozenset()
         self._without_plain.discard(destination)
         self._released.discard(destination)
-        state = TokenState.MISSING if record.needs else TokenState.UNKNOWN
-        self._set(destination, record, state, "deleted" if record.needs else "")
+        self._set(destination, record, TokenState.MISSING if record.needs else TokenState.UNKNOWN)
         return was_bound
 
     def declared(self, destination: Destination) -> None:
@@ -538,8 +530,8 @@ class TokenTable:
         record.binder = None
         record.withdrawn = self.events
 
-    def _set(self, destination: Destination, record: TokenRecord, state: TokenState, reason: str = "") -> None:
-        record.state, record.reason = state, reason
+    def _set(self, destination: Destination, record: TokenRecord, state: TokenState) -> None:
+        record.state = state
         if state is TokenState.BOUND:
             self._bound.add(destination)
         else:

@@ -36,7 +36,7 @@ REACHED: dict[TokenState, Callable[[TokenTable], object]] = {
     TokenState.BINDING: lambda table: table.binding(A),
     TokenState.BOUND: lambda table: table.bind_ok(A),
     TokenState.UNBINDING: lambda table: table.unbinding(A),
-    TokenState.MISSING: lambda table: table.refused(A, "why"),
+    TokenState.MISSING: lambda table: table.refused(A),
 }
 #: event, and the next state from each state in the order above
 U, G, OK, N, M = REACHED
@@ -45,8 +45,8 @@ EVENTS: dict[str, tuple[Callable[[TokenTable], object], tuple[TokenState, ...]]]
     "bind-ok": (lambda table: table.bind_ok(A), (OK, OK, OK, OK, OK)),
     "mark bound": (lambda table: table.asserted(A, 1, 0.0, None), (OK, OK, OK, OK, OK)),
     "pin bound": (lambda table: table.asserted(A, b"p", 0.0, None), (OK, OK, OK, OK, OK)),
-    "refused": (lambda table: table.refused(A, "why"), (M, M, M, M, M)),
-    "locked": (lambda table: table.refused(A, "why", keeps=True), (M, M, OK, M, M)),
+    "refused": (lambda table: table.refused(A), (M, M, M, M, M)),
+    "locked": (lambda table: table.refused(A, keeps=True), (M, M, OK, M, M)),
     "not bound": (lambda table: table.not_bound(A), (U, U, U, U, U)),
     "unbinding": (lambda table: table.unbinding(A), (N, N, N, N, N)),
     "unbound": (lambda table: table.unbound(A), (U, G, OK, U, M)),
@@ -70,7 +70,6 @@ def test_every_event_in_every_state(state: TokenState, event: str) -> None:
     expected = leads_to[list(REACHED).index(state)]
     assert table.state(A) is expected
     assert (A in table.bound) == (expected is TokenState.BOUND)
-    assert bool(table.reason(A)) == (expected is TokenState.MISSING)
 
 
 def test_a_listing_does_not_revert_later_changes() -> None:
@@ -106,11 +105,11 @@ def test_pins_of_former_tokens_are_kept_until_unbound() -> None:
     assert table.former_pins(A) == ()
 
 
-def test_deleting_a_needed_destination_has_a_reason() -> None:
+def test_a_deleted_destination_is_missing_if_it_is_needed() -> None:
     table = TokenTable([A, B])
     table.need(A, Need.RULES)
     assert [table.deleted(destination) for destination in (A, B)] == [True, True]
-    assert (table.state(A), table.reason(A)) == (TokenState.MISSING, "deleted")
+    assert table.state(A) is TokenState.MISSING
     assert table.state(B) is TokenState.UNKNOWN
 
 
@@ -149,7 +148,8 @@ def test_own_pins_are_removed_at_once_and_those_of_others_when_settled() -> None
 
 
 def test_pins_of_others_that_rules_may_rely_on_stay_until_every_sidecar_has_reconciled() -> None:
-    table = TokenTable(handover_seconds=15.0)
+    table = TokenTable()
+    table.handover_seconds = 15.0
     table.asserted(A, pin_row("mine", 2), 0.0, None)
     rows: Rows = {A: frozenset({pin_row("mine", 2), pin_row("theirs", 1)})}
     for at in (0.0, 5.0, 10.0, 14.9):
@@ -208,7 +208,9 @@ def test_a_mark_of_another_sidecar_is_replaced_before_it_is_removed() -> None:
     table.listed(table.look(5.0), rows, 5.1)
     assert table.unbind_plan(A, {7}, needed=False) == (False, False, ())
     assert table.unbind_plan(A, {7}, needed=True)[:2] == (True, False)
-    assert TokenTable(shared=False).unbind_plan(A, {7}, needed=False) == (False, False, (PLAIN,))
+    table = TokenTable()
+    table.shared = False
+    assert table.unbind_plan(A, {7}, needed=False) == (False, False, (PLAIN,))
 
 
 def test_a_token_unneeded_in_two_passes_is_idle() -> None:
@@ -551,7 +553,8 @@ class RuledPeer(Peer):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
-        self.table = TokenTable(handover_seconds=LOOK_SECONDS)
+        self.table = TokenTable()
+        self.table.handover_seconds = LOOK_SECONDS
         self.lanes = [Lane()]
         #: the rules in force need the destination; new rules that are being prepared do
         self.wants = self.prepares = False

@@ -167,9 +167,8 @@ class Executor:
             if refusal is None:
                 self._bound(exchange, destination, written[exchange])
             else:
-                why = refusal.reason(destination[0])
                 # Reply code LOCKED means that the queue exists, and its owner's connection may have bound it.
-                exchange.tokens.refused(destination, why, keeps=refusal.code == LOCKED)
+                exchange.tokens.refused(destination, keeps=refusal.code == LOCKED)
         return refusals
 
     async def bind_one(self, token: BindToken) -> str | None:
@@ -181,9 +180,8 @@ class Executor:
             for key in tokens.of(*destination):
                 refusal = await self._connection.call(Bind(exchange.carrier, destination, key))
                 if refusal is not None:
-                    why = refusal.reason(destination[0])
-                    exchange.tokens.refused(destination, why, keeps=True)
-                    return why
+                    exchange.tokens.refused(destination, keeps=True)
+                    return refusal.reason(destination[0])
             self._bound(exchange, destination, tokens)
             # Repeated if the carrier has switched to other tokens, since a publish is waiting for the destination.
             if tokens.lead_to(self._state.tokens_of(exchange)):
