@@ -294,10 +294,11 @@ class ConnectionState:
 
     def permission_checks(self, unknown: Iterable[tuple[Reach, Destination]]) -> tuple[PermissionCheck, ...]:
         """Return the checks for existing destinations that are not yet known to be within a client's reach."""
-        asked = []
+        asked, state = [], self.plans.state
         for reach, destination in sorted(unknown, key=lambda pair: pair[1]):
-            owned = self.plans.state.owner_of(reach)
-            exists = destination[0] == "exchange" or self.plans.state.has_queue(destination[1])
+            owners = (owned for owned in state.exchanges.values() if owned.reaches.get(reach.client) is reach)
+            owned = next(owners, None)
+            exists = destination[0] == "exchange" or state.has_queue(destination[1])
             if owned is not None and exists and len(reach.allowed) < self.terms.limits.tokens:
                 asked.append(PermissionCheck(owned, reach, destination))
         return tuple(asked)

@@ -240,11 +240,6 @@ class OwnedExchange:
         """True if this exchange has a carrier, and the carrier has the same name."""
         return self.delivery is Delivery.CARRIER and self.carrier == self.name
 
-    @property
-    def moves(self) -> bool:
-        """True if publishes may be sent with an exchange or key that differs from the producer's."""
-        return self.delivery is Delivery.QUEUE or self.carrier != self.name or self.alternate is not None
-
 
 @dataclass(slots=True, eq=False)
 class VhostState:
@@ -330,11 +325,6 @@ class VhostState:
     def not_missing(self, destination: Destination) -> bool:
         """Undo `set_missing`, so that publishes wait for the token; return whether the destination was missing."""
         return self.missing.pop(destination, None) is not None
-
-    def redeclared(self, destination: Destination) -> None:
-        """Record that a destination was declared. It may be new, in which case no tokens are bound to it."""
-        for owned in self.exchanges.values():
-            owned.tokens.declared(destination)
 
     def next_sequence(self, wall: float) -> int:
         """Return a new sequence number: microseconds since 1970, but at least the previous number plus 1."""
@@ -442,15 +432,6 @@ class VhostState:
         if owned.delivery is Delivery.QUEUE and owned.ends:
             self.remove_exchange(owned.name)
 
-    def regexes(self, client: str) -> int:
-        return sum(owned.regexes[client] for owned in self.exchanges.values())
-
-    def owner_of(self, reach: Reach) -> OwnedExchange | None:
-        for owned in self.exchanges.values():
-            if owned.reaches.get(reach.client) is reach:
-                return owned
-        return None
-
     def clear_refusals(self, client: str | None = None, destination: Destination | None = None) -> None:
         """Forget all refusals, or those for a client or a destination, so that permissions are checked again."""
         cleared = False
@@ -472,4 +453,6 @@ class VhostState:
         for owned in self.exchanges.values():
             owned.tokens.shared = self.shared
             owned.tokens.handover_seconds = self.handover_seconds if owned.declared is None else LEASE_SECONDS
-        self.restores = translates or any(owned.moves for owned in self.exchanges.values())
+        self.restores = translates or any(
+            not owned.is_carrier or owned.alternate is not None for owned in self.exchanges.values()
+        )

@@ -222,18 +222,15 @@ class _Bind(NamedTuple):
     routes: tuple[Destination, ...]
     #: destinations to be checked before the binding is stored
     chosen: list[Destination]
-    #: destinations in `chosen` that the client named itself; if one of them is refused, the bind is refused
-    named: list[Destination]
 
 
 class _Unbind(NamedTuple):
-    """An unbind in progress. If `handed_over` is set, a pin for other sidecars replaces the binding."""
+    """An unbind in progress."""
 
     channel: Channel
     request: BindRequest
     owned: OwnedExchange
     stored: StoredBinding
-    handed_over: bool = False
 
 
 class ClientBindings:
@@ -318,42 +315,42 @@ class ClientBindings:
         routes = tuple(destination for destination in allowed if self._state.has_token(destination)) if carried else ()
         if not carried or (chosen and not tokens):
             chosen = list(dict.fromkeys((receiver, *chosen)))
-        stored, keep = None, list[bytes]()
-        if kept:
-            if known is None:
-                key = storage = identity_key(identity, one_word=owned.is_topic)
-                # The first binding routes messages to the destination, provided that the destination has a single
-                # token. If the binding's key were one of several tokens, only some sidecars would read the binding.
-                marked = owned.tokens.has_assertion(receiver) or (owned, receiver) in channel.held.marking
-                if tokens and not chosen and not marked and len(keys := under.of(*receiver)) == 1:
-                    key = keys[0]
-                copy = signed_copy(self._state, owned.carrier, binding, request.entries, key, user)
-                stored = StoredBinding(binding, request.entries, storage, (copy,))
-            else:
-                stored = known
-            if carried:
-                keep = [bind(channel.number, receiver, owned.carrier, *kept_rows(stored)[0])]
-        named = [destination for destination in chosen if destination in compiled.destinations]
-        return _Bind(
-            channel, request, owned, identity, compiled, under, stored, is_new, keep, tokens, routes, chosen, named
-        )
+        stored = known
+        if kept and known is None:
+            key = storage = identity_key(identity, one_word=owned.is_topic)
+            # The first binding routes messages to the destination, provided that the destination has a single token.
+            # If the binding's key were one of several tokens, only some sidecars would read the binding.
+            marked = owned.tokens.has_assertion(receiver) or (owned, receiver) in channel.held.marking
+            if tokens and not chosen and not marked and len(keys := under.of(*receiver)) == 1:
+                key = keys[0]
+            copy = signed_copy(self._state, owned.carrier, binding, request.entries, key, user)
+            stored = StoredBinding(binding, request.entries, storage, (copy,))
+        keep = list[bytes]()
+        if stored is not None and carried:
+            keep = [bind(channel.number, receiver, owned.carrier, *kept_rows(stored)[0])]
+        return _Bind(channel, request, owned, identity, compiled, under, stored, is_new, keep, tokens, routes, chosen)
 
     def _make(self, planned: _Bind) -> None:
         """Store the binding and bind its destination's token, in one batch."""
         channel, owned, receiver, stored = planned.channel, planned.owned, planned.request.receiver, planned.stored
         table, place = owned.tokens, (owned, receiver)
-        is_mark = self._is_mark(owned, stored)
+        since, sent_at = table.events, self._connection.traffic.now
+        # The key of a mark is the only token of its destination.
+        is_mark = stored is not None and (stored.copies[0].key,) == self._state.tokens_of(owned).of(*receiver)
+        # Whether the binding may rely on an assertion that this connection has made or is making.
+        may_rely = place in channel.held.marking or (
+            receiver[0] == QUEUE and table.may_rely(receiver, self._binder, sent_at)
+        )
         steps = list(planned.keep)
         pins: list[Pin] = []
         if planned.tokens and stored is None:  # the rules' plain row, which all bindings share
             steps += row_frames(bind, channel.number, owned, receiver, planned.under)
-        elif planned.tokens and not is_mark and not self._may_rely(place, channel):
+        elif planned.tokens and not is_mark and not may_rely:
             pins.append(new_pin(self._connection, owned, receiver))
             steps += self._pin_steps(channel, pins)
         if (is_mark and planned.is_new) or pins:
             channel.held.marking.add(place)
         relies = [] if is_mark or pins or stored is None else list(planned.tokens)
-        since, sent_at = table.events, self._connection.traffic.now
 
         def answered() -> None:
             channel.held.marking.discard(place)
@@ -384,13 +381,6 @@ class ClientBindings:
             self._connection.send_to_producer(channel, ok)
             if len(binds) == _REFILL_AT:
                 self._connection.take_held_again(channel)
-
-    def _may_rely(self, place: tuple[OwnedExchange, Destination], channel: Channel) -> bool:
-        """Return True if a binding may rely on an assertion that this connection has made or is making."""
-        owned, receiver = place
-        if place in channel.held.marking:
-            return True
-        return receiver[0] == QUEUE and owned.tokens.may_rely(receiver, self._binder, self._connection.traffic.now)
 
     def _confirm(self, planned: _Bind, relies: list[Destination], since: int, then: Callable[[], None]) -> None:
         """Verify that the rows on which a newly stored binding relies still exist; otherwise, bind pins."""
@@ -431,7 +421,8 @@ class ClientBindings:
     def _reached(self, planned: _Bind, refusals: Refusals, fresh: list[Destination], since: int) -> None:
         """Store or refuse the binding once the checks have been answered."""
         channel, owned, user = planned.channel, planned.owned, self._connection.terms.user
-        refusal = self._reach.refusal(refusals, planned.named)
+        named = [destination for destination in planned.chosen if destination in planned.compiled.destinations]
+        refusal = self._reach.refusal(refusals, named)
         held = channel.state is DECLARING
         if not held or refusal is not None:
             if held and refusal is not None:
@@ -457,7 +448,10 @@ class ClientBindings:
                 owned.tokens.bind_ok(destination)
                 check_tokens(state, owned, destination, planned.under)
                 state.not_missing(destination)
-            if stored is not None and self._is_clients(owned, planned) and state.add_binding(stored, planned.compiled):
+            # In the meantime, the binding may have been added to a rules file.
+            exchange = state.router.exchanges[owned.name]
+            is_clients = planned.identity in owned.clients or not exchange.has(planned.compiled.binding)
+            if stored is not None and is_clients and state.add_binding(stored, planned.compiled):
                 self._connection.terms.inventory.changed(owned.name)
         ok = answer(planned.channel, planned.request.method, planned.request.nowait)
         wanted = own_tokens(self._connection, planned.compiled.binding)
@@ -475,12 +469,6 @@ class ClientBindings:
     def _table(self, owned: OwnedExchange) -> TokenTable:
         """Return the current token table of an exchange."""
         return (self._state.now(owned) or owned).tokens
-
-    def _is_mark(self, owned: OwnedExchange, stored: StoredBinding | None) -> bool:
-        """Return True if the key of the binding is the only token of its destination."""
-        if stored is None:
-            return False
-        return self._state.tokens_of(owned).of(*stored.destination) == (stored.copies[0].key,)
 
     # -- unbind ------------------------------------------------------------------------------------------------
 
@@ -506,7 +494,7 @@ class ClientBindings:
         needed = self._reach.needed_besides(owned, stored)
         plan = owned.tokens.unbind_plan(request.receiver, self._marks(owned, stored), needed=needed)
         if plan.pin:
-            self._replace(pending._replace(handed_over=plan.handed_over))
+            self._pin_and_drop(pending, handed_over=plan.handed_over)
         else:
             self._connection.change(channel, ChannelEvent.DECLARE)
             self._drop(pending)
@@ -520,15 +508,15 @@ class ClientBindings:
             keys += tokens.former(*receiver)
         return frozenset(copy.sequence for copy in stored.copies if copy.key in keys)
 
-    def _replace(self, pending: _Unbind) -> None:
-        """Bind a pin before removing a binding on which other bindings rely or may rely."""
+    def _pin_and_drop(self, pending: _Unbind, *, handed_over: bool) -> None:
+        """Bind a pin, for other sidecars if `handed_over`, before removing a binding on which others may rely."""
         channel = pending.channel
         pin = new_pin(self._connection, pending.owned, pending.request.receiver)
-        if pending.handed_over:
+        if handed_over:
             pin = pin._replace(replaced=())
 
         def bound(text: str | None = None) -> None:
-            if text is None and not pending.handed_over:
+            if text is None and not handed_over:
                 self._note_pins([pin])
             if channel.state is DECLARING:
                 self._drop(pending)
@@ -616,11 +604,6 @@ class ClientBindings:
         owned = self._state.exchanges.get(request.source)
         return None if owned is None or owned.unmatched_pass else owned
 
-    def _is_clients(self, owned: OwnedExchange, planned: _Bind) -> bool:
-        """Return True if a binding belongs to a client now, and not to a rules file."""
-        exchange = self._state.router.exchanges[owned.name]
-        return planned.identity in owned.clients or not exchange.has(planned.compiled.binding)
-
     def _binding(self, request: BindRequest, owned: OwnedExchange) -> Binding:
         table = decode_table(request.entries, 0, len(request.entries))
         sequence, user = self._connection.next_sequence(), self._connection.terms.user
@@ -658,7 +641,7 @@ class ClientBindings:
         if not more:
             return
         user, most = self._connection.terms.user, self._connection.plans.rules.regexes
-        current = self._state.regexes(user)
+        current = sum(owned.regexes[user] for owned in self._state.exchanges.values())
         if current + more > most:
             text = (
                 f"the bindings of user '{user}' have {current} regular expressions; {more} more would exceed {most} "

@@ -43,7 +43,8 @@ class ClientQueues:
         channel.last_queue = request.queue or channel.last_queue
         if request.exclusive:  # such a queue is deleted with its connection
             connection.upstream.may_be_kept = False
-        connection.plans.state.redeclared((QUEUE, request.queue))
+        for owned in connection.plans.state.exchanges.values():
+            owned.tokens.declared((QUEUE, request.queue))
         if not request.nowait:
             declared = partial(self._declared, channel, request)
             channel.replies.append(ExpectedReply(methods.QUEUE_DECLARE_OK, declared))
