@@ -120,16 +120,6 @@ def _check(name: str, value: int, lowest: int, highest: int) -> None:
     raise ProtocolError(530, text).about(CONNECTION_TUNE)
 
 
-class Server(NamedTuple):
-    """Data from a broker's Start."""
-
-    #: Start as sent to the producer
-    frame: bytes
-    #: e.g. ``RabbitMQ 3.10.8``, for logs.
-    product: str
-    frame_min_bytes: int
-
-
 class Client(NamedTuple):
     """Data from a producer's StartOk, without its password."""
 
@@ -146,18 +136,16 @@ class Client(NamedTuple):
         return f"Client(user={self.user!r}, name={self.name!r})"
 
 
-def read_start(payload: bytes, version: str) -> Server:
-    """Read the broker's Start and add our version."""
+def read_start(payload: bytes, version: str) -> tuple[bytes, int]:
+    """Return the broker's Start frame with our version, and the smallest frame-max that the broker accepts."""
     major, minor, properties, mechanisms, locales = arguments(payload)
     entries = cast(bytes, properties)
     texts = _texts(entries, frozenset((b"product", b"version")))
-    product, release = texts.get(b"product", ""), texts.get(b"version", "")
+    is_4_1 = texts.get(b"product") == "RabbitMQ" and _release(texts.get(b"version", "")) >= (4, 1)
     extended = _extended(entries, ((OXPROXY, Value("S", version.encode())),))
-    return Server(
-        method_frame(0, CONNECTION_START, major, minor, extended, _relayed(cast(bytes, mechanisms)), locales),
-        f"{product} {release}".strip(),
-        FRAME_MIN_BYTES_4_1 if product == "RabbitMQ" and _release(release) >= (4, 1) else FRAME_MIN_BYTES,
-    )
+    offered = b" ".join(name for name in cast(bytes, mechanisms).split(b" ") if name != EXTERNAL)
+    frame = method_frame(0, CONNECTION_START, major, minor, extended, offered, locales)
+    return frame, FRAME_MIN_BYTES_4_1 if is_4_1 else FRAME_MIN_BYTES
 
 
 def own_start(version: str) -> bytes:
@@ -205,10 +193,6 @@ def login_of(frame: bytes) -> bytes:
     properties, *texts = (cast(bytes, argument) for argument in arguments(frame[7:-1]))
     parts = [*texts, *sorted(_capabilities(properties))]
     return b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-
-
-def _relayed(mechanisms: bytes) -> bytes:
-    return b" ".join(name for name in mechanisms.split(b" ") if name != EXTERNAL)
 
 
 def _extended(entries: bytes, ours: Table) -> bytes:

@@ -130,7 +130,6 @@ class Handshake:
         user: user name, if PLAIN or AMQPLAIN is used.
         client_name: ``connection_name`` of the client properties.
         capabilities: capabilities announced by the client.
-        product: the broker's product and version.
         ending: why the handshake failed; set as soon as the connection can no longer be opened.
         wrong_header: whether the producer did not begin with an accepted protocol header.
     """
@@ -154,7 +153,6 @@ class Handshake:
         self.user = ""
         self.client_name = ""
         self.capabilities: frozenset[bytes] = frozenset()
-        self.product = ""
         self.ending: Ending | None = None
         self.wrong_header = False
         self._peer = peer
@@ -339,9 +337,8 @@ class Handshake:
     # -- methods from the broker ---
 
     def _start(self, frame: RawFrame) -> HandshakeState:
-        server = read_start(frame.payload, self._version)
-        self.product, self._frame_min_bytes = server.product, server.frame_min_bytes
-        self.to_producer.append(server.frame)
+        start, self._frame_min_bytes = read_start(frame.payload, self._version)
+        self.to_producer.append(start)
         return _State.AWAITING_START_OK
 
     def _tune(self, frame: RawFrame) -> HandshakeState:
