@@ -76,19 +76,6 @@ class Backlog:
     #: number of requests without a reply that were sent after the last request with a reply
     unanswerable: int = 0
 
-    def count_unanswerable(self, most: int) -> int:
-        """Count a request without a reply; return the number of such requests if the limit is reached, and 0 otherwise.
-
-        At the limit, the caller sends a request with a reply, which shows that the broker has handled the others.
-        """
-        self.unanswered += 1
-        self.unanswerable += 1
-        if self.unanswerable < most:
-            return 0
-        weight, self.unanswerable = self.unanswerable, 0
-        self.unanswered -= weight
-        return weight
-
 
 class ContentUnderWay:
     """A publish with outstanding frames; a channel without such a publish expects a method.

@@ -297,11 +297,7 @@ class ClientExchanges:
         if delivery is None or wanted_type(table) is None:
             raise ProtocolError(406, "Invalid exchange argument.", Scope.CHANNEL)
         declared = DeclaredExchange(
-            request.durable,
-            request.auto_delete,
-            request.internal,
-            request.arguments,
-            self._connection.next_sequence(),
+            request.durable, request.auto_delete, request.internal, request.arguments, self._connection.next_sequence()
         )
         owned, exchange = open_exchange(request.exchange, declared, delivery, rules.local_time)
         if owned.delivery is Delivery.CARRIER and self._state.prefers_topic(owned.wanted_type, many=True):

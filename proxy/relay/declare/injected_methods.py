@@ -91,9 +91,16 @@ def refuse_in_order(connection: ConnectionState, channel: Channel, error: Protoc
 
 
 def count_unanswerable(connection: ConnectionState, channel: Channel) -> None:
-    """Count a request without a reply; after every `_UNANSWERABLE` such requests, send a method with a reply."""
-    weight = connection.backlog.count_unanswerable(_UNANSWERABLE)
-    if weight:
+    """Count a request without a reply; after every `_UNANSWERABLE` such requests, send a method with a reply.
+
+    This reply shows that the broker has handled the others.
+    """
+    backlog = connection.backlog
+    backlog.unanswered += 1
+    backlog.unanswerable += 1
+    if backlog.unanswerable >= _UNANSWERABLE:
+        weight, backlog.unanswerable = backlog.unanswerable, 0
+        backlog.unanswered -= weight  # which `Replies` counts from now on
         frame = _nothing(channel)
         connection.to_upstream.append(frame)
         channel.replies.append(ExpectedReply(reply_to(frame), taken=lambda _: False, weight=weight))

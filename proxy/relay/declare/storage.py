@@ -110,26 +110,11 @@ def pin_entries(pin: bytes) -> bytes:
 
 
 def signed_fields(
-    vhost: str,
-    carrier: bytes,
-    destination: Destination,
-    client: str,
-    sequence: int,
-    routing_key: bytes,
-    entries: bytes,
+    vhost: str, carrier: bytes, destination: Destination, client: str, sequence: int, routing_key: bytes, entries: bytes
 ) -> tuple[bytes, ...]:
     """Return the fields that a stored binding's signature covers: the binding's whole content and location."""
     kind, name = destination
-    return (
-        vhost.encode(),
-        carrier,
-        kind.encode(),
-        name,
-        client.encode(),
-        U64.pack(sequence),
-        routing_key,
-        entries,
-    )
+    return (vhost.encode(), carrier, kind.encode(), name, client.encode(), U64.pack(sequence), routing_key, entries)
 
 
 def signed_copy(
