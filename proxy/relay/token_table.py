@@ -131,6 +131,11 @@ class TokenRecord:
         """True if the record contains no information, so that it can be removed."""
         return self.state is TokenState.UNKNOWN and not (self.needs or self.marks or self.pins or self.listed)
 
+    @property
+    def lacks_plain(self) -> bool:
+        """True if the token has rows in the last listing, but no plain row."""
+        return bool(self.listed) and PLAIN not in self.listed
+
 
 class Look(NamedTuple):
     """The time at which a listing was requested, and the table's event count at that time."""
@@ -178,7 +183,6 @@ class TokenTable:
         "_records",
         "_released",
         "_wanted",
-        "_without_plain",
         "events",
         "handover_seconds",
         "looked_at",
@@ -196,8 +200,6 @@ class TokenTable:
         self.events = 0
         #: the event counts when the latest received listing and the listing before it were requested
         self._look = self._last_look = 0
-        #: destinations whose tokens have rows in the last listing, but no plain row
-        self._without_plain: set[Destination] = set()
         self._wanted: frozenset[Destination] = frozenset()
         #: destinations that a rules file names
         self._plain: frozenset[Destination] = frozenset()
@@ -317,7 +319,6 @@ class TokenTable:
         self._withdraw(self._change(destination))
         record.former_pins.clear()
         record.listed = frozenset()
-        self._without_plain.discard(destination)
         self._released.discard(destination)
         self._set(destination, record, TokenState.MISSING if record.needs else TokenState.UNKNOWN)
         return was_bound
@@ -338,23 +339,21 @@ class TokenTable:
         """
         # This includes destinations whose rows changed after the listing was requested, since binding a plain row again
         # costs little.
-        without = plain & self._without_plain
+        without = {name for name in plain if self._records.get(name, _ABSENT).lacks_plain}
         # Destinations that a client is unbinding. A plain row would be superfluous, so a later pass handles them.
         leaving = {name for name in wanted - self._bound - plain if self._is_leaving(name)}
         return (wanted - self._bound - leaving) | (wanted & without)
 
     def has_plain(self, destination: Destination) -> bool:
         """Return True if the plain row of a destination may exist."""
-        listed = self._records.get(destination, _ABSENT).listed
-        return not self.shared or not listed or PLAIN in listed
+        return not (self.shared and self._records.get(destination, _ABSENT).lacks_plain)
 
     def handed_over(self) -> list[Destination]:
         """Return the destinations that had only pins of other sidecars in the last listing."""
         destinations: list[Destination] = []
-        for destination in self._without_plain:
-            record = self._records[destination]
+        for destination, record in self._records.items():
             pins = all(isinstance(row, bytes) for row in record.listed) and record.listed.isdisjoint(record.pins)
-            if pins and record.changed <= self._look:
+            if record.lacks_plain and pins and record.changed <= self._look:
                 destinations.append(destination)
         return destinations
 
@@ -478,10 +477,6 @@ class TokenTable:
     ) -> None:
         if rows != record.listed:
             record.listed, record.listed_since = rows, now
-            if rows and PLAIN not in rows:
-                self._without_plain.add(destination)
-            else:
-                self._without_plain.discard(destination)
         if record.changed > look.events:
             return
         record.looked_at = look.began_at

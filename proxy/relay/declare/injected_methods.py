@@ -66,20 +66,16 @@ def inject(
         dropped: called instead of `then` if the channel is closed before all methods have been answered.
     """
 
-    def answered(_: bytes, last: bool) -> bool:
-        if last:
-            then()
+    def answered(_: bytes) -> bool:
+        then()
         return False
 
     connection.change(channel, ChannelEvent.DECLARE)
-    steps = steps or [_nothing(channel)]
-    for index, frame in enumerate(steps, 1):
-        connection.to_upstream.append(frame)
-        last = index == len(steps)
-        reply = ExpectedReply(
-            reply_to(frame), partial(answered, last=last), request_method, dropped=dropped if last else None
-        )
-        channel.replies.append(reply)
+    *before, last = steps or [_nothing(channel)]
+    connection.to_upstream += (*before, last)
+    for frame in before:
+        channel.replies.append(ExpectedReply(reply_to(frame), _discarded, request_method))
+    channel.replies.append(ExpectedReply(reply_to(last), answered, request_method, dropped=dropped))
 
 
 def refuse_in_order(connection: ConnectionState, channel: Channel, error: ProtocolError) -> None:
@@ -103,7 +99,12 @@ def count_unanswerable(connection: ConnectionState, channel: Channel) -> None:
         backlog.unanswered -= weight  # which `Replies` counts from now on
         frame = _nothing(channel)
         connection.to_upstream.append(frame)
-        channel.replies.append(ExpectedReply(reply_to(frame), taken=lambda _: False, weight=weight))
+        channel.replies.append(ExpectedReply(reply_to(frame), _discarded, weight=weight))
+
+
+def _discarded(_: bytes) -> bool:
+    """Do not forward a reply."""
+    return False
 
 
 def _nothing(channel: Channel) -> bytes:
