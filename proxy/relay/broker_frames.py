@@ -268,7 +268,7 @@ class BrokerFrames:
         return False
 
     def _unknown(self, kind: int, number: int, frame: bytes) -> bool:
-        """Discard a frame on a channel that does not exist, but answer a close. Return False."""
+        """Discard a frame on a channel that does not exist; an open-ok, close or close-ok is an error. Return False."""
         if kind == METHOD:
             self._methods.take_while_closing(Channel(number), U32.unpack_from(frame, 7)[0] if len(frame) >= 12 else 0)
         elif number in self._connection.deliveries.unfinished:

@@ -570,18 +570,17 @@ class ConnectionState:
         self.close(error.reply_code, error.text, error.class_id, error.method_id)
 
     def close(self, reply_code: int, text: bytes, class_id: int = 0, method_id: int = 0) -> None:
-        """Close both connections on our own initiative, unless they are already being closed."""
+        """Close both connections on our own initiative, unless they are already being closed.
+
+        The upstream connection ends when CloseOk arrives or the link is lost.
+        """
         if self.lifecycle.phase is not Phase.OPEN:
             return
-        self.close_upstream()
+        if not self.upstream.closing:
+            self.upstream.closing = True
+            self.to_upstream.append(method_frames.connection_close(200, b"Goodbye"))
         self.lifecycle.end(Phase.CLOSING)
         self.forget_all()
         self.to_producer.append(
             method_frames.connection_close(reply_code, method_frames.reply_text(reply_code, text), class_id, method_id)
         )
-
-    def close_upstream(self) -> None:
-        """Send Connection.Close to the broker. The connection ends when CloseOk arrives or the link is lost."""
-        if not self.upstream.closing:
-            self.upstream.closing = True
-            self.to_upstream.append(method_frames.connection_close(200, b"Goodbye", 0, 0))

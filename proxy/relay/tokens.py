@@ -233,9 +233,6 @@ class Secrets:
                 return index
         return None
 
-    def __repr__(self) -> str:
-        return f"Secrets({len(self._signing)} keys)"
-
 
 def _derived(secret: bytes, purpose: bytes) -> bytes:
     return hmac.digest(secret, purpose, sha256)

@@ -63,18 +63,8 @@ class HandshakeState(Enum):
 
 
 _State = HandshakeState
-PRODUCERS_TURN = frozenset(
-    (
-        _State.AWAITING_HEADER,
-        _State.AWAITING_START_OK,
-        _State.AWAITING_SECURE_OK,
-        _State.AWAITING_TUNE_OK,
-        _State.AWAITING_OPEN,
-        _State.REFUSING,
-        _State.CLOSING,
-    )
-)
 BROKERS_TURN = frozenset((_State.AWAITING_START, _State.AWAITING_TUNE, _State.AWAITING_OPEN_OK))
+PRODUCERS_TURN = frozenset(_State) - BROKERS_TURN - {_State.OPEN, _State.CLOSED}
 #: States without an upstream connection, in which bytes from the broker are dropped.
 WITHOUT_BROKER = frozenset((_State.AWAITING_HEADER, _State.REFUSING, _State.CLOSING, _State.CLOSED))
 #: States in which the broker may close the connection, regardless of which side is expected to send.
@@ -237,13 +227,13 @@ class Handshake:
                     self._producer.check_limit()
                 return False
         except ProtocolError as error:
-            self._producer_broke_framing(error)
+            self._producer_failed(error)
+            self._close()  # without waiting for CloseOk, which can't be found in the malformed stream
             return False
         try:
             self._take(frame, _FROM_PRODUCER, self.to_upstream)
         except ProtocolError as error:
-            if self.state is not _State.CLOSING:  # spec, 1.4.2.9: everything else is discarded after Close
-                self._producer_failed(error)
+            self._producer_failed(error)
         return True
 
     def _step_upstream(self) -> bool:
@@ -357,17 +347,13 @@ class Handshake:
     # -- closing ---
 
     def _producer_failed(self, error: ProtocolError) -> None:
+        if self.state is _State.CLOSING:  # spec, 1.4.2.9: everything else is discarded after Close
+            return
         text = reply_text(error.reply_code, error.text)
         self.to_producer.append(connection_close(error.reply_code, text, error.class_id, error.method_id))
         self._note(HandshakeSide.PRODUCER, error.reply_code, text)
         self.close_upstream = True
         self.state = _State.CLOSING
-
-    def _producer_broke_framing(self, error: ProtocolError) -> None:
-        """Close the socket after Connection.Close is sent, since no CloseOk can be found in the malformed stream."""
-        if self.state is not _State.CLOSING:
-            self._producer_failed(error)
-        self._close()
 
     def _upstream_failed(self, why: str) -> None:
         text = reply_text(320, b"upstream " + why.encode())
