@@ -387,24 +387,23 @@ class VhostState:
         owned, exchange = self.exchanges[stored.binding.exchange], self.router.exchanges[stored.binding.exchange]
         identity = identity or stored.binding.identity
         known = owned.clients.get(identity)
-        if known is not None:
-            merged_with = known.merged_with(stored)
-            if merged_with.copies == known.copies:
+        is_new = True
+        if known is None:
+            stored = self._limited(owned, stored)
+            exchange.bind(stored.binding, compiled)
+        else:
+            stored = known.merged_with(stored)
+            if stored.copies == known.copies:
                 # The queue may have been deleted and declared again since a listing was requested, so the listing may
                 # lack the binding. The binding becomes a new object, so that this listing does not remove it.
                 owned.keep(known._replace(), identity)
                 return False
-            is_new = merged_with.copies[0] != known.copies[0]
+            is_new = stored.copies[0] != known.copies[0]
             if is_new:
-                merged_with = self._limited(owned, merged_with)
+                stored = self._limited(owned, stored)
                 exchange.unbind(known.binding)
-                exchange.bind(merged_with.binding)
-            owned.keep(merged_with, identity)
-        else:
-            is_new = True
-            stored = self._limited(owned, stored)
-            exchange.bind(stored.binding, compiled)
-            owned.keep(stored, identity)
+                exchange.bind(stored.binding)
+        owned.keep(stored, identity)
         self.changed()
         return is_new
 
