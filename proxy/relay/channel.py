@@ -106,11 +106,10 @@ class ContentUnderWay:
 class HeldFrames:
     """Frames from the producer that are held while the channel is in one of the states in `HOLDING`."""
 
-    __slots__ = ("_backlog", "_size_bytes", "binds", "frames", "marking")
+    __slots__ = ("_backlog", "binds", "frames", "marking")
 
     def __init__(self, backlog: Backlog) -> None:
         self._backlog = backlog
-        self._size_bytes = 0
         self.frames: list[bytes] = []
         #: unanswered binds in order, by identity: the reply if the bind is done, otherwise None. If the channel waits
         #: for nothing else, further binds need not wait.
@@ -122,15 +121,12 @@ class HeldFrames:
         return bool(self.frames)
 
     def keep(self, frames: list[bytes]) -> None:
-        size = sum(map(len, frames))
         self.frames += frames
-        self._size_bytes += size
-        self._backlog.held += size
+        self._backlog.held += sum(map(len, frames))
 
     def take(self) -> list[bytes]:
         frames, self.frames = self.frames, []
-        self._backlog.held -= self._size_bytes
-        self._size_bytes = 0
+        self._backlog.held -= sum(map(len, frames))
         return frames
 
 

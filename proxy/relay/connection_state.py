@@ -21,16 +21,12 @@ from proxy.amqp.frames import ACK_BYTES, ACK_FRAME, FRAME_END, METHOD, body_fram
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Backlog, Channel, PendingPublish
 from proxy.relay.channel_state import (
-    BOTH_AWAITING_BROKER,
     CLOSED,
-    CLOSING_BY_US,
     CONFIRM,
     COUNTED,
     DISCARDING,
     HOLDING,
     TX,
-    US_AWAITING_BROKER,
-    US_AWAITING_PRODUCER,
     ChannelEvent,
     next_state,
 )
@@ -52,8 +48,6 @@ AHEAD_MESSAGES: Final = 1024
 STREAMED_DELIVERIES: Final = 8
 #: A connection with more channels than this never counts as streaming.
 _STREAMING_CHANNELS: Final = 16
-#: States in which a channel's earlier publishes and requests no longer matter.
-_ENDED: Final = frozenset((CLOSING_BY_US, US_AWAITING_PRODUCER, US_AWAITING_BROKER, BOTH_AWAITING_BROKER, CLOSED))
 
 
 class Phase(Enum):
@@ -313,7 +307,7 @@ class ConnectionState:
         if after is before:
             return
         self.plans.counters.channels += (after in COUNTED) - (before in COUNTED)
-        if after in _ENDED and before not in _ENDED:
+        if before in COUNTED and after not in COUNTED:  # earlier publishes and requests no longer matter
             self._end(channel)
         if after is CLOSED:
             del self.channels[channel.number]

@@ -161,23 +161,19 @@ def restored_content(state: VhostState, method: bytes, header: bytes) -> tuple[b
     A malformed message stays unchanged, since an error would close the connection of every consumer that receives it.
     """
     try:
-        return _restored(state, method, header) or (method, header)
+        index = U32.unpack_from(method, 7)[0]
+        fields = read_method(_FIELDS[index], method[7:-1])
+        span = table_span(header, 21, U16.unpack_from(header, 19)[0], len(header) - 1)
+        entries = b"" if span is None else header[span[0] : span[1]]
+        pair = read(entries)
+        if span is None or pair is None or pair[1] != (fields.exchange, fields.routing_key):
+            return method, header
+        if not can_produce(state, *pair):
+            return method, header
+        table = restored(entries)
     except ProtocolError:
         return method, header
-
-
-def _restored(state: VhostState, method: bytes, header: bytes) -> tuple[bytes, bytes] | None:
-    index = U32.unpack_from(method, 7)[0]
-    fields = read_method(_FIELDS[index], method[7:-1])
-    span = table_span(header, 21, U16.unpack_from(header, 19)[0], len(header) - 1)
-    if span is None:
-        return None
-    entries = header[span[0] : span[1]]
-    pair = read(entries)
-    if pair is None or pair[1] != (fields.exchange, fields.routing_key) or not can_produce(state, *pair):
-        return None
     fields = fields._replace(exchange=pair[0].exchange, routing_key=pair[0].routing_key)
-    table = restored(entries)
     head = b"".join((header[7 : span[0] - 4], U32.pack(len(table)), table, header[span[1] : -1]))
     channel = U16.unpack_from(method, 1)[0]
     return method_frame(channel, index, *fields), frame(HEADER, channel, head)

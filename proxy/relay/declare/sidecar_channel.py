@@ -54,7 +54,7 @@ class SidecarChannel:
     @property
     def used(self) -> bool:
         """True if the channel is open on the broker."""
-        return self._state is not _State.CLOSED or bool(self._queue)
+        return self._state is not _State.CLOSED
 
     def run(self, frames: Sequence[bytes], done: Done) -> None:
         """Send methods that have one reply each. Methods that are already waiting are sent first."""
