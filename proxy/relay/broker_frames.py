@@ -352,7 +352,11 @@ class BrokerFrames:
             connection.deliveries.mark(channel)
 
     def release(self, channel: Channel) -> None:
-        """Process the frames that were held back on a channel, before any new frames."""
+        """Process the frames that were held back on a channel, before any new frames.
+
+        Raises:
+            ProtocolError: see `read_broker`.
+        """
         frames = channel.output.release()
         self._connection.deliveries.mark(channel)
         # The first frame is the declare-ok itself, which has been inspected. The following frames have not.

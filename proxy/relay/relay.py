@@ -49,7 +49,7 @@ class Relay:
         try:
             self._delivering.read_broker(data)
         except ProtocolError as error:
-            self.upstream_lost(f"the broker sent malformed frames: {error.text.decode(errors='replace')}")
+            self._broker_failed(error)
         self._go_on()
 
     def answer(self, request: Request, exchange_type: str | None = None) -> None:
@@ -72,7 +72,10 @@ class Relay:
                 continue
             channel = connection.pending.released.pop()
             if channel.output.held_back is not None:
-                self._delivering.release(channel)
+                try:
+                    self._delivering.release(channel)
+                except ProtocolError as error:
+                    self._broker_failed(error)
         if connection.lifecycle.last_frame is not None and not connection.holds:
             connection.producer_leaves(connection.lifecycle.last_frame)
         if connection.audit is not None:
@@ -93,6 +96,9 @@ class Relay:
             connection.fail(ProtocolError(320, text))
         elif connection.lifecycle.phase is Phase.OPEN:
             connection.refuse(publishing[0], ProtocolError(406, text, Scope.CHANNEL))
+
+    def _broker_failed(self, error: ProtocolError) -> None:
+        self.upstream_lost(f"the broker sent malformed frames: {error.text.decode(errors='replace')}")
 
     def upstream_lost(self, reason: str) -> None:
         """Close the producer's connection with 320 and the given reason, unless it is already being closed."""

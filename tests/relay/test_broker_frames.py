@@ -350,6 +350,17 @@ def test_invalid_frames_of_the_broker_close_the_producer_with_the_reason(data: b
     assert "the broker sent malformed frames" in text
 
 
+def test_invalid_frames_that_were_held_back_close_the_producer_with_the_reason() -> None:
+    wire = Wire(several("e"), events=QueueEvents(None)).open()
+    wire.produce(DECLARE)
+    assert wire.answer(DECLARED, method(1, DELIVER), frame(3, 1, b"a body without a header")) == b""
+    wire.control()
+    declared, close = split(wire.producer())
+    assert declared.raw == DECLARED
+    assert close.arguments["reply_code"] == 320
+    assert "the broker sent malformed frames" in str(close.arguments["reply_text"])
+
+
 def test_nothing_is_relayed_after_the_end_of_the_connection() -> None:
     wire = Wire(routed("a")).open(1, 2, confirm=True)
     wire.produce(publish(), frame(9, 1, b""))
