@@ -13,6 +13,7 @@ import struct
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, tzinfo
+from functools import reduce
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from proxy.values import Table, Value
@@ -27,11 +28,12 @@ _NO_VALUE = "no value; put a value in quotes if it begins with one of # * & ! | 
 class _RefusedError(Exception):
     """A value that can't be used."""
 
-    def __init__(self, place: Place, message: str, path: str = "") -> None:
-        super().__init__(place, message, path)
+    def __init__(self, place: Place, message: str) -> None:
+        super().__init__(place, message)
         self.place = place
         self.message = message
-        self.path = path
+        #: keys and indexes that lead to the value, from the innermost outwards
+        self.steps: list[str | int] = []
 
 
 def read_table(node: Mapping, path: str, faults: Faults) -> Table:
@@ -41,44 +43,40 @@ def read_table(node: Mapping, path: str, faults: Faults) -> Table:
         try:
             entries.append(_entry(key, child))
         except _RefusedError as error:
-            faults.error(error.place, join(path, key.text) + error.path, error.message)
+            faults.error(error.place, reduce(join, reversed(error.steps), path), error.message)
     return tuple(entries)
 
 
 def _entry(key: Scalar, node: Node) -> tuple[bytes, Value]:
     name = key.text.encode()
-    if len(name) > MAX_SHORT_BYTES:
-        raise _RefusedError(key.place, f"seen a key of {len(name)} bytes, expected at most {MAX_SHORT_BYTES}")
-    return name, _scalar(node) if isinstance(node, Scalar) else _container(node)
-
-
-def _container(node: Sequence | Mapping) -> Value:
-    if isinstance(node, Sequence):
-        return Value("A", tuple(_item(index, item) for index, item in enumerate(node.items)))
-    return Value("F", tuple(_member(key, child) for key, child in node.entries))
+    try:
+        if len(name) > MAX_SHORT_BYTES:
+            raise _RefusedError(key.place, f"seen a key of {len(name)} bytes, expected at most {MAX_SHORT_BYTES}")
+        return name, _value(node)
+    except _RefusedError as error:
+        error.steps.append(key.text)
+        raise
 
 
 def _item(index: int, node: Node) -> Value:
     try:
-        return _scalar(node) if isinstance(node, Scalar) else _container(node)
+        return _value(node)
     except _RefusedError as error:
-        raise _RefusedError(error.place, error.message, f"[{index}]{error.path}") from None
+        error.steps.append(index)
+        raise
 
 
-def _member(key: Scalar, node: Node) -> tuple[bytes, Value]:
-    try:
-        return _entry(key, node)
-    except _RefusedError as error:
-        raise _RefusedError(error.place, error.message, join("", key.text) + error.path) from None
-
-
-def _scalar(node: Scalar) -> Value:
+def _value(node: Node) -> Value:
+    if isinstance(node, Sequence):
+        return Value("A", tuple(_item(index, item) for index, item in enumerate(node.items)))
+    if isinstance(node, Mapping):
+        return Value("F", tuple(_entry(key, child) for key, child in node.entries))
     if node.tag is not None:
         return _tagged(node)
     if node.absent:
         raise _RefusedError(node.place, _NO_VALUE)
     content = node.value
-    value = plain_value(content)
+    value = _plain_value(content)
     if value is None:  # a number
         # If a double is not finite, RabbitMQ drops the connection on a bind, and answers a publish with 541.
         infinite = isinstance(content, float)
@@ -87,7 +85,7 @@ def _scalar(node: Scalar) -> Value:
     return value
 
 
-def plain_value(value: Plain) -> Value | None:
+def _plain_value(value: Plain) -> Value | None:
     """Return the AMQP value of a scalar without a tag; None if no AMQP type can represent it."""
     if isinstance(value, str):
         return Value("S", value.encode())

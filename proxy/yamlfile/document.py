@@ -172,8 +172,10 @@ def _integer(text: str, base: int) -> int:
     return int(text, base)
 
 
-def join(path: str, key: str) -> str:
-    """Append a key to a dotted path. A key that is not a plain word is quoted."""
+def join(path: str, key: str | int) -> str:
+    """Append a key or the index of an item to a dotted path. A key that is not a plain word is quoted."""
+    if isinstance(key, int):
+        return f"{path}[{key}]"
     if re.fullmatch(r"[A-Za-z_][\w-]*", key):
         return f"{path}.{key}" if path else key
     return f'{path}["{key}"]'
@@ -375,7 +377,7 @@ class _Composer:
         path = ""
         for step in (*self._path, key):
             if step is not None:
-                path = join(path, step) if isinstance(step, str) else f"{path}[{step}]"
+                path = join(path, step)
         self._faults.error(place, path, message)
 
 

@@ -198,7 +198,7 @@ def _report(model: type[BaseModel], root: Node, path: str, detail: ErrorDetails,
             if entry and detail["type"] == "extra_forbidden":
                 place = entry[0].place
         elif isinstance(node, Sequence) and isinstance(step, int):
-            node, path = node.items[step], f"{path}[{step}]"
+            node, path = node.items[step], join(path, step)
             place = node.place
     faults.error(place, path, _message(model, node, detail))
 

@@ -137,6 +137,7 @@ def test_an_error_in_a_nested_value_names_its_path() -> None:
     assert read("a:\n  b c:\n    - 1\n    - .nan\n")[1] == [
         'f.yaml:4:7: arguments.a["b c"][1]: seen .nan, expected a finite number'
     ]
+    assert read("a: {b: {c: [.nan]}}\n")[1] == ["f.yaml:1:13: arguments.a.b.c[0]: seen .nan, expected a finite number"]
 
 
 def test_a_key_longer_than_a_short_string_is_an_error() -> None:
