@@ -7,5 +7,4 @@ The package is pure and independent of exchanges and bindings: `routing` looks u
 | which rule matches an address, and the result; wildcards in patterns | `table` |
 | parts of an address; masking the password in it | `address` |
 | address of a publish; broker, exchange and routing key of a translated address | `targets` |
-| errors and warnings about a table | `lint` |
 """

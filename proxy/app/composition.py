@@ -29,7 +29,7 @@ from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import Delivery
 from proxy.rules.addresses import broker_password
 from proxy.rules.field_values import SystemZone
-from proxy.rules.lint.loops import Listening, check_loops
+from proxy.rules.lint.addresses import Listening, check_loops
 from proxy.rules.loader import LoadedRules
 from proxy.rules.ruleset import BrokerRule
 from proxy.yamlfile.document import Faults
@@ -172,7 +172,7 @@ def remote_brokers(
         name: {broker.name: _broker(broker, environ, faults) for broker in vhost.brokers}
         for name, vhost in loaded.rules.vhosts.items()
     }
-    check_loops(loaded, listening, faults)
+    check_loops(loaded.rules, listening, faults)
     faults.check()
     return brokers
 

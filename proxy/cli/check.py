@@ -19,9 +19,9 @@ from proxy.config.settings import Settings
 from proxy.errors import ConfigErrors
 from proxy.rules.addresses import broker_password
 from proxy.rules.file_tests import TestFailure
+from proxy.rules.lint.addresses import Listening, check_loops
 from proxy.rules.lint.bindings import lint_bindings, untested_bindings
 from proxy.rules.lint.destinations import declared_queues, destinations, evaluated_exchanges
-from proxy.rules.lint.loops import Listening, check_loops
 from proxy.rules.loader import LoadedRules, compile_sources
 from proxy.rules.schema import TOP_KEYS, ParsedFile, RulesSource, read_source
 from proxy.yamlfile.document import Faults, Mapping, Place, is_tests_file
@@ -230,7 +230,7 @@ def _rules(
         findings.walks[failure.test.place] = _walk(loaded, failure)
     findings.sets.append(loaded)
     faults = Faults()
-    check_loops(loaded, listening, faults)
+    check_loops(loaded.rules, listening, faults)
     for vhost in loaded.rules.vhosts.values():
         for broker in vhost.brokers:
             broker_password(broker, environ, faults, required=False)

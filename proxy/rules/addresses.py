@@ -1,25 +1,21 @@
 """Reads the address table (`addresses:`) and the definitions of other brokers (`brokers:`) from rules files.
 
-The package `addressing` defines patterns and translations. This module adds the file and line to that package's
-findings, and reads broker passwords. Messages never contain a translation, since it may include a password.
+The package `addressing` defines patterns and translations, and `lint.addresses` checks them.
 
 Source: the messenger-addressing specification, Part 2 and section 3.2; the interface of rules files.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as Environment
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
 from pydantic import Field, SecretStr
 
-from proxy.addressing.lint import Severity, check
-from proxy.addressing.table import AddressRule, AddressTable
-from proxy.addressing.targets import AddressBook
-from proxy.errors import located
+from proxy.addressing.table import AddressRule
 from proxy.rules.ruleset import AddressPlaces, BrokerRule, TlsRule
 from proxy.yamlfile.document import Faults, Node, Scalar, join
 from proxy.yamlfile.hosts import HostPort
@@ -119,28 +115,6 @@ def read_address(node: Node, path: str, faults: Faults) -> ParsedAddress | None:
     if hosts == ():
         keys.error("hosts", "no host, expected a host, host:port, or *")
     return ParsedAddress(keys, AddressRule(model.pattern.encode(), model.translation.encode(), model.name or "", hosts))
-
-
-def address_book(rules: Sequence[ParsedAddress], brokers: Iterable[BrokerRule]) -> AddressBook:
-    """Compile the address table of one virtual host and report its errors and warnings."""
-    names = [broker.name for broker in brokers]
-    table = AddressTable([parsed.rule for parsed in rules])
-    findings = check(table, names)
-    for finding in findings:
-        fields = rules[finding.rule].fields
-        report = fields.error if finding.severity is Severity.ERROR else fields.warn
-        message = finding.message
-        if finding.other is not None:
-            place = rules[finding.other].fields.place
-            message += f"; rule {finding.other} is in {located(place.source, place.line)}"
-        report(finding.key, message)
-    wrong = {finding.rule for finding in findings if finding.severity is Severity.ERROR}
-    book = AddressBook(table, names)
-    for index, parsed in enumerate(rules):
-        reason = "" if index in wrong else book.certain_failure(index)
-        if reason:
-            parsed.fields.warn("translation", f"the translation fails for every address: {reason}")
-    return book
 
 
 #: Keys whose values can be verified only on the sidecar's host.

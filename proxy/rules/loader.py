@@ -11,12 +11,14 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TypeAlias
 
+from proxy.addressing.table import AddressTable
 from proxy.addressing.targets import AddressBook
 from proxy.garbage import without_collection
 from proxy.routing.router import Router
-from proxy.rules.addresses import address_book, check_brokers
+from proxy.rules.addresses import check_brokers
 from proxy.rules.compiler import compile_exchange
 from proxy.rules.file_tests import RulesTest, TestFailure, check_tests
+from proxy.rules.lint.addresses import check_addresses
 from proxy.rules.lint.files import check_vhost
 from proxy.rules.ruleset import QueueRule, Rules, VhostRules
 from proxy.rules.schema import (
@@ -134,9 +136,12 @@ def _compile(
     for name, parsed_files in by_vhost.items():
         check_vhost(parsed_files, faults)
         vhosts[name], routers[name] = _compile_vhost(name, parsed_files, faults)
-        book = address_book([rule for file in parsed_files for rule in file.addresses], vhosts[name].brokers)
-        if book.table:
-            books[name] = book
+        table = AddressTable(vhosts[name].addresses)
+        if table:
+            brokers = [broker.name for broker in vhosts[name].brokers]
+            books[name] = AddressBook(table, brokers)
+            fields = [parsed.fields for file in parsed_files for parsed in file.addresses]
+            check_addresses(books[name], brokers, fields)
     tests = [test for file in files for test in file.tests]
     if read_tests is not None:
         tests += [test for file in files for test in _tests_in_other_file(file, read_tests, faults)]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.rules.lint.loops import check_loops
+from proxy.rules.lint.addresses import check_loops
 from proxy.yamlfile.document import Faults
 from proxy.yamlfile.hosts import is_own_address
 from tests.rules.loading import load
@@ -12,7 +12,7 @@ LISTENING = [("127.0.0.1", 5673), ("0.0.0.0", 5674), ("proxy.example", 5675), ("
 
 def loops(*texts: str) -> list[str]:
     faults = Faults()
-    check_loops(load(*texts), LISTENING, faults)
+    check_loops(load(*texts).rules, LISTENING, faults)
     return [str(error) for error in faults.errors]
 
 

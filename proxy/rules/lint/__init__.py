@@ -1,7 +1,7 @@
 """Reports errors that involve several rules files, and warns about rules that are valid but certainly not intended.
 
 `files` finds files of one virtual host that contradict each other or the broker. `bindings` finds bindings that never
-match, are never visited or add nothing, and `satisfiability` finds contradictory conditions. `loops` finds address
-tables that lead back to this sidecar. `destinations` lists objects that must exist on the broker, for
-``oxproxy check --broker``.
+match, are never visited or add nothing, and `satisfiability` finds contradictory conditions. `addresses` checks address
+tables, and finds addresses that lead back to this sidecar. `destinations` lists objects that must exist on the broker,
+for ``oxproxy check --broker``.
 """

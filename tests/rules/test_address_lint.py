@@ -1,21 +1,38 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from proxy.addressing.lint import Severity, check
 from proxy.addressing.table import AddressRule, AddressTable, fixed_domain
+from proxy.addressing.targets import AddressBook
+from proxy.rules.lint.addresses import check_addresses
+from proxy.yamlfile.document import Faults, Mapping, Place
+from proxy.yamlfile.models import Keys
+
+
+def check(rules: Sequence[AddressRule], brokers: tuple[bytes, ...] = ()) -> Faults:
+    """Check a table whose rules are on the lines 1, 2 and so on."""
+    faults = Faults()
+    book = AddressBook(AddressTable(rules), brokers)
+    nodes = [Mapping(Place("a.yaml", index + 1), []) for index, _ in enumerate(rules)]
+    check_addresses(book, brokers, [Keys(node, f"[{index}]", faults) for index, node in enumerate(nodes)])
+    return faults
 
 
 def found(
-    pattern: bytes, translation: bytes | None, hosts: tuple[bytes, ...] | None = None, brokers: tuple[bytes, ...] = ()
-) -> list[tuple[Severity, str]]:
-    table = AddressTable([AddressRule(pattern, translation, hosts=hosts)])
-    return [(finding.severity, finding.key) for finding in check(table, brokers)]
+    pattern: bytes, translation: bytes, hosts: tuple[bytes, ...] | None = None, brokers: tuple[bytes, ...] = ()
+) -> list[tuple[str, str]]:
+    faults = check([AddressRule(pattern, translation, hosts=hosts)], brokers)
+    return [
+        *(("warning", warning.key.removeprefix("[0].")) for warning in faults.warnings),
+        *(("error", error.key.removeprefix("[0].")) for error in faults.errors),
+    ]
 
 
-WARNED = [(Severity.WARNING, "translation")]
-REFUSED = [(Severity.ERROR, "translation")]
-HOSTS_MISSING = [(Severity.ERROR, "hosts")]
+WARNED = [("warning", "translation")]
+REFUSED = [("error", "translation")]
+HOSTS_MISSING = [("error", "hosts")]
 
 
 @pytest.mark.parametrize(
@@ -23,7 +40,6 @@ HOSTS_MISSING = [(Severity.ERROR, "hosts")]
     [
         (b"a", b"/queue/b", []),
         (b"%/*", b"amqps://u:p@h/$1.$2", []),
-        (b"a", None, REFUSED),
         (b"%/*", b"/$3", WARNED),
         (b"a", b"/$", WARNED),
         (b"a", b"/$x", WARNED),
@@ -51,7 +67,7 @@ HOSTS_MISSING = [(Severity.ERROR, "hosts")]
         (b"*", b"//$1", []),
     ],
 )
-def test_warnings_of_a_rule(pattern: bytes, translation: bytes | None, expected: list[tuple[Severity, str]]) -> None:
+def test_warnings_of_a_rule(pattern: bytes, translation: bytes, expected: list[tuple[str, str]]) -> None:
     assert found(pattern, translation) == expected
 
 
@@ -65,23 +81,25 @@ def test_a_configured_broker_is_not_reported_as_a_host() -> None:
 
 
 def test_more_wildcards_than_variables_are_a_warning() -> None:
-    assert found(b"%/" * 65, b"/x") == [(Severity.WARNING, "pattern")]
+    assert found(b"%/" * 65, b"/x") == [("warning", "pattern")]
 
 
 def test_hidden_rules_are_reported_with_the_rules_that_hide_them() -> None:
-    table = AddressTable([AddressRule(b"*", b"/a"), AddressRule(b"x", b"/b")])
-    (finding,) = check(table)
-    assert (finding.rule, finding.severity, finding.other) == (1, Severity.WARNING, 0)
-    assert "the earlier rule 0 matches every address" in finding.message
+    faults = check([AddressRule(b"*", b"/a"), AddressRule(b"x", b"/b")])
+    assert list(map(str, faults.warnings)) == [
+        "a.yaml:2: [1].pattern: warning: never used: the earlier rule 0 matches every address that this rule matches; "
+        "rule 0 is in a.yaml:1"
+    ]
 
 
 def test_no_warning_contains_a_password() -> None:
     rules = [
         AddressRule(b"*", b"amqp://u:trustno1@" + rest) for rest in (b"h/q", b"$1", b"~h", b"h:x", b"@h", b"h/$9$x")
     ]
-    table = AddressTable(rules)
-    assert {finding.rule for finding in check(table)} == set(range(len(rules)))
-    assert "trustno1" not in repr(check(table))
+    faults = check(rules)
+    keys = [*(error.key for error in faults.errors), *(warning.key for warning in faults.warnings)]
+    assert {key.partition(".")[0] for key in keys} == {f"[{index}]" for index, _ in enumerate(rules)}
+    assert "trustno1" not in repr(faults)
 
 
 @pytest.mark.parametrize(
