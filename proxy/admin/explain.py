@@ -7,14 +7,13 @@ explain`` returns the same result for the same message, rules and queues.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import UTC
+from functools import partial
 
-from proxy.admin.server import GuardedRoute, json_route
-from proxy.errors import ConfigErrors
+from proxy.admin.server import GuardedRoute, json_route, json_text
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.rules.explain import (
     AddressRequest,
@@ -28,8 +27,6 @@ from proxy.rules.explain import (
 )
 from proxy.rules.loader import LoadedRules
 from proxy.rules.ruleset import ExchangeRule, Rules, VhostRules
-
-_OK, _UNUSABLE = 200, 422
 
 
 class ExplainPage:
@@ -47,33 +44,22 @@ class ExplainPage:
 
     @property
     def route(self) -> GuardedRoute:
-        return json_route("POST", "/explain", self.explain, texting=self.explain_text)
+        return json_route("POST", "/explain", self.explain, texting=partial(self.explain, render=as_text))
 
-    async def explain(self, body: bytes) -> tuple[int, object]:
-        """Explain the message in the body, as ``oxproxy explain --json`` does."""
-        return await self._explain(
-            body, lambda explanation: json.dumps(as_json(explanation), indent=2, ensure_ascii=False)
-        )
-
-    async def explain_text(self, body: bytes) -> tuple[int, object]:
+    async def explain(
+        self, body: bytes, render: Callable[[Explanation | Lookup], str] = lambda answer: json_text(as_json(answer))
+    ) -> tuple[int, object]:
         """Explain the message in the body, as ``oxproxy explain`` does."""
-        return await self._explain(body, as_text)
-
-    async def _explain(self, body: bytes, render: Callable[[Explanation | Lookup], str]) -> tuple[int, object]:
-        try:
-            question = read_question(body, "message")
-            if isinstance(question, AddressRequest):
-                return _OK, render(explain_address(self._loaded(), question.address, question.vhost))
-            live, queues = live_rules(self._loaded(), self._states())
-            known = replace(question, queues=question.queues | queues.get(question.vhost or "", frozenset()))
-            if question.vhost is None:
-                known = replace(question, queues=question.queues.union(*queues.values()))
-            states = {state.name: state for state in self._states()}
-            at = self._clock() if known.at is None else known.at
-            # This runs in a thread, since every binding is visited.
-            return _OK, await asyncio.to_thread(lambda: render(explain(live, known, at, states)))
-        except ConfigErrors as errors:
-            return _UNUSABLE, {"errors": [str(error) for error in errors.errors]}
+        question = read_question(body, "message")
+        if isinstance(question, AddressRequest):
+            return 200, render(explain_address(self._loaded(), question.address, question.vhost))
+        live, queues = live_rules(self._loaded(), self._states())
+        existing = queues.values() if question.vhost is None else [queues.get(question.vhost, frozenset())]
+        known = replace(question, queues=question.queues.union(*existing))
+        states = {state.name: state for state in self._states()}
+        at = self._clock() if known.at is None else known.at
+        # This runs in a thread, since every binding is visited.
+        return 200, await asyncio.to_thread(lambda: render(explain(live, known, at, states)))
 
 
 def live_rules(loaded: LoadedRules, states: Iterable[VhostState]) -> tuple[LoadedRules, dict[str, frozenset[bytes]]]:

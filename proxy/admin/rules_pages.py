@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-import json
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from proxy.admin.explain import live_rules
-from proxy.admin.server import GuardedRoute, json_route
-from proxy.errors import ConfigErrors
+from proxy.admin.server import GuardedRoute, json_route, json_text
 from proxy.relay.vhost import VhostState
 from proxy.rules.lint.bindings import lint_bindings
 from proxy.rules.loader import LoadedRules, compile_rules, rules_version
@@ -21,7 +19,6 @@ from proxy.rules.schema import ParsedFile
 from proxy.yamlfile.document import ConfigWarning
 from proxy.yamlfile.masking import masked
 
-_OK, _UNUSABLE = 200, 422
 #: Runs, in a thread, a function that compiles rules.
 Compiling: TypeAlias = Callable[[Callable[[], str]], Awaitable[str]]
 
@@ -65,10 +62,10 @@ class RulesPages:
 
         def render() -> str:
             files = [{"name": name, "text": masked(data.decode())} for name, data in loaded.contents]
-            return _json({"rules": loaded.rules.version, "files": files})
+            return json_text({"rules": loaded.rules.version, "files": files})
 
         # This runs in a thread, since files may have ten thousand bindings.
-        return _OK, await asyncio.to_thread(render)
+        return 200, await asyncio.to_thread(render)
 
     async def notes(self, _body: bytes) -> tuple[int, object]:
         """Return the position of each binding, and the warnings of ``oxproxy check``."""
@@ -77,23 +74,21 @@ class RulesPages:
         if version != loaded.rules.version:
             notes = await self._compiling(lambda: _notes(loaded))
             self._noted = (loaded.rules.version, notes)
-        return _OK, notes
+        return 200, notes
 
     async def changes(self, _body: bytes) -> tuple[int, object]:
         """Return how the files on disk differ from the files in force, with secrets masked."""
         loaded = self._loaded()
         try:
-            return _OK, await asyncio.to_thread(lambda: _changes(loaded, self._files()))
-        except ConfigErrors as errors:
-            return _UNUSABLE, {"errors": [str(error) for error in errors.errors]}
+            return 200, await asyncio.to_thread(lambda: _changes(loaded, self._files()))
         except OSError as error:
-            return _UNUSABLE, {"errors": [f"{error.filename}: can't be read: {error.strerror}"]}
+            return 422, {"errors": [f"{error.filename}: can't be read: {error.strerror}"]}
 
     async def overview(self, _body: bytes) -> tuple[int, object]:
         """Return every exchange with its bindings, including clients' bindings."""
         live, _ = live_rules(self._loaded(), self._states())
         missing = {vhost: dict(names) for vhost, names in self._missing().items()}
-        return _OK, await asyncio.to_thread(lambda: _json({**overview(live), "missing": missing}))
+        return 200, await asyncio.to_thread(lambda: json_text({**overview(live), "missing": missing}))
 
 
 def _notes(loaded: LoadedRules) -> str:
@@ -113,7 +108,7 @@ def _notes(loaded: LoadedRules) -> str:
         {"file": warning.place.source, "line": warning.place.line, "key": warning.key, "message": warning.message}
         for warning in warnings
     ]
-    return _json({"rules": loaded.rules.version, "bindings": bindings, "warnings": listed})
+    return json_text({"rules": loaded.rules.version, "bindings": bindings, "warnings": listed})
 
 
 def _changes(loaded: LoadedRules, paths: Sequence[Path]) -> str:
@@ -127,8 +122,4 @@ def _changes(loaded: LoadedRules, paths: Sequence[Path]) -> str:
         if lines or (name in in_force) != (name in on_disk):
             differences.append({"file": name, "diff": lines})
     same = rules_version(contents) == loaded.rules.version
-    return _json({"rules": loaded.rules.version, "same": same, "differences": differences})
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False)
+    return json_text({"rules": loaded.rules.version, "same": same, "differences": differences})

@@ -30,6 +30,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 from prometheus_client.exposition import gzip_accepted
 
+from proxy.errors import ConfigErrors
 from proxy.observe.exposition import Exposition
 
 _log = structlog.get_logger(__name__)
@@ -354,7 +355,12 @@ def _as_text(value: Any) -> object:  # Any: any type that json can't encode
     return str(value)
 
 
-#: Receives a request's body; returns the status, and the response as plain data or encoded JSON.
+def json_text(value: object) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False)
+
+
+#: Receives a request's body; returns the status, and the response as plain data or encoded JSON. Errors in files and
+#: messages are raised as `ConfigErrors`, for which the status is 422.
 Answering: TypeAlias = Callable[[bytes], Awaitable[tuple[int, object]]]
 
 
@@ -378,10 +384,13 @@ def json_route(
             raise web.HTTPRequestTimeout(text="the body was not received in time\n") from None
         except web.RequestPayloadError:
             raise web.HTTPBadRequest(text="the body can't be decoded\n") from None
-        status, content = await asked(body)
+        try:
+            status, content = await asked(body)
+        except ConfigErrors as errors:
+            status, content = 422, {"errors": [str(error) for error in errors.errors]}
         if wants_text and isinstance(content, str):
             return web.Response(status=status, text=content + "\n")
-        text = content if isinstance(content, str) else json.dumps(content, indent=2, ensure_ascii=False)
+        text = content if isinstance(content, str) else json_text(content)
         return web.Response(status=status, text=text + "\n", content_type="application/json")
 
     return GuardedRoute(method, path, handle)

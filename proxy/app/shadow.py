@@ -20,7 +20,7 @@ from proxy.admin.server import GuardedRoute, json_route
 from proxy.app.reload import Reload, owned_exchanges
 from proxy.audit.record import LineRenderer, Privacy
 from proxy.broker.declared.store import inherit
-from proxy.errors import ConfigErrors, ProtocolError
+from proxy.errors import ProtocolError
 from proxy.net.tasks import Tasks
 from proxy.net.vhosts import Vhosts
 from proxy.relay.publish.tap import ObservedDecision
@@ -115,15 +115,15 @@ class Shadow:
         return None if self._run is None else self._run.candidate.loaded.rules.version
 
     async def begin(self, body: bytes) -> tuple[int, object]:
-        """Start comparing a new candidate, which replaces an earlier candidate; return 200, or 422 with all errors.
+        """Start comparing a new candidate, which replaces an earlier candidate; return 200, or 422 if tests fail.
 
         Args:
             body: the text of one rules file, or several files as JSON: ``{"files": [[name, text], ...]}``.
+
+        Raises:
+            ConfigErrors: the files are invalid.
         """
-        try:
-            loaded, failures = await self._reload.compile_in_thread(lambda: _compiled(uploaded_files(body)))
-        except ConfigErrors as errors:
-            return _UNUSABLE, {"errors": [str(error) for error in errors.errors]}
+        loaded, failures = await self._reload.compile_in_thread(lambda: _compiled(uploaded_files(body)))
         if failures:
             return _UNUSABLE, {"errors": failures}
         candidate = ComparedRules(loaded)

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from proxy.admin import server as admin
 from proxy.admin.console import console_routes
 from proxy.admin.server import AdminServer, GuardedRoute, json_route
+from proxy.errors import ConfigError, ConfigErrors
 from proxy.native import BUILD
 from proxy.observe.exposition import Exposition
 from proxy.relay.counters import Counters
@@ -128,6 +129,17 @@ async def test_a_request_that_is_no_http_is_the_clients_fault_and_logged_as_such
     assert [(event["event"], event["log_level"]) for event in logged] == [("invalid HTTP request", "info")]
     assert "hunter2" not in str(logged)
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+async def test_errors_in_files_and_messages_are_listed_with_status_422(
+    start: Start, http: aiohttp.ClientSession
+) -> None:
+    async def page(_body: bytes) -> tuple[int, object]:
+        raise ConfigErrors([ConfigError("a.yaml", 2, "b", "unknown key", 1)])
+
+    base = await start(routes=[json_route("POST", "/page", page)])
+    async with http.post(f"{base}/page") as answer:
+        assert (answer.status, await answer.json()) == (422, {"errors": ["a.yaml:2:1: b: unknown key"]})
 
 
 async def test_a_body_that_can_not_be_decoded_is_the_clients_fault(

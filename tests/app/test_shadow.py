@@ -19,6 +19,7 @@ from proxy.app import shadow as shadow_module
 from proxy.app.reload import Reload, owned_exchanges
 from proxy.app.shadow import Shadow, uploaded_files
 from proxy.audit.record import Privacy
+from proxy.errors import ConfigErrors
 from proxy.net.tasks import Tasks
 from proxy.net.vhosts import Vhosts
 from proxy.relay.counters import Counters
@@ -107,10 +108,9 @@ class Stage:
 
 async def test_an_invalid_candidate_is_refused_with_all_errors() -> None:
     stage = Stage()
-    status, report = await stage.shadow.begin(b"exchanges: [{name: e, tpye: x-open}]\nqueues: 1\n")
-    assert status == 422
-    errors = cast("Json", report)["errors"]
-    assert [line.partition(": ")[0] for line in errors] == ["candidate:1:23", "candidate:2:9"]
+    with pytest.raises(ConfigErrors) as raised:
+        await stage.shadow.begin(b"exchanges: [{name: e, tpye: x-open}]\nqueues: 1\n")
+    assert [str(error).partition(": ")[0] for error in raised.value.errors] == ["candidate:1:23", "candidate:2:9"]
     assert stage.shadow.version is None
     assert not stage.shadow.wants("/", b"xo")
 
