@@ -33,6 +33,7 @@ from proxy.rules.lint.addresses import Listening, check_loops
 from proxy.rules.loader import LoadedRules
 from proxy.rules.ruleset import BrokerRule
 from proxy.yamlfile.document import Faults
+from proxy.yamlfile.models import path_in
 
 #: value for "no limit", since channel numbers have 16 bits
 _MOST_CHANNELS = 65535
@@ -87,7 +88,7 @@ def control_settings(settings: Settings, tls: SidecarTls, secrets: Secrets) -> C
             own_routes=declared.client_routes == "own",
             local_time=SystemZone(),
             announce=declared.announce,
-            snapshot=None if declared.snapshot is None else settings.folder / declared.snapshot,
+            snapshot=path_in(settings.folder, declared.snapshot),
             secrets=secrets,
         ),
     )

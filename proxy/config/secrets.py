@@ -15,6 +15,7 @@ from pydantic import SecretStr
 
 from proxy.config.settings import AuditSection, ControlSection, SecretSource
 from proxy.yamlfile.document import Faults, Place
+from proxy.yamlfile.models import path_in
 from proxy.yamlfile.secret_sources import MissingSecret, read_password_source, read_secret_source
 
 #: Size of each secret that signs clients' bindings.
@@ -105,7 +106,7 @@ class SecretReader:
         path = "upstream.control."
         sources: dict[str, str | Path | None] = {
             "password_env": control.password_env,
-            "password_file": None if control.password_file is None else self.folder / control.password_file,
+            "password_file": path_in(self.folder, control.password_file),
         }
         given = [key for key in ("password", *sources) if path + key in self.places]
         given = [key for key in given if key == "password" or sources[key] is not None]

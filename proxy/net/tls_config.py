@@ -21,6 +21,7 @@ from proxy.net.remote.pool import RemotePool
 from proxy.net.tls import ClientTls, ContextProvider, ServerTls, TlsContexts
 from proxy.rules.ruleset import BrokerRule
 from proxy.yamlfile.document import Faults, Place, join
+from proxy.yamlfile.models import path_in
 
 
 class SidecarTls:
@@ -39,7 +40,7 @@ class SidecarTls:
                 server_tls = ServerTls(
                     settings.folder / listener.tls.certificate,
                     settings.folder / listener.tls.key,
-                    _path_in(settings.folder, listener.tls.client_ca),
+                    path_in(settings.folder, listener.tls.client_ca),
                     listener.tls.client_verify == "required",
                 )
                 self.listeners[listener.address.host, listener.address.port] = server_tls
@@ -48,7 +49,7 @@ class SidecarTls:
         self.upstream: ClientTls | None = None
         tls = settings.upstream.tls
         if tls is not None:
-            files = (_path_in(settings.folder, name) for name in (tls.ca, tls.certificate, tls.key))
+            files = (path_in(settings.folder, name) for name in (tls.ca, tls.certificate, tls.key))
             ca, certificate, key = files
             self.upstream = ClientTls(ca, tls.server_name, certificate, key, tls.verify)
             self.sections["upstream.tls"] = self.upstream
@@ -108,10 +109,6 @@ class SidecarTls:
     def _to_broker(self, server_name: str | None) -> TlsSettings | None:
         tls = self.upstream
         return None if tls is None else TlsSettings(partial(self.contexts.of, tls), server_name, tls.words)
-
-
-def _path_in(folder: Path, name: str | None) -> Path | None:
-    return None if name is None else folder / name
 
 
 def files_of(tls: ServerTls | ClientTls) -> Iterator[Path]:

@@ -30,6 +30,7 @@ from proxy.yamlfile.models import (
     Keys,
     Password,
     Whole,
+    path_in,
     read_model,
     warn_of_variables,
 )
@@ -141,7 +142,7 @@ def read_broker(name: Scalar, node: Node, faults: Faults) -> BrokerRule | None:
         places |= {f"tls.{key}": inner.place_of(key) for key in _TLS_FILES}
         if (model.tls.certificate is None) != (model.tls.key is None):
             faults.error(inner.place, inner.path, "certificate and key must be given together")
-        ca, certificate, key = (_path_in(folder, getattr(model.tls, key)) for key in _TLS_FILES)
+        ca, certificate, key = (path_in(folder, getattr(model.tls, key)) for key in _TLS_FILES)
         tls = TlsRule(ca, model.tls.server_name, certificate, key)
     return BrokerRule(
         name.text.encode(),
@@ -151,7 +152,7 @@ def read_broker(name: Scalar, node: Node, faults: Faults) -> BrokerRule | None:
         model.username,
         model.password,
         model.password_env,
-        _path_in(folder, model.password_file),
+        path_in(folder, model.password_file),
         model.vhost,
         model.deadline,
         model.unconfirmed,
@@ -159,10 +160,6 @@ def read_broker(name: Scalar, node: Node, faults: Faults) -> BrokerRule | None:
         name.place,
         places,
     )
-
-
-def _path_in(folder: Path, name: str | None) -> Path | None:
-    return None if name is None else folder / name
 
 
 def _credentials(fields: Keys, address: HostPort, tls: bool) -> None:

@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from ipaddress import ip_interface, ip_network
+from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, cast, get_args, get_origin
 from urllib.parse import urlsplit
@@ -491,6 +492,11 @@ Address: TypeAlias = Annotated[HostPort, _address(least=1)]
 #: A listening address, written in the same form. Port 0 stands for any free port.
 ListenAddress: TypeAlias = Annotated[HostPort, _address(least=0)]
 Table: TypeAlias = dict[str, Any]
+
+
+def path_in(folder: Path, name: str | None) -> Path | None:
+    """Return the path of a file that a key names relative to a directory; None if the key is missing."""
+    return None if name is None else folder / name
 
 
 def name_fault(text: str) -> str | None:

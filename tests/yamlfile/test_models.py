@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
@@ -23,6 +24,7 @@ from proxy.yamlfile.models import (
     Texts,
     Whole,
     name_fault,
+    path_in,
     read_model,
     short_fault,
 )
@@ -173,3 +175,10 @@ def test_loopback_is_this_machine_only(host: str, loopback: bool) -> None:
 
 def test_an_address_writes_ipv6_in_brackets() -> None:
     assert [str(HostPort("::1", 1)), str(HostPort("a", 1))] == ["[::1]:1", "a:1"]
+
+
+def test_file_names_are_relative_to_the_directory_of_the_file_that_names_them() -> None:
+    folder = Path("/etc/oxproxy")
+    assert path_in(folder, "tls/ca.pem") == Path("/etc/oxproxy/tls/ca.pem")
+    assert path_in(folder, "/ca.pem") == Path("/ca.pem")
+    assert path_in(folder, None) is None
