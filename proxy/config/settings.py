@@ -42,62 +42,52 @@ _GUEST = SecretStr("guest")
 class ListenTls(FileModel):
     """TLS settings for connections from producers."""
 
-    certificate: Text | None = Field(
-        default=None, description="file with the sidecar's certificate chain (PEM); required with `tls`"
-    )
-    key: Text | None = Field(
-        default=None,
-        description="file with the certificate's private key (PEM, no passphrase); required with `tls`",
-    )
-    client_ca: Text | None = Field(
-        default=None,
-        description="file with CA certificates (PEM) for verifying producers' certificates; `null`: not verified",
-    )
-    client_verify: Literal["required", "optional"] = Field(
-        default="required",
-        description="with `client_ca`: whether producers without a certificate are refused (`required`) or accepted "
-        "(`optional`)",
-    )
+    certificate: Text | None = None
+    """file with the sidecar's certificate chain (PEM); required with `tls`"""
+    key: Text | None = None
+    """file with the certificate's private key (PEM, no passphrase); required with `tls`"""
+    client_ca: Text | None = None
+    """file with CA certificates (PEM) for verifying producers' certificates; `null`: not verified"""
+    client_verify: Literal["required", "optional"] = "required"
+    """with `client_ca`: whether producers without a certificate are refused (`required`) or accepted (`optional`)"""
 
 
 class UpstreamTls(FileModel):
     """TLS settings for connections to the broker, and to its management API if the API's URL begins with https."""
 
-    ca: Text | None = Field(
-        default=None, description="file with trusted CA certificates (PEM); `null`: the system's certificates"
-    )
-    verify: bool = Field(
-        default=True, description="whether the chain and host name of the broker's certificate are verified"
-    )
-    server_name: Text | None = Field(
-        default=None, description="host name expected in the broker's certificate; `null`: the host in the address"
-    )
-    certificate: Text | None = Field(
-        default=None, description="file with a client certificate (PEM), for a broker that requests one"
-    )
-    key: Text | None = Field(default=None, description="file with the certificate's private key (PEM, no passphrase)")
+    ca: Text | None = None
+    """file with trusted CA certificates (PEM); `null`: the system's certificates"""
+    verify: bool = True
+    """whether the chain and host name of the broker's certificate are verified"""
+    server_name: Text | None = None
+    """host name expected in the broker's certificate; `null`: the host in the address"""
+    certificate: Text | None = None
+    """file with a client certificate (PEM), for a broker that requests one"""
+    key: Text | None = None
+    """file with the certificate's private key (PEM, no passphrase)"""
 
 
 class ControlSection(FileModel):
     """The user that declares carriers and reads the inventory."""
 
-    username: Text = Field(default="guest", description="name of the control user")
+    username: Text = "guest"
+    """name of the control user"""
     # Loading replaces this with the password from `password_env` or `password_file`, if one of them is given.
-    password: Password = Field(
-        default=_GUEST,
-        description="password of the control user; a warning is logged unless all broker addresses are loopback",
-    )
-    password_env: Text | None = Field(default=None, description="environment variable that contains the password")
-    password_file: Text | None = Field(
-        default=None, description="file that contains the password; a trailing line break is removed"
-    )
+    password: Password = _GUEST
+    """password of the control user; a warning is logged unless all broker addresses are loopback"""
+    password_env: Text | None = None
+    """environment variable that contains the password"""
+    password_file: Text | None = None
+    """file that contains the password; a trailing line break is removed"""
 
 
 class SecretSource(FileModel):
     """The source of one secret: a file or an environment variable."""
 
-    file: Text | None = Field(default=None, description="file that contains a secret of 32 random bytes")
-    env: Text | None = Field(default=None, description="environment variable that contains a secret")
+    file: Text | None = None
+    """file that contains a secret of 32 random bytes"""
+    env: Text | None = None
+    """environment variable that contains a secret"""
     #: the 32 bytes of the secret
     value: Annotated[bytes, Field(alias="\0value", repr=False), NO_KEY] = b""
 
@@ -105,7 +95,8 @@ class SecretSource(FileModel):
 class ListenSection(FileModel):
     """One address that producers connect to."""
 
-    address: ListenAddress = Field(default=_HERE, description="`host:port` that producers connect to")
+    address: ListenAddress = _HERE
+    """`host:port` that producers connect to"""
     tls: ListenTls | None = None
 
 
@@ -113,130 +104,92 @@ class UpstreamSection(FileModel):
     """The broker, and the connections to it."""
 
     addresses: Annotated[tuple[Address, ...], Field(min_length=1), ONE_OR_MORE] = Field(
-        default=(_BROKER,),
-        alias="address",
-        description="`host:port` of the broker, or a list that is tried in order for each connection",
+        default=(_BROKER,), alias="address"
     )
-    connect_timeout_seconds: Wait = Field(
-        default=5.0, alias="connect_timeout", description="timeout of a TCP connection attempt to one address"
-    )
-    reuse_seconds: Annotated[float, Duration(1, 3600)] | None = Field(
-        default=None,
-        alias="reuse",
-        description="how long an upstream connection is kept for reuse by the same login after its producer "
-        "disconnects; `null`: not kept",
-    )
+    """`host:port` of the broker, or a list that is tried in order for each connection"""
+    connect_timeout_seconds: Wait = Field(default=5.0, alias="connect_timeout")
+    """timeout of a TCP connection attempt to one address"""
+    reuse_seconds: Annotated[float, Duration(1, 3600)] | None = Field(default=None, alias="reuse")
+    """how long an upstream connection is kept for reuse by the same login after its producer disconnects; `null`: not
+    kept"""
     tls: UpstreamTls | None = None
     control: ControlSection = Field(default_factory=ControlSection)
-    management: HttpUrl | None = Field(
-        default=None, description="URL of the management API, which is used to list queues and exchanges"
-    )
+    management: HttpUrl | None = None
+    """URL of the management API, which is used to list queues and exchanges"""
 
 
 class InventorySection(FileModel):
     """Settings for listing the broker's objects."""
 
-    refresh_seconds: Annotated[float, Duration(0.1, 3600)] = Field(
-        default=5.0, alias="refresh", description="interval between reads of the management API"
-    )
-    foreign_bindings: Literal["report", "remove"] = Field(
-        default="report",
-        description="how to handle bindings on a carrier that were not created by a sidecar and bypass the rules: "
-        "`report` or `remove`",
-    )
+    refresh_seconds: Annotated[float, Duration(0.1, 3600)] = Field(default=5.0, alias="refresh")
+    """interval between reads of the management API"""
+    foreign_bindings: Literal["report", "remove"] = "report"
+    """how to handle bindings on a carrier that were not created by a sidecar and bypass the rules: `report` or
+    `remove`"""
 
 
 class DeclaredSection(FileModel):
     """Settings for declarations that clients make over AMQP."""
 
-    delivery: Literal["carrier", "queue"] = Field(
-        default="carrier",
-        description="delivery of exchanges that clients declare without `x-delivery`: `carrier` or `queue`",
-    )
-    unbind: Literal["strict", "broker"] = Field(
-        default="strict",
-        description="result of an unbind that matches no binding: an error (`strict`) or success (`broker`)",
-    )
-    client_routes: Literal["own", "any"] = Field(
-        default="own",
-        description="which queues can be added by routes in client bindings and by message headers: only queues that "
-        "the client is permitted to bind (`own`), or all queues (`any`)",
-    )
-    regexes: Annotated[int, Whole(0, 1_000_000)] = Field(
-        default=100, description="maximum number of regular expressions in a user's bindings, per virtual host"
-    )
-    announce: bool = Field(
-        default=False,
-        description="whether sidecars notify each other of changes immediately, through a fanout exchange on the "
-        "broker",
-    )
-    snapshot: Text | None = Field(
-        default=None, description="file for state that the broker can't store; must not be shared between sidecars"
-    )
+    delivery: Literal["carrier", "queue"] = "carrier"
+    """delivery of exchanges that clients declare without `x-delivery`: `carrier` or `queue`"""
+    unbind: Literal["strict", "broker"] = "strict"
+    """result of an unbind that matches no binding: an error (`strict`) or success (`broker`)"""
+    client_routes: Literal["own", "any"] = "own"
+    """which queues can be added by routes in client bindings and by message headers: only queues that the client is
+    permitted to bind (`own`), or all queues (`any`)"""
+    regexes: Annotated[int, Whole(0, 1_000_000)] = 100
+    """maximum number of regular expressions in a user's bindings, per virtual host"""
+    announce: bool = False
+    """whether sidecars notify each other of changes immediately, through a fanout exchange on the broker"""
+    snapshot: Text | None = None
+    """file for state that the broker can't store; must not be shared between sidecars"""
     secrets: Annotated[tuple[SecretSource, ...], Field(min_length=1), LISTED] = ()
 
 
 class AdminSection(FileModel):
     """The admin address, which operators and Prometheus use."""
 
-    address: ListenAddress | None = Field(
-        default=_ADMIN, description="address of the Admin API, metrics and console; `null`: disabled"
-    )
-    allow: Annotated[tuple[Network, ...], ONE_OR_MORE] = Field(
-        default=(),
-        description="addresses or networks (CIDR), in addition to loopback, that may use the restricted endpoints, "
-        "such as `/status` and reload",
-    )
-    hosts: Texts = Field(
-        default=(),
-        description="host names accepted by the restricted endpoints, in addition to `localhost`, IP addresses and the "
-        "name of this host",
-    )
+    address: ListenAddress | None = _ADMIN
+    """address of the Admin API, metrics and console; `null`: disabled"""
+    allow: Annotated[tuple[Network, ...], ONE_OR_MORE] = ()
+    """addresses or networks (CIDR), in addition to loopback, that may use the restricted endpoints, such as `/status`
+    and reload"""
+    hosts: Texts = ()
+    """host names accepted by the restricted endpoints, in addition to `localhost`, IP addresses and the name of this
+    host"""
 
 
 class AuditSection(FileModel):
     """The audit log. docs/reference/audit.md defines the guarantees of each mode."""
 
-    directory: Text | None = Field(
-        default=None, description="directory of the audit log, created if its parent exists; `null`: no audit log"
-    )
-    scope: Literal["all", "ruled"] = Field(
-        default="all",
-        description="which publishes are recorded: `all`, or only publishes to exchanges that the sidecar evaluates "
-        "(`ruled`)",
-    )
-    mode: Literal["best_effort", "backpressure", "strict"] = Field(
-        default="best_effort",
-        description="if the disk can't keep up, `best_effort` drops and counts records, and `backpressure` pauses "
-        "producers; `strict` also confirms a publish only after its record is on disk",
-    )
-    instance: Text | None = Field(
-        default=None, description="name of this sidecar in records and file names; `null`: the host name"
-    )
-    buffer_mib: Annotated[int, Whole(1, 4096)] = Field(
-        default=32, description="maximum size of buffered records in MiB"
-    )
-    segment_mib: Annotated[int, Whole(1, 128)] = Field(
-        default=128, description="maximum size of one segment in MiB, before compression"
-    )
-    segment_seconds: Annotated[float, Duration(1, 86400)] = Field(
-        default=300.0, alias="segment", description="maximum time that a segment stays open"
-    )
-    keep_days: Annotated[int, Whole(1, 100_000)] | None = Field(
-        default=None, description="retention of segments in days; `null`: no limit"
-    )
-    keep_mib: Annotated[int, Whole(1, 2**40)] | None = Field(
-        default=None,
-        description="maximum total size of retained segments in MiB; the oldest are deleted first; `null`: no limit",
-    )
-    headers: Texts = Field(default=(), description="headers whose values may appear in records")
-    hash: Annotated[tuple[Literal["message_id", "user", "rk"], ...], ONE_OR_MORE] = Field(
-        default=(), description="fields written as keyed hashes: any of `message_id`, `user`, `rk`"
-    )
-    hash_key_env: Text | None = Field(
-        default=None, description="environment variable that contains the key for the hashes"
-    )
-    hash_key_file: Text | None = Field(default=None, description="file that contains the key for the hashes")
+    directory: Text | None = None
+    """directory of the audit log, created if its parent exists; `null`: no audit log"""
+    scope: Literal["all", "ruled"] = "all"
+    """which publishes are recorded: `all`, or only publishes to exchanges that the sidecar evaluates (`ruled`)"""
+    mode: Literal["best_effort", "backpressure", "strict"] = "best_effort"
+    """if the disk can't keep up, `best_effort` drops and counts records, and `backpressure` pauses producers; `strict`
+    also confirms a publish only after its record is on disk"""
+    instance: Text | None = None
+    """name of this sidecar in records and file names; `null`: the host name"""
+    buffer_mib: Annotated[int, Whole(1, 4096)] = 32
+    """maximum size of buffered records in MiB"""
+    segment_mib: Annotated[int, Whole(1, 128)] = 128
+    """maximum size of one segment in MiB, before compression"""
+    segment_seconds: Annotated[float, Duration(1, 86400)] = Field(default=300.0, alias="segment")
+    """maximum time that a segment stays open"""
+    keep_days: Annotated[int, Whole(1, 100_000)] | None = None
+    """retention of segments in days; `null`: no limit"""
+    keep_mib: Annotated[int, Whole(1, 2**40)] | None = None
+    """maximum total size of retained segments in MiB; the oldest are deleted first; `null`: no limit"""
+    headers: Texts = ()
+    """headers whose values may appear in records"""
+    hash: Annotated[tuple[Literal["message_id", "user", "rk"], ...], ONE_OR_MORE] = ()
+    """fields written as keyed hashes: any of `message_id`, `user`, `rk`"""
+    hash_key_env: Text | None = None
+    """environment variable that contains the key for the hashes"""
+    hash_key_file: Text | None = None
+    """file that contains the key for the hashes"""
     #: the key for the hashes
     hash_key: Annotated[bytes, Field(alias="\0hash_key", repr=False), NO_KEY] = b""
 
@@ -244,81 +197,54 @@ class AuditSection(FileModel):
 class MetricsSection(FileModel):
     """Limits on metrics."""
 
-    bindings: Annotated[int, Whole(0, 1_000_000)] = Field(
-        default=500,
-        description="maximum number of bindings with their own series; the others are counted as `other`",
-    )
+    bindings: Annotated[int, Whole(0, 1_000_000)] = 500
+    """maximum number of bindings with their own series; the others are counted as `other`"""
 
 
 class LimitsSection(FileModel):
     """Limits for producers."""
 
-    connections: Annotated[int, Whole(1, 1_000_000)] = Field(
-        default=10_000, description="maximum number of concurrent producer connections"
-    )
-    connections_per_peer: Annotated[int, Whole(1, 1_000_000)] | None = Field(
-        default=None, description="maximum number of producer connections per client address; `null`: no separate limit"
-    )
-    channels: Annotated[int, Whole(1, 65535)] | None = Field(
-        default=None, description="maximum number of channels per connection; `null`: the broker's limit"
-    )
-    message_size: Annotated[int, Whole(1, 2**40)] | None = Field(
-        default=None, description="maximum size of a message body in bytes; `null`: the broker's limit"
-    )
-    publish_rate: Annotated[int, Whole(1, 2**40)] | None = Field(
-        default=None,
-        description="maximum messages per second per user, over all of the user's connections; `null`: no limit",
-    )
-    publish_bytes: Annotated[int, Whole(1, 2**40)] | None = Field(
-        default=None, description="maximum bytes per second per user, including frames and headers; `null`: no limit"
-    )
-    burst_seconds: Annotated[float, Duration(0.01, 3600)] = Field(
-        default=1.0, alias="burst", description="maximum burst, in seconds of traffic at the configured rate"
-    )
-    patience_seconds: Wait | None = Field(
-        default=60.0,
-        alias="patience",
-        description="how long a user may exceed a rate before the channel (406) or connection (320) is closed; "
-        "`null`: no limit",
-    )
-    idle_timeout_seconds: Annotated[float, Duration(0.1, 604_800)] | None = Field(
-        default=None,
-        alias="idle_timeout",
-        description="how long a connection may carry only heartbeats before it is closed (320); `null`: no limit",
-    )
-    regex_budget: Annotated[int, Whole(1000, 1_000_000_000)] = Field(
-        default=DEFAULT_BUDGET,
-        description="maximum cost of the regular expressions in one decision, separately for rules files, each user's "
-        "bindings and message headers, in units of PCRE2's match limit; 1000000 is about 10 ms",
-    )
-    frame_max: Annotated[int, Whole(4096, 2**31 - 1)] = Field(
-        default=131_072,
-        description="maximum frame size in bytes (frame_max) offered to producers, unless the broker's limit is lower",
-    )
-    handshake_timeout_seconds: Wait = Field(
-        default=10.0,
-        alias="handshake_timeout",
-        description="maximum time from the TCP connection to Connection.OpenOk, including the time spent by the broker",
-    )
+    connections: Annotated[int, Whole(1, 1_000_000)] = 10_000
+    """maximum number of concurrent producer connections"""
+    connections_per_peer: Annotated[int, Whole(1, 1_000_000)] | None = None
+    """maximum number of producer connections per client address; `null`: no separate limit"""
+    channels: Annotated[int, Whole(1, 65535)] | None = None
+    """maximum number of channels per connection; `null`: the broker's limit"""
+    message_size: Annotated[int, Whole(1, 2**40)] | None = None
+    """maximum size of a message body in bytes; `null`: the broker's limit"""
+    publish_rate: Annotated[int, Whole(1, 2**40)] | None = None
+    """maximum messages per second per user, over all of the user's connections; `null`: no limit"""
+    publish_bytes: Annotated[int, Whole(1, 2**40)] | None = None
+    """maximum bytes per second per user, including frames and headers; `null`: no limit"""
+    burst_seconds: Annotated[float, Duration(0.01, 3600)] = Field(default=1.0, alias="burst")
+    """maximum burst, in seconds of traffic at the configured rate"""
+    patience_seconds: Wait | None = Field(default=60.0, alias="patience")
+    """how long a user may exceed a rate before the channel (406) or connection (320) is closed; `null`: no limit"""
+    idle_timeout_seconds: Annotated[float, Duration(0.1, 604_800)] | None = Field(default=None, alias="idle_timeout")
+    """how long a connection may carry only heartbeats before it is closed (320); `null`: no limit"""
+    regex_budget: Annotated[int, Whole(1000, 1_000_000_000)] = DEFAULT_BUDGET
+    """maximum cost of the regular expressions in one decision, separately for rules files, each user's bindings and
+    message headers, in units of PCRE2's match limit; 1000000 is about 10 ms"""
+    frame_max: Annotated[int, Whole(4096, 2**31 - 1)] = 131_072
+    """maximum frame size in bytes (frame_max) offered to producers, unless the broker's limit is lower"""
+    handshake_timeout_seconds: Wait = Field(default=10.0, alias="handshake_timeout")
+    """maximum time from the TCP connection to Connection.OpenOk, including the time spent by the broker"""
 
 
 class LogSection(FileModel):
     """Log settings."""
 
-    level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="minimum severity: `debug`, `info`, `warning`, `error`"
-    )
-    format: Literal["text", "json"] = Field(
-        default="text", description="`text` (key=value) or `json` (one object per line)"
-    )
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """minimum severity: `debug`, `info`, `warning`, `error`"""
+    format: Literal["text", "json"] = "text"
+    """`text` (key=value) or `json` (one object per line)"""
 
 
 class ShutdownSection(FileModel):
     """Shutdown settings."""
 
-    deadline_seconds: Annotated[float, Duration(0, 86400)] = Field(
-        default=25.0, alias="deadline", description="maximum wait for unconfirmed publishes after SIGTERM"
-    )
+    deadline_seconds: Annotated[float, Duration(0, 86400)] = Field(default=25.0, alias="deadline")
+    """maximum wait for unconfirmed publishes after SIGTERM"""
 
 
 class Settings(FileModel):
@@ -328,14 +254,11 @@ class Settings(FileModel):
         default_factory=lambda: (ListenSection(),)
     )
     upstream: UpstreamSection = Field(default_factory=UpstreamSection)
-    rules: Texts = Field(
-        default=(), description="rules files: a file name, a pattern such as `rules/*.yaml`, or a list of these"
-    )
-    workers: Annotated[int, Whole(1, 64)] = Field(
-        default=1,
-        description="number of independent sidecars that share the addresses in `listen`. Worker i, counted from 0, "
-        "adds i to the port in `admin.address`. More than one worker requires Linux",
-    )
+    rules: Texts = ()
+    """rules files: a file name, a pattern such as `rules/*.yaml`, or a list of these"""
+    workers: Annotated[int, Whole(1, 64)] = 1
+    """number of independent sidecars that share the addresses in `listen`. Worker i, counted from 0, adds i to the port
+    in `admin.address`. More than one worker requires Linux"""
     inventory: InventorySection = Field(default_factory=InventorySection)
     declared: DeclaredSection = Field(default_factory=DeclaredSection)
     audit: AuditSection = Field(default_factory=AuditSection)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
-from pydantic import Field, SecretStr
+from pydantic import SecretStr
 
 from proxy.addressing.table import AddressRule
 from proxy.rules.ruleset import AddressPlaces, BrokerRule, TlsRule
@@ -43,54 +43,51 @@ class AddressModel(FileModel):
     """One rule of the address table."""
 
     name: Annotated[str, Expected("a name for explain")] = NOTHING
-    pattern: Annotated[str, Expected("a pattern such as orders/*")] = Field(
-        description="pattern of the addresses to translate, such as orders/*"
-    )
+    pattern: Annotated[str, Expected("a pattern such as orders/*")]
+    """pattern of the addresses to translate, such as orders/*"""
     # No message may show the translation, since it may contain a password.
-    translation: Annotated[str, Expected("an address such as /queue/q or amqps://broker/queue/q", hidden=True)] = Field(
-        description="the new address"
-    )
-    hosts: Annotated[tuple[Annotated[str, Expected("a host, host:port, or *")], ...], LISTED] = Field(
-        default=NOTHING, description="permitted hosts of a translation whose host contains a variable"
-    )
+    translation: Annotated[str, Expected("an address such as /queue/q or amqps://broker/queue/q", hidden=True)]
+    """the new address"""
+    hosts: Annotated[tuple[Annotated[str, Expected("a host, host:port, or *")], ...], LISTED] = NOTHING
+    """permitted hosts of a translation whose host contains a variable"""
 
 
 class BrokerTlsModel(FileModel):
     """TLS settings for another broker, whose certificate is always verified."""
 
-    ca: _FileName = Field(default=NOTHING, description="file with trusted CA certificates (PEM); default: the system's")
-    certificate: _FileName = Field(default=NOTHING, description="file with the client certificate (PEM)")
-    key: _FileName = Field(default=NOTHING, description="file with the certificate's private key (PEM, no passphrase)")
-    server_name: Annotated[str, Expected("the name in the broker's certificate")] = Field(
-        default=NOTHING, description="host name expected in the broker's certificate; default: the host in the address"
-    )
+    ca: _FileName = NOTHING
+    """file with trusted CA certificates (PEM); default: the system's"""
+    certificate: _FileName = NOTHING
+    """file with the client certificate (PEM)"""
+    key: _FileName = NOTHING
+    """file with the certificate's private key (PEM, no passphrase)"""
+    server_name: Annotated[str, Expected("the name in the broker's certificate")] = NOTHING
+    """host name expected in the broker's certificate; default: the host in the address"""
 
 
 class BrokerModel(FileModel):
     """Another broker, defined for use in translations."""
 
-    address: Address = Field(description="host:port of the broker")
-    tls: BrokerTlsModel = Field(default=NOTHING, description="TLS settings; {} uses the system's CA certificates")
-    username: Annotated[str, Expected("the name of a user")] = Field(
-        default=NOTHING, description="user name, unless the translation contains one"
-    )
-    password: Password = Field(default=NOTHING, description="password; only for brokers on loopback")
-    password_env: Annotated[str, Expected("the name of an environment variable")] = Field(
-        default=NOTHING, description="environment variable that contains the password"
-    )
-    password_file: _FileName = Field(default=NOTHING, description="file that contains the password")
-    vhost: Annotated[str, Expected("the name of a virtual host")] = Field(
-        default=NOTHING, description="virtual host; default: the producer's"
-    )
-    deadline: Annotated[float, Duration(0.1, 3600)] = Field(
-        default=10.0, description="timeout of a publish to this broker"
-    )
-    unconfirmed: Annotated[int, Whole(1, 1_000_000)] = Field(
-        default=50_000, description="number of unconfirmed publishes at which producers are paused"
-    )
-    unconfirmed_mib: Annotated[int, Whole(1, 4096)] = Field(
-        default=32, description="total size of unconfirmed message bodies, in MiB, at which producers are paused"
-    )
+    address: Address
+    """host:port of the broker"""
+    tls: BrokerTlsModel = NOTHING
+    """TLS settings; {} uses the system's CA certificates"""
+    username: Annotated[str, Expected("the name of a user")] = NOTHING
+    """user name, unless the translation contains one"""
+    password: Password = NOTHING
+    """password; only for brokers on loopback"""
+    password_env: Annotated[str, Expected("the name of an environment variable")] = NOTHING
+    """environment variable that contains the password"""
+    password_file: _FileName = NOTHING
+    """file that contains the password"""
+    vhost: Annotated[str, Expected("the name of a virtual host")] = NOTHING
+    """virtual host; default: the producer's"""
+    deadline: Annotated[float, Duration(0.1, 3600)] = 10.0
+    """timeout of a publish to this broker"""
+    unconfirmed: Annotated[int, Whole(1, 1_000_000)] = 50_000
+    """number of unconfirmed publishes at which producers are paused"""
+    unconfirmed_mib: Annotated[int, Whole(1, 4096)] = 32
+    """total size of unconfirmed message bodies, in MiB, at which producers are paused"""
 
 
 @dataclass(slots=True)

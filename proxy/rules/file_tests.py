@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field
-
 from proxy.addressing.targets import AddressBook
 from proxy.errors import located
 from proxy.routing.router import Router
@@ -40,9 +38,12 @@ _Names: TypeAlias = Annotated[tuple[Annotated[str, Expected("a name")], ...], LI
 class ExpectationModel(FileModel):
     """Expected result of a test; missing keys default to empty lists."""
 
-    queues: _Names = Field(default=(), description="every queue that receives the message")
-    exchanges: _Names = Field(default=(), description="every exchange on the broker that receives the message")
-    remotes: _Names = Field(default=(), description="every other broker that receives the message")
+    queues: _Names = ()
+    """every queue that receives the message"""
+    exchanges: _Names = ()
+    """every exchange on the broker that receives the message"""
+    remotes: _Names = ()
+    """every other broker that receives the message"""
     outcome: Literal["routed", "unrouted", "filtered", "rejected", "translated", "passed"] = NOTHING
     error: Annotated[str, Expected("the text of the channel error")] = NOTHING
 
@@ -51,12 +52,13 @@ class FileTestModel(FileModel):
     """One test of a rules file."""
 
     name: Annotated[str, Expected("a sentence that states what must hold")]
-    publish: MessageModel = Field(description="the message to publish")
+    publish: MessageModel
+    """the message to publish"""
     at: Time = NOTHING
-    queues: Annotated[tuple[Annotated[str, Expected("the name of a queue")], ...], LISTED] = Field(
-        default=(), description="queues that exist in this test, in addition to those that the rules mention"
-    )
-    expect: ExpectationModel = Field(description="queues, exchanges, remotes, outcome or error")
+    queues: Annotated[tuple[Annotated[str, Expected("the name of a queue")], ...], LISTED] = ()
+    """queues that exist in this test, in addition to those that the rules mention"""
+    expect: ExpectationModel
+    """queues, exchanges, remotes, outcome or error"""
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,7 +99,8 @@ class QueueModel(FileModel):
     model_config = ConfigDict(json_schema_extra=_or_name)
 
     name: Annotated[bytes, Name("the name of a queue")]
-    arguments: TableModel = Field(default={}, description="arguments of queue.declare")
+    arguments: TableModel = Field(default={})
+    """arguments of queue.declare"""
 
 
 class BindingModel(FileModel):
@@ -107,75 +108,64 @@ class BindingModel(FileModel):
 
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["queue"]}, {"required": ["exchange"]}]})
 
-    queue: Annotated[bytes, Name("the name of a queue")] = Field(default=NOTHING, description="destination queue")
-    exchange: Annotated[bytes, Name("the name of an exchange")] = Field(
-        default=NOTHING, description="destination exchange, instead of a queue"
-    )
-    name: Annotated[str, Field(min_length=1), Expected("a name for metrics, audit and explain")] = Field(
-        default=NOTHING, description="id of the binding in metrics and explain, unique in its exchange"
-    )
-    routing_key: Annotated[bytes, Name("a routing key", empty=True)] = Field(
-        default=b"", description="for types topic and direct; must be empty for x-open"
-    )
-    arguments: TableModel = Field(
-        default={},
-        description="operators; for type headers: the headers to match",
-        json_schema_extra=arguments_schema(),
-    )
+    queue: Annotated[bytes, Name("the name of a queue")] = NOTHING
+    """destination queue"""
+    exchange: Annotated[bytes, Name("the name of an exchange")] = NOTHING
+    """destination exchange, instead of a queue"""
+    name: Annotated[str, Field(min_length=1), Expected("a name for metrics, audit and explain")] = NOTHING
+    """id of the binding in metrics and explain, unique in its exchange"""
+    routing_key: Annotated[bytes, Name("a routing key", empty=True)] = b""
+    """for types topic and direct; must be empty for x-open"""
+    arguments: TableModel = Field(default={}, json_schema_extra=arguments_schema())
+    """operators; for type headers: the headers to match"""
 
 
 class ExchangeModel(FileModel):
     """An exchange that the sidecar evaluates."""
 
-    name: Annotated[bytes, Name("the name of an exchange")] = Field(description="the name that producers publish to")
-    type: Literal["x-open", "headers", "topic", "direct", "fanout"] = Field(
-        default=OPEN, description="exchange type; all types are evaluated by the sidecar"
-    )
-    delivery: Literal["carrier", "queue"] = Field(
-        default=CARRIER,
-        description="carrier: through an exchange on the broker; queue: to each queue, without such an exchange",
-    )
-    carrier: Annotated[bytes, Name("the name of an exchange")] = Field(
-        default=NOTHING, description="exchange on the broker that carries the messages"
-    )
-    carrier_type: Literal["auto", "direct", "topic"] = Field(
-        default="auto",
-        description="type of the carrier if it has to be declared; auto: topic on RabbitMQ before 3.13 with many "
-        "destinations, otherwise direct",
-    )
-    unmatched: Literal["pass"] = Field(
-        default=NOTHING, description="pass: messages that no binding routes are passed to the broker's own exchange"
-    )
-    arguments: TableModel = Field(default={}, description="filters and alternate-exchange")
-    bindings: Annotated[tuple[BindingModel, ...], LISTED] = Field(default=(), description="visited in order of x-order")
+    name: Annotated[bytes, Name("the name of an exchange")]
+    """the name that producers publish to"""
+    type: Literal["x-open", "headers", "topic", "direct", "fanout"] = OPEN
+    """exchange type; all types are evaluated by the sidecar"""
+    delivery: Literal["carrier", "queue"] = CARRIER
+    """carrier: through an exchange on the broker; queue: to each queue, without such an exchange"""
+    carrier: Annotated[bytes, Name("the name of an exchange")] = NOTHING
+    """exchange on the broker that carries the messages"""
+    carrier_type: Literal["auto", "direct", "topic"] = "auto"
+    """type of the carrier if it has to be declared; auto: topic on RabbitMQ before 3.13 with many destinations,
+    otherwise direct"""
+    unmatched: Literal["pass"] = NOTHING
+    """pass: messages that no binding routes are passed to the broker's own exchange"""
+    arguments: TableModel = Field(default={})
+    """filters and alternate-exchange"""
+    bindings: Annotated[tuple[BindingModel, ...], LISTED] = ()
+    """visited in order of x-order"""
 
 
 class RulesModel(FileModel):
     """A rules file."""
 
-    vhost: Annotated[str, Parsed("the name of a virtual host", _vhost)] = Field(
-        default="/", description="virtual host of this file"
-    )
-    timezone: Annotated[tzinfo, Parsed("a time zone such as Europe/Berlin", _zone, tzinfo)] = Field(
-        default=NOTHING, description="time zone of dtl operators, such as Europe/Berlin; default: the system's"
-    )
-    queues: Annotated[tuple[QueueModel, ...], LISTED] = Field(default=(), description="queues to declare")
-    exchanges: Annotated[tuple[ExchangeModel, ...], LISTED] = Field(
-        default=(), description="exchanges that the sidecar evaluates"
-    )
-    brokers: dict[str, BrokerModel] = Field(default={}, description="other brokers by name")
-    addresses: Annotated[tuple[AddressModel, ...], LISTED] = Field(
-        default=(), description="the address table, first match wins"
-    )
-    tests: Annotated[tuple[FileTestModel, ...], LISTED] = Field(
-        default=(), description="tests of the rules, or a test file", json_schema_extra=_or_tests_file
-    )
+    vhost: Annotated[str, Parsed("the name of a virtual host", _vhost)] = "/"
+    """virtual host of this file"""
+    timezone: Annotated[tzinfo, Parsed("a time zone such as Europe/Berlin", _zone, tzinfo)] = NOTHING
+    """time zone of dtl operators, such as Europe/Berlin; default: the system's"""
+    queues: Annotated[tuple[QueueModel, ...], LISTED] = ()
+    """queues to declare"""
+    exchanges: Annotated[tuple[ExchangeModel, ...], LISTED] = ()
+    """exchanges that the sidecar evaluates"""
+    brokers: dict[str, BrokerModel] = Field(default={})
+    """other brokers by name"""
+    addresses: Annotated[tuple[AddressModel, ...], LISTED] = ()
+    """the address table, first match wins"""
+    tests: Annotated[tuple[FileTestModel, ...], LISTED] = Field(default=(), json_schema_extra=_or_tests_file)
+    """tests of the rules, or a test file"""
 
 
 class TestsModel(FileModel):
     """A test file."""
 
-    tests: Annotated[tuple[FileTestModel, ...], LISTED] = Field(description="tests of the rules")
+    tests: Annotated[tuple[FileTestModel, ...], LISTED]
+    """tests of the rules"""
 
 
 #: Top-level keys of a rules file; they distinguish it from a configuration file.

@@ -89,7 +89,10 @@ class Keys:
 
 
 class FileModel(BaseModel):
-    """A mapping in a file, with strict types and without unknown keys."""
+    """A mapping in a file, with strict types and without unknown keys.
+
+    The string after a field describes its key in the JSON Schema and in the documentation.
+    """
 
     model_config = ConfigDict(
         extra="forbid",
@@ -99,7 +102,13 @@ class FileModel(BaseModel):
         validate_by_name=True,
         validate_by_alias=True,
         protected_namespaces=(),
+        use_attribute_docstrings=True,
     )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        for field in cls.model_fields.values():
+            field.description = field.description and " ".join(field.description.split())
 
 
 M = TypeVar("M", bound=FileModel)
