@@ -76,15 +76,13 @@ class ComparedRules:
 class _Kind:
     """Number of publishes with the same difference, and an example."""
 
-    live: RoutingResult
-    candidate: RoutingResult
     example: dict[str, object]
-    count: int = 0
+    count: int = 1
 
 
 @dataclass(slots=True)
 class _Counts:
-    """Numbers of publishes to one exchange, by result."""
+    """Numbers of publishes to one exchange, by result, and the kinds of difference (results of live and candidate)."""
 
     compared: int = 0
     equal: int = 0
@@ -125,7 +123,7 @@ class RulesComparison:
         if kind is not None:
             kind.count += 1
         elif len(counts.kinds) < KINDS:
-            counts.kinds[live, candidate] = _Kind(live, candidate, example(), 1)
+            counts.kinds[live, candidate] = _Kind(example())
         else:
             counts.further += 1
 
@@ -177,7 +175,7 @@ def _comparable(result: RoutingResult) -> RoutingResult:
 
 
 def _exchange_json(vhost: str, exchange: str, counts: _Counts) -> dict[str, object]:
-    kinds = sorted(counts.kinds.values(), key=lambda kind: -kind.count)
+    kinds = sorted(counts.kinds.items(), key=lambda item: -item[1].count)
     return {
         "vhost": vhost,
         "exchange": exchange,
@@ -188,11 +186,11 @@ def _exchange_json(vhost: str, exchange: str, counts: _Counts) -> dict[str, obje
         "differences": [
             {
                 "publishes": kind.count,
-                "live": kind.live.as_json(),
-                "candidate": kind.candidate.as_json(),
+                "live": live.as_json(),
+                "candidate": candidate.as_json(),
                 "example": kind.example,
             }
-            for kind in kinds
+            for (live, candidate), kind in kinds
         ],
         "further_differences": counts.further,
     }

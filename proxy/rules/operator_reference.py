@@ -242,28 +242,16 @@ PERMISSIONS = OperatorSection(
     "Permits these headers from the producer:",
     "permitted headers from the producer",
     "permission",
-    (
-        _ENTRY(
-            _both("x-msg-addq"),
-            '`""`',
-            "`x-addq-ontrue`, `x-addq-onfalse`: queue names",
-            'x-msg-addq-ontrue: ""',
-        ),
-        _ENTRY(_both("x-msg-adde"), '`""`', "`x-adde-...`: exchange names", 'x-msg-adde-ontrue: ""'),
-        _ENTRY(_both("x-msg-delq"), '`""`', "`x-delq-...`", 'x-msg-delq-ontrue: ""'),
-        _ENTRY(_both("x-msg-dele"), '`""`', "`x-dele-...`", 'x-msg-dele-ontrue: ""'),
-        _ENTRY(
-            _both("x-msg-addqre"),
-            '`""`',
-            "`x-addq-...`, `x-addqre-...`, `x-addq!re-...`: queue names or a regex",
-            'x-msg-addqre-ontrue: ""',
-        ),
-        _ENTRY(
-            _both("x-msg-delqre"),
-            '`""`',
-            "`x-delq-...`, `x-delqre-...`, `x-delq!re-...`",
-            'x-msg-delqre-ontrue: ""',
-        ),
+    tuple(
+        _ENTRY(_both(key), '`""`', permitted, f'{key}-ontrue: ""')
+        for key, permitted in (
+            ("x-msg-addq", "`x-addq-ontrue`, `x-addq-onfalse`: queue names"),
+            ("x-msg-adde", "`x-adde-...`: exchange names"),
+            ("x-msg-delq", "`x-delq-...`"),
+            ("x-msg-dele", "`x-dele-...`"),
+            ("x-msg-addqre", "`x-addq-...`, `x-addqre-...`, `x-addq!re-...`: queue names or a regex"),
+            ("x-msg-delqre", "`x-delq-...`, `x-delqre-...`, `x-delq!re-...`"),
+        )
     ),
 )
 
