@@ -6,16 +6,18 @@ import argparse
 import re
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from json import loads
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxy.cli.console import print_errors, read_settings
 from proxy.errors import ConfigError, ConfigErrors
 
 if TYPE_CHECKING:
+    from prometheus_client.samples import Sample
+
     from proxy.config.settings import Settings
 
 T = TypeVar("T")
@@ -27,11 +29,9 @@ _CONFIGURATIONS = (Path("oxproxy.yaml"), Path("/etc/oxproxy/oxproxy.yaml"))
 #: Timeout for a response, in seconds. Compiling ten thousand bindings takes one second.
 _ANSWER_SECONDS = 60.0
 _UNUSABLE = 422
+_NO_SIDECAR = "the response is not {}; expected the admin address of a sidecar"
 #: ``file:line:column``; line and column only if known
 _PLACE = re.compile(r"(.*?)(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?", re.DOTALL)
-_SAMPLE = re.compile(r"(?P<name>[a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(?P<labels>.*)\})? (?P<value>\S+)(?: -?\d+)?")
-_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
-_ESCAPES = {r"\n": "\n", r"\"": '"', r"\\": "\\"}
 #: The loopback address to use instead of each wildcard address, to which clients can't connect on some systems.
 _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 -- nothing is bound
 
@@ -107,18 +107,6 @@ def admin_urls(settings: Settings) -> list[str]:
     return [f"http://{f'[{host}]' if ':' in host else host}:{port}" for host, port in hosts]
 
 
-class Sample(NamedTuple):
-    """A sample of the metrics page, with labels sorted by name."""
-
-    name: str
-    labels: tuple[tuple[str, str], ...]
-    value: float
-
-    def label(self, name: str) -> str:
-        """Return the value of a label; empty if it is absent."""
-        return dict(self.labels).get(name, "")
-
-
 @dataclass(frozen=True, slots=True)
 class AdminClient:
     """The admin port of a sidecar.
@@ -131,13 +119,20 @@ class AdminClient:
     url: str
     command: str
 
-    def metrics(self) -> Iterator[Sample]:
-        """Request the metrics page and yield its samples (Prometheus' text exposition format 0.0.4)."""
-        for line in self.request("GET", "/metrics", accept="text/plain").splitlines():
-            match = None if line.startswith("#") else _SAMPLE.fullmatch(line)
-            if match is not None:
-                labels = sorted((name, _unescaped(text)) for name, text in _LABEL.findall(match["labels"] or ""))
-                yield Sample(match["name"], tuple(labels), float(match["value"]))
+    def metrics(self) -> list[Sample]:
+        """Request the metrics page and return its samples.
+
+        Raises:
+            ConfigErrors: as for `request`, or the response is not in Prometheus' text format.
+        """
+        # Imported here because it takes 0.1 s.
+        from prometheus_client.parser import text_string_to_metric_families
+
+        text = self.request("GET", "/metrics", accept="text/plain")
+        try:
+            return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+        except ValueError as error:
+            raise self._failed(f"{self.url}/metrics: {_NO_SIDECAR.format('a metrics page')}") from error
 
     def json(self, page: str, method: str = "GET", body: bytes | None = None) -> Any:  # Any: JSON
         """Request a page as JSON.
@@ -149,9 +144,7 @@ class AdminClient:
         try:
             return loads(text)
         except ValueError as error:
-            raise self._failed(
-                f"{self.url}{page}: the response is not JSON; expected the admin address of a sidecar"
-            ) from error
+            raise self._failed(f"{self.url}{page}: {_NO_SIDECAR.format('JSON')}") from error
 
     def request(self, method: str, page: str, body: bytes | None = None, accept: str = "application/json") -> str:
         """Request a page and return its text.
@@ -180,10 +173,6 @@ class AdminClient:
 
     def _failed(self, text: str) -> ConfigErrors:
         return ConfigErrors([ConfigError(self.command, 0, "", text)])
-
-
-def _unescaped(text: str) -> str:
-    return re.sub(r"\\.", lambda escape: _ESCAPES.get(escape[0], escape[0]), text)
 
 
 def _fault(text: str) -> ConfigError:

@@ -55,6 +55,10 @@ def print_json(value: object) -> None:
     print_line(json.dumps(value, indent=2, ensure_ascii=False))
 
 
+def json_line(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
 def print_errors(lines: Iterable[object]) -> None:
     """Write errors or warnings to standard error, one line each."""
     for line in lines:

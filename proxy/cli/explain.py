@@ -17,7 +17,17 @@ from typing import Any
 
 from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients, ask_workers
 from proxy.cli.commands import add_repeatable
-from proxy.cli.console import DONE, NO, load_rules_of, print_errors, print_json, print_line, printable, read_input
+from proxy.cli.console import (
+    DONE,
+    NO,
+    json_line,
+    load_rules_of,
+    print_errors,
+    print_json,
+    print_line,
+    printable,
+    read_input,
+)
 from proxy.rules.explain import (
     AddressRequest,
     Explanation,
@@ -142,11 +152,14 @@ def _check_usage(options: argparse.Namespace) -> None:
 
 
 def described(options: argparse.Namespace) -> str:
-    """Return the message or the address given on the command line as YAML."""
+    """Return the message or the address given on the command line as YAML, in which JSON strings are valid.
+
+    JSON's escapes of surrogate pairs would not be valid.
+    """
     subject = "exchange" if options.address is None else "address"
-    lines = [f"{subject}: {_quoted(getattr(options, subject))}"]
+    lines = [f"{subject}: {json_line(getattr(options, subject))}"]
     if options.key is not None:
-        lines.append(f"routing_key: {_quoted(options.key)}")
+        lines.append(f"routing_key: {json_line(options.key)}")
     if options.header:
         lines += ["headers:", *_headers(options)]
     if options.property:
@@ -154,9 +167,9 @@ def described(options: argparse.Namespace) -> str:
     if options.size is not None:
         lines.append(f"body_size: {options.size}")
     if options.queue:
-        lines.append(f"queues: {json.dumps(options.queue, ensure_ascii=False)}")
+        lines.append(f"queues: {json_line(options.queue)}")
     if options.vhost is not None:
-        lines.append(f"vhost: {_quoted(options.vhost)}")
+        lines.append(f"vhost: {json_line(options.vhost)}")
     return "\n".join([*lines, ""])
 
 
@@ -181,8 +194,8 @@ def _headers(options: argparse.Namespace) -> Iterator[str]:
         if kind == "float" and _INTEGER.fullmatch(value):
             value += ".0"
         pattern = _TYPES[kind]
-        shown = _quoted(value) if pattern is None else pattern % value if "%s" in pattern else pattern
-        yield f"  {_quoted(name)}: {shown}"
+        shown = json_line(value) if pattern is None else pattern % value if "%s" in pattern else pattern
+        yield f"  {json_line(name)}: {shown}"
 
 
 def _properties(options: argparse.Namespace) -> Iterator[str]:
@@ -190,12 +203,7 @@ def _properties(options: argparse.Namespace) -> Iterator[str]:
         name, equals, value = text.partition("=")
         if not equals or not _PROPERTY.fullmatch(name):
             options.usage_error(f'--property: seen "{text}", expected NAME=VALUE')
-        yield f"  {name}: {value if name in _INTEGER_PROPERTIES and _INTEGER.fullmatch(value) else _quoted(value)}"
-
-
-def _quoted(text: str) -> str:
-    """Quote a string for YAML, in which JSON's escapes of surrogate pairs are invalid."""
-    return json.dumps(text, ensure_ascii=False)
+        yield f"  {name}: {value if name in _INTEGER_PROPERTIES and _INTEGER.fullmatch(value) else json_line(value)}"
 
 
 def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argparse.Namespace) -> int:

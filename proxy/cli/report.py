@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from proxy.audit.record import text
 from proxy.cli.commands import add_repeatable
-from proxy.cli.console import DONE, load_rules_of, print_line
+from proxy.cli.console import DONE, json_line, load_rules_of, print_line
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.report.request import KnownBinding, Request, day, setting
 
@@ -68,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
         from proxy.report.job import Summary, follow, report
 
         def print_summary(summary: Summary) -> None:
-            print_line(json.dumps(dataclasses.asdict(summary), ensure_ascii=False) if options.json else str(summary))
+            print_line(json_line(dataclasses.asdict(summary)) if options.json else str(summary))
 
         if options.stream:
             follow(request, print_summary, options.once)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from proxy.cli.admin_client import add_admin_arguments, admin_clients
 from proxy.cli.commands import add_repeatable
-from proxy.cli.console import DONE, NO, load_rules_of, print_errors, print_json, printable, rich_console
+from proxy.cli.console import DONE, NO, json_line, load_rules_of, print_errors, print_json, printable, rich_console
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -101,19 +100,15 @@ def _add_binding(branch: Tree, binding: Mapping[str, Any], missing: Mapping[str,
         (f"  bound by a client of user {binding['user']}" if binding["user"] else "", "yellow"),
     )
     node = branch.add(title)
-    when = [f"{key}: {_value(value)}" for key, value in binding["conditions"].items()]
+    when = [f"{key}: {json_line(value)}" for key, value in binding["conditions"].items()]
     if binding["routing_key"]:
-        when.insert(0, f"routing key {_value(binding['routing_key'])}")
+        when.insert(0, f"routing key {json_line(binding['routing_key'])}")
     if when:
         node.add(_styled((f"{binding['match']}: " if len(when) > 1 else "", "dim"), (", ".join(when), "")))
     if binding["effects"]:
-        effects = [f"{key}: {_value(value)}" for key, value in binding["effects"].items() if key != "x-order"]
+        effects = [f"{key}: {json_line(value)}" for key, value in binding["effects"].items() if key != "x-order"]
         if effects:
             node.add(_styled((", ".join(effects), "yellow")))
-
-
-def _value(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)
 
 
 def _styled(*parts: tuple[str, str]) -> Text:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from proxy.cli.admin_client import AdminClient, Sample, add_admin_arguments, admin_clients, ask_workers
-from proxy.cli.console import DONE, NO, print_json, print_line, printable
+from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients, ask_workers
+from proxy.cli.console import DONE, NO, json_line, print_json, print_line, printable
+
+if TYPE_CHECKING:
+    from prometheus_client.samples import Sample
 
 #: Lists that `/status` contains for a virtual host, with their titles.
 _FINDINGS = (
@@ -43,8 +45,7 @@ def run(options: argparse.Namespace) -> int:
         print_json(output)
     else:
         for admin, status in states.items():
-            page = list(admin.metrics())
-            for line in (*_head(admin, status), *_traffic(page), *_body(status)):
+            for line in (*_head(admin, status), *_traffic(admin.metrics()), *_body(status)):
                 print_line(printable(line))
     return DONE if complete and all(status.get("ready") for status in states.values()) else NO
 
@@ -67,21 +68,18 @@ def _head(admin: AdminClient, status: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _traffic(page: Sequence[Sample]) -> Iterator[str]:
-    connections = {sample.label("side"): sample.value for sample in page if sample.name == "oxproxy_connections"}
+    connections = {sample.labels.get("side"): sample.value for sample in page if sample.name == "oxproxy_connections"}
     if connections:
-        channels = _total(page, "oxproxy_channels")
+        channels = sum(sample.value for sample in page if sample.name == "oxproxy_channels")
         yield _row("producers", f"{connections.get('downstream', 0):.0f} connections, {channels:.0f} channels")
     outcomes: dict[str, float] = {}
     for sample in page:
         if sample.name == "oxproxy_publishes_total":
-            outcomes[sample.label("outcome")] = outcomes.get(sample.label("outcome"), 0) + sample.value
+            outcome = sample.labels.get("outcome", "")
+            outcomes[outcome] = outcomes.get(outcome, 0) + sample.value
     if outcomes:
         shown = [f"{outcome} {count:.0f}" for outcome, count in outcomes.items() if count]
         yield _row("publishes", ", ".join(shown) or "none since the start")
-
-
-def _total(page: Iterable[Sample], name: str) -> float:
-    return sum(sample.value for sample in page if sample.name == name)
 
 
 def _body(status: Mapping[str, Any]) -> Iterator[str]:
@@ -104,7 +102,7 @@ def _listed(findings: object) -> list[str]:
 
 
 def _value(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return value if isinstance(value, str) else json_line(value)
 
 
 def _time(seconds: float) -> str:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
 from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients
-from proxy.cli.console import DONE, print_line, printable
+from proxy.cli.console import DONE, json_line, print_line, printable
 
 _INTERVAL_SECONDS = 1.0
 
@@ -45,7 +44,7 @@ def _print_new(admins: Sequence[AdminClient], counts: Sequence[int], *, as_json:
         (publish for answer in answers for publish in answer["publishes"]), key=lambda publish: str(publish["at"])
     )
     for publish in new:
-        print_line(json.dumps(publish, ensure_ascii=False) if as_json else _line(publish))
+        print_line(json_line(publish) if as_json else _line(publish))
     return [int(answer["count"]) for answer in answers]
 
 
@@ -53,13 +52,9 @@ def _line(publish: dict[str, Any]) -> str:
     fields = [publish["at"], publish["result"].ljust(10), f"vhost={publish['vhost']}"]
     for name in ("exchange", "routing_key", "size"):
         if publish[name] is not None:
-            fields.append(f"{name}={_quoted(publish[name])}")
+            fields.append(f"{name}={json_line(publish[name])}")
     if publish["header_names"]:
         shown = publish["headers"]
-        names = [f"{name}={_quoted(shown[name])}" if name in shown else name for name in publish["header_names"]]
+        names = [f"{name}={json_line(shown[name])}" if name in shown else name for name in publish["header_names"]]
         fields.append(f"headers=[{', '.join(names)}]")
     return printable("  ".join([*fields, publish["reason"]]))
-
-
-def _quoted(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients
-from proxy.cli.console import DONE, between, print_line, printable, rich_console
+from proxy.cli.console import DONE, between, json_line, print_line, printable, rich_console
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -62,12 +61,12 @@ class _Reading:
         connections = sum(
             sample.value
             for sample in page
-            if sample.name == "oxproxy_connections" and sample.label("side") == "downstream"
+            if sample.name == "oxproxy_connections" and sample.labels.get("side") == "downstream"
         )
         counters: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         for sample in page:
             if sample.name in (_EXCHANGES, _BINDINGS, _DESTINATIONS):
-                labels = tuple(label for label in sample.labels if label[0] != "worker")
+                labels = tuple(sorted(label for label in sample.labels.items() if label[0] != "worker"))
                 counters[sample.name, labels] = counters.get((sample.name, labels), 0.0) + sample.value
         return cls(time.monotonic(), counters, connections)
 
@@ -95,7 +94,7 @@ def run(options: argparse.Namespace) -> int:
 def _output(admins: Sequence[AdminClient], options: argparse.Namespace) -> Iterator[Callable[[dict[str, Any]], None]]:
     """Yield a function that displays rates: as JSON, as successive tables or, in a terminal, as a redrawn table."""
     if options.json:
-        yield lambda result: print_line(json.dumps(result, ensure_ascii=False))
+        yield lambda result: print_line(json_line(result))
         return
     console = rich_console()
     if not sys.stdout.isatty():

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from proxy.cli import main as cli
-from proxy.cli.admin_client import admin_urls
+from proxy.cli.admin_client import AdminClient, admin_urls
 from proxy.config.settings import AdminSection, Settings
+from proxy.errors import ConfigErrors
 from proxy.yamlfile.hosts import HostPort
 from tests.private_broker import free_ports
 from tests.sidecar import answering
@@ -56,3 +57,17 @@ def test_a_wildcard_admin_address_is_requested_on_loopback() -> None:
     settings = Settings(admin=AdminSection(address=HostPort("0.0.0.0", 15693)), workers=2)
     assert admin_urls(settings) == ["http://127.0.0.1:15693", "http://127.0.0.1:15694"]
     assert admin_urls(Settings(admin=AdminSection(address=HostPort("::", 1)))) == ["http://[::1]:1"]
+
+
+def test_metrics_are_read_with_escaped_labels() -> None:
+    page = b'# HELP a_total b\n# TYPE a_total counter\na_total{c="d \\"e\\" \\\\ \\n"} 2.0\n'
+    with answering(lambda path, headers: (200, "text/plain", page), 0) as port:
+        (sample,) = AdminClient(f"http://127.0.0.1:{port}", "oxproxy top").metrics()
+    assert (sample.name, sample.labels, sample.value) == ("a_total", {"c": 'd "e" \\ \n'}, 2.0)
+
+
+def test_a_page_without_metrics_is_an_error() -> None:
+    with answering(lambda path, headers: (200, "text/html", b"<html>\n</html>\n"), 0) as port:
+        client = AdminClient(f"http://127.0.0.1:{port}", "oxproxy top")
+        with pytest.raises(ConfigErrors, match="the response is not a metrics page; expected the admin address"):
+            client.metrics()
