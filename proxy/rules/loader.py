@@ -122,7 +122,8 @@ def _read(source: RulesSource, files: list[ParsedFile], faults: Faults) -> None:
     if source.root is not None:
         files.append(read_rules_file(source.root, source, faults))
     elif not source.faults.errors:
-        faults.warn(Place(source.name, 0), "", "the file defines nothing")
+        # A truncated file must not take the rules out of force.
+        faults.error(Place(source.name, 1, 1), "", "the file is empty, expected a mapping with keys such as exchanges")
 
 
 def _compile(

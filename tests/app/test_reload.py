@@ -87,6 +87,15 @@ def test_a_request_reloads_the_rules(site: Site) -> None:
     assert status(site)["rules"] == answer["rules"]
 
 
+@pytest.mark.parametrize("text", ["", "# exchanges: []\n"])
+def test_an_emptied_file_is_refused(site: Site, text: str) -> None:
+    write(site, text)
+    code, answer = post(site, "/-/reload")
+    assert (code, answer["result"]) == (422, "error")
+    assert "the file is empty" in str(answer["errors"])
+    assert routed(site) == "a"
+
+
 def test_a_changed_file_is_reloaded(site: Site) -> None:
     before = status(site)["rules"]
     write(site, rules(site, "b"))

@@ -15,7 +15,7 @@ from proxy.errors import ConfigErrors
 from proxy.routing.decision import Facts, QueueNames
 from proxy.rules.loader import LoadedRules, compile_rules, load_rules
 from proxy.yamlfile.document import Faults
-from tests.rules.loading import faults, load, warnings
+from tests.rules.loading import faults, load
 
 SCALARS = st.sampled_from(
     [
@@ -104,8 +104,12 @@ def test_every_error_of_every_file_is_reported_together() -> None:
     ]
 
 
-def test_an_empty_file_is_a_warning() -> None:
-    assert warnings("# later\n") == ["a.yaml: warning: the file defines nothing"]
+@pytest.mark.parametrize("text", ["", "# later\n"])
+def test_an_empty_file_is_an_error(text: str) -> None:
+    assert faults("queues: [q]", text) == [
+        "b.yaml:1:1: the file is empty, expected a mapping with keys such as exchanges"
+    ]
+    assert load("exchanges: []").rules.vhosts["/"].exchanges == ()
 
 
 def test_without_files_there_are_no_rules() -> None:
