@@ -8,7 +8,6 @@ Source: the messenger-addressing specification, Part 2 and section 3.2; the inte
 from __future__ import annotations
 
 from collections.abc import Mapping as Environment
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias
@@ -172,18 +171,6 @@ def _credentials(fields: Keys, address: HostPort, tls: bool) -> None:
         fields.warn("password", message)
     if sources and not tls and not address.loopback:
         fields.warn("address", "without tls the password is sent in plain text")
-
-
-def check_brokers(brokers: Sequence[BrokerRule], faults: Faults) -> None:
-    """Report brokers that are defined twice."""
-    first: dict[bytes, BrokerRule] = {}
-    for broker in brokers:
-        other = first.setdefault(broker.name, broker)
-        if other is not broker:
-            path = join("brokers", broker.name.decode())
-            faults.error(
-                broker.place, path, f"{other.place.source}:{other.place.line} already defines a broker with this name"
-            )
 
 
 def broker_password(

@@ -15,7 +15,6 @@ from proxy.addressing.table import AddressTable
 from proxy.addressing.targets import AddressBook
 from proxy.garbage import without_collection
 from proxy.routing.router import Router
-from proxy.rules.addresses import check_brokers
 from proxy.rules.compiler import compile_exchange
 from proxy.rules.file_tests import RulesTest, TestFailure, check_tests
 from proxy.rules.lint.addresses import check_addresses
@@ -174,7 +173,6 @@ def _compile_vhost(name: str, files: Sequence[ParsedFile], faults: Faults) -> tu
     exchanges = tuple(exchange.rule for exchange in parsed_exchanges)
     addresses = [parsed for file in files for parsed in file.addresses]
     brokers = tuple(broker for file in files for broker in file.brokers)
-    check_brokers(brokers, faults)
     rules = VhostRules(
         name,
         tuple(queues.values()),

@@ -7,8 +7,9 @@ and the delivery page (carriers, ``unmatched: pass``, the reserved prefix).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
+from typing import TypeVar
 
 from proxy.relay.tokens import FEW_DESTINATIONS, TokenForm
 from proxy.routing.bindings.arguments import X_MATCH
@@ -18,7 +19,9 @@ from proxy.routing.filters import ALTERNATE
 from proxy.rules.operator_reference import OPERATORS
 from proxy.rules.schema import CARRIER, ParsedBinding, ParsedExchange, ParsedFile, ParsedQueue
 from proxy.values import EXCHANGE, Value
-from proxy.yamlfile.document import Faults, Place
+from proxy.yamlfile.document import Faults, Place, join
+
+T = TypeVar("T")
 
 #: Filters are arguments of open exchanges. As on a broker, exchanges of other types ignore them.
 _FILTERS = (b"min-payload-size", b"max-payload-size", b"max-headers-size", b"max-headers-depth")
@@ -42,9 +45,13 @@ _ODD_IN_CLOCK = re.compile(rb"[-/:A-Za-z]")
 def check_vhost(files: Sequence[ParsedFile], faults: Faults) -> None:
     """Report contradictions between the files of one virtual host."""
     _queues([queue for file in files for queue in file.queues], faults)
+    for broker, first in _repeated((broker for file in files for broker in file.brokers), lambda broker: broker.name):
+        message = f"{first.place.source}:{first.place.line} already defines a broker with this name"
+        faults.error(broker.place, join("brokers", broker.name.decode()), message)
     exchanges = [exchange for file in files for exchange in file.exchanges]
-    _names(exchanges, faults)
-    _carriers(exchanges, faults)
+    for exchange, other in _repeated(exchanges, lambda exchange: exchange.rule.name):
+        exchange.fields.error("name", f"{_where(other)} already defines an exchange of this name")
+    _carriers(exchanges)
     owned = {exchange.rule.name: exchange for exchange in exchanges}
     for exchange in exchanges:
         _binding_names(exchange, faults)
@@ -61,27 +68,24 @@ def _where(parsed: ParsedExchange | ParsedQueue) -> str:
     return f"{place.source}:{place.line}"
 
 
+def _repeated(items: Iterable[T], key: Callable[[T], Hashable]) -> Iterator[tuple[T, T]]:
+    """Yield the items with the same key as an earlier item, each with the first item with this key."""
+    first: dict[Hashable, T] = {}
+    for item in items:
+        other = first.setdefault(key(item), item)
+        if other is not item:
+            yield item, other
+
+
 def _queues(queues: Iterable[ParsedQueue], faults: Faults) -> None:
-    first: dict[bytes, ParsedQueue] = {}
-    for queue in queues:
-        other = first.setdefault(queue.rule.name, queue)
-        if other is queue:
-            continue
+    for queue, other in _repeated(queues, lambda queue: queue.rule.name):
         if other.place.source == queue.place.source:
             faults.error(queue.place, queue.path, f"the same queue as on line {other.place.line}")
         elif typed_arguments(other.rule.arguments) != typed_arguments(queue.rule.arguments):
             faults.error(queue.place, queue.path, f"{_where(other)} declares the same queue with different arguments")
 
 
-def _names(exchanges: Iterable[ParsedExchange], faults: Faults) -> None:
-    first: dict[bytes, ParsedExchange] = {}
-    for exchange in exchanges:
-        other = first.setdefault(exchange.rule.name, exchange)
-        if other is not exchange:
-            exchange.fields.error("name", f"{_where(other)} already defines an exchange of this name")
-
-
-def _carriers(exchanges: Sequence[ParsedExchange], faults: Faults) -> None:
+def _carriers(exchanges: Sequence[ParsedExchange]) -> None:
     names = {exchange.rule.name: exchange for exchange in exchanges}
     first: dict[bytes, ParsedExchange] = {}
     for exchange in exchanges:
@@ -95,12 +99,10 @@ def _carriers(exchanges: Sequence[ParsedExchange], faults: Faults) -> None:
 
 
 def _binding_names(exchange: ParsedExchange, faults: Faults) -> None:
-    first: dict[str, ParsedBinding] = {}
-    for parsed in exchange.bindings:
-        other = first.setdefault(parsed.binding.id, parsed) if parsed.named else parsed
-        if other is not parsed:
-            message = f"the same name as on line {other.name_place.line}"
-            faults.error(parsed.name_place, f"{parsed.path}.name", message)
+    named = (parsed for parsed in exchange.bindings if parsed.named)
+    for parsed, other in _repeated(named, lambda parsed: parsed.binding.id):
+        message = f"the same name as on line {other.name_place.line}"
+        faults.error(parsed.name_place, f"{parsed.path}.name", message)
 
 
 def _alternate(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], faults: Faults) -> None:
