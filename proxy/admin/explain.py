@@ -52,7 +52,7 @@ class ExplainPage:
         """Explain the message in the body, as ``oxproxy explain`` does."""
         question = read_question(body, "message")
         if isinstance(question, AddressRequest):
-            return 200, render(explain_address(self._loaded(), question.address, question.vhost))
+            return 200, render(explain_address(self._loaded(), question))
         live, queues = live_rules(self._loaded(), self._states())
         existing = queues.values() if question.vhost is None else [queues.get(question.vhost, frozenset())]
         known = replace(question, queues=question.queues.union(*existing))

@@ -115,7 +115,7 @@ def run(options: argparse.Namespace) -> int:
     question = read_question(data, source)
     loaded = load_rules_of(options.rules)
     if isinstance(question, AddressRequest):
-        lookup = explain_address(loaded, question.address, question.vhost)
+        lookup = explain_address(loaded, question)
         _print(lookup, options.json)
         return NO if lookup.rule is None else DONE
     explanation = explain(loaded, question, time.time() if question.at is None else question.at)

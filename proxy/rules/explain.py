@@ -151,14 +151,6 @@ class ExplainRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class AddressRequest:
-    """An address to look up. If `vhost` is None, the only virtual host with an address table is used."""
-
-    address: bytes
-    vhost: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Explanation:
     """The result for a message, and the reasons for it.
 
@@ -181,8 +173,8 @@ class Explanation:
 _Vhost: TypeAlias = Annotated[str, Expected("the name of a virtual host")]
 
 
-class _AddressModel(FileModel):
-    """An address, and the virtual host whose table is used."""
+class AddressRequest(FileModel):
+    """An address to look up. If `vhost` is None, the only virtual host with an address table is used."""
 
     address: Annotated[str, Expected("an address")]
     vhost: _Vhost = NOTHING
@@ -210,10 +202,10 @@ def read_question(data: bytes, source: str) -> ExplainRequest | AddressRequest:
             faults.error(Place(source, 0), "", f"the file is empty, {expected}")
         raise ConfigErrors(faults.errors)
     if isinstance(root, MappingNode) and root.entry("address") is not None:
-        asked = read_model(_AddressModel, root, faults)
+        asked = read_model(AddressRequest, root, faults)
         if asked is None or faults.errors:
             raise ConfigErrors(faults.errors)
-        return AddressRequest(asked.address.encode(), asked.vhost)
+        return asked
     model = read_model(_RequestModel, root, faults)
     message = None if model is None else described_message(model, root, "", faults)
     if model is None or message is None or faults.errors:
@@ -295,12 +287,13 @@ def _vhost_of(loaded: LoadedRules, request: ExplainRequest) -> str:
     return request.vhost or (next(iter(loaded.books)) if len(loaded.books) == 1 else "/")
 
 
-def explain_address(loaded: LoadedRules, address: bytes, vhost: str | None = None) -> Lookup:
+def explain_address(loaded: LoadedRules, request: AddressRequest) -> Lookup:
     """Look up an address in the address table of one virtual host.
 
     Raises:
         ConfigErrors: no virtual host has a table, or several virtual hosts have tables.
     """
+    vhost = request.vhost
     names = [name for name in sorted(loaded.books) if vhost in (None, name)]
     if len(names) != 1:
         if names:
@@ -309,7 +302,7 @@ def explain_address(loaded: LoadedRules, address: bytes, vhost: str | None = Non
             where = "" if vhost is None else f" in virtual host {vhost}"
             message = f"no address table{where}; define `addresses` in a rules file"
         raise ConfigErrors([ConfigError("address", 0, "vhost", message)])
-    return look_up(loaded.books[names[0]], address)
+    return look_up(loaded.books[names[0]], request.address.encode())
 
 
 def as_json(explanation: Explanation | Lookup) -> dict[str, object]:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from proxy.errors import ConfigErrors
-from proxy.rules.explain import as_json, as_lines, as_text, explain, explain_address
+from proxy.rules.explain import AddressRequest, as_json, as_lines, as_text, explain, explain_address
 from tests.rules.loading import load, message_request
 
 SECRET = "s3cret-word"
@@ -22,7 +22,7 @@ addresses:
 
 
 def test_an_address_is_explained_with_rule_captures_result_and_target() -> None:
-    explanation = explain_address(load(RULES), b"out/a/b/c")
+    explanation = explain_address(load(RULES), AddressRequest(address="out/a/b/c"))
     assert list(as_lines(explanation)) == [
         'address   "out/a/b/c"',
         'rule      1 (away): "out/%/*"',
@@ -34,7 +34,7 @@ def test_an_address_is_explained_with_rule_captures_result_and_target() -> None:
 
 
 def test_an_address_without_a_rule_is_explained() -> None:
-    explanation = explain_address(load(RULES), b"other")
+    explanation = explain_address(load(RULES), AddressRequest(address="other"))
     assert (explanation.rule, list(as_lines(explanation))[-1]) == (
         None,
         "          no rule of the address table matches",
@@ -43,8 +43,8 @@ def test_an_address_without_a_rule_is_explained() -> None:
 
 def test_no_password_is_shown_whether_it_comes_from_the_rule_or_from_the_address() -> None:
     loaded = load(RULES)
-    for address in (b"out/a/b", f"amqp://u:{SECRET}@h/x".encode()):
-        explanation = explain_address(loaded, address)
+    for address in ("out/a/b", f"amqp://u:{SECRET}@h/x"):
+        explanation = explain_address(loaded, AddressRequest(address=address))
         assert explanation.rule is not None
         assert SECRET not in "\n".join(as_lines(explanation)) + json.dumps(explanation.as_json())
 
@@ -73,7 +73,13 @@ def test_a_message_to_an_exchange_without_rules_is_explained_by_the_table(
     assert SECRET not in as_text(answer)
 
 
-@pytest.mark.parametrize(("vhost", "where"), [(None, ""), ("foo", " in virtual host foo")])
-def test_without_a_table_explaining_an_address_is_an_error(vhost: str | None, where: str) -> None:
+@pytest.mark.parametrize(
+    ("request_", "where"),
+    [
+        (AddressRequest(address="a"), ""),
+        (AddressRequest(address="a", vhost="foo"), " in virtual host foo"),
+    ],
+)
+def test_without_a_table_explaining_an_address_is_an_error(request_: AddressRequest, where: str) -> None:
     with pytest.raises(ConfigErrors, match=f"no address table{where}; define `addresses` in a rules file"):
-        explain_address(load("queues: [q]"), b"a", vhost)
+        explain_address(load("queues: [q]"), request_)
