@@ -27,11 +27,10 @@ from proxy.relay.publish.plan import ClientRules
 from proxy.relay.rate_limits import RateLimits
 from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import Delivery
-from proxy.rules.addresses import broker_password
+from proxy.rules.addresses import BrokerRule, broker_password
 from proxy.rules.field_values import SystemZone
 from proxy.rules.lint.addresses import Listening, check_loops
 from proxy.rules.loader import LoadedRules
-from proxy.rules.ruleset import BrokerRule
 from proxy.yamlfile.document import Faults
 from proxy.yamlfile.models import path_in
 
@@ -179,12 +178,13 @@ def remote_brokers(
 
 
 def _broker(rule: BrokerRule, environ: Mapping[str, str], faults: Faults) -> RemoteBroker:
+    settings = rule.settings
     return RemoteBroker(
-        rule.host,
-        rule.port,
+        settings.address.host,
+        settings.address.port,
         broker_tls(rule, faults),
-        None if rule.username is None else rule.username.encode(),
+        None if settings.username is None else settings.username.encode(),
         broker_password(rule, environ, faults).get_secret_value().encode(),
-        rule.vhost,
-        RemoteLimits(rule.deadline_seconds, rule.unconfirmed, rule.unconfirmed_bytes),
+        settings.vhost,
+        RemoteLimits(settings.deadline, settings.unconfirmed, settings.unconfirmed_mib * _MIB),
     )

@@ -19,7 +19,7 @@ from proxy.errors import ConfigError
 from proxy.net.remote.endpoints import RemoteBroker
 from proxy.net.remote.pool import RemotePool
 from proxy.net.tls import ClientTls, ContextProvider, ServerTls, TlsContexts
-from proxy.rules.ruleset import BrokerRule
+from proxy.rules.addresses import BrokerRule
 from proxy.yamlfile.document import Faults, Place, join
 from proxy.yamlfile.models import path_in
 
@@ -139,7 +139,8 @@ def broker_tls(rule: BrokerRule, faults: Faults, required: bool = True) -> Clien
     """
     if rule.tls is None:
         return None
-    tls = ClientTls(rule.tls.ca, rule.tls.server_name, rule.tls.certificate, rule.tls.key)
+    ca, certificate, key = (path_in(rule.folder, name) for name in (rule.tls.ca, rule.tls.certificate, rule.tls.key))
+    tls = ClientTls(ca, rule.tls.server_name, certificate, key)
     section = join("brokers", rule.name.decode())
     places = {f"{section}.{key}": place for key, place in rule.places.items()}
     _check(tls, join(section, "tls"), places, rule.place, faults, required)

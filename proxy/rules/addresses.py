@@ -15,8 +15,7 @@ from typing import Annotated, TypeAlias
 from pydantic import SecretStr
 
 from proxy.addressing.table import AddressRule
-from proxy.rules.ruleset import AddressPlaces, BrokerRule, TlsRule
-from proxy.yamlfile.document import Faults, Node, Scalar, join
+from proxy.yamlfile.document import Faults, Node, Place, Scalar, join
 from proxy.yamlfile.hosts import HostPort
 from proxy.yamlfile.models import (
     LISTED,
@@ -89,6 +88,19 @@ class BrokerModel(FileModel):
     """total size of unconfirmed message bodies, in MiB, at which producers are paused"""
 
 
+@dataclass(frozen=True, slots=True)
+class AddressPlaces:
+    """Positions of one rule of the address table.
+
+    Args:
+        hosts: position of the key `hosts`, or of the rule if it has no such key.
+    """
+
+    path: str
+    translation: Place
+    hosts: Place
+
+
 @dataclass(slots=True)
 class ParsedAddress:
     """One rule of the address table. `fields` contains the positions of its keys."""
@@ -114,13 +126,40 @@ def read_address(node: Node, path: str, faults: Faults) -> ParsedAddress | None:
     return ParsedAddress(keys, AddressRule(model.pattern.encode(), model.translation.encode(), model.name or "", hosts))
 
 
+@dataclass(frozen=True, slots=True)
+class BrokerRule:
+    """Another broker that translations may name.
+
+    Args:
+        settings: its keys. File names in them are relative to `folder`, the directory of the rules file.
+        places: positions of the keys whose values are verified later: address, password_env, password_file, and the
+            files in tls.
+    """
+
+    name: bytes
+    settings: BrokerModel
+    folder: Path
+    place: Place
+    places: Environment[str, Place]
+
+    @property
+    def tls(self) -> BrokerTlsModel | None:
+        """TLS settings; None for plain TCP."""
+        return self.settings.tls
+
+    @property
+    def password_source(self) -> Path | str | None:
+        """File or environment variable with the password; None if the password is in the settings or unnecessary."""
+        return path_in(self.folder, self.settings.password_file) or self.settings.password_env
+
+
 #: Keys whose values can be verified only on the sidecar's host.
 _JUDGED_LATER = ("address", "password_env", "password_file")
 _TLS_FILES = ("ca", "certificate", "key")
 
 
 def read_broker(name: Scalar, node: Node, faults: Faults) -> BrokerRule | None:
-    """Read one entry of `brokers:`. File names in it are relative to the directory of the rules file."""
+    """Read one entry of `brokers:`."""
     path = join("brokers", name.text)
     warn_of_variables(node, path, faults)
     model = read_model(BrokerModel, node, faults, path)
@@ -129,33 +168,15 @@ def read_broker(name: Scalar, node: Node, faults: Faults) -> BrokerRule | None:
         return None
     if model is None:
         return None
-    keys, folder = Keys(node, path, faults), Path(name.place.source).parent
+    keys = Keys(node, path, faults)
     _credentials(keys, model.address, model.tls is not None)
     places = {key: keys.place_of(key) for key in _JUDGED_LATER}
-    tls = None
     if model.tls is not None:
         inner = Keys(keys.value("tls") or node, keys.at("tls"), faults)
         places |= {f"tls.{key}": inner.place_of(key) for key in _TLS_FILES}
         if (model.tls.certificate is None) != (model.tls.key is None):
             faults.error(inner.place, inner.path, "certificate and key must be given together")
-        ca, certificate, key = (path_in(folder, getattr(model.tls, key)) for key in _TLS_FILES)
-        tls = TlsRule(ca, model.tls.server_name, certificate, key)
-    return BrokerRule(
-        name.text.encode(),
-        model.address.host,
-        model.address.port,
-        tls,
-        model.username,
-        model.password,
-        model.password_env,
-        path_in(folder, model.password_file),
-        model.vhost,
-        model.deadline,
-        model.unconfirmed,
-        model.unconfirmed_mib << 20,
-        name.place,
-        places,
-    )
+    return BrokerRule(name.text.encode(), model, Path(name.place.source).parent, name.place, places)
 
 
 def _credentials(fields: Keys, address: HostPort, tls: bool) -> None:
@@ -182,16 +203,14 @@ def broker_password(
         required: whether a missing password is an error instead of a warning. A warning allows rules to be checked on a
             machine that must not have the password.
     """
-    if broker.password is not None:
-        return broker.password
-    key = "password_env" if broker.password_file is None else "password_file"
-    source = broker.password_env if broker.password_file is None else broker.password_file
+    source = broker.password_source
     if source is None:
-        return SecretStr("")
+        return broker.settings.password or SecretStr("")
     try:
         return SecretStr(read_password_source(source, environ))
     except MissingSecret as missing:
         report = faults.error if required else faults.warn
+        key = "password_file" if isinstance(source, Path) else "password_env"
         path = join(join("brokers", broker.name.decode()), key)
         report(broker.places.get(key, broker.place), path, str(missing))
     return SecretStr("")

@@ -31,7 +31,10 @@ def _vhost(rules: VhostRules, router: Router) -> dict[str, object]:
             {"name": rule.name or None, "pattern": text(rule.pattern), "translation": text(rule.shown)}
             for rule in rules.addresses
         ],
-        "brokers": [{"name": text(broker.name), "address": f"{broker.host}:{broker.port}"} for broker in rules.brokers],
+        "brokers": [
+            {"name": text(broker.name), "address": f"{broker.settings.address.host}:{broker.settings.address.port}"}
+            for broker in rules.brokers
+        ],
     }
 
 

@@ -23,11 +23,11 @@ from proxy.garbage import without_collection
 from proxy.routing.bindings.binding import Binding, binding_hash
 from proxy.routing.bindings.exchange_types import OPEN
 from proxy.routing.filters import ALTERNATE, ARGUMENTS, argument_faults
-from proxy.rules.addresses import AddressModel, BrokerModel, ParsedAddress, read_address, read_broker
+from proxy.rules.addresses import AddressModel, BrokerModel, BrokerRule, ParsedAddress, read_address, read_broker
 from proxy.rules.field_values import SystemZone, read_table, zone
 from proxy.rules.file_tests import FileTestModel, RulesTest, read_test
 from proxy.rules.operator_reference import arguments_schema
-from proxy.rules.ruleset import FILE_FIRST, BrokerRule, ExchangeRule, QueueRule
+from proxy.rules.ruleset import FILE_FIRST, ExchangeRule, QueueRule
 from proxy.values import EXCHANGE, QUEUE, Table, strings
 from proxy.yamlfile.document import (
     Faults,

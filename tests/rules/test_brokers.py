@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from proxy.rules.addresses import broker_password
+from proxy.rules.addresses import BrokerModel, BrokerRule, BrokerTlsModel, broker_password
 from proxy.rules.explain import explain
-from proxy.rules.ruleset import BrokerRule, TlsRule
-from proxy.yamlfile.document import Faults
+from proxy.yamlfile.document import Faults, Place
+from proxy.yamlfile.hosts import HostPort
 from tests.rules.loading import by_line, faults, load, message_request, warnings
 
 SECRET = "s3cret-word"
@@ -39,24 +39,21 @@ def test_each_virtual_host_has_its_own_table() -> None:
 
 def test_a_broker_has_defaults() -> None:
     rule = broker("{address: 'archive.example:5671'}")
-    assert (rule.host, rule.port, rule.tls, rule.username, rule.vhost) == (
-        "archive.example",
-        5671,
-        None,
-        None,
-        None,
-    )
-    assert (rule.deadline_seconds, rule.unconfirmed, rule.unconfirmed_bytes) == (10.0, 50_000, 32 << 20)
+    settings = rule.settings
+    assert settings.address == HostPort("archive.example", 5671)
+    assert (rule.tls, rule.password_source) == (None, None)
+    assert settings.model_fields_set == {"address"}
+    assert (settings.deadline, settings.unconfirmed, settings.unconfirmed_mib) == (10.0, 50_000, 32)
 
 
 def test_a_broker_with_all_connection_settings_is_read() -> None:
-    rule = broker(
+    settings = broker(
         "{address: 'h:1', tls: {server_name: n}, username: u, password_env: P, vhost: v, deadline: 2s, unconfirmed: 5,"
         " unconfirmed_mib: 1}"
-    )
-    assert rule.tls == TlsRule(server_name="n")
-    assert (rule.username, rule.password_env, rule.vhost) == ("u", "P", "v")
-    assert (rule.deadline_seconds, rule.unconfirmed, rule.unconfirmed_bytes) == (2.0, 5, 1 << 20)
+    ).settings
+    assert settings.tls == BrokerTlsModel(server_name="n")
+    assert (settings.username, settings.password_env, settings.vhost) == ("u", "P", "v")
+    assert (settings.deadline, settings.unconfirmed, settings.unconfirmed_mib) == (2.0, 5, 1)
 
 
 @pytest.mark.parametrize(
@@ -144,9 +141,14 @@ def test_a_translation_to_the_name_of_a_configured_broker_is_not_a_warning() -> 
     )
 
 
+def with_password_file(folder: Path, name: str) -> BrokerRule:
+    settings = BrokerModel(address=HostPort("h", 1), username="u", password_file=name)
+    return BrokerRule(b"a", settings, folder, Place("a.yaml", 1), {})
+
+
 def test_a_password_comes_from_one_of_three_places(tmp_path: Path) -> None:
     (tmp_path / "word").write_text(f"{SECRET}\n")
-    tmp = BrokerRule(b"a", "h", 1, username="u", password_file=tmp_path / "word")
+    tmp = with_password_file(tmp_path, "word")
     none = Faults()
     assert broker_password(tmp, {}, none).get_secret_value() == SECRET
     assert (
@@ -165,7 +167,7 @@ def test_a_password_comes_from_one_of_three_places(tmp_path: Path) -> None:
 def test_a_missing_password_is_an_error(tmp_path: Path) -> None:
     errors = Faults()
     broker_password(broker("{address: 'h:1', username: u, password_env: P}"), {}, errors)
-    broker_password(BrokerRule(b"a", "h", 1, username="u", password_file=tmp_path / "none"), {}, errors)
+    broker_password(with_password_file(tmp_path, "none"), {}, errors)
     assert [error.key for error in errors.errors] == ["brokers.archive.password_env", "brokers.a.password_file"]
 
 

@@ -120,7 +120,8 @@ def check_loops(rules: Rules, listening: Listening, faults: Faults) -> None:
     """
     for vhost in rules.vhosts.values():
         for broker in vhost.brokers:
-            if is_own_address(broker.host, broker.port, listening):
+            address = broker.settings.address
+            if is_own_address(address.host, address.port, listening):
                 path = join(join("brokers", broker.name.decode()), "address")
                 faults.error(broker.places.get("address", broker.place), path, "leads back to this proxy")
         names = {broker.name for broker in vhost.brokers}
