@@ -112,11 +112,6 @@ def _add_missing(destinations: Iterable[NamedDestination], findings: Findings) -
         findings.warnings.append(ConfigWarning(destination.place, destination.path, text))
 
 
-def _add_conflict(exchange: EvaluatedExchange, reason: str, findings: Findings) -> None:
-    place = exchange.place
-    findings.errors.append(ConfigError(place.source, place.line, exchange.path, reason, place.column))
-
-
 # -- over AMQP ---------------------------------------------------------------------------------------------------------
 
 
@@ -147,7 +142,8 @@ async def _ask_amqp(settings: ControlSettings, default_vhost: str, findings: Fin
             executor = Executor(settings, VhostState(vhost, Router(())), connection, ObservedState())
             await executor.carry_out(list(declares))
             for action, failure in executor.failures.items():
-                _add_conflict(declares[action], failure.why, findings)
+                exchange = declares[action]
+                findings.errors.append(exchange.place.error(exchange.path, failure.why))
         finally:
             await connection.close()
 
@@ -200,7 +196,7 @@ def _compare(vhost: str, queues: Container[bytes], exchanges: Mapping[bytes, Exc
             why = carrier_conflict(owned, info) or carrier_difference(owned, info)
         why = why or internal_conflicts(dict.fromkeys(exchange.published, name), exchanges).get(name)
         if why is not None:
-            _add_conflict(exchange, why, findings)
+            findings.errors.append(exchange.place.error(exchange.path, why))
 
 
 def _add_unfit(vhost: str, desired: DesiredState, observation: Observation, scans: bool, findings: Findings) -> None:
@@ -322,7 +318,7 @@ def _add_lacking(user: str, vhost: str, permissions: Permissions, needs: Iterabl
         message = f"the control user {user!r} lacks permissions in virtual host {vhost}: {', '.join(lacks)}"
         place, path = need.written.place, need.written.path
         if need.stops:
-            findings.errors.append(ConfigError(place.source, place.line, path, message, place.column))
+            findings.errors.append(place.error(path, message))
         elif (warning := ConfigWarning(place, path, message)) not in findings.warnings:
             findings.warnings.append(warning)
 

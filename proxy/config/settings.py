@@ -288,5 +288,4 @@ class Settings(FileModel):
 
     def fault(self, key: str, message: str) -> ConfigError:
         """Return an error at the position of a key, for problems that occur only when its value is used."""
-        place = self.place(key)
-        return ConfigError(place.source, place.line, key, message, place.column)
+        return self.place(key).error(key, message)

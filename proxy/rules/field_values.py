@@ -192,12 +192,16 @@ class SystemZone(tzinfo):
         return time.localtime(time.mktime((*moment.timetuple()[:8], -1)))
 
 
-def zone(name: str) -> tzinfo | None:
-    """Return the time zone with an IANA name such as ``Europe/Berlin``; None if it is unknown."""
+def zone(name: str) -> tzinfo:
+    """Return the time zone with an IANA name such as ``Europe/Berlin``.
+
+    Raises:
+        ValueError: there is no such zone.
+    """
     try:
         return ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        return None
+        raise ValueError("a name from the time zone database such as Europe/Berlin or UTC") from None
 
 
 def instant(text: str) -> float | None:

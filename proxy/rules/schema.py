@@ -75,13 +75,6 @@ def _vhost(name: str) -> str:
     return name
 
 
-def _zone(name: str) -> tzinfo:
-    timezone = zone(name)
-    if timezone is None:
-        raise ValueError("a name from the time zone database such as Europe/Berlin or UTC")
-    return timezone
-
-
 def _or_tests_file(schema: dict[str, Any]) -> None:
     listed = {key: schema.pop(key) for key in ("type", "items", "default") if key in schema}
     schema["anyOf"] = [{"type": "string", "pattern": r"_test\.ya?ml$"}, listed]
@@ -147,7 +140,7 @@ class RulesModel(FileModel):
 
     vhost: Annotated[str, Parsed("the name of a virtual host", _vhost)] = "/"
     """virtual host of this file"""
-    timezone: Annotated[tzinfo, Parsed("a time zone such as Europe/Berlin", _zone, tzinfo)] = NOTHING
+    timezone: Annotated[tzinfo, Parsed("a time zone such as Europe/Berlin", zone, tzinfo)] = NOTHING
     """time zone of dtl operators, such as Europe/Berlin; default: the system's"""
     queues: Annotated[tuple[QueueModel, ...], LISTED] = ()
     """queues to declare"""

@@ -43,6 +43,9 @@ class Place(NamedTuple):
     line: int
     column: int = 0
 
+    def error(self, key: str, message: str) -> ConfigError:
+        return ConfigError(self.source, self.line, key, message, self.column)
+
 
 class ConfigWarning(NamedTuple):
     """A warning about a valid definition that is probably not intended."""
@@ -68,7 +71,7 @@ class Faults:
 
     def error(self, place: Place, key: str, message: str) -> None:
         """Add an error at the key with the given dotted path. The message must not contain a secret."""
-        self.errors.append(ConfigError(place.source, place.line, key, message, place.column))
+        self.errors.append(place.error(key, message))
 
     def warn(self, place: Place, key: str, message: str) -> None:
         self.warnings.append(ConfigWarning(place, key, message))
@@ -316,8 +319,7 @@ class _Composer:
         sequence = isinstance(event, SequenceStartEvent)
         place = self._place(event)
         if len(self._path) >= MAX_DEPTH:
-            message = f"seen more than {MAX_DEPTH} levels of nested lists and mappings"
-            raise ConfigError(self._source, place.line, "", message, place.column)
+            raise place.error("", f"seen more than {MAX_DEPTH} levels of nested lists and mappings")
         if event.tag is not None:
             seen = "a list" if sequence else "a mapping"
             self._fault(place, f"seen the tag {_short(event.tag)} before {seen}; put strings in quotes")
