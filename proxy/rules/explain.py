@@ -249,7 +249,7 @@ def explain(
         leaves = wire.translated(message, None if evaluation.untouched else book)
     else:
         state = wire.publish_state(vhost, loaded.routers[name], book, live.get(name))
-        leaves = wire.evaluated(state, evaluation.message, decision, message if redirected else None)
+        leaves = wire.evaluated(state, evaluation.message, decision, message if redirected else None, name in live)
     key = message.facts.routing_key
     if decision is None or redirected:
         wanted = [Publication(message.exchange, key)]

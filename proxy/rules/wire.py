@@ -7,7 +7,7 @@ be bound. With the state of a running sidecar, missing destinations are listed w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -73,22 +73,6 @@ class Wire:
     missing: tuple[tuple[Destination, str], ...] = ()
 
 
-class _Everything(TokenTable):
-    """Reports every destination as bound, since there is no broker."""
-
-    @property
-    def bound(self) -> Set[Destination]:
-        return _EVERY
-
-
-class _Every(frozenset[Destination]):
-    def __contains__(self, destination: object) -> bool:
-        return True
-
-
-_EVERY = _Every()
-
-
 def publish_state(
     vhost: VhostRules, router: Router, book: AddressBook | None, live: VhostState | None = None
 ) -> VhostState:
@@ -99,8 +83,6 @@ def publish_state(
         state.missing_remote = dict(live.missing_remote)
         return state
     exchanges = {rule.name: owned_exchange(rule) for rule in vhost.exchanges}
-    for owned in exchanges.values():
-        owned.tokens = _Everything()
     return VhostState(vhost.vhost, router, exchanges, addresses=book)
 
 
@@ -119,7 +101,7 @@ def owned_exchange(rule: ExchangeRule) -> OwnedExchange:
 
 
 def evaluated(
-    state: VhostState, message: DescribedMessage, decision: Decision, source: DescribedMessage | None = None
+    state: VhostState, message: DescribedMessage, decision: Decision, source: DescribedMessage | None, is_live: bool
 ) -> Wire:
     """Return what is sent for a message to an exchange that the sidecar evaluates.
 
@@ -127,26 +109,28 @@ def evaluated(
         state: see `publish_state`.
         message: the message as received by the exchange.
         source: the original message, if the address table redirected it.
+        is_live: whether the state is that of a running sidecar; otherwise, every chosen destination is bound.
     """
     owned = state.exchanges.get(message.exchange)
     if owned is None:  # the exchange was deleted in the meantime
         return Wire()
-    first = source or message
-    publish_source = None if source is None else PublishSource(_address(source), 0)
-    out = outgoing(decision, owned, state, Traffic(), routing_key=message.facts.routing_key, source=publish_source)
-    if source is not None:
-        out = readdressed(out, _address(message))
     chosen = _chosen(decision)
     if source is None and state.addresses is not None:
         translated = translate_destinations(
             state.addresses, decision.queues, decision.exchanges, message.facts.routing_key, state.exchanges
         )
         chosen = [("queue", name) for name in translated.queues] + [("exchange", name) for name in translated.exchanges]
+    if not is_live:
+        owned.tokens = TokenTable(chosen)
+    publish_source = None if source is None else PublishSource(_address(source), 0)
+    out = outgoing(decision, owned, state, Traffic(), routing_key=message.facts.routing_key, source=publish_source)
+    if source is not None:
+        out = readdressed(out, _address(message))
     unreached = [(destination, state.missing[destination]) for destination in chosen if destination in state.missing]
     unreached += [(destination, _UNBOUND) for destination in out.unbound]
     for target in () if out.remote_targets is None else out.remote_targets.targets:
         unreached += _missing_elsewhere(state, target)
-    return Wire(tuple(_publishes(first, out)), tuple(unreached))
+    return Wire(tuple(_publishes(source or message, out)), tuple(unreached))
 
 
 def _missing_elsewhere(state: VhostState, target: Target) -> list[tuple[Destination, str]]:
