@@ -14,7 +14,7 @@ from collections.abc import Mapping as Environment
 from pydantic import SecretStr
 
 from proxy.config.settings import Settings
-from proxy.yamlfile.document import Faults, Mapping, Node, Place, Scalar, Sequence, join, read_document
+from proxy.yamlfile.document import Faults, Mapping, Node, Place, Scalar, Sequence, join, read_document, walk
 from proxy.yamlfile.models import FileModel, key_names, key_type
 
 
@@ -83,16 +83,12 @@ def _leaf(keys: list[str], name: str, text: str, faults: Faults) -> Node | None:
     return leaf
 
 
-def _named_variables(node: Node) -> Iterator[str]:
+def _named_variables(root: Node) -> Iterator[str]:
     """Yield the variables that the file refers to, which do not override keys even with the prefix ``OXPROXY_``."""
-    if isinstance(node, Mapping):
-        for key, child in node.entries:
-            if (key.text == _VARIABLE or key.text.endswith(_NAMES_VARIABLE)) and isinstance(child, Scalar):
-                yield child.text
-            yield from _named_variables(child)
-    elif isinstance(node, Sequence):
-        for item in node.items:
-            yield from _named_variables(item)
+    for path, _, node in walk(root):
+        key = path.rpartition(".")[2]
+        if (key == _VARIABLE or key.endswith(_NAMES_VARIABLE)) and isinstance(node, Scalar):
+            yield node.text
 
 
 def _with(node: Node | None, keys: list[str], leaf: Node) -> Node:

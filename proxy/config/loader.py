@@ -23,10 +23,10 @@ from proxy.yamlfile.document import (
     Mapping,
     Node,
     Place,
-    Sequence,
     is_tests_file,
     join,
     read_document,
+    walk,
 )
 from proxy.yamlfile.hosts import MOST_PORT, is_own_address, listen_conflict
 from proxy.yamlfile.models import read_model, warn_of_variables
@@ -82,8 +82,7 @@ def read_settings(
     settings = read_model(Settings, root, faults)
     if settings is None:
         raise ConfigErrors(faults.errors)
-    places: dict[str, Place] = {}
-    _note_places(root, "", places)
+    places = {where: place for where, place, _ in walk(root) if where}
     passwords = SecretReader(path.parent, environ, places, faults, secrets_required)
     upstream = settings.upstream
     loopback = all(address.loopback for address in upstream.addresses)
@@ -111,18 +110,6 @@ def read_settings(
         _check_audit_directory(settings, path.parent / settings.audit.directory, faults, secrets_required)
     faults.check()
     return settings
-
-
-def _note_places(node: Node, path: str, places: dict[str, Place]) -> None:
-    """Record the position of each key and list item by its dotted path."""
-    if isinstance(node, Mapping):
-        for key, child in node.entries:
-            places[join(path, key.text)] = key.place
-            _note_places(child, join(path, key.text), places)
-    elif isinstance(node, Sequence):
-        for index, item in enumerate(node.items):
-            places[f"{path}[{index}]"] = item.place
-            _note_places(item, f"{path}[{index}]", places)
 
 
 def _check_addresses(settings: Settings, faults: Faults) -> None:

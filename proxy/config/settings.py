@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, SecretStr
+from pydantic.json_schema import SkipJsonSchema
 
 from proxy.errors import ConfigError
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
@@ -17,7 +18,6 @@ from proxy.yamlfile.document import Place
 from proxy.yamlfile.hosts import HostPort
 from proxy.yamlfile.models import (
     LISTED,
-    NO_KEY,
     ONE_OR_MORE,
     Address,
     Duration,
@@ -89,7 +89,7 @@ class SecretSource(FileModel):
     env: Text | None = None
     """environment variable that contains a secret"""
     #: the 32 bytes of the secret
-    value: Annotated[bytes, Field(alias="\0value", repr=False), NO_KEY] = b""
+    value: Annotated[SkipJsonSchema[bytes], Field(alias="\0value", repr=False)] = b""
 
 
 class ListenSection(FileModel):
@@ -191,7 +191,7 @@ class AuditSection(FileModel):
     hash_key_file: Text | None = None
     """file that contains the key for the hashes"""
     #: the key for the hashes
-    hash_key: Annotated[bytes, Field(alias="\0hash_key", repr=False), NO_KEY] = b""
+    hash_key: Annotated[SkipJsonSchema[bytes], Field(alias="\0hash_key", repr=False)] = b""
 
 
 class MetricsSection(FileModel):
@@ -268,11 +268,11 @@ class Settings(FileModel):
     log: LogSection = Field(default_factory=LogSection)
     shutdown: ShutdownSection = Field(default_factory=ShutdownSection)
     #: the directory of the configuration file
-    folder: Annotated[Path, Field(alias="\0folder"), NO_KEY] = Path()
+    folder: Annotated[SkipJsonSchema[Path], Field(alias="\0folder")] = Path()
     #: the configuration file
-    file: Annotated[Path, Field(alias="\0file"), NO_KEY] = Path()
+    file: Annotated[SkipJsonSchema[Path], Field(alias="\0file")] = Path()
     #: position of each key in the file, by dotted path
-    places: Annotated[Places, Field(alias="\0places", repr=False), NO_KEY] = Field(default_factory=dict)
+    places: Annotated[SkipJsonSchema[Places], Field(alias="\0places", repr=False)] = Field(default_factory=dict)
 
     @property
     def admin_addresses(self) -> tuple[HostPort, ...]:

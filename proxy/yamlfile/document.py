@@ -10,7 +10,7 @@ whereas PyYAML's constructors use YAML 1.1. With the core schema, ``no``, ``on``
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -182,6 +182,17 @@ def join(path: str, key: str | int) -> str:
     if re.fullmatch(r"[A-Za-z_][\w-]*", key):
         return f"{path}.{key}" if path else key
     return f'{path}["{key}"]'
+
+
+def walk(node: Node, path: str = "", place: Place | None = None) -> Iterator[tuple[str, Place, Node]]:
+    """Yield a node and all nodes within it, each with its dotted path and the position of its key or item."""
+    yield path, place or node.place, node
+    if isinstance(node, Mapping):
+        for key, child in node.entries:
+            yield from walk(child, join(path, key.text), key.place)
+    elif isinstance(node, Sequence):
+        for index, item in enumerate(node.items):
+            yield from walk(item, join(path, index))
 
 
 def describe(node: Node | None) -> str:

@@ -28,10 +28,10 @@ from pydantic import (
     ValidationError,
 )
 from pydantic.fields import FieldInfo
-from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, PydanticOmit, core_schema
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
 from proxy.values import reserved_prefix
-from proxy.yamlfile.document import Faults, Mapping, Node, Place, Scalar, Sequence, describe, join
+from proxy.yamlfile.document import Faults, Mapping, Node, Place, Scalar, Sequence, describe, join, walk
 from proxy.yamlfile.hosts import HostPort, parse_address
 
 JsonSchemaValue: TypeAlias = dict[str, Any]
@@ -42,6 +42,8 @@ MAX_SHORT_BYTES = 255
 _NO_KEY = "\0"
 _STRING: JsonSchemaValue = {"type": "string"}
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+#: The index of a list item in a path.
+_INDEX = re.compile(r"\[[0-9]+\]")
 #: References to variables in a shell, in Kubernetes and in templates.
 _VARIABLE = re.compile(r"\$\{\w[^}]*\}|\$\(\w+\)|\{\{.+?\}\}")
 
@@ -317,17 +319,13 @@ def _meant(name: str, known: Iterable[str]) -> str:
     return f", expected one of {', '.join(known)}"
 
 
-def warn_of_variables(node: Node, path: str, faults: Faults) -> None:
+def warn_of_variables(root: Node, path: str, faults: Faults) -> None:
     """Warn, without showing the text, about strings that look like shell or template variables."""
-    if isinstance(node, Mapping):
-        for key, child in node.entries:
-            warn_of_variables(child, join(path, key.text), faults)
-    for item in node.items if isinstance(node, Sequence) else [node]:
-        if isinstance(item, Mapping) and item is not node:
-            warn_of_variables(item, path, faults)
-        if isinstance(item, Scalar) and item.place.line and _VARIABLE.search(item.text):
-            ways = "use password_env or password_file" if path.endswith("password") else "write the value itself"
-            faults.warn(item.place, path, f"seen a variable reference, which is not expanded: {ways}")
+    for where, _, node in walk(root, path):
+        if isinstance(node, Scalar) and node.place.line and _VARIABLE.search(node.text):
+            key = _INDEX.sub("", where)
+            ways = "use password_env or password_file" if key.endswith("password") else "write the value itself"
+            faults.warn(node.place, key, f"seen a variable reference, which is not expanded: {ways}")
 
 
 # -- the types of values -----------------------------------------------------------------------------------------------
@@ -438,13 +436,6 @@ class _OneOrMore:
         return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
-class _NoKey:
-    """A field that is not a key in the file. Its alias begins with a zero byte, and the schema does not contain it."""
-
-    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        raise PydanticOmit
-
-
 def _address(least: int) -> Parsed:
     expected = "host:port such as 127.0.0.1:5672 or [::1]:5672"
     return Parsed(expected, lambda text: parse_address(text, least), HostPort, quotes=False)
@@ -485,7 +476,6 @@ _HIDDEN = "a password, in quotes if YAML would not read it as a string"
 #: Permits converting a list to a tuple.
 LISTED = Strict(False)
 ONE_OR_MORE = _OneOrMore()
-NO_KEY = _NoKey()
 #: Default of a key that may be omitted but must not be null.
 NOTHING: Any = None
 Text: TypeAlias = Annotated[str, Expected("a string")]
