@@ -67,11 +67,10 @@ def is_own_address(host: str, port: int, listening: Collection[tuple[str, int]])
     Args:
         listening: our listening addresses as (host, port).
     """
-    return any(port == own_port and _is_host(host, own) for own, own_port in listening)
-
-
-def _is_host(host: str, own: str) -> bool:
-    return host.lower() == own.lower() or (_is_here(host) and _is_here(own))
+    return any(
+        port == own_port and (host.lower() == own.lower() or (_is_here(host) and _is_here(own)))
+        for own, own_port in listening
+    )
 
 
 def _is_here(host: str) -> bool:
