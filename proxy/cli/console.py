@@ -132,23 +132,21 @@ def load_rules_of(files: Sequence[Path]) -> LoadedRules:
         ConfigErrors: all errors in the files.
     """
     from proxy.config import loader
-    from proxy.rules.loader import compile_rules
-    from proxy.rules.schema import TOP_KEYS
-    from proxy.yamlfile.document import Faults, Mapping, read_document
+    from proxy.rules.loader import compile_sources
+    from proxy.rules.schema import TOP_KEYS, read_source
+    from proxy.yamlfile.document import Faults, Mapping
 
-    contents = []
+    sources = []
     for path in rules_only(files):
-        data = read_input(str(path))
-        faults = Faults()
-        root = read_document(data, str(path), faults)
-        keys = {key.text for key, _ in root.entries} if isinstance(root, Mapping) else set()
+        source = read_source(str(path), read_input(str(path)))
+        keys = {key.text for key, _ in source.root.entries} if isinstance(source.root, Mapping) else set()
         # No rules file has this key.
         if "rules" in keys and not keys & set(TOP_KEYS):
-            settings = loader.read_settings(root, path, os.environ, faults, secrets_required=False)
-            contents += [(str(path), read_input(str(path))) for path in loader.rules_files(settings)]
+            settings = loader.read_settings(source.root, path, os.environ, source.faults, secrets_required=False)
+            sources += [read_source(str(file), read_input(str(file))) for file in loader.rules_files(settings)]
         else:
-            contents.append((str(path), data))
-    return compile_rules(contents)
+            sources.append(source)
+    return compile_sources(sources, Faults())
 
 
 def read_settings(path: Path, *, secrets_required: bool = True) -> Settings:
