@@ -159,7 +159,7 @@ _OWN = Row(
             "cps",
         ),
         Lines(
-            "Unroutable messages at the broker",
+            "Unroutable messages on the broker",
             "Messages for which the broker had no queue.",
             [
                 _grown("rabbitmq_global_messages_unroutable_dropped_total", "dropped"),
