@@ -9,7 +9,6 @@ headers of a nacked publish are not known here, only in the audit log.
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections import deque
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from itertools import islice
 from aiohttp import web
 
 from proxy.admin.server import GuardedRoute, json_response
-from proxy.audit.record import LineRenderer, Privacy, TimestampText, text
+from proxy.audit.record import Privacy, TimestampText, text
 from proxy.errors import ProtocolError
 from proxy.relay.publish.tap import FailedPublish, FailureSink
 
@@ -40,7 +39,7 @@ class RecentPublishes:
 
     def __init__(self, privacy: Privacy, changed: Callable[[FailureSink], None]) -> None:
         self.watched = False
-        self._records = LineRenderer("", privacy)
+        self._privacy = privacy
         self._changed = changed
         self._timestamp = TimestampText()
         self._kept: deque[FailedPublish] = deque()
@@ -107,10 +106,10 @@ class RecentPublishes:
 
     def _shown(self, number: int, failed: FailedPublish) -> dict[str, object]:
         """Return the parts of a publish that may be shown: the fields of an audit line, and the header names."""
-        privacy = self._records.privacy
+        privacy = self._privacy
         try:
             names: list[str] | None = [text(name) for name in failed.header_names()] if failed.header else None
-            headers = json.loads(self._records.headers(failed.raw_headers(privacy.headers)))
+            headers = privacy.header_values(failed.raw_headers(privacy.headers))
             size = failed.size()
         except ProtocolError:  # malformed headers, which may be why the publish was rejected
             names, headers, size = None, {}, None

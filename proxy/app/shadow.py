@@ -18,7 +18,7 @@ import structlog
 
 from proxy.admin.server import GuardedRoute, json_route
 from proxy.app.reload import Reload, owned_exchanges
-from proxy.audit.record import LineRenderer, Privacy
+from proxy.audit.record import Privacy
 from proxy.broker.declared.store import inherit
 from proxy.errors import ProtocolError
 from proxy.net.tasks import Tasks
@@ -95,7 +95,7 @@ class Shadow:
     ) -> None:
         self._reload = reload
         self._vhosts = vhosts
-        self._records = LineRenderer("", privacy)
+        self._privacy = privacy
         self._tasks = tasks
         self._wall = wall
         self._timer = timer
@@ -249,8 +249,8 @@ class Shadow:
 
     def _example(self, observed: ObservedDecision) -> dict[str, object]:
         """Return the parts of a message that may be shown; the settings for audit lines apply."""
-        privacy = self._records.privacy
-        headers = json.loads(self._records.headers(observed.raw_headers(privacy.headers)))
+        privacy = self._privacy
+        headers = privacy.header_values(observed.raw_headers(privacy.headers))
         return {"routing_key": privacy.shown("rk", observed.routing_key), "headers": headers}
 
     def _report(self, run: _Run) -> dict[str, object]:

@@ -250,9 +250,8 @@ class Sidecar:
         if policy is not None:
             self._audit = AuditWriter(policy, self._counters.audit, time.time)
             publish_log = PublishLog(
-                LineRenderer(policy.instance, privacy),
+                LineRenderer(policy.instance, privacy, lambda: self._counters.rules.version),
                 self._audit.append,
-                lambda: self._counters.rules.version,
                 time.time,
                 ruled_only=self._settings.audit.scope == "ruled",
             )

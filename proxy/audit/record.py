@@ -108,6 +108,23 @@ class Privacy:
             return text(value)
         return self.hash(field, value if isinstance(value, bytes) else value.encode())
 
+    def header_values(self, entries: Iterable[tuple[bytes, bytes]]) -> dict[str, object]:
+        """Return the headers whose values may be written, as JSON values by name.
+
+        Args:
+            entries: (name, letter and value bytes), as returned by `proxy.amqp.tables.pick`. If several headers have
+                the same name, only the first is included.
+        """
+        values: dict[str, object] = {}
+        for name, raw in entries:
+            if name in self.headers and text(name) not in values:
+                try:
+                    value = header_value(decode_value(raw))
+                except ProtocolError:
+                    value = text(raw)[:HEADER_CHARACTERS]
+                values[text(name)] = value
+        return values
+
 
 class RecordTemplate(LineTemplate):
     """Renders the lines for one decision. Created by `LineRenderer.template`."""
@@ -180,10 +197,12 @@ class LineRenderer:
     Args:
         instance: name of this sidecar, for the field ``proxy``.
         privacy: which data may appear in lines.
+        rules: returns the version of the rules in force.
     """
 
-    def __init__(self, instance: str, privacy: Privacy | None = None) -> None:
+    def __init__(self, instance: str, privacy: Privacy | None = None, rules: Callable[[], str] = lambda: "") -> None:
         self._instance = instance
+        self._rules = rules
         self.privacy = privacy or Privacy()
 
     def origin(self, conn: str, user: Name, vhost: Name, ch: int) -> str:
@@ -205,20 +224,20 @@ class LineRenderer:
         outcome: str,
         queues: Iterable[Name] = (),
         exchanges: Iterable[Name] = (),
-        remotes: Iterable[Name] = (),
         bindings: Iterable[str] = (),
-        rule: int | None = None,
-        rules: str = "",
         reason: str | None = None,
+        remotes: Iterable[Name] = (),
+        rule: int | None = None,
     ) -> RecordTemplate:
-        """Render the fields that are constant for a decision. The caller caches them with the decision's plan.
+        """Render the fields that are constant for a decision, including the version of the rules.
+
+        The caller caches them with the decision's plan.
 
         Args:
             outcome: one of `proxy.relay.counters.OUTCOMES`.
-            remotes: names of the destinations on other brokers, without credentials.
             bindings: ids of the bindings that matched.
+            remotes: names of the destinations on other brokers, without credentials.
             rule: index of the address table's rule that was applied.
-            rules: version of the rules.
         """
         fields = {
             "exchange": text(exchange),
@@ -228,7 +247,7 @@ class LineRenderer:
             "remotes": list(map(text, remotes)),
             "bindings": list(bindings),
             "rule": rule,
-            "rules": rules,
+            "rules": self._rules(),
             "reason": reason,
         }
         constant = "," + _json(fields)[1:-1]
@@ -237,23 +256,8 @@ class LineRenderer:
         return RecordTemplate(constant)
 
     def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
-        """Render the given headers whose values may be written.
-
-        Args:
-            entries: (name, letter and value bytes), as returned by `proxy.amqp.tables.pick`.
-
-        Returns:
-            A JSON object. If several headers have the same name, only the first is included.
-        """
-        values: dict[str, object] = {}
-        for name, raw in entries:
-            if name in self.privacy.headers and text(name) not in values:
-                try:
-                    value = header_value(decode_value(raw))
-                except ProtocolError:
-                    value = text(raw)[:HEADER_CHARACTERS]
-                values[text(name)] = value
-        return _json(values)
+        """Render `Privacy.header_values`."""
+        return _json(self.privacy.header_values(entries))
 
     def settle(self, ts: str, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> bytes:
         """Render the broker's response to a publish.
@@ -281,7 +285,6 @@ class PublishLog:
     Args:
         records: renders lines.
         append: accepts lines, such as `AuditWriter.append`.
-        rules: returns the version of the rules in force.
         wall: returns seconds since 1970.
         ruled_only: whether publishes to exchanges without rules are omitted.
     """
@@ -290,48 +293,23 @@ class PublishLog:
         self,
         records: LineRenderer,
         append: Callable[[bytes, int], None],
-        rules: Callable[[], str],
         wall: Callable[[], float],
         *,
         ruled_only: bool,
     ) -> None:
         self._records = records
-        self._rules = rules
         self._wall = wall
         self._text = TimestampText()
         self.ruled_only = ruled_only
         self.names = records.privacy.headers
         self.append = append
         self.origin = records.origin
+        self.template = records.template
         self.headers = records.headers
 
     def opening(self) -> str:
         """Return the prefix that the lines of all publishes in the current read from the socket share."""
         return opening(self._text(self._wall()))
-
-    def template(
-        self,
-        exchange: bytes,
-        outcome: str,
-        queues: Iterable[bytes],
-        exchanges: Iterable[bytes],
-        bindings: Iterable[str],
-        reason: str | None,
-        remotes: Iterable[str] = (),
-        rule: int | None = None,
-    ) -> LineTemplate:
-        """Return the template of the lines for a decision. The template includes the version of the rules."""
-        return self._records.template(
-            exchange,
-            outcome,
-            queues,
-            exchanges,
-            remotes=remotes,
-            bindings=bindings,
-            rule=rule,
-            rules=self._rules(),
-            reason=reason,
-        )
 
     def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
         self.append(self._records.settle(self._text(self._wall()), conn, ch, seq, result, confirm_us), 1)

@@ -13,10 +13,8 @@ from proxy.relay.counters import AuditCounters
 
 
 def publish_log(lines: list[bytes], *, ruled_only: bool = False) -> PublishLog:
-    renderer = LineRenderer("one", Privacy(frozenset((b"to",))))
-    return PublishLog(
-        renderer, lambda line, count: lines.append(line), lambda: "v2", lambda: 0.25, ruled_only=ruled_only
-    )
+    renderer = LineRenderer("one", Privacy(frozenset((b"to",))), lambda: "v2")
+    return PublishLog(renderer, lambda line, count: lines.append(line), lambda: 0.25, ruled_only=ruled_only)
 
 
 def test_the_time_is_that_of_the_clock() -> None:
@@ -54,7 +52,7 @@ def written(directory: Path) -> list[dict[str, object]]:
 async def test_appended_lines_are_in_a_closed_segment(tmp_path: Path) -> None:
     counters = AuditCounters()
     writer = AuditWriter(AuditPolicy(tmp_path, "one"), counters)
-    made = PublishLog(LineRenderer("one"), writer.append, lambda: "v1", lambda: 0.25, ruled_only=False)
+    made = PublishLog(LineRenderer("one"), writer.append, lambda: 0.25, ruled_only=False)
     await writer.start()
     template = made.template(b"letters", "routed", [b"a"], [], ["to a"], None)
     begin = made.opening() + made.origin("c1", "guest", "/", 1)

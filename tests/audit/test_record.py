@@ -27,7 +27,7 @@ from tests.audit.lines import line
 
 TS = "2026-11-21T07:59:59.000001Z"
 KEY = b"0123456789abcdef"
-RECORDS = LineRenderer("main-1")
+RECORDS = LineRenderer("main-1", rules=lambda: "ab12")
 ORIGIN = RECORDS.origin("c7", "guest", "/", 3)
 TEMPLATE = RECORDS.template(
     b"documents",
@@ -37,8 +37,6 @@ TEMPLATE = RECORDS.template(
     remotes=["archive/q"],
     bindings=["b1", "public documents"],
     rule=4,
-    rules="ab12",
-    reason=None,
 )
 
 
@@ -141,8 +139,8 @@ def test_any_bytes_make_one_line_of_json(routing_key: bytes, message_id: bytes |
 
 @given(st.text(), st.binary(), st.text(), st.binary(), st.text())
 def test_any_names_make_one_line_of_json(conn: str, user: bytes, vhost: str, name: bytes, binding: str) -> None:
-    records = LineRenderer(vhost)
-    template = records.template(name, "routed", [name], [name], [name], [binding], None, conn, binding)
+    records = LineRenderer(vhost, rules=lambda: conn)
+    template = records.template(name, "routed", [name], [name], [binding], binding, [name])
     record = parsed(line(template, TS, records.origin(conn, user, vhost, 1), 1, b"", None, 0))
     shown = name.decode(errors="backslashreplace")
     assert (record["exchange"], record["queues"], record["bindings"]) == (shown, [shown], [binding])
@@ -253,7 +251,7 @@ def test_secrets_in_any_hashable_field_or_unlisted_header_do_not_reach_a_line() 
     records = LineRenderer("m", Privacy(frozenset([b"allowed"]), HASHABLE, KEY))
     origin = records.origin("c1", "hunter2", "/", 1)
     written = line(
-        records.template(b"x", "routed", rules="r"),
+        records.template(b"x", "routed"),
         TS,
         origin,
         1,

@@ -56,7 +56,7 @@ def wire(audited: bool) -> Wire:
     """Return a connection with a channel in confirm mode."""
     made = Wire(rules())
     if audited:
-        journal = PublishLog(LineRenderer("bench"), _ignore, lambda: "v1", lambda: NOW, ruled_only=False)
+        journal = PublishLog(LineRenderer("bench"), _ignore, lambda: NOW, ruled_only=False)
         sources = Sources(lambda: NOW, lambda: 0.0, lambda below: 0)
         made.plans = Plans(made.state, made.counters, sources, ClientRules(), journal)
         made.connect()

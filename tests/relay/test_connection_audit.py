@@ -23,7 +23,7 @@ class Log:
         self.lines: list[str] = []
         self.settled: list[tuple[int, int, str]] = []
         self.rules = ""
-        self._records = LineRenderer("test", Privacy(self.names))
+        self._records = LineRenderer("test", Privacy(self.names), lambda: self.rules)
         self.origin = self._records.origin
         self.headers = self._records.headers
 
@@ -31,7 +31,7 @@ class Log:
         return opening("2026-11-23T00:00:00.000000Z")
 
     def template(self, exchange: bytes, outcome: str, *more: object, **others: object) -> RecordTemplate:
-        return self._records.template(exchange, outcome, rules=self.rules)
+        return self._records.template(exchange, outcome)
 
     def append(self, lines: bytes, count: int) -> None:
         records = [json.loads(line) for line in lines.splitlines()]
