@@ -72,9 +72,8 @@ class SidecarCollector(Collector):
             yield metric
 
     def _metric(self, spec: MetricSpec) -> Metric:
-        if spec.histogram is not None:
-            return _histogram(spec, spec.histogram(self._counters))
-        return _family(spec, self._openmetrics, spec.rows(self._counters))
+        values = spec.read(self._counters)
+        return _histogram(spec, values) if isinstance(values, Histogram) else _family(spec, self._openmetrics, values)
 
 
 def _histogram(spec: MetricSpec, histogram: Histogram) -> Metric:

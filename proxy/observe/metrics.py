@@ -61,6 +61,11 @@ def destination_publishes(counters: Counters) -> Iterable[Row]:
     return merged(((vhost, text(name)), count) for vhost, name, count in counters.traffic.destinations())
 
 
+def by_label(numbers: Callable[[Counters], dict[str, int]]) -> Reading:
+    """Read a dictionary whose keys are the values of the metric's only label."""
+    return lambda counters: [((label,), number) for label, number in numbers(counters).copy().items()]
+
+
 def relays(attribute: str) -> Callable[[Counters], float]:
     """Read one attribute of `RelayCounters`, summed over all virtual hosts."""
     return lambda counters: sum(getattr(relay, attribute) for relay in relay_counters(counters))
@@ -95,10 +100,6 @@ def connections_total(counters: Counters) -> Iterable[Row]:
     return [((side, result), count) for side, counted in sides for result, count in counted.results.items()]
 
 
-def rejected_connections(counters: Counters) -> Iterable[Row]:
-    return [((reason,), count) for reason, count in counters.limits.rejected_connections.items()]
-
-
 def limit_hits(counters: Counters) -> Iterable[Row]:
     hits = dict(counters.limits.hits)
     hits["message_size"] += sum(relay.oversized for relay in relay_counters(counters))
@@ -112,18 +113,6 @@ def remote_up(counters: Counters) -> Iterable[Row]:
 def remote_publishes(counters: Counters) -> Iterable[Row]:
     remotes = counters.remotes.copy().items()
     return [((name, result), count) for name, remote in remotes for result, count in remote.results.items()]
-
-
-def certificates(counters: Counters) -> Iterable[Row]:
-    return counters.certificates.copy().items()
-
-
-def control_failures(counters: Counters) -> Iterable[Row]:
-    return [((task,), count) for task, count in counters.control_failures.copy().items()]
-
-
-def reloads(counters: Counters) -> Iterable[Row]:
-    return [((result,), count) for result, count in counters.rules.reloads.items()]
 
 
 class MetricKind(Enum):
@@ -145,16 +134,14 @@ class MetricSpec:
     Args:
         name: full name as Prometheus shows it, without the suffixes of a histogram.
         help: help text, one sentence.
-        rows: reads the values; not used for a histogram.
-        histogram: for HISTOGRAM, returns the observations.
+        read: reads the values; for HISTOGRAM, returns the observations.
     """
 
     name: str
     kind: MetricKind
     labels: tuple[str, ...]
     help: str
-    rows: Reading
-    histogram: Callable[[Counters], Histogram] | None = None
+    read: Reading | Callable[[Counters], Histogram]
 
 
 def _metric(name: str, kind: MetricKind, labels: str, rows: Reading, about: str) -> MetricSpec:
@@ -172,7 +159,7 @@ def _gauge(name: str, value: Callable[[Counters], float], about: str) -> MetricS
 
 
 def _histogram(name: str, about: str) -> MetricSpec:
-    return MetricSpec(f"oxproxy_{name}", MetricKind.HISTOGRAM, (), about, lambda _counters: (), attrgetter(name))
+    return MetricSpec(f"oxproxy_{name}", MetricKind.HISTOGRAM, (), about, attrgetter(name))
 
 
 #: All metrics of the sidecar, in the order of the page. prometheus_client adds `process_*` and `python_info`.
@@ -191,7 +178,13 @@ METRICS: tuple[MetricSpec, ...] = (
         lambda counters: [((counters.rules.version,), 1)],
         "Version (short hash) of the rules in force; always 1.",
     ),
-    _metric("rules_reload_total", COUNTER, "result", reloads, "Attempts to load rules files by result: ok or error."),
+    _metric(
+        "rules_reload_total",
+        COUNTER,
+        "result",
+        by_label(lambda counters: counters.rules.reloads),
+        "Attempts to load rules files by result: ok or error.",
+    ),
     _gauge(
         "rules_last_reload_success_timestamp_seconds",
         lambda counters: counters.rules.last_success_seconds,
@@ -231,7 +224,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "certificate_expiry_timestamp_seconds",
         GAUGE,
         "side file",
-        certificates,
+        lambda counters: counters.certificates.copy().items(),
         "Expiry time of a certificate that the sidecar presents to producers (downstream) or brokers (upstream).",
     ),
     _gauge("channels", relays("channels"), "Open channels of producers."),
@@ -314,7 +307,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "connections_rejected_total",
         COUNTER,
         "reason",
-        rejected_connections,
+        by_label(lambda counters: counters.limits.rejected_connections),
         "Connections rejected by a limit: connections or connections_per_peer.",
     ),
     _metric(
@@ -362,7 +355,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "control_loop_failures_total",
         COUNTER,
         "task",
-        control_failures,
+        by_label(lambda counters: counters.control_failures),
         "Unexpected exceptions in tasks of the control plane; each is logged with its traceback and retried.",
     ),
     _counter("audit_lines_total", lambda counters: counters.audit.lines, "Audit lines written to disk."),
