@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from proxy.audit.writer import AuditWriter
 from proxy.net.remote.pool import RemotePool
 from proxy.net.throttle import RegexPacing
 from proxy.net.upstream import Upstream, UpstreamPool
 from proxy.net.vhosts import Vhosts
-from proxy.relay.connection_audit import AuditCommits
 from proxy.relay.connection_state import RelayLimits
 from proxy.relay.counters import Counters
 from proxy.relay.rate_limits import RateLimits, UserRateLimits
@@ -37,17 +36,6 @@ class SessionLimits:
     relay: RelayLimits = field(default_factory=RelayLimits)
 
 
-class AuditGate(AuditCommits, Protocol):
-    """The audit log as used by sessions."""
-
-    @property
-    def strict(self) -> bool:
-        """True if no confirm may be relayed before its audit line is on disk."""
-
-    #: whether producers must be paused
-    full: bool
-
-
 @dataclass(frozen=True, slots=True)
 class SessionContext:
     """Data shared by all sessions.
@@ -64,7 +52,7 @@ class SessionContext:
     counters: Counters
     limits: SessionLimits
     version: str
-    audit: AuditGate | None = None
+    audit: AuditWriter | None = None
     remotes: RemotePool | None = None
     allowances: UserRateLimits = field(default_factory=lambda: UserRateLimits(RateLimits()))
     reuse: UpstreamPool | None = None

@@ -21,6 +21,7 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import structlog
@@ -341,19 +342,16 @@ class Listener:
             listening.close()
         self._sockets.clear()
 
-    async def _stop_accepting(self) -> None:
-        self.draining = True
-        self._close_sockets()
-        await self._tasks.ended()
-        if self._context.reuse is not None:
-            await self._context.reuse.stop()
-
     async def drain(self) -> None:
         """Stop accepting, wait for confirms, close every producer with 320, then close the sockets.
 
         At the deadline, unconfirmed publishes to other brokers are nacked; publishes to our broker stay unconfirmed.
         """
-        await self._stop_accepting()
+        self.draining = True
+        self._close_sockets()
+        await self._tasks.ended()
+        if self._context.reuse is not None:
+            await self._context.reuse.stop()
         loop = asyncio.get_running_loop()
         end = loop.time() + self._limits.settle_seconds
         while self._settling():
@@ -365,11 +363,9 @@ class Listener:
             await asyncio.sleep(_LOOK_SECONDS)
         for session in tuple(self._sessions):
             session.close(320, "the proxy is shutting down")
-        self._empty.clear()
         if self._sessions:
-            try:
-                async with asyncio.timeout(self._limits.close_seconds):
-                    await self._empty.wait()
-            except TimeoutError:
-                for session in tuple(self._sessions):
-                    session.abort()
+            self._empty.clear()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._empty.wait(), self._limits.close_seconds)
+        for session in tuple(self._sessions):
+            session.abort()

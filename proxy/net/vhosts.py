@@ -38,16 +38,16 @@ class ClientConnections:
     """The open connections, by virtual host and user."""
 
     def __init__(self) -> None:
-        self._open: dict[tuple[str, str], list[ClientConnection]] = {}
+        #: the connections in the order in which they were opened; the values are not used
+        self._open: dict[tuple[str, str], dict[ClientConnection, None]] = {}
 
     def enter(self, vhost: str, user: str, connection: ClientConnection) -> None:
-        self._open.setdefault((vhost, user), []).append(connection)
+        self._open.setdefault((vhost, user), {})[connection] = None
 
     def leave(self, vhost: str, user: str, connection: ClientConnection) -> None:
-        client_connections = self._open.get((vhost, user), [])
-        if connection in client_connections:
-            client_connections.remove(connection)
-        if not client_connections:
+        connections = self._open.get((vhost, user), {})
+        connections.pop(connection, None)
+        if not connections:
             self._open.pop((vhost, user), None)
 
     def present(self, vhost: str) -> bool:
@@ -57,23 +57,15 @@ class ClientConnections:
         """Check permissions on clients' connections. A client without a connection is refused until it opens one."""
         waiting = []
         for check in asked:
-            client_connections = self._open.get((vhost, check.reach.client))
-            if client_connections:
-                known: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            connections = self._open.get((vhost, check.reach.client))
+            if connections:
+                known = asyncio.Event()
                 waiting.append(known)
-                client_connections[-1].ask(check, _once(known))
+                next(reversed(connections)).ask(check, known.set)
             else:
                 check.reach.refused[check.destination] = f"{check.reach.client} is not connected"
-        if waiting:
-            await asyncio.wait(waiting)
-
-
-def _once(known: asyncio.Future[None]) -> Callable[[], None]:
-    def done() -> None:
-        if not known.done():
-            known.set_result(None)
-
-    return done
+        for known in waiting:
+            await known.wait()
 
 
 _log = structlog.get_logger(__name__)
@@ -126,19 +118,6 @@ class Vhosts:
         journal: the audit log, if there is one.
     """
 
-    __slots__ = (
-        "_control",
-        "_counters",
-        "_decisions",
-        "_failures",
-        "_journal",
-        "_plans",
-        "_rules",
-        "_sources",
-        "_tap",
-        "client_connections",
-    )
-
     def __init__(
         self,
         states: Iterable[VhostState],
@@ -150,7 +129,7 @@ class Vhosts:
     ) -> None:
         self._rules = rules
         self._journal = journal
-        self._control = control
+        self.control = control
         self._counters = counters
         self._sources = sources
         self._tap: Tap | None = None
@@ -167,17 +146,14 @@ class Vhosts:
         """
         plans = self._plans.get(vhost)
         if plans is None:
-            known = self._control.state_of(vhost) if self._control is not None else None
+            known = self.control.state_of(vhost) if self.control is not None else None
             state = known if known is not None else VhostState(vhost, Router(()))
             plans = self._plans[vhost] = self._make(state)
         return plans
 
-    def in_use(self, vhost: str) -> bool:
-        return self.client_connections.present(vhost)
-
     def forget(self, vhost: str) -> None:
         """Forget a deleted virtual host. A new virtual host with the same name starts from scratch."""
-        if not self.in_use(vhost):
+        if not self.client_connections.present(vhost):
             plans = self._plans.pop(vhost, None)
             if plans is not None:
                 plans.forget()
@@ -219,7 +195,7 @@ class Vhosts:
 
     def inventory(self, vhost: str) -> QueueInventory:
         """Return non-blocking callbacks through which relays use the control plane for a virtual host."""
-        control = self._control
+        control = self.control
         if control is None:
             return NO_INVENTORY
         return QueueInventory(
@@ -228,7 +204,3 @@ class Vhosts:
             partial(control.queue_deleted, vhost),
             partial(control.changed, vhost),
         )
-
-    @property
-    def control(self) -> ControlPlane | None:
-        return self._control
