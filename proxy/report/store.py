@@ -44,6 +44,19 @@ _ROW = "batch STRING, name STRING, data BINARY"
 _EMPTY = "nothing"
 
 
+def inputs(day: date | None) -> str:
+    """Return the SQL condition for the segments on which the tables of a day depend.
+
+    They have invalid lines or records of the day, publishes of the previous day that may be returned on this day, or
+    records of the first hour of the following day, until which the day's publishes may be returned. If the day is None,
+    they are the segments outside date directories.
+    """
+    if day is None:
+        return "folder IS NULL"
+    following = f"list_contains(days, DATE '{day}' + 1) AND first < DATE '{day}' + INTERVAL 25 HOUR"
+    return f"(list_has_any(days, [DATE '{day}' - 1, DATE '{day}']) OR {following})"
+
+
 class Partials:
     """The partials of one output directory."""
 
@@ -200,10 +213,7 @@ class Partials:
         frame.write.mode("append").parquet(self._folder)
 
     def open(self, day: date | None) -> None:
-        """Create the views ``p_NAME`` over the effective partials of a day and the days before and after it.
-
-        If the day is None, they are the partials of the segments outside date directories.
-        """
+        """Create the views ``p_NAME`` over the effective partials of the `inputs` of a day."""
         batches = self._unpack_day(day)
         # This table is usually empty, so joining with it costs nothing. A join with `live` would copy all rows.
         self._run.duck.execute(
@@ -217,10 +227,7 @@ class Partials:
 
     def _unpack_day(self, day: date | None) -> list[str]:
         """Write the tables of the batches that affect a day to files on this machine. Return the batches."""
-        condition = "folder IS NULL"
-        if day is not None:
-            condition = f"list_has_any(days, [DATE '{day}' - 1, DATE '{day}', DATE '{day}' + 1])"
-        batches = [batch for (batch,) in self._ask(f"SELECT DISTINCT batch FROM live WHERE {condition}")]
+        batches = [batch for (batch,) in self._ask(f"SELECT DISTINCT batch FROM live WHERE {inputs(day)}")]
         self._unpack(batches)
         return batches
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, date, datetime
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -28,6 +28,7 @@ from proxy.report.partials import MACROS, SIZE_CLASSES, statements
 from proxy.report.request import KnownBinding
 from proxy.report.session import Run
 from proxy.report.storage import folder_day, read_json, write_text
+from proxy.report.store import inputs
 
 #: The tables of a report.
 TRAFFIC, TRACE = "traffic", "trace"
@@ -49,8 +50,6 @@ _LIMIT, _FACTOR = 3.5, 1.4826
 _LEAST_SHARE = 0.05
 #: Maximum number of messages whose path through several sidecars is shown, and of steps in each path.
 WAYS, _STEPS = 10, 50
-#: Returns for the publishes of a day may arrive until this long after the end of the day.
-_LATE = timedelta(hours=1)
 
 _SQL = statements(
     "tables.sql",
@@ -107,23 +106,21 @@ class Tables:
 
     def fingerprint(self, day: date | None) -> str:
         """Return a fingerprint of the inputs of a day's tables."""
+        rows = self._run.duck.execute(f"SELECT content FROM live WHERE {inputs(day)} ORDER BY content").fetchall()
+        contents = _digest("".join(content for (content,) in rows))
         if day is None:
-            return self._contents("folder IS NULL")
+            return contents
         request = self._run.request
         begin = datetime(day.year, day.month, day.day, tzinfo=UTC)
         parts = [
             _EDITION,
-            self._contents(f"list_contains(days, DATE '{day}')"),
+            contents,
             min(24, max(0, int((request.now - begin).total_seconds()) // 3600)),
             [str(other) for other in self._history(day)],
             None if request.bindings is None else sorted(map(repr, request.bindings)),
             request.trace,
         ]
         return _digest(json.dumps(parts))
-
-    def _contents(self, condition: str) -> str:
-        rows = self._run.duck.execute(f"SELECT content FROM live WHERE {condition} ORDER BY content").fetchall()
-        return _digest("".join(content for (content,) in rows))
 
     def make(self, day: date | None, fingerprint: str) -> None:
         """Create the tables for a day, and replace the old tables."""
@@ -132,11 +129,7 @@ class Tables:
 
     def _create(self, day: date) -> dict[str, Any]:
         """Write the tables for a day to a local directory. Return the page data that no table contains."""
-        self._values |= {
-            "day": f"DATE '{day}'",
-            "begin": f"DATE '{day - timedelta(days=1)}'",
-            "end": f"TIMESTAMP '{datetime.combine(day, time()) + timedelta(days=1) + _LATE}'",
-        }
+        self._values["day"] = f"DATE '{day}'"
         for other in self._history(day):
             if other not in self._hours:
                 self._hours.add(other)

@@ -173,6 +173,25 @@ def test_a_return_is_matched_with_a_publish_in_another_segment_or_day(place: Pla
     assert "1 return without a publish in the log" in str(summary)
 
 
+def test_a_late_segment_of_the_previous_day_contains_the_publish_of_a_return(place: Place) -> None:
+    segment(place.input, [publish(ts="2026-11-20T07:00:00Z", ch=2)])
+    segment(place.input, [settle(ts="2026-11-21T00:00:00.1Z")], "2026-11-21", 0)
+    assert place.run().unmatched == 1
+    segment(place.input, [publish(ts="2026-11-20T23:59:59.9Z")], hour=23)
+    summary = place.run()
+    assert (summary.unmatched, summary.made) == (0, ["2026-11-20", "2026-11-21"])
+
+
+def test_a_late_segment_of_the_next_day_contains_the_last_publish_before_a_return(place: Place) -> None:
+    segment(place.input, [publish(ts="2026-11-20T23:59:59.9Z")], hour=23)
+    segment(place.input, [settle(ts="2026-11-21T00:00:02Z")], "2026-11-21", 0)
+    place.run()
+    assert place.ask("SELECT date::VARCHAR, returned FROM {unroutable}") == [("2026-11-20", 1)]
+    segment(place.input, [publish(ts="2026-11-21T00:00:01Z")], "2026-11-21", 0, "p-1-2")
+    place.run()
+    assert place.ask("SELECT date::VARCHAR, returned FROM {unroutable}") == [("2026-11-21", 1)]
+
+
 def test_the_day_after_a_range_is_read_for_returns(place: Place) -> None:
     segment(place.input, [publish(ts="2026-11-20T23:59:59.9Z")], hour=23)
     segment(place.input, [settle(ts="2026-11-21T00:00:00.1Z")], "2026-11-21", 0)

@@ -14,8 +14,9 @@ CREATE OR REPLACE TEMP TABLE m_hours
 -- name: prepare
 -- Each return with the latest earlier publish that has the same number; then each such publish once.
 CREATE OR REPLACE TEMP TABLE m_pairs AS
-    WITH told AS (SELECT DISTINCT proxy, conn, ch, seq, told FROM p_returned WHERE told >= $day AND told < $end),
-    sent AS (FROM p_candidates WHERE t >= $begin AND t < $end)
+    WITH told AS (SELECT DISTINCT proxy, conn, ch, seq, told FROM p_returned
+        WHERE told >= $day AND told < $day + INTERVAL 25 HOUR),
+    sent AS (FROM p_candidates WHERE t >= $day - 1 AND t < $day + INTERVAL 25 HOUR)
     SELECT told.told, first(sent ORDER BY sent.t DESC) AS publish, count(sent.t) AS n
     FROM told LEFT JOIN sent ON sent.t <= told.told AND (told.proxy, told.conn, told.ch, told.seq)
         = (sent.proxy, sent.conn, sent.ch, sent.seq)
