@@ -124,9 +124,6 @@ class MetricKind(Enum):
     HISTOGRAM = "histogram"
 
 
-COUNTER, GAUGE, INFO = MetricKind.COUNTER, MetricKind.GAUGE, MetricKind.INFO
-
-
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
     """One metric.
@@ -144,18 +141,17 @@ class MetricSpec:
     read: Reading | Callable[[Counters], Histogram]
 
 
-def _metric(name: str, kind: MetricKind, labels: str, rows: Reading, about: str) -> MetricSpec:
+def _metric(name: str, labels: str, rows: Reading, about: str) -> MetricSpec:
+    """Return a metric whose name shows its type: a counter, an info metric, or otherwise a gauge."""
+    kind = MetricKind.COUNTER if name.endswith("_total") else MetricKind.GAUGE
+    if name.endswith("_info"):
+        kind = MetricKind.INFO
     return MetricSpec(f"oxproxy_{name}", kind, tuple(labels.split()), about, rows)
 
 
-def _counter(name: str, value: Callable[[Counters], float], about: str) -> MetricSpec:
-    """Return a counter without labels."""
-    return _metric(name, COUNTER, "", lambda counters: [((), value(counters))], about)
-
-
-def _gauge(name: str, value: Callable[[Counters], float], about: str) -> MetricSpec:
-    """Return a gauge without labels."""
-    return _metric(name, GAUGE, "", lambda counters: [((), value(counters))], about)
+def _number(name: str, value: Callable[[Counters], float], about: str) -> MetricSpec:
+    """Return a metric without labels."""
+    return _metric(name, "", lambda counters: [((), value(counters))], about)
 
 
 def _histogram(name: str, about: str) -> MetricSpec:
@@ -166,99 +162,88 @@ def _histogram(name: str, about: str) -> MetricSpec:
 METRICS: tuple[MetricSpec, ...] = (
     _metric(
         "build_info",
-        INFO,
         "version build",
         lambda counters: [((counters.version, BUILD), 1)],
         "Version and build (compiled or interpreted) of this sidecar; always 1.",
     ),
     _metric(
         "rules_info",
-        INFO,
         "version",
         lambda counters: [((counters.rules.version,), 1)],
         "Version (short hash) of the rules in force; always 1.",
     ),
     _metric(
         "rules_reload_total",
-        COUNTER,
         "result",
         by_label(lambda counters: counters.rules.reloads),
         "Attempts to load rules files by result: ok or error.",
     ),
-    _gauge(
+    _number(
         "rules_last_reload_success_timestamp_seconds",
         lambda counters: counters.rules.last_success_seconds,
         "Time when the rules in force were loaded.",
     ),
-    _gauge("workers", lambda counters: counters.workers, "Configured workers; each is a separate scrape target."),
-    _counter(
+    _number("workers", lambda counters: counters.workers, "Configured workers; each is a separate scrape target."),
+    _number(
         "worker_restarts_total",
         lambda counters: counters.worker_restarts,
         "Restarts of this worker by the supervisor after an unexpected exit.",
     ),
     _metric(
         "connections",
-        GAUGE,
         "side",
         connections,
         "Open connections: downstream (producers) and upstream (links to RabbitMQ).",
     ),
     _metric(
         "connections_total",
-        COUNTER,
         "side result",
         connections_total,
         "Attempts to open a connection by result: ok, refused, unavailable, timeout, protocol_error or tls_error.",
     ),
-    _gauge(
+    _number(
         "connections_kept",
         lambda counters: counters.kept_connections,
         "Idle upstream connections kept for reuse (upstream.reuse); not included in oxproxy_connections.",
     ),
-    _counter(
+    _number(
         "connections_reused_total",
         lambda counters: counters.reused_connections,
         "Idle upstream connections that were reused for another producer.",
     ),
     _metric(
         "certificate_expiry_timestamp_seconds",
-        GAUGE,
         "side file",
         lambda counters: counters.certificates.copy().items(),
         "Expiry time of a certificate that the sidecar presents to producers (downstream) or brokers (upstream).",
     ),
-    _gauge("channels", relays("channels"), "Open channels of producers."),
+    _number("channels", relays("channels"), "Open channels of producers."),
     _metric(
         "publishes_total",
-        COUNTER,
         "vhost exchange outcome",
         publishes,
         "Publishes by outcome; exchanges not named in rules count as other.",
     ),
     _metric(
         "publish_bytes_total",
-        COUNTER,
         "vhost exchange",
         publish_bytes,
         "Bytes of message bodies published; exchanges not named in rules count as other.",
     ),
     _metric(
         "binding_matches_total",
-        COUNTER,
         "vhost exchange binding",
         binding_matches,
         "Publishes that matched a binding; bindings beyond metrics.bindings count as other.",
     ),
     _metric(
         "destination_publishes_total",
-        COUNTER,
         "vhost destination",
         destination_publishes,
         "Publishes routed to a destination named in the rules files.",
     ),
     _metric(
         "decision_cache_total",
-        COUNTER,
         "result",
         relays_by(("cache_hits", "hit"), ("cache_misses", "miss"), ("cache_bypassed", "bypassed")),
         "Publishes to evaluated exchanges by cache result: hit, miss, or bypassed if the decision can't be cached.",
@@ -267,37 +252,35 @@ METRICS: tuple[MetricSpec, ...] = (
     _histogram("confirm_seconds", "Time from a sampled publish to its confirm from RabbitMQ."),
     _metric(
         "confirms_total",
-        COUNTER,
         "result",
         relays_by(("confirms_acked", "acked"), ("confirms_nacked", "nacked")),
         "Publishes confirmed to producers with an ack or a nack.",
     ),
-    _counter("returns_total", relays("returns"), "Messages returned to producers."),
-    _counter(
+    _number("returns_total", relays("returns"), "Messages returned to producers."),
+    _number(
         "regex_limit_hits_total",
         relays("regex_limit_hits"),
         "Regular expression searches that reached the match limit and were counted as no match.",
     ),
     _metric(
         "regex_budget_spent_total",
-        COUNTER,
         "owner",
         regex_owners,
         "Decisions in which regular expressions exceeded limits.regex_budget, by owner of the expressions: rules "
         "(rules files), client (a user's bindings) or message (message headers).",
     ),
-    _counter(
+    _number(
         "failed_translations_total",
         relays("failed_translations"),
         "Destinations whose address translation failed; each causes a nack.",
     ),
-    _gauge("upstream_blocked", relays("upstream_blocked"), "Links that RabbitMQ has blocked (memory or disk alarm)."),
-    _gauge(
+    _number("upstream_blocked", relays("upstream_blocked"), "Links that RabbitMQ has blocked (memory or disk alarm)."),
+    _number(
         "paused_producers",
         relays("paused_producers"),
         "Producers whose socket is not being read because of back-pressure.",
     ),
-    _gauge(
+    _number(
         "throttled_producers",
         lambda counters: counters.limits.throttled,
         "Producers paused because their user exceeded limits.publish_rate or limits.publish_bytes, or "
@@ -305,86 +288,80 @@ METRICS: tuple[MetricSpec, ...] = (
     ),
     _metric(
         "connections_rejected_total",
-        COUNTER,
         "reason",
         by_label(lambda counters: counters.limits.rejected_connections),
         "Connections rejected by a limit: connections or connections_per_peer.",
     ),
     _metric(
         "limit_hits_total",
-        COUNTER,
         "limit",
         limit_hits,
         "Number of times that an open connection reached a limit: publish_rate, publish_bytes, patience, "
         "message_size, idle or regex_budget.",
     ),
-    _gauge(
+    _number(
         "topology_missing_destinations",
         lambda counters: counters.missing_destinations,
         "Destinations named in the rules that do not exist or can't be reached.",
     ),
-    _gauge(
+    _number(
         "topology_foreign_bindings",
         lambda counters: counters.foreign_bindings,
         "Foreign bindings on carriers, which were not created by a sidecar and bypass the rules.",
     ),
-    _gauge(
+    _number(
         "topology_unkeyed_tokens",
         lambda counters: counters.unkeyed_tokens,
         "Bindings on carriers with unkeyed tokens, as created by version 0.1; `oxproxy adopt --finish` removes them.",
     ),
-    _gauge(
+    _number(
         "topology_carrier_bypasses",
         lambda counters: counters.carrier_bypasses,
         "Alternate and dead-letter exchanges on RabbitMQ that route messages to a carrier and bypass its rules.",
     ),
     _metric(
         "carrier_bindings",
-        GAUGE,
         "vhost type fits",
         lambda counters: list(counters.carrier_bindings.items()),
         "Bindings on carriers by carrier type (direct or topic); `fits` is `no` if the other type is configured "
         "or costs RabbitMQ less.",
     ),
-    _gauge(
+    _number(
         "topology_unsigned_bindings",
         lambda counters: counters.unsigned_bindings,
         "Stored client bindings without a valid signature, which route only to their own destination.",
     ),
     _metric(
         "control_loop_failures_total",
-        COUNTER,
         "task",
         by_label(lambda counters: counters.control_failures),
         "Unexpected exceptions in tasks of the control plane; each is logged with its traceback and retried.",
     ),
-    _counter("audit_lines_total", lambda counters: counters.audit.lines, "Audit lines written to disk."),
-    _counter(
+    _number("audit_lines_total", lambda counters: counters.audit.lines, "Audit lines written to disk."),
+    _number(
         "audit_dropped_total",
         lambda counters: counters.audit.dropped,
         "Audit lines dropped because the disk or the writer could not keep up.",
     ),
-    _counter(
+    _number(
         "audit_bytes_total",
         lambda counters: counters.audit.text_bytes,
         "Bytes of audit text written to disk, before compression.",
     ),
-    _gauge(
+    _number(
         "audit_failing",
         lambda counters: counters.audit.failing,
         "1 while the disk rejects audit lines or does not respond.",
     ),
-    _metric("remote_up", GAUGE, "broker", remote_up, "1 if the link to another broker is up, else 0."),
+    _metric("remote_up", "broker", remote_up, "1 if the link to another broker is up, else 0."),
     _metric(
         "remote_publishes_total",
-        COUNTER,
         "broker result",
         remote_publishes,
         "Publishes to another broker by result: acked, nacked, returned or lost.",
     ),
     _metric(
         "protocol_errors_total",
-        COUNTER,
         "reply_code",
         protocol_errors,
         "Channels and connections that the sidecar closed, by AMQP reply code.",
