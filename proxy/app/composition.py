@@ -22,7 +22,7 @@ from proxy.net.context import SessionLimits
 from proxy.net.listener import ListenerLimits
 from proxy.net.remote.endpoints import RemoteBroker, RemoteLimits
 from proxy.net.tls_config import SidecarTls, broker_tls
-from proxy.relay.connection_state import RelayLimits as RelayLimits
+from proxy.relay.connection_state import RelayLimits
 from proxy.relay.publish.plan import ClientRules
 from proxy.relay.rate_limits import RateLimits
 from proxy.relay.tokens import Secrets

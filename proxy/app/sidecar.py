@@ -46,7 +46,7 @@ from proxy.app.shadow import Shadow
 from proxy.app.workers import SIGNALS, Workers, WorkerSlot
 from proxy.audit.record import LineRenderer, PublishLog
 from proxy.audit.writer import AuditWriter
-from proxy.broker.connection import ControlSettings, TlsSettings
+from proxy.broker.connection import ControlSettings
 from proxy.broker.remote_observer import RemoteObserver
 from proxy.broker.topology import Topology
 from proxy.config.loader import STANDARD_INPUT, changed_since, load_settings, rules_files
@@ -382,10 +382,7 @@ class Sidecar:
         place = endpoint(remote, remotes.brokers.get(vhost, {}), vhost)
         if not isinstance(place, Endpoint) or is_own_address(place.host, place.port, remotes.listening):
             return None
-        tls = None
-        if place.tls is not None:
-            name = place.tls.server_name or place.host
-            tls = TlsSettings(partial(self._tls.contexts.of, place.tls), name, place.tls.words)
+        tls = None if place.tls is None else self._tls.client(place.tls, place.tls.server_name or place.host)
         login = place.credentials
         try:
             user, password, remote_vhost = login.user.decode(), login.password.decode(), login.vhost.decode()

@@ -100,15 +100,16 @@ class Heartbeats:
             self.read_producer_at = now
         if self._upstream.paused:
             self.read_upstream_at = now
-        if not (self._look_at_producer(now) and self._look_at_upstream(now)):
+        if self._is_producer_lost(now):
             return
+        self._look_at_upstream(now)
         if self._idle_seconds and self._is_idle(now):
             self._idle()
             return
         self._flush(self._relay, now)
         self._timer = asyncio.get_running_loop().call_later(self._every, self._look)
 
-    def _look_at_producer(self, now: float) -> bool:
+    def _is_producer_lost(self, now: float) -> bool:
         seconds = self._tuning.heartbeat_producer
         if seconds and now - self.wrote_producer_at >= seconds / 2 - self._every:
             self.wrote_producer_at = now
@@ -116,17 +117,16 @@ class Heartbeats:
         if seconds and now - self.read_producer_at > 2 * seconds:
             self._log.warning("missed heartbeats from the producer", seconds=2 * seconds)
             self._producer.abort()
-            return False
-        return True
+            return True
+        return False
 
-    def _look_at_upstream(self, now: float) -> bool:
+    def _look_at_upstream(self, now: float) -> None:
         seconds = self._tuning.heartbeat_upstream
         if seconds and now - self.wrote_upstream_at >= seconds / 2 - self._every:
             self._relay.connection.to_upstream.append(HEARTBEAT_FRAME)
         if seconds and now - self.read_upstream_at > 2 * seconds:
             self._log.warning("missed heartbeats from the broker", seconds=2 * seconds)
             self._upstream.abort()
-        return True
 
     def _is_idle(self, now: float) -> bool:
         if self._producer.paused or self._relay.connection.unsettled:

@@ -85,9 +85,7 @@ class Session:
         )
 
     def _connected(self) -> None:
-        if self._over or self._opening is None:
-            self._upstream.abort()
-        else:
+        if self._opening is not None:
             self._opening.connected()
 
     def _opened(self, handshake: Handshake) -> None:
@@ -323,7 +321,8 @@ class Session:
         if phase is Phase.PRODUCER_CLOSES:
             return  # the broker is still processing earlier frames; the producer decides how long to wait
         if phase is Phase.CLOSED:
-            self._close_producer(relay)
+            if not relay.connection.close_is_delayed and not relay.connection.lifecycle.producer_ends:
+                self.producer.close()
             if relay.kept and self._keep is not None:
                 self._keep()
             self._upstream.close()
@@ -331,11 +330,6 @@ class Session:
             self._upstream.close()
         if self._deadline is None:
             self._deadline = self._loop.call_later(self._shared.limits.close_seconds, self.abort)
-
-    def _close_producer(self, relay: Relay) -> None:
-        """Close the producer's socket once everything is sent, unless we wait for the producer to close it."""
-        if not relay.connection.close_is_delayed and not relay.connection.lifecycle.producer_ends:
-            self.producer.close()
 
     def _producer_writable(self, writable: bool) -> None:
         self._upstream.pause("producer is slow", not writable)

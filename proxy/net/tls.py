@@ -170,8 +170,9 @@ class TlsContexts:
         """
         context = self._made.get(tls)
         if context is None:
-            context = self._made[tls] = tls.context()
+            context = tls.context()
             self.ends.update(_ends(tls))
+            self._made[tls] = context
         return context
 
     def read(self, wanted: Iterable[ServerTls | ClientTls]) -> Callable[[], None]:
@@ -183,20 +184,18 @@ class TlsContexts:
         Raises:
             ConfigErrors: some files can't be used; the contexts in use stay unchanged.
         """
-        contexts: dict[ServerTls | ClientTls, ssl.SSLContext] = {}
-        ends: dict[tuple[str, str], float] = {}
+        new = TlsContexts()
         errors = []
         for tls in dict.fromkeys(wanted):
             try:
-                contexts[tls] = tls.context()
-                ends.update(_ends(tls))
+                new.of(tls)
             except ConfigError as error:
                 errors.append(error)
         if errors:
             raise ConfigErrors(errors)
 
         def use() -> None:
-            self._made, self.ends = contexts, ends
+            self._made, self.ends = new._made, new.ends
 
         return use
 

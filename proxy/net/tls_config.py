@@ -49,8 +49,7 @@ class SidecarTls:
         self.upstream: ClientTls | None = None
         tls = settings.upstream.tls
         if tls is not None:
-            files = (path_in(settings.folder, name) for name in (tls.ca, tls.certificate, tls.key))
-            ca, certificate, key = files
+            ca, certificate, key = (path_in(settings.folder, name) for name in (tls.ca, tls.certificate, tls.key))
             self.upstream = ClientTls(ca, tls.server_name, certificate, key, tls.verify)
             self.sections["upstream.tls"] = self.upstream
         #: TLS settings of connections to brokers named by the rules in force
@@ -92,8 +91,12 @@ class SidecarTls:
         """Return providers of contexts for producers, by (host, port) of the listener."""
         return {address: partial(self.contexts.of, tls) for address, tls in self.listeners.items()}
 
+    def client(self, tls: ClientTls, server_name: str | None) -> TlsSettings:
+        """Return TLS settings for the client libraries, with another name that the certificate must have."""
+        return TlsSettings(partial(self.contexts.of, tls), server_name, tls.words)
+
     def control(self) -> TlsSettings | None:
-        return self._to_broker(self.upstream.server_name) if self.upstream is not None else None
+        return None if self.upstream is None else self.client(self.upstream, self.upstream.server_name)
 
     def management(self) -> TlsSettings | None:
         """Return the TLS settings for the management API.
@@ -104,11 +107,7 @@ class SidecarTls:
         if self.upstream is None or parts.scheme != "https":
             return None
         same = any(address.host == parts.hostname for address in self._addresses)
-        return self._to_broker(self.upstream.server_name if same else None)
-
-    def _to_broker(self, server_name: str | None) -> TlsSettings | None:
-        tls = self.upstream
-        return None if tls is None else TlsSettings(partial(self.contexts.of, tls), server_name, tls.words)
+        return self.client(self.upstream, self.upstream.server_name if same else None)
 
 
 def files_of(tls: ServerTls | ClientTls) -> Iterator[Path]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from secrets import token_bytes
 from time import monotonic
 from typing import Any
@@ -45,7 +45,7 @@ class Upstream:
     addresses: Sequence[tuple[str, int]]
     connect_seconds: float = 5.0
     tls: ClientTls | None = None
-    contexts: TlsContexts | None = None
+    contexts: TlsContexts = field(default_factory=TlsContexts)
 
     async def connect(self, protocol: Callable[[], asyncio.Protocol]) -> None:
         """Connect the protocol to the first address that accepts the connection.
@@ -70,7 +70,7 @@ class Upstream:
         raise UpstreamError(causes[-1][0], "; ".join(text for _, text in causes))
 
     def _tls(self, host: str) -> dict[str, Any]:  # Any: arguments of several types
-        if self.tls is None or self.contexts is None:
+        if self.tls is None:
             return {}
         return {
             "ssl": self.contexts.of(self.tls),

@@ -13,6 +13,7 @@ from proxy.addressing.targets import Remote
 from proxy.net.remote.endpoints import RemoteBroker, RemoteLimits
 from proxy.net.remote.pool import ProducerRemotes, RemotePool
 from proxy.net.tasks import Tasks
+from proxy.net.tls import TlsContexts
 from proxy.relay.counters import Counters
 from proxy.relay.remote.link import RemotePublisher, RemoteResult
 from tests.net.stage import FakeBroker, Peer, eventually
@@ -34,7 +35,7 @@ class Stage:
         self.broker = broker
         self.tasks = Tasks()
         self.counters = Counters()
-        self.pool = RemotePool({}, self.counters, "1.0", self.tasks)
+        self.pool = RemotePool({}, self.counters, "1.0", self.tasks, TlsContexts())
         self.full: list[bool] = []
         self.use(limits)
 

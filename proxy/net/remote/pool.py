@@ -43,9 +43,9 @@ class RemotePool:
         counters: Counters,
         version: str,
         tasks: Tasks,
-        contexts: TlsContexts | None = None,
+        contexts: TlsContexts,
     ) -> None:
-        self._contexts = contexts or TlsContexts()
+        self._contexts = contexts
         self.brokers = brokers
         self._counters = counters
         self._version = version
