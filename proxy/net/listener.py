@@ -32,7 +32,6 @@ from proxy.net.link import peer_address
 from proxy.net.session import Session
 from proxy.net.tasks import Tasks
 from proxy.net.tls import ContextProvider, words
-from proxy.relay.counters import ConnectionCounters
 
 _log = structlog.get_logger(__name__)
 #: Interval between checks for unconfirmed publishes during a drain.
@@ -112,59 +111,6 @@ def admitted_connections(connections: int, kept: int = 0, asked: bool = True) ->
     return admitted
 
 
-class TlsListener:
-    """TLS contexts and counters for one listening address.
-
-    Args:
-        context: returns the context for a new connection.
-        close_seconds: timeout for the peer's reply to our close.
-    """
-
-    def __init__(
-        self,
-        context: ContextProvider,
-        counters: ConnectionCounters,
-        handshake_seconds: float,
-        close_seconds: float,
-    ) -> None:
-        self._context = context
-        self._counters = counters
-        self._handshake_seconds = handshake_seconds
-        self._close_seconds = close_seconds
-
-    async def handshake(self, connection: socket.socket, protocol: asyncio.Protocol, peer: str) -> None:
-        """Perform the handshake and connect the protocol. After an error, the caller must close the socket.
-
-        Raises:
-            OSError: the handshake failed; the failure has already been counted and logged.
-        """
-        try:
-            async with asyncio.timeout(self._handshake_seconds):
-                await asyncio.get_running_loop().connect_accepted_socket(
-                    lambda: protocol,
-                    connection,
-                    ssl=self._context(),
-                    ssl_handshake_timeout=self._handshake_seconds,
-                    ssl_shutdown_timeout=self._close_seconds,
-                )
-        except Exception as error:
-            if not self._told(error, peer):
-                raise
-            raise ConnectionAbortedError(str(error)) from error
-
-    def _told(self, error: BaseException, peer: str) -> bool:
-        """Count and log a failed handshake; return False if the peer did not cause the error."""
-        if isinstance(error, (TimeoutError, ConnectionAbortedError)):  # the event loop's deadline raises the latter
-            result, reason = "timeout", f"no TLS handshake within {self._handshake_seconds:g} s"
-        elif isinstance(error, (ssl.SSLError, ConfigError)):
-            result, reason = "tls_error", words(error)
-        else:
-            return isinstance(error, OSError)  # a probe that connects and disconnects is not logged
-        self._counters.results[result] += 1
-        _log.info("producer not connected", peer=peer, result=result, reason=reason)
-        return True
-
-
 class Listener:
     """Accepts producers on all listening addresses.
 
@@ -212,9 +158,7 @@ class Listener:
     async def _listen(self, host: str, port: int) -> list[tuple[str, int]]:
         """Listen on each address of a host."""
         loop = asyncio.get_running_loop()
-        shared, tls = self._context, self._tls.get((host, port))
-        seconds = (shared.limits.handshake_seconds, shared.limits.close_seconds)
-        tls_listener = None if tls is None else TlsListener(tls, shared.counters.downstream, *seconds)
+        tls = self._tls.get((host, port))
         infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         bound: list[tuple[str, int]] = []
         absent: OSError | None = None
@@ -234,7 +178,7 @@ class Listener:
                 continue
             listening.setblocking(False)
             self._sockets.append(listening)
-            loop.add_reader(listening, self._accept, listening, tls_listener)
+            loop.add_reader(listening, self._accept, listening, tls)
             bound.append(listening.getsockname()[:2])
         if absent is not None and not bound:
             raise absent
@@ -252,7 +196,7 @@ class Listener:
         for session in self._sessions:
             session.audit_full(full)
 
-    def _accept(self, listening: socket.socket, tls_listener: TlsListener | None) -> None:
+    def _accept(self, listening: socket.socket, tls: ContextProvider | None) -> None:
         """Accept pending connections up to a limit; the others are accepted in the next iteration of the event loop."""
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
@@ -263,16 +207,16 @@ class Listener:
                 _log.warning("no connection can be accepted", error=error.strerror or str(error), repeat="accept")
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(listening)
-                loop.call_later(_BREATH_SECONDS, self._accept_again, listening, tls_listener)
+                loop.call_later(_BREATH_SECONDS, self._accept_again, listening, tls)
                 return
             connection.setblocking(False)
-            self._receive(connection, *peer_address(address), tls_listener)
+            self._receive(connection, *peer_address(address), tls)
 
-    def _accept_again(self, listening: socket.socket, tls_listener: TlsListener | None) -> None:
+    def _accept_again(self, listening: socket.socket, tls: ContextProvider | None) -> None:
         if not self.draining:
-            asyncio.get_running_loop().add_reader(listening, self._accept, listening, tls_listener)
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening, tls)
 
-    def _receive(self, connection: socket.socket, host: str, name: str, tls_listener: TlsListener | None) -> None:
+    def _receive(self, connection: socket.socket, host: str, name: str, tls: ContextProvider | None) -> None:
         """Create the session for a new connection, or close the connection."""
         refusal = self._refusal(host, name)
         if refusal == "":
@@ -284,17 +228,15 @@ class Listener:
         if refusal is None:
             self._admitted[session] = host
             self._hosts[host] += 1
-        self._tasks.start(self._join(connection, session, name, tls_listener), "accept")
+        self._tasks.start(self._join(connection, session, name, tls), "accept")
 
-    async def _join(
-        self, connection: socket.socket, session: Session, name: str, tls_listener: TlsListener | None
-    ) -> None:
+    async def _join(self, connection: socket.socket, session: Session, name: str, tls: ContextProvider | None) -> None:
         """Connect a socket to its session, after the TLS handshake if there is one."""
         protocol = session.producer
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if tls_listener is not None:
-                await tls_listener.handshake(connection, protocol, name)
+            if tls is not None:
+                await self._handshake(connection, protocol, name, tls)
             else:
                 await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
         except BaseException as error:
@@ -302,6 +244,33 @@ class Listener:
             protocol.connection_lost(None)  # in every case, the session must be notified that it has no socket
             if not isinstance(error, OSError):
                 raise
+
+    async def _handshake(
+        self, connection: socket.socket, protocol: asyncio.Protocol, name: str, tls: ContextProvider
+    ) -> None:
+        """Perform the TLS handshake and connect the protocol.
+
+        Raises:
+            OSError: the handshake failed. The failure has been counted and logged, unless the peer has disconnected.
+        """
+        limits = self._context.limits
+        try:
+            async with asyncio.timeout(limits.handshake_seconds):
+                await asyncio.get_running_loop().connect_accepted_socket(
+                    lambda: protocol,
+                    connection,
+                    ssl=tls(),
+                    ssl_handshake_timeout=limits.handshake_seconds,
+                    ssl_shutdown_timeout=limits.close_seconds,
+                )
+                return
+        except (TimeoutError, ConnectionAbortedError):  # the event loop's deadline raises the latter
+            result, reason = "timeout", f"no TLS handshake within {limits.handshake_seconds:g} s"
+        except (ssl.SSLError, ConfigError) as error:
+            result, reason = "tls_error", words(error)
+        self._context.counters.downstream.results[result] += 1
+        _log.info("producer not connected", peer=name, result=result, reason=reason)
+        raise ConnectionAbortedError(reason)
 
     def _refusal(self, host: str, name: str) -> str | None:
         """Return the reason for refusing a producer; None if accepted, "" if refused without a reason."""

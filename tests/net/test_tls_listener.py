@@ -1,125 +1,101 @@
+"""TLS handshakes of producers, and what is counted if they fail."""
+
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import cast
 
 import pytest
 
-from proxy.net.listener import TlsListener
+from proxy.net.context import SessionLimits
+from proxy.net.listener import Listener, ListenerLimits
 from proxy.net.tls import ServerTls
-from proxy.relay.counters import ConnectionCounters
 from tests.certificates import Authority
-from tests.net.stage import eventually
+from tests.net.stage import Peer, Stage, eventually, staged
 
 
-class RecordingProtocol(asyncio.Protocol):
-    """A protocol that records its events."""
+class TlsAddress:
+    """A listener with TLS, whose context can be replaced."""
 
-    def __init__(self) -> None:
-        self.events: list[str] = []
-        self.transport: asyncio.Transport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast(asyncio.Transport, transport)
-        self.events.append("made")
-
-    def data_received(self, data: bytes) -> None:
-        assert self.transport is not None
-        self.transport.write(data.upper())
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self.events.append("lost")
-
-
-class OpenedListener:
-    """A listening socket with its TLS listener, protocols and counters."""
-
-    def __init__(self, tls: ServerTls) -> None:
-        self.protocols: list[RecordingProtocol] = []
-        self.counters = ConnectionCounters()
+    def __init__(self, stage: Stage, tls: ServerTls) -> None:
+        self.stage = stage
         self.context = tls.context()
-        self.tls_listener = TlsListener(lambda: self.context, self.counters, 0.3, 1.0)
-        self.listening = socket.create_server(("127.0.0.1", 0))
-        self.listening.setblocking(False)
-        self.port: int = self.listening.getsockname()[1]
+        address = ("127.0.0.1", 0)
+        limits = ListenerLimits(settle_seconds=0.1, close_seconds=0.1)
+        self.listener = Listener([address], stage.shared, limits, {address: lambda: self.context})
+        self.port = 0
 
-    async def accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        async with asyncio.TaskGroup() as handshakes:
-            while True:
-                connection, _ = await loop.sock_accept(self.listening)
-                handshakes.create_task(self.let_in(connection))
-
-    async def let_in(self, connection: socket.socket) -> None:
-        self.protocols.append(protocol := RecordingProtocol())
-        try:
-            await self.tls_listener.handshake(connection, protocol, "somebody")
-        except OSError:
-            protocol.events.append("failed")
-            connection.close()
+    async def greet(self, context: ssl.SSLContext) -> None:
+        """Connect with TLS, and log in as a producer."""
+        streams = await asyncio.open_connection("127.0.0.1", self.port, ssl=context, server_hostname="localhost")
+        peer = Peer(*streams)
+        self.stage.peers.append(peer)
+        await self.stage.greeted(peer)
+        await peer.expect("Connection.OpenOk")
 
     @property
     def results(self) -> dict[str, int]:
-        return {name: number for name, number in self.counters.results.items() if number}
+        return {name: number for name, number in self.stage.counters.downstream.results.items() if number}
+
+    @property
+    def is_unused(self) -> bool:
+        return not self.listener._sessions
+
+
+@asynccontextmanager
+async def listening(pair: tuple[Path, Path], handshake_seconds: float = 30.0) -> AsyncIterator[TlsAddress]:
+    async with staged(SessionLimits(handshake_seconds=handshake_seconds)) as stage:
+        made = TlsAddress(stage, ServerTls(*pair))
+        [(_, made.port)] = await made.listener.start()
+        yield made
+        for peer in stage.peers:
+            await peer.vanish()
+        await made.listener.drain()
 
 
 @pytest.fixture
-async def opened(pair: tuple[Path, Path]) -> AsyncIterator[OpenedListener]:
-    made = OpenedListener(ServerTls(*pair))
-    accepting = asyncio.ensure_future(made.accept())
-    yield made
-    accepting.cancel()
-    await asyncio.gather(accepting, return_exceptions=True)
-    made.listening.close()
+async def secure(pair: tuple[Path, Path]) -> AsyncIterator[TlsAddress]:
+    async with listening(pair) as made:
+        yield made
 
 
-async def say(port: int, context: ssl.SSLContext, text: bytes) -> bytes:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost")
-    writer.write(text)
-    answer = await reader.readexactly(len(text))
-    writer.close()
-    await writer.wait_closed()
-    return answer
+async def test_a_producer_logs_in_over_tls(secure: TlsAddress, authority: Authority) -> None:
+    await secure.greet(authority.client())
+    assert secure.results == {"ok": 1}
 
 
-async def test_data_over_tls_reaches_the_protocol(opened: OpenedListener, authority: Authority) -> None:
-    assert await say(opened.port, authority.client(), b"hello") == b"HELLO"
-    await eventually(lambda: opened.protocols[0].events == ["made", "lost"])
-    assert opened.results == {}
+async def test_an_unfinished_handshake_is_closed_and_counted(pair: tuple[Path, Path]) -> None:
+    async with listening(pair, handshake_seconds=0.3) as secure:
+        reader, writer = await asyncio.open_connection("127.0.0.1", secure.port)
+        assert await reader.read() == b""
+        writer.close()
+        await eventually(lambda: secure.is_unused)
+        assert secure.results == {"timeout": 1}
 
 
-async def test_an_unfinished_handshake_is_closed_and_counted(opened: OpenedListener) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", opened.port)
-    assert await reader.read() == b""
-    writer.close()
-    assert (opened.results, opened.protocols[0].events) == ({"timeout": 1}, ["failed"])
-
-
-async def test_a_peer_without_tls_is_counted(opened: OpenedListener) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", opened.port)
+async def test_a_peer_without_tls_is_counted(secure: TlsAddress) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", secure.port)
     writer.write(b"AMQP\x00\x00\x09\x01")
     await reader.read()
     writer.close()
-    await eventually(lambda: opened.results == {"tls_error": 1})
-    assert opened.protocols[0].events == ["failed"]
+    await eventually(lambda: secure.is_unused)
+    assert secure.results == {"tls_error": 1}
 
 
-async def test_a_probe_that_connects_and_leaves_is_no_event(opened: OpenedListener) -> None:
-    _, writer = await asyncio.open_connection("127.0.0.1", opened.port)
+async def test_a_probe_that_connects_and_leaves_is_no_event(secure: TlsAddress) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", secure.port)
+    await eventually(lambda: not secure.is_unused)
     writer.close()
-    await eventually(lambda: opened.protocols and opened.protocols[0].events)
-    assert (opened.protocols[0].events, opened.results) == (["failed"], {})
+    await eventually(lambda: secure.is_unused)
+    assert secure.results == {}
 
 
-async def test_new_connections_get_the_new_context(
-    opened: OpenedListener, authority: Authority, tmp_path: Path
-) -> None:
+async def test_new_connections_get_the_new_context(secure: TlsAddress, authority: Authority, tmp_path: Path) -> None:
     second = Authority(tmp_path / "other")
-    opened.context = ServerTls(*second.certificate("localhost")).context()
+    secure.context = ServerTls(*second.certificate("localhost")).context()
     with pytest.raises(ssl.SSLCertVerificationError):
-        await say(opened.port, authority.client(), b"hello")
-    assert await say(opened.port, second.client(), b"hello") == b"HELLO"
+        await secure.greet(authority.client())
+    await secure.greet(second.client())
