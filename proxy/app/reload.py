@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias, TypeVar
 
@@ -16,7 +16,6 @@ import structlog
 
 from proxy.admin.server import GuardedRoute, json_route
 from proxy.broker.methods import DeclareQueue
-from proxy.broker.reconcile.reconciler import Retired
 from proxy.broker.topology import Topology
 from proxy.config.loader import ChangedSettings
 from proxy.errors import ConfigErrors, UpstreamError, UpstreamFailure
@@ -90,17 +89,6 @@ class ReloadReport:
             "missing": list(self.missing),
             "restart": list(self.restart),
         }
-
-
-@dataclass(slots=True)
-class _Candidate:
-    """New rules of one virtual host that are not active yet."""
-
-    state: VhostState
-    exchanges: dict[bytes, OwnedExchange]
-    router: Router
-    queues: list[DeclareQueue]
-    retirement: Retired | None = field(default=None)
 
 
 class Reload:
@@ -254,28 +242,26 @@ class Reload:
         return ReloadReport(missing=missing[:_SHOWN])
 
     async def _change_over(self, before: LoadedRules, loaded: LoadedRules, activation: Activation) -> None:
-        candidates = [
-            _candidate(self._state_of(name), loaded) for name in sorted({*before.rules.vhosts, *loaded.rules.vhosts})
-        ]
-        for candidate in candidates:
-            name = candidate.state.name
+        prepared = []
+        for name in sorted({*before.rules.vhosts, *loaded.rules.vhosts}):
+            rules = loaded.rules.vhosts.get(name, VhostRules(name))
+            state, exchanges = self._state_of(name), owned_exchanges(rules)
+            router = loaded.routers.get(name) or Router(())
             if not self._topology.follows(name):
-                await self._topology.adopt(name, candidate.state)
-            candidate.retirement = await self._topology.managed(name).prepare(
-                candidate.exchanges, candidate.router, candidate.queues
-            )
+                await self._topology.adopt(name, state)
+            retired = await self._topology.managed(name).prepare(exchanges, router, declared_queues(rules))
+            prepared.append((state, exchanges, router, retired))
         remains = [exchange for router in before.routers.values() for exchange in router.exchanges.values()]
         # No await until `self.loaded` is set, so that no publish is processed in between.
-        for candidate in candidates:
-            self._topology.managed(candidate.state.name).reconciler.swap(candidate.exchanges, candidate.router)
-            candidate.state.set_addresses(loaded.books.get(candidate.state.name))
+        for state, exchanges, router, _ in prepared:
+            self._topology.managed(state.name).reconciler.swap(exchanges, router)
+            state.set_addresses(loaded.books.get(state.name))
         activation()
         self._counters.rules.version = loaded.rules.version
         self.loaded = loaded
-        for candidate in candidates:
-            if candidate.retirement is not None:
-                retire = self._topology.managed(candidate.state.name).retire(candidate.retirement)
-                self._tasks.start(retire, f"retire tokens of {candidate.state.name}")
+        for state, _, _, retired in prepared:
+            retire = self._topology.managed(state.name).retire(retired)
+            self._tasks.start(retire, f"retire tokens of {state.name}")
         self._tasks.start(free_exchanges(remains), "free old rules")
 
 
@@ -337,12 +323,6 @@ def _exists(state: VhostState, destination: Destination) -> bool:
     """Return True if a destination that needs no binding is believed to exist. All exchanges are assumed to exist."""
     kind, name = destination
     return kind != "queue" or state.has_queue(name)
-
-
-def _candidate(state: VhostState, loaded: LoadedRules) -> _Candidate:
-    rules = loaded.rules.vhosts.get(state.name, VhostRules(state.name))
-    router = loaded.routers.get(state.name) or Router(())
-    return _Candidate(state, owned_exchanges(rules), router, declared_queues(rules))
 
 
 def owned_exchanges(rules: VhostRules) -> dict[bytes, OwnedExchange]:

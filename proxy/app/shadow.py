@@ -31,7 +31,9 @@ from proxy.rules.message import DescribedMessage
 
 _log = structlog.get_logger(__name__)
 
-_OK, _NOT_FOUND, _UNUSABLE = 200, 404, 422
+_OK, _UNUSABLE = 200, 422
+#: The answer if there is no candidate.
+_NONE: tuple[int, object] = 404, {"errors": ["no candidate rules are being compared"]}
 #: Size limit for uploaded rules files, enough for about 50,000 bindings. Larger requests get 413.
 RULES_BYTES = 16 << 20
 #: Maximum number of buffered publishes, and maximum size of their headers in bytes.
@@ -148,13 +150,13 @@ class Shadow:
     async def report(self, _body: bytes) -> tuple[int, object]:
         """Return the report; 404 if there is no candidate."""
         state = self.state()
-        return (_NOT_FOUND, {"errors": ["no candidate rules are being compared"]}) if state is None else (_OK, state)
+        return _NONE if state is None else (_OK, state)
 
     async def end(self, _body: bytes) -> tuple[int, object]:
         """Drop the candidate and return its report; 404 if there is no candidate."""
         run = self._run
         if run is None:
-            return _NOT_FOUND, {"errors": ["no candidate rules are being compared"]}
+            return _NONE
         self._stop(run)
         deadline = self._timer() + _LAST_SECONDS
         while run.waiting and self._timer() < deadline:

@@ -107,21 +107,17 @@ class Workers:
             return _EXIT_FAULTY
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         with ExitStack() as stack:
-            for index in range(len(self._settings.listen)):
-                stack.enter_context(self._reserved(index))
+            for index, listener in enumerate(self._settings.listen):
+                try:
+                    stack.enter_context(_reserve(listener.address))
+                except OSError as error:
+                    raise cannot_listen(self._settings, f"listen[{index}].address", listener.address, error) from error
             while self._supervise():
                 received = signal.sigtimedwait(SIGNALS, self._pause_seconds())
                 if received is not None:
                     self._receive(signal.Signals(received.si_signo))
         _log.info("stopped")
         return self._status
-
-    def _reserved(self, index: int) -> socket.socket:
-        address = self._settings.listen[index].address
-        try:
-            return _reserve(address)
-        except OSError as error:
-            raise cannot_listen(self._settings, f"listen[{index}].address", address, error) from error
 
     def _supervise(self) -> bool:
         """Record workers that have exited, and start workers that are due; return False if the supervisor may exit."""
