@@ -447,8 +447,8 @@ class Sidecar:
             self._counters,
             session_limits(settings),
             self._version,
-            self._audit,
             self._remotes,
+            self._audit,
             UserRateLimits(rates(settings)),
             UpstreamPool(upstream.reuse_seconds, self._counters) if upstream.reuse_seconds is not None else None,
         )

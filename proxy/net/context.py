@@ -52,8 +52,8 @@ class SessionContext:
     counters: Counters
     limits: SessionLimits
     version: str
+    remotes: RemotePool
     audit: AuditWriter | None = None
-    remotes: RemotePool | None = None
     allowances: UserRateLimits = field(default_factory=lambda: UserRateLimits(RateLimits()))
     reuse: UpstreamPool | None = None
     pacing: RegexPacing = field(default_factory=RegexPacing)

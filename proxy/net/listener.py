@@ -326,8 +326,7 @@ class Listener:
         while self._settling():
             if loop.time() >= end:
                 _log.warning("publishes not confirmed in time", seconds=self._limits.settle_seconds)
-                if self._context.remotes is not None:
-                    self._context.remotes.give_up()
+                self._context.remotes.give_up()
                 break
             await asyncio.sleep(_LOOK_SECONDS)
         for session in tuple(self._sessions):

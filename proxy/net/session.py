@@ -103,9 +103,8 @@ class Session:
             self._opening = None
         audit = self._shared.audit
         connection.start_audit(self.id, audit if audit is not None and audit.strict else None)
-        if self._shared.remotes is not None:
-            self._remotes = self._shared.remotes.port(handshake.vhost, partial(self._pause_producer, "remote is slow"))
-            connection.remotes = RemoteBrokers(self._remotes, self._wake)
+        self._remotes = self._shared.remotes.port(handshake.vhost, partial(self._pause_producer, "remote is slow"))
+        connection.remotes = RemoteBrokers(self._remotes, self._wake)
         self._user = handshake.user
         vhosts.client_connections.enter(handshake.vhost, handshake.user, self)
         plans.state.clear_refusals(client=handshake.user)

@@ -110,13 +110,12 @@ class SidecarTls:
         return self.client(self.upstream, self.upstream.server_name if same else None)
 
 
-def files_of(tls: ServerTls | ClientTls) -> Iterator[Path]:
-    authorities = tls.client_ca if isinstance(tls, ServerTls) else tls.ca
-    yield from (path for path in (tls.certificate, tls.key, authorities) if path is not None)
-
-
 #: Keys that name files; they are also fields of `ServerTls` and `ClientTls`.
 _KEYS = ("certificate", "key", "client_ca", "ca")
+
+
+def files_of(tls: ServerTls | ClientTls) -> Iterator[Path]:
+    return (path for key in _KEYS if (path := getattr(tls, key, None)) is not None)
 
 
 def check_settings(settings: Settings, faults: Faults) -> None:

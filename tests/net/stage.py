@@ -18,6 +18,9 @@ from pamqp.base import Frame as Method
 
 from proxy.net.context import SessionContext, SessionLimits
 from proxy.net.listener import Listener, ListenerLimits
+from proxy.net.remote.pool import RemotePool
+from proxy.net.tasks import Tasks
+from proxy.net.tls import TlsContexts
 from proxy.net.upstream import Upstream
 from proxy.net.vhosts import ControlPlane, Vhosts
 from proxy.relay.connection_state import RelayLimits
@@ -286,7 +289,9 @@ def context(
     counters = Counters()
     sources = Sources(time.time, time.perf_counter, lambda below: 0)
     states = [] if state is None else [state]
-    return SessionContext(upstream, Vhosts(states, control, counters, sources), counters, limits, "1.2.3")
+    vhosts = Vhosts(states, control, counters, sources)
+    remotes = RemotePool({}, counters, "1.2.3", Tasks(), TlsContexts())
+    return SessionContext(upstream, vhosts, counters, limits, "1.2.3", remotes)
 
 
 @dataclass

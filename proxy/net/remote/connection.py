@@ -65,7 +65,8 @@ class RemoteConnection:
         self._lanes: set[Lane] = set()
         #: lanes that still have messages in progress although the producer's channel is closed
         self._leaving: set[Lane] = set()
-        self._messages = 0
+        #: number of unconfirmed messages
+        self.under_way = 0
         self._bytes = 0
         #: whether the number or size of messages in progress has reached a limit, so that producers have to wait
         self.full = False
@@ -93,7 +94,7 @@ class RemoteConnection:
         return lane
 
     def send(self, lane: Lane, message: RemoteMessage) -> None:
-        self._messages += 1
+        self.under_way += 1
         self._bytes += message.size_bytes
         lane.send(message)
         if not self.full:
@@ -116,7 +117,7 @@ class RemoteConnection:
             self.flush_soon()
 
     def _settled(self, message: RemoteMessage, result: RemoteResult, reason: str) -> None:
-        self._messages -= 1
+        self.under_way -= 1
         self._bytes -= message.size_bytes
         self._counters.results[result.value] += 1
         if self.full:
@@ -130,17 +131,12 @@ class RemoteConnection:
     def _weigh(self) -> None:
         limits = self.endpoint.limits
         if self.full:
-            full = self._messages > limits.messages // 2 or self._bytes > limits.message_bytes // 2
+            full = self.under_way > limits.messages // 2 or self._bytes > limits.message_bytes // 2
         else:
-            full = self._messages >= limits.messages or self._bytes >= limits.message_bytes
+            full = self.under_way >= limits.messages or self._bytes >= limits.message_bytes
         if full != self.full:
             self.full = full
             self._changed()
-
-    @property
-    def under_way(self) -> int:
-        """Number of unconfirmed messages."""
-        return self._messages
 
     # -- bytes -----------------------------------------------------------------------------------------------------
 
@@ -167,7 +163,7 @@ class RemoteConnection:
         if link.open and not was_open:
             self._opened(link)
         self._flush()
-        if self._messages >= AHEAD_MESSAGES and self._socket is not None:
+        if self.under_way >= AHEAD_MESSAGES and self._socket is not None:
             self._rests.begin(self._socket, len(data))
         for lane in tuple(self._leaving):
             self._retire(lane)
