@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from proxy.amqp.tables import encode_table
 from proxy.errors import ProtocolError
+from proxy.relay.confirm_ledger import WAITING_RETURNS
 from proxy.relay.publish.split_publish import fingerprint
 from proxy.relay.tokens import token
 from proxy.relay.vhost import Delivery, VhostState
@@ -228,6 +229,14 @@ def test_returns_of_confirmed_publishes_are_not_awaited() -> None:
     wire.produce(publish(mandatory=True))
     wire.answer(ack(2, True))
     assert not wire.relay.connection.channels[1].confirms.returns
+
+
+def test_without_confirms_only_the_latest_awaited_returns_are_joined() -> None:
+    wire = Wire(several("e")).open()
+    first, second, *_ = [parts(wire.produce(publish(str(number), mandatory=True))) for number in range(WAITING_RETURNS)]
+    wire.produce(publish("one more", mandatory=True))
+    assert [names(wire.answer(back(copy)))[:1] for copy in first] == [["Basic.Return"]] * 2
+    assert [names(wire.answer(back(copy)))[:1] for copy in second] == [[], ["Basic.Return"]]
 
 
 # -- fingerprints -----------------------------------------------------------------------------------------------------
