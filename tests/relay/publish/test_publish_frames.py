@@ -3,15 +3,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pamqp import commands
 
 from proxy.amqp.tables import encode_table
 from proxy.relay.connection_state import RelayLimits
-from proxy.relay.tokens import NOWHERE
+from proxy.relay.tokens import NOWHERE, token
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.exchange import Exchange
 from proxy.values import Table, Value
 from tests.client import content_header, frame, names, split
+from tests.relay.contents import tables
 from tests.relay.wire import (
     AHEAD,
     CLOSE_OK,
@@ -22,6 +25,7 @@ from tests.relay.wire import (
     address_of,
     chosen,
     closed,
+    keys_of,
     owned,
     publish,
     routed,
@@ -41,8 +45,9 @@ def slow(message: bytes, wire: Wire) -> bytes:
     return b"".join(wire.produce(frame.raw[:9]) + wire.produce(frame.raw[9:]) for frame in split(message))
 
 
-def filtered(**limits: int) -> VhostState:
-    made = Exchange(b"xo", "x-open", arguments({name.replace("_", "-"): value for name, value in limits.items()}))
+def filtered(alternate: bytes | None = None, **limits: int) -> VhostState:
+    declared = arguments({name.replace("_", "-"): value for name, value in limits.items()})
+    made = Exchange(b"xo", "x-open", declared, alternate=alternate)
     made.bind(to_queue("a"))
     return state((made, owned(made)))
 
@@ -60,8 +65,9 @@ def test_a_filter_closes_its_channel_after_earlier_publishes_are_sent(body_size:
     assert wire.produce(other_channel) == with_tokens(other_channel, "a")
 
 
-def test_a_message_dropped_silently_is_sent_without_a_token() -> None:
-    wire = Wire(filtered(**{"max_payload_size_silent": 3})).open()
+@pytest.mark.parametrize("alternate", [None, b"ae"])
+def test_a_message_dropped_silently_is_sent_without_a_token(alternate: bytes | None) -> None:
+    wire = Wire(filtered(alternate, max_payload_size_silent=3)).open()
     message = publish()
     assert wire.produce(message, message) == message * 2
     assert wire.producer() == b""
@@ -257,6 +263,76 @@ def test_an_incomplete_publish_on_a_closed_channel_is_not_sent() -> None:
     wire.answer(NOT_FOUND)
     assert wire.produce(message[-5:], CLOSE_OK) == CLOSE_OK
     assert wire.relay.connection.backlog.collected == 0
+
+
+# -- the address and the keys of a publish ----------------------------------------------------------------------------
+
+NAMED_BY_MESSAGE = {"x-msg-addq-ontrue": "", "x-msg-adde-ontrue": ""}
+
+
+def addressed(data: bytes) -> list[tuple[object, ...]]:
+    """Exchange, routing key and further keys of each publish."""
+    frames = split(data)
+    headers = [frame for frame in frames if frame.kind == 2]
+    keys = [keys_of(header) if any(name == b"BCC" for name, _ in table_of(header)) else [] for header in headers]
+    starts = [frame for frame in frames if frame.name == "Basic.Publish"]
+    return [(*address_of(start), *bcc) for start, bcc in zip(starts, keys, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("of", "missing", "sent"),
+    [
+        pytest.param(of, missing, sent, id=name)
+        for name, of, missing, sent in [
+            ("a carrier", routed("a", carrier="carried"), "", [("carried", "key", token("queue", b"a"))]),
+            ("a missing queue of a carrier", routed("a", "b"), "b", [("xo", "key", token("queue", b"a"))]),
+            ("queue delivery", routed("a", "b", delivery=Delivery.QUEUE), "", [("", "a", b"b")]),
+            ("a missing queue", routed("a", "b", delivery=Delivery.QUEUE), "a", [("", "b")]),
+            ("only missing queues", routed("a", "b", delivery=Delivery.QUEUE), "ab", [("", "a")]),
+            ("an alternate exchange", ruled(alternate="ae", delivery=Delivery.QUEUE), "", [("ae", "key")]),
+        ]
+    ],
+)
+def test_a_publish_is_sent_to_existing_destinations(
+    of: VhostState, missing: str, sent: list[tuple[object, ...]]
+) -> None:
+    for queue in missing:
+        of.missing["queue", queue.encode()] = "404"
+        of.exchanges[b"xo"].tokens.not_bound(("queue", queue.encode()))
+    assert addressed(Wire(of).open().produce(publish("key"))) == sent
+
+
+def test_in_queue_delivery_an_exchange_that_only_a_message_names_is_looked_up_first() -> None:
+    of = ruled(to_queue("a", NAMED_BY_MESSAGE), delivery=Delivery.QUEUE, bound=[("exchange", b"e")])
+    wire = Wire(of).open()
+    message = publish("key", ((b"x-adde-ontrue", many("e", "f")),))
+    assert wire.produce(message) == b""
+    assert getattr(wire.relay.connection.pending.requests[0], "destinations", None) == (("exchange", b"f"),)
+    assert addressed(wire.control()) == [("", "a"), ("e", "key")]
+
+
+def test_in_queue_delivery_a_name_that_is_not_utf8_is_a_missing_destination() -> None:
+    odd = Value("S", b"\xff")
+    wire = Wire(ruled(to_queue("a", NAMED_BY_MESSAGE), delivery=Delivery.QUEUE)).open()
+    message = publish("key", ((b"x-addq-ontrue", many(odd)), (b"x-adde-ontrue", many(odd))))
+    assert addressed(wire.produce(message)) == [("", "a")]
+
+
+def test_a_cc_is_renamed_if_it_would_route_unless_the_broker_will_refuse_it() -> None:
+    wire = Wire(routed("a", "b", delivery=Delivery.QUEUE)).open()
+    entries = (b"CC", many("x")), *REPORT, (b"CC", many("y"))
+    *kept, _, _ = table_of(split(wire.produce(publish(headers=entries)))[1])
+    assert kept == [*REPORT, (b"x-original-cc", many("x")), (b"x-original-cc", many("y"))]
+    entries = (b"CC", Value("S", b"x")), *REPORT
+    assert table_of(split(wire.produce(publish(headers=entries)))[1])[:2] == entries
+
+
+@given(tables(), st.sampled_from(Delivery))
+def test_other_headers_of_the_producer_survive_in_order(own: Table, delivery: Delivery) -> None:
+    ours = {b"BCC", b"CC", b"x-original-address", b"x-original-cc"}
+    wire = Wire(ruled(to_queue("a"), delivery=delivery)).open()
+    entries = table_of(split(wire.produce(publish(headers=own)))[1])
+    assert [entry for entry in entries if entry[0] not in ours] == [entry for entry in own if entry[0] not in ours]
 
 
 # -- missing destinations ---------------------------------------------------------------------------------------------
