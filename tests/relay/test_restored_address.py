@@ -16,7 +16,7 @@ from proxy.routing.decision import QueueNames
 from proxy.values import Value
 from tests.client import content_header, method, split
 from tests.relay.wire import Wire, address_of, chosen, owned, publish, routed, ruled, several, state, table, table_of
-from tests.routing.building import exchange, many, to_exchange, to_queue
+from tests.routing.building import VOID, exchange, many, to_exchange, to_queue, value
 
 QUEUE = routed("q", delivery=Delivery.QUEUE)
 CARRIER = routed("q")
@@ -161,6 +161,16 @@ def test_the_address_is_restored_and_the_rest_is_unchanged(command: base.Frame) 
     assert after.channel == 9
 
 
+def test_the_encoded_address_is_a_table_with_both_pairs() -> None:
+    assert MARKED == marked(Value("F", PAIR))
+
+
+def test_the_first_of_duplicate_headers_counts() -> None:
+    header = content_header(1, 4, entry(FROM, TO) + entry(TO, FROM))
+    deliver, _ = restored_content(QUEUE, method(1, METHODS[0]), header)
+    assert address_of(split(deliver)[0]) == ("xo", "key")
+
+
 def test_a_renamed_cc_is_restored() -> None:
     entries = encode_table(((CC_ASIDE, many("one", "two")),)) + entry(FROM, TO)
     _, header = restored_content(QUEUE, method(1, METHODS[0]), content_header(1, 0, entries))
@@ -168,35 +178,47 @@ def test_a_renamed_cc_is_restored() -> None:
 
 
 MARKED = content_header(1, 4, entry(FROM, TO))
+PAIR = (
+    (b"exchange", value("xo")),
+    (b"routing-key", value("key")),
+    (b"new-exchange", value("")),
+    (b"new-routing-key", value("q")),
+)
 
 
-def nested(depth: int) -> bytes:
-    """The address header with a table of this depth in place of the key."""
-    value = Value("F", ())
-    for _ in range(depth):
-        value = Value("F", ((b"in", value),))
-    return encode_table(((b"x-original-address", value),))
+def nested(depth: int) -> Value:
+    return Value("F", ((b"in", nested(depth - 1)),)) if depth else Value("F", ())
+
+
+def marked(address: Value) -> bytes:
+    """A content header with this value in our header."""
+    return content_header(1, 4, encode_table(((b"x-original-address", address),)))
 
 
 @pytest.mark.parametrize(
     "header",
     [
-        content_header(1, 4),
-        content_header(1, 4, encode_table(table(type="report"))),
-        content_header(1, 4, entry(FROM, OriginalAddress(b"", b"another"))),
-        content_header(1, 4, entry(OriginalAddress(b"other", b"key"), TO)),
-        MARKED[:21] + b"\0\0\x7f\0" + MARKED[25:],
-        content_header(1, 4, entry(FROM, TO)[:-1]),
-        content_header(1, 4, nested(MAX_NESTING + 5)),
-    ],
-    ids=[
-        "no table",
-        "no header of ours",
-        "dead-lettered since",
-        "not of this configuration",
-        "table behind the frame",
-        "malformed inside",
-        "deeper than we read",
+        pytest.param(header, id=name)
+        for name, header in {
+            "no table": content_header(1, 4),
+            "no header of ours": content_header(1, 4, encode_table(table(type="report"))),
+            "a similar header": content_header(1, 4, encode_table(((b"x-original-addres", Value("F", PAIR)),))),
+            "dead-lettered since": content_header(1, 4, entry(FROM, OriginalAddress(b"", b"another"))),
+            "not of this configuration": content_header(1, 4, entry(OriginalAddress(b"other", b"key"), TO)),
+            "table behind the frame": MARKED[:21] + b"\0\0\x7f\0" + MARKED[25:],
+            "malformed inside": content_header(1, 4, entry(FROM, TO)[:-1]),
+            "deeper than we read": marked(nested(MAX_NESTING + 5)),
+            "a string before the table": content_header(1, 4, marked(value("x"))[25:-1] + entry(FROM, TO)),
+            "a string": marked(value("xo")),
+            "an array": marked(many("xo", "key", "", "q")),
+            "void": marked(VOID),
+            "an empty table": marked(Value("F", ())),
+            "a missing field": marked(Value("F", PAIR[:3])),
+            "an additional field": marked(Value("F", (*PAIR, (b"host", value("elsewhere"))))),
+            "a duplicate field": marked(Value("F", (*PAIR[:3], PAIR[0]))),
+            "a number as key": marked(Value("F", (*PAIR[:3], (b"new-routing-key", value(1))))),
+            "bytes as key": marked(Value("F", (*PAIR[:3], (b"new-routing-key", Value("x", b"q"))))),
+        }.items()
     ],
 )
 def test_other_contents_are_unchanged(header: bytes) -> None:
