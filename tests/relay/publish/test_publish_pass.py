@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pamqp import commands
 
 from proxy.amqp.tables import encode_table
-from proxy.relay.vhost import Delivery
+from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.decision import QueueNames
 from proxy.values import Table, Value
 from tests import client
@@ -34,6 +34,7 @@ from tests.relay.wire import (
 from tests.routing.building import exchange, many, to_queue
 
 OTHER = table(type="other")
+CARRIER, MOVED, QUEUE = routed("a"), routed("a", carrier="carried"), routed("a", delivery=Delivery.QUEUE)
 
 
 def in_pieces(wire: Wire, data: bytes, cuts: Iterable[int]) -> bytes:
@@ -394,16 +395,17 @@ def test_no_input_is_processed_after_a_protocol_error() -> None:
     assert wire.producer() == b""
 
 
-def test_a_reserved_key_closes_its_channel_and_no_other() -> None:
-    wire = Wire(routed("a")).open(1, 2)
-    left = wire.produce(publish("x.o.p.e.n.x.q.0123456789abcdef"), publish(channel=2))
+@pytest.mark.parametrize("of", [CARRIER, MOVED, QUEUE], ids=["carrier", "carrier of another name", "queue"])
+@pytest.mark.parametrize("prefix", ["x.o.p.e.n.x.", "x-o-p-e-n-x-"])
+@pytest.mark.parametrize("cc", [False, True])
+def test_a_reserved_key_closes_its_channel_and_no_other(of: VhostState, prefix: str, cc: bool) -> None:
+    wire = Wire(of).open(1, 2)
+    key = f"{prefix}q.0123456789abcdef"
+    bad = publish(headers=(*REPORT, (b"CC", many("fine", key)))) if cc else publish(key)
+    left = wire.produce(bad, publish(channel=2))
     assert names(left) == ["Exchange.Declare", "Basic.Publish", "Header", "Body"]
-    assert closed(wire.refused()) == (
-        1,
-        403,
-        "ACCESS_REFUSED - routing keys that begin with 'x.o.p.e.n.x.' are reserved",
-        (60, 40),
-    )
+    text = f"ACCESS_REFUSED - routing keys that begin with '{prefix}' are reserved"
+    assert closed(wire.refused()) == (1, 403, text, (60, 40))
 
 
 @pytest.mark.parametrize("header", [b"CC", b"BCC"])
