@@ -18,9 +18,11 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from proxy.audit import retention as closing
 from proxy.audit import writer, writer_thread
 from proxy.audit.policy import AuditMode, AuditPolicy
 from proxy.audit.retention import Retention
+from proxy.audit.segments import InstanceLock, OpenSegment
 from proxy.audit.writer import AuditWriter
 from proxy.audit.writer_thread import RotatingLog
 from proxy.errors import ConfigError
@@ -420,6 +422,66 @@ async def test_retention_keeps_the_open_segment(tmp_path: Path) -> None:
         await until(lambda: counters.lines == 20)
         assert matching_files(tmp_path, "_audit-*.jsonl")
     assert numbers(tmp_path) == []
+
+
+def left_open(directory: Path, instance: str = "m") -> Path:
+    """A segment with one line that an earlier process did not close."""
+    name = f"audit-{instance}-20261121T070000000000Z-000001"
+    segment = OpenSegment.create(directory, "2026-11-21T07", name, 0.0)
+    segment.write(line(ord(instance)))
+    segment.close()
+    return segment.path
+
+
+async def test_a_start_closes_segments_of_ended_processes_only(tmp_path: Path) -> None:
+    own, dead, living = (left_open(tmp_path, name) for name in "mdl")
+    claim = InstanceLock.acquire(tmp_path, "l")
+    assert claim is not None
+    async with writing(policy(tmp_path)):
+        pass
+    assert sorted(numbers(tmp_path)) == sorted(map(ord, "md"))
+    assert [path.exists() for path in (own, dead, living)] == [False, False, True]
+    claim.release()
+
+
+async def test_closing_a_segment_is_retried_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compress, failures = closing.compress_segment, [OSError(28, "No space left on device")]
+
+    def full_once(path: Path) -> Path | None:
+        if failures:
+            raise failures.pop()
+        return compress(path)
+
+    monkeypatch.setattr(closing, "compress_segment", full_once)
+    left_open(tmp_path)
+    with capture_logs() as logs:
+        async with writing(policy(tmp_path)):
+            pass
+    assert numbers(tmp_path) == [ord("m")]
+    assert [(entry["event"], entry["log_level"]) for entry in logs] == [("audit segment can't be closed", "error")]
+
+
+async def test_segments_that_cannot_be_closed_are_logged_at_the_end_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path) -> Path | None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(closing, "compress_segment", full)
+    path = left_open(tmp_path)
+    with capture_logs() as logs:
+        async with writing(policy(tmp_path)):
+            pass
+    assert path.exists()
+    assert logs[-1]["event"] == "audit segments remain open; they are closed at the next start"
+
+
+async def test_a_removed_segment_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = left_open(tmp_path)
+    monkeypatch.setattr(writer, "open_segments", lambda _: {"m": [tmp_path / "gone", path]})
+    async with writing(policy(tmp_path)):
+        pass
+    assert numbers(tmp_path) == [ord("m")]
 
 
 @pytest.mark.parametrize("mode", [AuditMode.BEST_EFFORT, AuditMode.STRICT])
