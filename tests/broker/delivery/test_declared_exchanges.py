@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from proxy.values import Table, Value
 from tests.broker.delivery.applications import Application
 from tests.broker.world import Outside
 from tests.producer import until
@@ -63,23 +62,6 @@ def test_the_setting_decides_if_there_is_no_delivery_argument(broker: Broker, ou
         assert on_broker(outside, "carried") is not None
 
 
-def test_an_unknown_delivery_is_refused(sidecar: Sidecar, vhost: str) -> None:
-    with Application(sidecar.port, vhost) as app:
-        close = app.refused(app.declaring("ox", {"x-delivery": "pigeon"}))
-    assert (close.code, close.text) == (406, "PRECONDITION_FAILED - Invalid exchange argument.")
-
-
-@pytest.mark.parametrize("filtered", ["max-payload-size", "min-payload-size-silent", "max-headers-depth"])
-def test_a_filter_of_a_wrong_type_is_refused_and_declares_nothing(
-    app: Application, outside: Outside, filtered: str
-) -> None:
-    close = app.refused(app.declaring("ox", {filtered: "ten"}))
-    assert (close.code, close.text) == (406, "PRECONDITION_FAILED - Invalid exchange argument.")
-    assert close.method == (40, 10)
-    assert on_broker(outside, "ox") is None
-    assert app.refused(app.declaring("ox", passive=True)).code == 404
-
-
 def test_arguments_without_effect_are_accepted_as_by_the_plugin(app: Application) -> None:
     app.exchange("ox", {"max-payload-sise": 9, "x-owner": "billing"})
     app.queues("a")
@@ -87,57 +69,7 @@ def test_arguments_without_effect_are_accepted_as_by_the_plugin(app: Application
     assert app.reached("ox", (), "a") == ["a"]
 
 
-def test_filters_apply_immediately_after_the_declare(app: Application) -> None:
-    app.exchange("ox", {"max-payload-size": 4, "min-payload-size-silent": 2})
-    app.queues("a")
-    app.bind("a", "ox")
-    app.publish("ox", "k", body=b"12345")
-    close = app.closed()
-    assert (close.code, close.text) == (406, "PRECONDITION_FAILED - Max size payload hit.")
-    app.open(confirm=True)
-    assert app.send_settled("ox", "k", None, b"1").acked
-    assert app.send_settled("ox", "k", None, b"1234").acked
-    assert [message.body for message in app.take("a")] == [b"1234"]
-
-
 # -- declare again -----------------------------------------------------------------------------------------------------
-
-
-LIMIT = b"max-payload-size"
-
-
-@pytest.mark.parametrize("letter", ["b", "B", "s", "u", "I", "i", "l"])
-def test_the_same_number_in_another_width_is_equal(app: Application, letter: str) -> None:
-    app.exchange("ox", ((LIMIT, Value("l", 100)),))
-    app.exchange("ox", ((LIMIT, Value(letter, 100)),))
-
-
-OTHERS: dict[str, tuple[Table, dict[str, bool]]] = {
-    LIMIT.decode(): (((LIMIT, Value("l", 101)),), {}),
-    "min-payload-size": (((LIMIT, Value("l", 100)), (b"min-payload-size", Value("I", 1))), {}),
-    "alternate-exchange": (((LIMIT, Value("l", 100)), (b"alternate-exchange", Value("S", b"amq.fanout"))), {}),
-    "durable": (((LIMIT, Value("l", 100)),), {"durable": False}),
-    "auto_delete": (((LIMIT, Value("l", 100)),), {"auto_delete": True}),
-    "internal": (((LIMIT, Value("l", 100)),), {"internal": True}),
-}
-
-
-@pytest.mark.parametrize("argument", OTHERS)
-def test_a_declare_with_other_arguments_is_refused_as_on_the_broker(
-    app: Application, outside: Outside, argument: str
-) -> None:
-    app.exchange("ox", ((LIMIT, Value("l", 100)),))
-    table, bits = OTHERS[argument]
-    flags = {"durable": True, "auto_delete": False, "internal": False} | bits
-    close = app.refused(app.declaring("ox", table, "x-open", **flags))
-    assert (close.code, close.method) == (406, (40, 10))
-    start = f"PRECONDITION_FAILED - inequivalent arg '{argument}' for exchange 'ox' in vhost '{outside.vhost}': "
-    assert close.text.startswith(start)
-
-
-def test_a_declare_with_a_missing_argument_is_refused(app: Application) -> None:
-    app.exchange("ox", {"max-payload-size": 100})
-    assert "inequivalent arg 'max-payload-size'" in app.refused(app.declaring("ox")).text
 
 
 def test_a_declare_is_compared_with_the_declare_through_another_sidecar(
@@ -204,15 +136,6 @@ def test_no_client_takes_over_an_exchange_of_the_broker(sidecar: Sidecar, vhost:
         app.bind("q", "amq.direct", {}, "k")
         assert app.reached("amq.direct", {}, "q", key="k") == ["q"]
         assert app.reached("", {}, "q", key="q") == ["q"]
-
-
-def test_a_carrier_declared_as_direct_is_refused(sidecar: Sidecar, vhost: str) -> None:
-    with Application(sidecar.port, vhost) as app:
-        app.exchange("ox")
-        close = app.refused(app.declaring("ox", kind="direct"))
-        assert (close.code, close.method) == (406, (40, 10))
-        assert "inequivalent arg 'type'" in close.text
-        assert "received 'direct' but current is 'x-open'" in close.text
 
 
 # -- passive declare, delete -------------------------------------------------------------------------------------------
