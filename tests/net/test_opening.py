@@ -202,13 +202,15 @@ async def test_a_broker_lost_during_the_handshake_closes_the_producer_with_320(p
 
 @pytest.mark.parametrize("sent", [b"", b"AM", client.PROTOCOL_HEADER])
 async def test_a_producer_that_stays_silent_is_dropped_after_the_deadline(sent: bytes) -> None:
-    async with staged(SOON) as stage:
-        peer = await stage.connect()
-        peer.send(sent)
-        if sent == client.PROTOCOL_HEADER:
-            await peer.expect("Connection.Start")
-        assert await peer.is_gone()
-        await eventually(lambda: results(stage)[0] == {"timeout": 1})
+    with capture_logs() as logged:
+        async with staged(SOON) as stage:
+            peer = await stage.connect()
+            peer.send(sent)
+            if sent == client.PROTOCOL_HEADER:
+                await peer.expect("Connection.Start")
+            assert await peer.is_gone()
+            await eventually(lambda: results(stage)[0] == {"timeout": 1})
+    assert "handshake not finished in time" in [entry["event"] for entry in logged]
 
 
 async def test_a_probe_that_connects_and_leaves_is_no_event() -> None:
