@@ -159,12 +159,6 @@ def test_a_publish_to_an_exchange_goes_to_another_exchange_under_the_rules_key(s
     assert message.address == ("plain", "x.y")
 
 
-def test_the_first_publish_and_later_ones_are_encoded_in_the_same_way(site: Site, producer: Producer) -> None:
-    for _ in range(5):
-        assert sent(producer, "moved/b").acked
-    assert [message.address for message in site.take("b")] == [("", "b")] * 5
-
-
 def test_a_translation_to_an_open_exchange_is_evaluated_there_under_the_new_key(site: Site, producer: Producer) -> None:
     assert sent(producer, "evaluated/one", body=b"e").acked
     message = site.next("a")
@@ -203,18 +197,6 @@ def test_an_unroutable_mandatory_publish_returns_with_its_original_address(produ
     settled = sent(producer, "moved/none", mandatory=True)
     assert [message.address for message in settled.returned] == [("", "moved/none")]
     assert settled.acked
-
-
-def test_a_header_forged_by_a_producer_is_removed(site: Site, producer: Producer) -> None:
-    sent(producer, "moved/b", table={"x-original-address": {"exchange": "liar"}})
-    assert len(site.next("b").headers) == 1
-
-
-@pytest.mark.parametrize("mandatory", [False, True])
-def test_a_translation_without_a_target_causes_a_nack_and_a_return(producer: Producer, mandatory: bool) -> None:
-    settled = sent(producer, "broken", mandatory=mandatory)
-    assert not settled.acked
-    assert [message.address for message in settled.returned] == [("", "broken")] * mandatory
 
 
 def test_with_one_unusable_destination_the_others_are_reached_and_the_publish_is_nacked(
@@ -289,11 +271,6 @@ def test_a_mandatory_publish_unroutable_at_the_other_broker_returns_with_its_ori
         assert producer.settle().acked
 
 
-def test_a_mandatory_publish_of_which_one_copy_arrived_does_not_return(site: Site, producer: Producer) -> None:
-    assert sent(producer, "both", "letters", mandatory=True) == Settled(True, [])
-    site.take("a")
-
-
 def test_a_missing_exchange_fails_its_publish_and_keeps_the_channel(far: Far, producer: Producer) -> None:
     assert not sent(producer, "far-exchange/none").acked
     assert sent(producer, "far/one", body=b"after").acked
@@ -323,12 +300,6 @@ def test_a_translation_back_to_the_sidecar_fails_without_a_loop(site: Site, prod
     assert sent(producer, "a").acked
     assert site.metric("publishes_total", outcome="translated") - before <= 1
     site.take("a")
-
-
-def test_without_confirms_a_mandatory_publish_comes_back_at_the_deadline(site: Site) -> None:
-    producer = site.producer(confirm=False)
-    producer.publish("", "nobody/one", mandatory=True)
-    assert producer.message(producer.expect("Basic.Return")).address == ("", "nobody/one")
 
 
 def test_the_log_states_why_a_broker_was_not_reached(site: Site, producer: Producer) -> None:
