@@ -19,7 +19,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.audit import retention as closing
-from proxy.audit import writer, writer_thread
+from proxy.audit import segments, writer, writer_thread
 from proxy.audit.policy import AuditMode, AuditPolicy
 from proxy.audit.retention import Retention
 from proxy.audit.segments import InstanceLock, OpenSegment
@@ -445,7 +445,7 @@ async def test_a_start_closes_segments_of_ended_processes_only(tmp_path: Path) -
 
 
 async def test_closing_a_segment_is_retried_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compress, failures = closing.compress_segment, [OSError(28, "No space left on device")]
+    compress, failures = segments.compress_segment, [OSError(28, "No space left on device")]
 
     def full_once(path: Path) -> Path | None:
         if failures:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from typing import Any
 
 from pamqp import commands
 
-from proxy.audit.record import LineRenderer, Privacy, RecordTemplate, opening
+from proxy.audit.record import LineRenderer, Privacy, PublishLog
+from proxy.relay.vhost import VhostState
 from proxy.values import Table, Value
 from tests import client
 from tests.client import split
@@ -15,28 +17,24 @@ from tests.relay.wire import REPORT, Wire, ack, nack, publish, returned, routed,
 
 
 class Log:
-    """A journal that keeps lines as text."""
+    """A publish log, and the lines that were appended: those of publishes as short texts."""
 
     def __init__(self, names: Iterable[bytes] = (), *, ruled_only: bool = False) -> None:
-        self.names = frozenset(names)
-        self.ruled_only = ruled_only
+        self.records: list[dict[str, Any]] = []
         self.lines: list[str] = []
         self.settled: list[tuple[int, int, str]] = []
         self.rules = ""
-        self._records = LineRenderer("test", Privacy(self.names), lambda: self.rules)
-        self.origin = self._records.origin
-        self.headers = self._records.headers
+        renderer = LineRenderer("test", Privacy(frozenset(names)), lambda: self.rules)
+        self.made = PublishLog(renderer, self._keep, lambda: 0.25, ruled_only=ruled_only)
 
-    def opening(self) -> str:
-        return opening("2026-11-23T00:00:00.000000Z")
-
-    def template(self, exchange: bytes, outcome: str, *more: object, **others: object) -> RecordTemplate:
-        return self._records.template(exchange, outcome)
-
-    def append(self, lines: bytes, count: int) -> None:
+    def _keep(self, lines: bytes, count: int) -> None:
         records = [json.loads(line) for line in lines.splitlines()]
         assert len(records) == count
+        self.records += records
         for record in records:
+            if record["kind"] == "settle":
+                self.settled.append((record["ch"], record["seq"], record["result"]))
+                continue
             rules = "/" + record["rules"] if record["rules"] else ""
             headers = ",".join(record["headers"]) or "{}"
             timed = " timed" if "decide_us" in record else ""
@@ -45,15 +43,32 @@ class Log:
                 f"{record['rk']} {record['message_id'] or ''} {record['size']} {headers}{timed}"
             )
 
-    def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
-        self.settled.append((ch, seq, result))
 
-
-def audited(log: Log, *, confirm: bool = False) -> Wire:
-    wire = Wire(routed("a"))
-    wire.plans.journal = log
+def audited(log: Log, state: VhostState | None = None, *, confirm: bool = False) -> Wire:
+    wire = Wire(state or routed("a"))
+    wire.plans.journal = log.made
     wire.relay.connection.start_audit("c")
     return wire.open(confirm=confirm)
+
+
+def test_records_contain_the_time_and_the_decision() -> None:
+    log = Log()
+    log.rules = "v2"
+    wire = audited(log, confirm=True)
+    wire.produce(publish("k"))
+    wire.answer(ack(1))
+    published, settled = log.records
+    assert published["ts"] == settled["ts"] == "1970-01-01T00:00:00.250000Z"
+    assert (published["queues"], published["exchanges"], published["remotes"]) == (["a"], [], [])
+    assert [len(binding) for binding in published["bindings"]] == [10]
+    assert (published["rules"], published["reason"]) == ("v2", None)
+    assert (settled["result"], settled["confirm_us"], "exchange" in settled) == ("acked", 0.0, False)
+
+
+def test_a_line_of_an_unmatched_publish_contains_the_reason_for_its_outcome() -> None:
+    log = Log()
+    audited(log, routed("a", carrier="xo.oxproxy", unmatched_pass=True)).produce(publish("k", headers=None))
+    assert [(record["outcome"], record["reason"]) for record in log.records] == [("passed", "unmatched")]
 
 
 def test_each_publish_has_one_line_for_every_outcome() -> None:

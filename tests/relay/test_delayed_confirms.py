@@ -46,7 +46,7 @@ class Disk(Log):
 
 def strict(disk: Disk, *channels: int, wire: Wire | None = None, confirm: bool = True) -> Wire:
     wire = wire or Wire(routed("a"), limits=RelayLimits(held_bytes=1000))
-    wire.plans.journal = disk
+    wire.plans.journal = disk.made
     wire.relay.connection.start_audit("c", disk)
     return wire.open(*channels, confirm=confirm)
 
