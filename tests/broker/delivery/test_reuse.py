@@ -156,16 +156,6 @@ async def test_aio_pika_gets_kept_connections(site: Site) -> None:
 # -- producers that get a new connection ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("limits", [{"frame_max": 8192}, {"heartbeat": 7}], ids=["frame-max", "heartbeat"])
-def test_other_limits_need_another_connection(site: Site, limits: dict[str, object]) -> None:
-    leave(come(site))
-    before = reused(site)
-    leave(come(site, **limits))
-    assert reused(site) == before
-    leave(come(site, **limits))
-    assert reused(site) == before + 1
-
-
 def test_a_wrong_password_is_refused_by_the_broker(site: Site) -> None:
     leave(come(site))
     before, standing_by = reused(site), kept(site)
@@ -173,13 +163,6 @@ def test_a_wrong_password_is_refused_by_the_broker(site: Site) -> None:
         come(site, password="wrong")
     assert caught.value.code == 403
     assert (reused(site), kept(site)) == (before, standing_by)
-
-
-def test_a_missing_virtual_host_is_refused_by_the_broker(site: Site) -> None:
-    leave(come(site))
-    with pytest.raises(Closed) as caught:
-        come(site, vhost="nowhere")
-    assert caught.value.code == 530
 
 
 def test_another_virtual_host_needs_another_connection(site: Site, vhost: str) -> None:
@@ -266,17 +249,6 @@ def test_a_kept_connection_that_the_broker_closes_is_dropped_without_an_error(si
     before = reused(site)
     leave(come(site))
     assert reused(site) == before
-
-
-def test_a_kept_connection_answers_heartbeats(site: Site) -> None:
-    leave(come(site, heartbeat=1))
-    wire = site.upstream()
-    sent = len(wire.sent)
-    heartbeat = bytes((8, 0, 0, 0, 0, 0, 0, 0xCE))
-    until(lambda: bytes(wire.sent[sent:]).count(heartbeat) >= 12)  # three seconds: unanswered, the broker closes
-    before = reused(site)
-    leave(come(site, heartbeat=1))
-    assert reused(site) == before + 1
 
 
 def test_a_deleted_user_is_refused(site: Site) -> None:
