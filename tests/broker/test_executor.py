@@ -16,11 +16,6 @@ from tests.rabbitmq import Broker
 
 
 @pytest.fixture
-def outside(broker: Broker, vhost: str) -> Outside:
-    return Outside(broker, vhost)
-
-
-@pytest.fixture
 def observed() -> ObservedState:
     return ObservedState()
 

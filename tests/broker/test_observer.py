@@ -20,11 +20,6 @@ from tests.rabbitmq import Broker, quoted
 
 
 @pytest.fixture
-def outside(broker: Broker, vhost: str) -> Outside:
-    return Outside(broker, vhost)
-
-
-@pytest.fixture
 async def management(broker: Broker) -> AsyncIterator[ManagementApi]:
     asked = ManagementApi(settings(broker), broker.management)
     yield asked

@@ -18,11 +18,6 @@ from tests.broker.world import Outside, exchanges, owned, queues, router, settin
 from tests.rabbitmq import Broker
 
 
-@pytest.fixture
-def outside(broker: Broker, vhost: str) -> Outside:
-    return Outside(broker, vhost)
-
-
 class Counting(Executor):
     """Counts requests to the broker."""
 

@@ -15,11 +15,6 @@ from tests.rabbitmq import Broker
 
 
 @pytest.fixture
-def outside(broker: Broker, vhost: str) -> Outside:
-    return Outside(broker, vhost)
-
-
-@pytest.fixture
 def second(broker: Broker, vhost: str) -> Iterator[str]:
     name = f"{vhost}-second"
     broker.create_vhost(name)

@@ -35,11 +35,6 @@ Start = Callable[..., Awaitable[Topology]]
 
 
 @pytest.fixture
-def outside(broker: Broker, vhost: str) -> Outside:
-    return Outside(broker, vhost)
-
-
-@pytest.fixture
 def file(tmp_path: Path) -> Path:
     return tmp_path / "kept"
 

@@ -33,11 +33,6 @@ Make = Callable[..., Awaitable[VhostTopology]]
 
 
 @pytest.fixture
-def outside(broker: Broker, vhost: str) -> Outside:
-    return Outside(broker, vhost)
-
-
-@pytest.fixture
 async def make(broker: Broker) -> AsyncIterator[Make]:
     """Build a control plane for a state, connected unless `connect` is false; closed after the test."""
     ending: list[Callable[[], Awaitable[None]]] = []

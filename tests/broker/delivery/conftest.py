@@ -9,7 +9,6 @@ import pytest
 
 from tests.broker.delivery.distance import Far, distant
 from tests.broker.delivery.site import Site, standing
-from tests.broker.world import Outside
 from tests.private_broker import BrokerMissing
 from tests.producer import Producer
 from tests.rabbitmq import Broker
@@ -47,12 +46,6 @@ def producer(site: Site) -> Producer:
 def delivery(request: pytest.FixtureRequest) -> str:
     """Both deliveries."""
     return str(request.param)
-
-
-@pytest.fixture
-def outside(broker: Broker, vhost: str) -> Outside:
-    """Another application in the test's virtual host."""
-    return Outside(broker, vhost)
 
 
 @pytest.fixture(scope="module")

@@ -52,11 +52,6 @@ def pair(broker: Broker, outside: Outside, vhost: str, tmp_path: Path) -> Iterat
         yield first, second
 
 
-@pytest.fixture
-def outside(broker: Broker, vhost: str) -> Outside:
-    return Outside(broker, vhost)
-
-
 def test_a_token_that_one_sidecar_no_longer_needs_is_always_kept_for_the_other(
     pair: tuple[Ruled, Ruled], outside: Outside
 ) -> None:

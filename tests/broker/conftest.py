@@ -1,0 +1,12 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.broker.world import Outside
+from tests.rabbitmq import Broker
+
+
+@pytest.fixture
+def outside(broker: Broker, vhost: str) -> Outside:
+    """Another application in the test's virtual host."""
+    return Outside(broker, vhost)
