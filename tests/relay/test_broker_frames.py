@@ -81,10 +81,11 @@ def test_contents_reach_the_producer_unchanged(of: object, body_size: int, comma
 # -- confirms ---------------------------------------------------------------------------------------------------------
 
 
-def test_confirms_are_relayed_and_counted() -> None:
+def test_confirms_are_relayed_and_each_publish_is_counted_once() -> None:
     wire = Wire().open(confirm=True)
     wire.produce(publish() * 9)
-    confirms = ack(1) + ack(3, True) + nack(5) + ack(4) + nack(7, True) + nack(7, True) + nack(0, True)
+    confirms = ack(1) + ack(1) + ack(3, True) + nack(5) + nack(5) + nack(2)
+    confirms += ack(4) + nack(7, True) + nack(7, True) + nack(0, True)
     assert wire.answer(confirms) == confirms
     counters = wire.counters.relays["/"]
     assert (counters.confirms_acked, counters.confirms_nacked, wire.relay.connection.unsettled) == (4, 5, 0)

@@ -202,6 +202,7 @@ def marked(address: Value) -> bytes:
         for name, header in {
             "no table": content_header(1, 4),
             "no header of ours": content_header(1, 4, encode_table(table(type="report"))),
+            "our name as a value": content_header(1, 4, encode_table(table(type="x-original-address"))),
             "a similar header": content_header(1, 4, encode_table(((b"x-original-addres", Value("F", PAIR)),))),
             "dead-lettered since": content_header(1, 4, entry(FROM, OriginalAddress(b"", b"another"))),
             "not of this configuration": content_header(1, 4, entry(OriginalAddress(b"other", b"key"), TO)),

@@ -312,7 +312,7 @@ def test_in_queue_delivery_an_exchange_that_only_a_message_names_is_looked_up_fi
 
 
 def test_in_queue_delivery_a_name_that_is_not_utf8_is_a_missing_destination() -> None:
-    odd = Value("S", b"\xff")
+    odd = Value("S", b"odd\xff")
     wire = Wire(ruled(to_queue("a", NAMED_BY_MESSAGE), delivery=Delivery.QUEUE)).open()
     message = publish("key", ((b"x-addq-ontrue", many(odd)), (b"x-adde-ontrue", many(odd))))
     assert addressed(wire.produce(message)) == [("", "a")]
