@@ -32,6 +32,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
+from functools import partial
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
@@ -50,7 +51,7 @@ from aiormq.exceptions import (
 )
 
 from proxy.broker.methods import LOCKED, Bind, Find, Method, Refusal, make, make_all
-from proxy.broker.task_supervisor import end_if_cancelled
+from proxy.broker.task_supervisor import end_if_cancelled, gather_all
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.tokens import Secrets
 from proxy.values import Destination
@@ -314,7 +315,10 @@ class ControlConnection:
                     raise
                 failures.append(error.message)
             else:
-                self._make_room(self._connection.opened.connection_tune.channel_max or _NO_LIMIT)
+                self._channel_max = self._connection.opened.connection_tune.channel_max or _NO_LIMIT
+                self._lanes = max(1, min(self._settings.lanes, self._channel_max // 4))
+                self._bulk = asyncio.Semaphore(self._lanes)
+                self._singles = asyncio.Semaphore(max(1, min(_SINGLES, self._channel_max // 4)))
                 return
         raise UpstreamError(UpstreamFailure.UNAVAILABLE, "; ".join(failures))
 
@@ -335,10 +339,7 @@ class ControlConnection:
 
         async def once() -> Refusal | None:
             async with self._singles:
-                channel = await self._channel()
-                refusal = await self._rpc(channel, make(method, channel, self._settings.deadline_seconds))
-                self._idle.append(channel)
-                return refusal
+                return await self._send(partial(make, method))
 
         return await self._while_open(once())
 
@@ -349,7 +350,6 @@ class ControlConnection:
             For each method, the broker's refusal, or None if it accepted the method.
         """
         refusals: list[Refusal | None] = [None] * len(methods)
-        limit_seconds = self._settings.deadline_seconds
         binds = [
             (index, method) for index, method in enumerate(methods) if isinstance(method, Bind) and not method.unbinds
         ]
@@ -359,17 +359,13 @@ class ControlConnection:
 
         async def bind_ahead() -> None:
             for batch in ahead:
-                channel = await self._channel()
-                if await self._rpc(channel, make_all([bind for _, bind in batch], channel, limit_seconds)) is None:
+                if await self._send(partial(make_all, [bind for _, bind in batch])) is None:
                     for index, _ in batch:
                         del left[index]
-                self._idle.append(channel)
 
         async def call_singly() -> None:
             for index, method in singly:
-                channel = await self._channel()
-                refusals[index] = await self._rpc(channel, make(method, channel, limit_seconds))
-                self._idle.append(channel)
+                refusals[index] = await self._send(partial(make, method))
 
         await self._while_open(self._in_lanes(bind_ahead, len(batches)))
         singly = iter(left.items())
@@ -393,10 +389,7 @@ class ControlConnection:
             async with self._bulk:
                 await work()
 
-        outcomes = await asyncio.gather(*(lane() for _ in range(min(self._lanes, count))), return_exceptions=True)
-        for outcome in outcomes:
-            if isinstance(outcome, BaseException):
-                raise outcome
+        await gather_all(lane() for _ in range(min(self._lanes, count)))
         await self._trim()
 
     async def channel(self) -> AbstractChannel:
@@ -438,12 +431,6 @@ class ControlConnection:
             self._unavailable("connection closed")
         return doing.result()
 
-    def _make_room(self, channel_max: int) -> None:
-        self._channel_max = channel_max
-        self._lanes = max(1, min(self._settings.lanes, channel_max // 4))
-        self._bulk = asyncio.Semaphore(self._lanes)
-        self._singles = asyncio.Semaphore(max(1, min(_SINGLES, channel_max // 4)))
-
     async def _channel(self) -> AbstractChannel:
         while self._idle:
             channel = self._idle.pop()
@@ -465,17 +452,20 @@ class ControlConnection:
                 return self._last_number
         self._unavailable(f"all {self._channel_max} channels are in use")
 
-    async def _rpc(self, channel: AbstractChannel, making: Coroutine[object, None, None]) -> Refusal | None:
+    async def _send(self, sending: Callable[[AbstractChannel, float], Awaitable[None]]) -> Refusal | None:
+        """Send one or several methods on a free channel, and wait for the reply, at most for the given seconds."""
+        channel, refusal = await self._channel(), None
         with self._translated():
             try:
-                await making
+                await sending(channel, self._settings.deadline_seconds)
             except ChannelClosed as error:
                 code = _CODES.get(type(error), error.args[0])
                 if code is None:  # closed by us, since the connection is shutting down
                     self._unavailable("connection closed", error)
-                return Refusal(code, str(error.args[-1]))
+                refusal = Refusal(code, str(error.args[-1]))
         end_if_cancelled()
-        return None
+        self._idle.append(channel)
+        return refusal
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

@@ -27,6 +27,7 @@ import aiohttp
 import structlog
 
 from proxy.broker.connection import ControlSettings
+from proxy.broker.task_supervisor import gather_all
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.garbage import without_collection
 from proxy.relay.declare.storage import KEPT, MARK, PIN, SIGNATURE, STORAGE, STORAGE_WORD
@@ -317,7 +318,7 @@ class ManagementApi:
                 await read_ahead(bindings)
             return part_digest, bindings
 
-        parts = await _all(listed(path) for path in paths)
+        parts = await gather_all(listed(path) for path in paths)  # the session limits concurrent requests
         now = blake2b(b"".join(part_digest for part_digest, _ in parts), digest_size=16).digest()
         if now == digest:
             return None
@@ -467,16 +468,6 @@ def _read(reader: Callable[[Mapping[str, Any]], T], listing: Iterable[Any], path
         raise UpstreamError(
             UpstreamFailure.REFUSED, f"management API {path}: unexpected structure of the response"
         ) from error
-
-
-async def _all(answers: Iterable[Awaitable[T]]) -> list[T]:
-    """Wait for all responses, even if one fails, and raise the first error. The session limits concurrent requests."""
-    results: list[T] = []
-    for result in await asyncio.gather(*answers, return_exceptions=True):
-        if isinstance(result, BaseException):
-            raise result
-        results.append(result)
-    return results
 
 
 log = structlog.get_logger(__name__)

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
+from typing import TypeVar
 
 import structlog
 
 #: Task names, as used in the failure metric.
 TASKS = tuple("start vhost discovery snapshot announcements demand remotes gauges live rules warnings".split())
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -28,6 +31,16 @@ def end_if_cancelled() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
+
+
+async def gather_all(work: Iterable[Awaitable[T]]) -> list[T]:
+    """Wait for all results, even if one fails, and then raise the first error."""
+    results: list[T] = []
+    for result in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
+        results.append(result)
+    return results
 
 
 class Supervisor:

@@ -65,12 +65,10 @@ class LookResult(NamedTuple):
     """Result of a pass.
 
     Args:
-        missing: unreachable destinations that are named by rules, with the reasons.
         tokens_changed: whether tokens were bound or unbound.
         unbound: whether orphan tokens were unbound. This may have caused the broker to delete auto-delete exchanges.
     """
 
-    missing: Mapping[Destination, str]
     tokens_changed: bool
     unbound: bool
 
@@ -111,7 +109,7 @@ class Reconciler:
         self._one_at_a_time = asyncio.Lock()
         #: Conflicts between the broker and the rules, each with ways to resolve it.
         self.conflicts: tuple[str, ...] = ()
-        #: The `LookResult.missing` of the last pass.
+        #: Unreachable destinations that are named by rules as of the last pass, with the reasons.
         self.missing: Mapping[Destination, str] = {}
 
     # -- desired -----------------------------------------------------------------------------------------------
@@ -175,7 +173,7 @@ class Reconciler:
             for text in set(self.conflicts).difference(conflicts):
                 log.error("rules conflict with the broker", vhost=self.state.name, what=text)
             changed = any(exchange.bound != before.get(name) for name, exchange in self.state.exchanges.items())
-            return LookResult(missing, changed, any(action.needless for action in orphans))
+            return LookResult(changed, any(action.needless for action in orphans))
 
     async def look_at(self, names: Collection[bytes]) -> None:
         """Observe only the given exchanges, for which changes were announced."""

@@ -253,7 +253,7 @@ class VhostTopology:
         state, reconciler, requests = self.state, self.reconciler, self.requests
         result = await reconciler.look(thorough=thorough, announced=self._announcements.active)
         names = reconciler.names.names(state.queues)
-        missing = {**requests.missing(), **result.missing}
+        missing = {**requests.missing(), **reconciler.missing}
         desired = reconciler.desired
         regex_queues = desired.regex and names is not state.queues
         changed = regex_queues or missing != state.missing or result.tokens_changed
