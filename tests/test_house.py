@@ -31,7 +31,8 @@ OWNERS = {
     "duckdb": {"report"},
     "jinja2": {"report"},
     "pamqp": {"amqp"},
-    "prometheus_client": {"observe", "admin"},  # admin uses it only to negotiate the content type
+    # admin uses it only to negotiate the content type, and cli to read the page
+    "prometheus_client": {"observe", "admin", "cli"},
     "py4j": {"report"},
     "pydantic": {"cli", "config", "rules", "yamlfile"},
     "pydantic_core": {"cli", "yamlfile"},
