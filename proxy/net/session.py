@@ -24,6 +24,7 @@ from proxy.net.tasks import Tasks
 from proxy.net.throttle import Throttle
 from proxy.net.vhosts import ControlPlane
 from proxy.relay.connection_state import (
+    NO_REMOTES,
     BindDestinations,
     ConnectionTerms,
     EnsureQueue,
@@ -104,7 +105,7 @@ class Session:
         audit = self._shared.audit
         connection.start_audit(self.id, audit if audit is not None and audit.strict else None)
         self._remotes = self._shared.remotes.port(handshake.vhost, partial(self._pause_producer, "remote is slow"))
-        connection.remotes = RemoteBrokers(self._remotes, self._wake)
+        connection.remotes = RemoteBrokers(self._remotes.publisher, self._wake)
         self._user = handshake.user
         vhosts.client_connections.enter(handshake.vhost, handshake.user, self)
         plans.state.clear_refusals(client=handshake.user)
@@ -394,7 +395,7 @@ class Session:
             relay.ended()
             if self._remotes is not None:
                 self._remotes.close()
-                relay.connection.remotes = None
+                relay.connection.remotes = NO_REMOTES
             self._shared.vhosts.client_connections.leave(relay.connection.plans.state.name, self._user, self)
             counters.downstream.open -= 1
             counters.upstream.open -= 1

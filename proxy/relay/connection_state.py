@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
 
+from proxy.addressing.targets import Remote
 from proxy.amqp import method_frames, methods
 from proxy.amqp.frames import ACK_BYTES, ACK_FRAME, FRAME_END, METHOD, body_frames
 from proxy.errors import ProtocolError, Scope
@@ -34,7 +35,7 @@ from proxy.relay.connection_audit import AuditCommits, ConnectionAudit, DelayedC
 from proxy.relay.declare.sidecar_channel import SidecarChannel
 from proxy.relay.handshake.greeting import Tuning
 from proxy.relay.publish.plan import Plans
-from proxy.relay.remote.link import Remotes
+from proxy.relay.remote.link import RemotePublisher
 from proxy.relay.vhost import OwnedExchange
 from proxy.routing.bindings.binding import Reach
 from proxy.values import Destination
@@ -245,8 +246,13 @@ class ConnectionTraffic:
 class RemoteBrokers(NamedTuple):
     """Connections to other brokers, for publishes that the address table redirects to them."""
 
-    remotes: Remotes
+    #: returns a new publisher to a broker, or the reason why there is none
+    publisher: Callable[[Remote], RemotePublisher | str]
+    #: called when a result from another broker has produced output
     notify: Callable[[], None]
+
+
+NO_REMOTES: Final = RemoteBrokers(lambda remote: "no links", lambda: None)
 
 
 class ConnectionTerms(NamedTuple):
@@ -283,8 +289,7 @@ class ConnectionState:
         self.deliveries = Deliveries()
         self.traffic = ConnectionTraffic()
         self.audit: ConnectionAudit | None = None
-        #: other brokers, if there are any
-        self.remotes: RemoteBrokers | None = None
+        self.remotes = NO_REMOTES
 
     def permission_checks(self, unknown: Iterable[tuple[Reach, Destination]]) -> tuple[PermissionCheck, ...]:
         """Return the checks for existing destinations that are not yet known to be within a client's reach."""

@@ -54,7 +54,7 @@ class Linked(Wire):
         table = AddressTable([AddressRule(*rule) for rule in RULES.items()])
         self.state.set_addresses(AddressBook(table, [b"archive", b"other"]))
         self.remotes = RecordingRemotes()
-        self.relay.connection.remotes = RemoteBrokers(self.remotes, self.remotes.wake)
+        self.relay.connection.remotes = RemoteBrokers(self.remotes.publisher, self.remotes.wake)
         self.open(confirm=confirm)
 
 

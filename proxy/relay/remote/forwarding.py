@@ -68,7 +68,7 @@ class _OnlyCopy(RemoteMessage):
         connection, channel = self._connection, self._channel
         if self._tag and connection.lifecycle.phase is Phase.OPEN and channel.state in CONFIRMABLE:
             connection.send_confirm(channel, self._tag, result in _TAKEN)
-            _notify_driver(connection)
+            connection.remotes.notify()
 
 
 def send_alone(
@@ -115,8 +115,7 @@ def remote_publisher(connection: ConnectionState, channel: Channel, remote: Remo
         return None
     publisher = channel.remote_publishers.get(remote)
     if publisher is None:
-        others = connection.remotes
-        created = "no links" if others is None else others.remotes.publisher(remote)
+        created = connection.remotes.publisher(remote)
         if isinstance(created, str):  # not cached, since an address rule may take the host from the address
             connection.plans.counters.failed_translations += 1
             return None
@@ -149,9 +148,4 @@ def _settle(
         done = confirms.ledger.settle_remote(tag, acked)
         if done is not None:
             connection.send_confirm(channel, tag, done)
-    _notify_driver(connection)
-
-
-def _notify_driver(connection: ConnectionState) -> None:
-    if connection.remotes is not None:
-        connection.remotes.notify()
+    connection.remotes.notify()

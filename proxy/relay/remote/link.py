@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Protocol
 
-from proxy.addressing.targets import Remote
 from proxy.amqp import methods
 from proxy.amqp.frames import (
     ACK_BYTES,
@@ -121,13 +120,6 @@ class RemotePublisher(Protocol):
 
     def close(self) -> None:
         """Stop accepting messages; accepted messages are still sent."""
-
-
-class Remotes(Protocol):
-    """The other brokers of one producer's connection."""
-
-    def publisher(self, remote: Remote) -> RemotePublisher | str:
-        """Return a new publisher to a broker, or the reason why there is none."""
 
 
 class Lane:
