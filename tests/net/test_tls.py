@@ -30,14 +30,6 @@ def names(context: ssl.SSLContext, authority: Authority) -> str:
     return str(certificate["serialNumber"])
 
 
-def test_chain_and_name_are_verified_unless_disabled() -> None:
-    context = ClientTls().context()
-    assert context.verify_mode is ssl.CERT_REQUIRED
-    assert context.check_hostname
-    loose = ClientTls(verify=False).context()
-    assert (loose.verify_mode, loose.check_hostname) == (ssl.CERT_NONE, False)
-
-
 def test_with_configured_authorities_those_of_the_system_are_not_trusted(authority: Authority) -> None:
     trusted = ClientTls(authority.ca).context().get_ca_certs()
     assert [certificate["subject"] for certificate in trusted] == [((("commonName", "private authority"),),)]
@@ -46,16 +38,6 @@ def test_with_configured_authorities_those_of_the_system_are_not_trusted(authori
 def test_the_minimum_version_is_tls_1_2(pair: tuple[Path, Path]) -> None:
     for context in (ClientTls().context(), ServerTls(*pair).context()):
         assert context.minimum_version is ssl.TLSVersion.TLSv1_2
-
-
-@pytest.mark.parametrize(
-    ("required", "mode"), [(True, ssl.CERT_REQUIRED), (False, ssl.CERT_OPTIONAL)], ids=["required", "optional"]
-)
-def test_client_certificates_are_requested(
-    authority: Authority, pair: tuple[Path, Path], required: bool, mode: ssl.VerifyMode
-) -> None:
-    assert ServerTls(*pair, authority.ca, required).context().verify_mode is mode
-    assert ServerTls(*pair).context().verify_mode is ssl.CERT_NONE
 
 
 Files = Callable[[Path, Authority, Path, Path], ServerTls | ClientTls]

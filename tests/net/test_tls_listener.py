@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from proxy.net.context import SessionLimits
 from proxy.net.listener import Listener, ListenerLimits
@@ -67,22 +68,28 @@ async def test_a_producer_logs_in_over_tls(secure: TlsAddress, authority: Author
     assert secure.results == {"ok": 1}
 
 
-async def test_an_unfinished_handshake_is_closed_and_counted(pair: tuple[Path, Path]) -> None:
-    async with listening(pair, handshake_seconds=0.3) as secure:
+async def test_an_unfinished_handshake_is_closed_counted_and_logged(pair: tuple[Path, Path]) -> None:
+    with capture_logs() as logged:
+        async with listening(pair, handshake_seconds=0.3) as secure:
+            reader, writer = await asyncio.open_connection("127.0.0.1", secure.port)
+            assert await reader.read() == b""
+            writer.close()
+            await eventually(lambda: secure.is_unused)
+            assert secure.results == {"timeout": 1}
+    assert [entry["reason"] for entry in logged if entry["event"] == "producer not connected"] == [
+        "no TLS handshake within 0.3 s"
+    ]
+
+
+async def test_a_peer_without_tls_is_counted_and_logged(secure: TlsAddress) -> None:
+    with capture_logs() as logged:
         reader, writer = await asyncio.open_connection("127.0.0.1", secure.port)
-        assert await reader.read() == b""
+        writer.write(b"AMQP\x00\x00\x09\x01")
+        await reader.read()
         writer.close()
         await eventually(lambda: secure.is_unused)
-        assert secure.results == {"timeout": 1}
-
-
-async def test_a_peer_without_tls_is_counted(secure: TlsAddress) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", secure.port)
-    writer.write(b"AMQP\x00\x00\x09\x01")
-    await reader.read()
-    writer.close()
-    await eventually(lambda: secure.is_unused)
-    assert secure.results == {"tls_error": 1}
+        assert secure.results == {"tls_error": 1}
+    assert ["does not speak TLS" in entry["reason"] for entry in logged] == [True]
 
 
 async def test_a_probe_that_connects_and_leaves_is_no_event(secure: TlsAddress) -> None:

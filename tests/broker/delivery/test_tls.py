@@ -27,7 +27,7 @@ from pamqp import commands
 from tests.certificates import Authority
 from tests.client import PROTOCOL_HEADER
 from tests.private_broker import BrokerMissing, PrivateBroker, free_port
-from tests.producer import Closed, Gone, Producer, until
+from tests.producer import Closed, Producer, until
 from tests.sidecar import PROGRAM, Sidecar, merged
 
 RULES = """
@@ -269,35 +269,6 @@ def test_tls_1_1_is_refused_and_counted(world: World, tls_sidecar: TlsSidecar) -
         shake(tls_sidecar.port, old(world))
     until(lambda: tls_sidecar.metric("connections_total", side="downstream", result="tls_error") == before + 1)
     assert "older than TLS 1.2" in tls_sidecar.logged("producer not connected")[-1]
-
-
-def test_a_producer_without_tls_is_refused_and_counted(tls_sidecar: TlsSidecar) -> None:
-    before = tls_sidecar.metric("connections_total", side="downstream", result="tls_error")
-    with pytest.raises((Gone, OSError)):
-        Producer(tls_sidecar.port, VHOST)
-    until(lambda: tls_sidecar.metric("connections_total", side="downstream", result="tls_error") == before + 1)
-    assert "does not speak TLS" in tls_sidecar.logged("producer not connected")[-1]
-
-
-def test_an_unfinished_tls_handshake_ends_at_the_deadline(tls_sidecar: TlsSidecar) -> None:
-    before = tls_sidecar.metric("connections_total", side="downstream", result="timeout")
-    with socket.create_connection(("127.0.0.1", tls_sidecar.port)) as plain:
-        plain.settimeout(30)
-        plain.sendall(b"\x16\x03\x01")  # the first bytes of a ClientHello
-        with contextlib.suppress(ConnectionResetError):
-            assert plain.recv(1) == b""
-    assert tls_sidecar.metric("connections_total", side="downstream", result="timeout") == before + 1
-    assert "no TLS handshake within 2 s" in tls_sidecar.logged("producer not connected")[-1]
-
-
-def test_a_producer_that_is_silent_after_the_tls_handshake_is_closed_at_the_deadline(
-    world: World, tls_sidecar: TlsSidecar
-) -> None:
-    before = tls_sidecar.metric("connections_total", side="downstream", result="timeout")
-    with Producer(tls_sidecar.port, VHOST, tls=world.authority.client(), log_in=False) as producer, pytest.raises(Gone):
-        producer.frame()
-    until(lambda: tls_sidecar.metric("connections", side="downstream") == 0)
-    assert tls_sidecar.metric("connections_total", side="downstream", result="timeout") >= before
 
 
 def test_silent_peers_leave_descriptors_for_admin_pages_and_the_control_plane(world: World) -> None:
@@ -591,14 +562,6 @@ def test_cleanup_queries_a_management_api_with_the_tls_settings_of_the_configura
 # -- closing -------------------------------------------------------------------------------------------------------
 
 
-def test_heartbeats_are_sent_in_both_directions_over_tls(world: World, tls_sidecar: TlsSidecar) -> None:
-    with Producer(tls_sidecar.port, VHOST, heartbeat=1, tls=world.authority.client()).open() as producer:
-        for _ in range(3):
-            producer.heartbeat()
-            producer.send(b"\x08\0\0\0\0\0\0\xce")
-        producer.open(2)
-
-
 def test_a_close_is_answered_and_both_sides_end(world: World, tls_sidecar: TlsSidecar) -> None:
     producer = tls_sidecar.producer()
     assert producer.send_settled("post").acked
@@ -641,10 +604,3 @@ def test_a_producer_that_does_not_answer_a_close_is_dropped_after_the_deadline(w
         assert producer.frame().name == "Connection.Close"
         assert producer.gone()
         until(lambda: sidecar.logged("event=stopped"))
-
-
-def test_an_unfinished_tls_handshake_does_not_delay_the_stop(world: World) -> None:
-    with TlsSidecar(world, {"limits": {"handshake_timeout": "60s"}}) as sidecar:
-        with socket.create_connection(("127.0.0.1", sidecar.port)) as plain:
-            plain.sendall(b"\x16\x03\x01")
-            assert sidecar.stop()
