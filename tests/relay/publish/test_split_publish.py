@@ -141,6 +141,12 @@ def test_a_nack_of_one_copy_is_a_nack() -> None:
     assert wire.counters.relays["/"].confirms_nacked == 1
 
 
+def test_an_ack_of_all_publishes_has_no_effect_if_none_is_outstanding() -> None:
+    wire = Wire(several("e")).open(confirm=True)
+    wire.produce(publish(), publish())
+    assert [wire.answer(ack(0, True)) for _ in range(2)] == [ack(1) + ack(2), b""]
+
+
 def test_publishes_unconfirmed_when_the_ledger_begins_keep_their_tags() -> None:
     wire = Wire(several("e")).open(confirm=True)
     plain = publish(to="amq.direct")
@@ -199,6 +205,13 @@ def test_a_return_of_only_one_copy_is_not_forwarded(confirm: bool) -> None:
     assert wire.counters.relays["/"].returns == 0
     if confirm:
         assert wire.answer(ack(2, True)) == ack(1)
+
+
+def test_equal_publishes_are_each_returned_once() -> None:
+    wire = Wire(several("e")).open(confirm=True)
+    message = publish(mandatory=True, message_id=b"m1")
+    copies = parts(wire.produce(message, message))
+    assert names(wire.answer(*map(back, copies))) == ["Basic.Return", "Header", "Body"] * 2
 
 
 def test_a_return_comes_before_the_ack() -> None:
