@@ -278,6 +278,7 @@ class BindingListings:
                 is_disturbed = owned.changes != expected_changes
                 changes = owned.changes
                 then, now, stored = before.clients.get(identity), owned.clients.get(identity), joined.get(identity)
+                # A binding that a relay has added, removed or replaced since the request keeps its present state.
                 if now is None and then is None and stored is not None:
                     if is_disturbed and identity not in believed:
                         last.unverified.add(identity)
