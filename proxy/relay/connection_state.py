@@ -495,13 +495,14 @@ class ConnectionState:
         if confirms.returns:
             confirms.returns.settled(producer_tag)
         confirms.settled.settle(producer_tag, False, confirms.published)
+        if not acked:
+            self.note_nack(channel, producer_tag)
         self.note_settled(channel)
         if acked:
             self.plans.counters.confirms_acked += 1
             frame = ACK_FRAME.pack(METHOD, channel.number, ACK_BYTES, methods.BASIC_ACK, producer_tag, 0, FRAME_END)
         else:
             self.plans.counters.confirms_nacked += 1
-            self.note_nack(channel, producer_tag)
             frame = methods.method_frame(channel.number, methods.BASIC_NACK, producer_tag, False, False)
         if not self.delay_confirm(channel, frame):
             self.send_to_producer(channel, frame)
@@ -526,7 +527,10 @@ class ConnectionState:
             self.audit.returned(channel, exchange, routing_key)
 
     def note_nack(self, channel: Channel, producer_tag: int) -> None:
-        number = channel.confirms.before + producer_tag
+        confirms = channel.confirms
+        if confirms.sample is not None and confirms.sample[0] == producer_tag:
+            confirms.sample = None  # only acks are timed
+        number = confirms.before + producer_tag
         reason = f"the broker refused publish {number} of the channel"
         self.plans.fail(self.terms.user, channel.number, "nacked", reason)
         if self.audit is not None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
 from pamqp import commands
 
 from proxy.audit.record import LineRenderer, Privacy, PublishLog
@@ -151,6 +152,18 @@ def test_nacks_and_returns_name_their_publish() -> None:
     wire.answer(say(1, commands.Basic.Nack(3)))
     assert (1, 2, "returned") in log.settled
     assert (1, 3, "nacked") in log.settled
+
+
+@pytest.mark.parametrize("multiple", [False, True])
+def test_a_publish_whose_confirm_is_timed_has_one_result(multiple: bool) -> None:
+    log = Log()
+    wire = audited(log, confirm=True)
+    wire.produce(publish("k1"))  # the first publish is timed
+    wire.answer(nack(1, multiple=multiple))
+    assert log.settled == [(1, 1, "nacked")]
+    wire.produce(publish("k2"))
+    wire.answer(ack(2))
+    assert log.settled == [(1, 1, "nacked"), (1, 2, "acked")]
 
 
 def test_publishes_unconfirmed_at_the_end_are_lost() -> None:
