@@ -407,15 +407,14 @@ class PublishPass:
         """
         end: i64 = len(data)
         header_at: i64 = at + len(method)
-        start = data[header_at : header_at + _FRAME_HEAD_BYTES]
         short = channel.short_header
-        if len(start) < _FRAME_HEAD_BYTES:
+        if end - header_at < _FRAME_HEAD_BYTES:
             # The few remaining bytes may be the beginning of the header frame.
-            return end + 1 if short.startswith(start[:3]) else 0
-        if start[:5] == short:
-            header_size: i64 = (start[5] << 8) | start[6]
-        elif start[:3] == short[:3]:
-            header_size = U32.unpack_from(start, 3)[0]
+            return end + 1 if short.startswith(data[header_at : header_at + 3]) else 0
+        if data[header_at : header_at + 5] == short:
+            header_size: i64 = (data[header_at + 5] << 8) | data[header_at + 6]
+        elif data[header_at : header_at + 3] == short[:3]:
+            header_size = U32.unpack_from(data, header_at + 3)[0]
         else:
             return 0
         if header_size < _LEAST_HEADER or header_size > self._largest:
