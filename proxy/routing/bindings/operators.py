@@ -13,6 +13,7 @@ Sources: the open-exchange specification, sections 2, 4 and 5; AMQP 0-9-1 spec, 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from datetime import tzinfo
 from functools import lru_cache
@@ -219,7 +220,7 @@ ALL_HEADERS: Final[FactName] = ("headers", "")
 QUEUE_NAMES: Final[FactName] = ("queues", "")
 
 
-class Operator:
+class Operator(ABC):
     """Base class of all operators.
 
     Operators have no state and no closures, since a hundred thousand bindings may have two operators each.
@@ -248,21 +249,22 @@ class Operator:
         return None
 
     @property
+    @abstractmethod
     def fact_name(self) -> FactName:
-        raise NotImplementedError
+        """The fact that the operator tests."""
 
     @property
     def absent(self) -> Verdict:
         """Verdict if the fact is missing."""
         return ABSENT
 
+    @abstractmethod
     def seen(self, message: Message) -> Value | bytes | int | None:
         """Return the fact in this message; None if it is missing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def predicate(self, seen: Any, message: Message) -> bool:
         """Test a fact that is present."""
-        raise NotImplementedError
 
     def verdict(self, message: Message) -> Verdict:
         seen = self.seen(message)
