@@ -470,6 +470,8 @@ class PublishPass:
 
             # The scan. An entry consists of the length of its name, the name, a letter, and a value. The size of the
             # value depends on the letter or follows the letter. Most names are ruled out by their length alone.
+            # A value that ends after the table is found after the loop. No index exceeds the frame, because its last
+            # octet occurs neither in `_SHORT_STRING` nor among the letters.
             collected = b""
             meanings = 0
             mentioned = plan.mentioned
