@@ -13,7 +13,6 @@ Sources: the open-exchange specification, sections 2, 4 and 5; AMQP 0-9-1 spec, 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from datetime import tzinfo
 from functools import lru_cache
@@ -220,10 +219,13 @@ ALL_HEADERS: Final[FactName] = ("headers", "")
 QUEUE_NAMES: Final[FactName] = ("queues", "")
 
 
-class Operator(ABC):
+class Operator:
     """Base class of all operators.
 
     Operators have no state and no closures, since a hundred thousand bindings may have two operators each.
+
+    This is not an ABC: compiled subclasses of an ABC share its cache of type checks, and `isinstance` from code that is
+    not compiled mistakes one operator for another.
 
     Args:
         key: the argument's key as declared.
@@ -249,22 +251,21 @@ class Operator(ABC):
         return None
 
     @property
-    @abstractmethod
     def fact_name(self) -> FactName:
-        """The fact that the operator tests."""
+        raise NotImplementedError
 
     @property
     def absent(self) -> Verdict:
         """Verdict if the fact is missing."""
         return ABSENT
 
-    @abstractmethod
     def seen(self, message: Message) -> Value | bytes | int | None:
         """Return the fact in this message; None if it is missing."""
+        raise NotImplementedError
 
-    @abstractmethod
     def predicate(self, seen: Any, message: Message) -> bool:
         """Test a fact that is present."""
+        raise NotImplementedError
 
     def verdict(self, message: Message) -> Verdict:
         seen = self.seen(message)
