@@ -50,7 +50,9 @@ def test_one_vector_in_five_has_the_expected_result(broker: Broker, delivery: st
 
 
 def test_a_vector_with_another_result_is_a_failure(broker: Broker) -> None:
-    vector = next(vector for vector in every_vector() if vector["expected"].get("queues") == ["q1"])
+    # RabbitMQ 4.0 evaluates headers exchanges itself, with documented deviations.
+    candidates = (vector for vector in every_vector() if vector.get("exchange_type") != "headers")
+    vector = next(vector for vector in candidates if vector["expected"].get("queues") == ["q1"])
     vector["expected"] = {"queues": []}
     faults, counts = played(broker, [vector], "carrier")
     assert faults == [(vector["id"], {"queues": []}, {"queues": ["q1"]})]
