@@ -308,6 +308,7 @@ ROWS = (
     ratio("audit", "open exchange with audit log / without", "open-audited", "open", 0.93),
     latency("latency", "added latency, open exchange, p50", "open", 60),
     latency("latency", "added latency, pass-through, p50", "pass", 60),
+    latency("latency", "added latency, HAProxy in TCP mode, p50", "haproxy", None),
     cpu("cpu", "CPU per message, pass-through / HAProxy", "pass", 3),
     cpu("cpu", "CPU per message, open exchange / HAProxy", "open", 5),
     *real_rows(),
