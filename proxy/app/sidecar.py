@@ -44,7 +44,7 @@ from proxy.app.composition import (
 from proxy.app.reload import Reload, declared_queues, owned_exchanges, traffic_labels
 from proxy.app.shadow import Shadow
 from proxy.app.workers import SIGNALS, Workers, WorkerSlot
-from proxy.audit.record import LineRenderer, PublishLog
+from proxy.audit.record import PublishLog
 from proxy.audit.writer import AuditWriter
 from proxy.broker.connection import ControlSettings
 from proxy.broker.remote_observer import RemoteObserver
@@ -250,7 +250,9 @@ class Sidecar:
         if policy is not None:
             self._audit = AuditWriter(policy, self._counters.audit, time.time)
             publish_log = PublishLog(
-                LineRenderer(policy.instance, privacy, lambda: self._counters.rules.version),
+                policy.instance,
+                privacy,
+                lambda: self._counters.rules.version,
                 self._audit.append,
                 time.time,
                 ruled_only=self._settings.audit.scope == "ruled",

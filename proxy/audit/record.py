@@ -1,7 +1,7 @@
 r"""Renders audit records: one JSON object per line, ASCII only.
 
 A line never contains a message body, and contains only header values that the operator has listed. The parts that are
-constant for a channel or a decision are rendered once (`LineRenderer.origin`, `LineRenderer.template`). ``ts`` is
+constant for a channel or a decision are rendered once (`PublishLog.origin`, `PublishLog.decided`). ``ts`` is
 first, so that the writer thread finds a line's hour at a fixed offset. docs/reference/audit.md describes the fields.
 
 Bytes are shown as UTF-8. Invalid bytes appear as ``\xNN`` and can't be distinguished from the same four characters.
@@ -20,7 +20,7 @@ from typing import Final, TypeAlias
 
 from proxy.amqp.tables import decode_value
 from proxy.errors import ConfigError, ProtocolError
-from proxy.relay.audit_sink import LineTemplate
+from proxy.relay.audit_sink import AuditSink
 from proxy.values import Value
 
 VERSION: Final = 1
@@ -126,13 +126,78 @@ class Privacy:
         return values
 
 
-class RecordTemplate(LineTemplate):
-    """Renders the lines for one decision. Created by `LineRenderer.template`."""
+class PublishLog(AuditSink):
+    """The audit log for the publishes through one sidecar.
 
-    __slots__ = ("_constant",)
+    Args:
+        instance: name of this sidecar, for the field ``proxy``.
+        privacy: which data may appear in lines.
+        rules: returns the version of the rules in force.
+        append: accepts lines, such as `AuditWriter.append`.
+        wall: returns seconds since 1970.
+        ruled_only: whether publishes to exchanges without rules are omitted.
+    """
 
-    def __init__(self, constant: str) -> None:
-        self._constant = constant
+    def __init__(
+        self,
+        instance: str,
+        privacy: Privacy,
+        rules: Callable[[], str],
+        append: Callable[[bytes, int], None],
+        wall: Callable[[], float],
+        *,
+        ruled_only: bool,
+    ) -> None:
+        super().__init__(ruled_only, privacy.headers)
+        self._instance = instance
+        self._privacy = privacy
+        self._hashes_publishes = bool(privacy.hashed & {"rk", "message_id"})
+        self._rules = rules
+        self._append = append
+        self._wall = wall
+        self._text = TimestampText()
+
+    def opening(self) -> str:
+        return f'{{"ts":"{self._text(self._wall())}'
+
+    def origin(self, conn: str, user: str, vhost: str, ch: int) -> str:
+        fields = {
+            "v": VERSION,
+            "kind": "publish",
+            "proxy": self._instance,
+            "conn": conn,
+            "user": self._privacy.shown("user", user),
+            "vhost": vhost,
+            "ch": ch,
+        }
+        return f'",{_json(fields)[1:-1]},"seq":'
+
+    def decided(
+        self,
+        exchange: bytes,
+        outcome: str,
+        queues: Iterable[bytes] = (),
+        exchanges: Iterable[bytes] = (),
+        bindings: Iterable[str] = (),
+        reason: str | None = None,
+        remotes: Iterable[str] = (),
+        rule: int | None = None,
+    ) -> str:
+        fields = {
+            "exchange": text(exchange),
+            "outcome": outcome,
+            "queues": list(map(text, queues)),
+            "exchanges": list(map(text, exchanges)),
+            "remotes": list(remotes),
+            "bindings": list(bindings),
+            "rule": rule,
+            "rules": self._rules(),
+            "reason": reason,
+        }
+        return _json(fields)[1:-1]
+
+    def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
+        return _json(self._privacy.header_values(entries))
 
     def line(
         self,
@@ -141,10 +206,14 @@ class RecordTemplate(LineTemplate):
         routing_key: bytes,
         message_id: bytes | None,
         size: int,
+        decided: str,
         headers: str,
         decide_us: float,
     ) -> str:
-        """Render the line for a publish. `LineTemplate.line` describes the arguments."""
+        if self._hashes_publishes:
+            routing_key = self._privacy.shown("rk", routing_key).encode()
+            if message_id is not None:
+                message_id = self._privacy.shown("message_id", message_id).encode()
         # Inlined, since a call would take a tenth of the total time.
         try:
             key = encode_basestring_ascii(routing_key.decode())
@@ -153,166 +222,25 @@ class RecordTemplate(LineTemplate):
             key = quoted(routing_key)
             identity = "null" if message_id is None else quoted(message_id)
         took = f',"decide_us":{decide_us:.1f}' if decide_us >= 0 else ""
-        return (
-            f'{begin}{seq},"rk":{key},"message_id":{identity},"size":{size}'
-            f'{self._constant},"headers":{headers}{took}}}\n'
-        )
+        return f'{begin}{seq},"rk":{key},"message_id":{identity},"size":{size},{decided},"headers":{headers}{took}}}\n'
 
-
-class _HashingTemplate(RecordTemplate):
-    """Renders lines whose routing key or message id is hashed."""
-
-    __slots__ = ("_privacy",)
-
-    def __init__(self, constant: str, privacy: Privacy) -> None:
-        super().__init__(constant)
-        self._privacy = privacy
-
-    def line(
-        self,
-        begin: str,
-        seq: int,
-        routing_key: bytes,
-        message_id: bytes | None,
-        size: int,
-        headers: str,
-        decide_us: float,
-    ) -> str:
-        hashed = self._privacy.hashed
-        if "rk" in hashed:
-            routing_key = self._privacy.hash("rk", routing_key).encode()
-        if message_id is not None and "message_id" in hashed:
-            message_id = self._privacy.hash("message_id", message_id).encode()
-        return super().line(begin, seq, routing_key, message_id, size, headers, decide_us)
-
-
-def opening(ts: str) -> str:
-    """Return the start of a line, which contains the time and precedes `LineRenderer.origin`."""
-    return f'{{"ts":"{ts}'
-
-
-class LineRenderer:
-    """Renders the records of one sidecar.
-
-    Args:
-        instance: name of this sidecar, for the field ``proxy``.
-        privacy: which data may appear in lines.
-        rules: returns the version of the rules in force.
-    """
-
-    def __init__(self, instance: str, privacy: Privacy | None = None, rules: Callable[[], str] = lambda: "") -> None:
-        self._instance = instance
-        self._rules = rules
-        self.privacy = privacy or Privacy()
-
-    def origin(self, conn: str, user: Name, vhost: Name, ch: int) -> str:
-        """Render the fields that are constant for a channel. The caller caches them with the channel."""
-        fields = {
-            "v": VERSION,
-            "kind": "publish",
-            "proxy": self._instance,
-            "conn": conn,
-            "user": self.privacy.shown("user", user),
-            "vhost": text(vhost),
-            "ch": ch,
-        }
-        return f'",{_json(fields)[1:-1]},"seq":'
-
-    def template(
-        self,
-        exchange: Name,
-        outcome: str,
-        queues: Iterable[Name] = (),
-        exchanges: Iterable[Name] = (),
-        bindings: Iterable[str] = (),
-        reason: str | None = None,
-        remotes: Iterable[Name] = (),
-        rule: int | None = None,
-    ) -> RecordTemplate:
-        """Render the fields that are constant for a decision, including the version of the rules.
-
-        The caller caches them with the decision's plan.
-
-        Args:
-            outcome: one of `proxy.relay.counters.OUTCOMES`.
-            bindings: ids of the bindings that matched.
-            remotes: names of the destinations on other brokers, without credentials.
-            rule: index of the address table's rule that was applied.
-        """
-        fields = {
-            "exchange": text(exchange),
-            "outcome": outcome,
-            "queues": list(map(text, queues)),
-            "exchanges": list(map(text, exchanges)),
-            "remotes": list(map(text, remotes)),
-            "bindings": list(bindings),
-            "rule": rule,
-            "rules": self._rules(),
-            "reason": reason,
-        }
-        constant = "," + _json(fields)[1:-1]
-        if self.privacy.hashed & {"rk", "message_id"}:
-            return _HashingTemplate(constant, self.privacy)
-        return RecordTemplate(constant)
-
-    def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
-        """Render `Privacy.header_values`."""
-        return _json(self.privacy.header_values(entries))
-
-    def settle(self, ts: str, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> bytes:
-        """Render the broker's response to a publish.
-
-        Args:
-            result: acked, nacked, returned or lost.
-            confirm_us: microseconds from the publish to its confirm, if measured.
-        """
-        timed = {} if confirm_us is None else {"confirm_us": round(confirm_us, 1)}
-        fields = {"conn": conn, "ch": ch, "seq": seq, "result": result, **timed}
-        return self._rare(ts, "settle", fields)
-
-    def gap(self, ts: str, dropped: int, since: str, until: str) -> bytes:
-        """Render a record that reports dropped lines; `since` and `until` are the first and the last line's times."""
-        return self._rare(ts, "gap", {"dropped": dropped, "from": since, "to": until})
-
-    def _rare(self, ts: str, kind: str, fields: dict[str, object]) -> bytes:
-        known = {"v": VERSION, "kind": kind, "proxy": self._instance}
-        return f'{{"ts":"{ts}",{_json({**known, **fields})[1:-1]}}}\n'.encode()
-
-
-class PublishLog:
-    """The audit log for one producer connection (`proxy.relay.audit_sink.AuditSink`).
-
-    Args:
-        records: renders lines.
-        append: accepts lines, such as `AuditWriter.append`.
-        wall: returns seconds since 1970.
-        ruled_only: whether publishes to exchanges without rules are omitted.
-    """
-
-    def __init__(
-        self,
-        records: LineRenderer,
-        append: Callable[[bytes, int], None],
-        wall: Callable[[], float],
-        *,
-        ruled_only: bool,
-    ) -> None:
-        self._records = records
-        self._wall = wall
-        self._text = TimestampText()
-        self.ruled_only = ruled_only
-        self.names = records.privacy.headers
-        self.append = append
-        self.origin = records.origin
-        self.template = records.template
-        self.headers = records.headers
-
-    def opening(self) -> str:
-        """Return the prefix that the lines of all publishes in the current read from the socket share."""
-        return opening(self._text(self._wall()))
+    def append(self, lines: bytes, count: int) -> None:
+        self._append(lines, count)
 
     def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
-        self.append(self._records.settle(self._text(self._wall()), conn, ch, seq, result, confirm_us), 1)
+        fields: dict[str, object] = {"conn": conn, "ch": ch, "seq": seq, "result": result}
+        if confirm_us is not None:
+            fields["confirm_us"] = round(confirm_us, 1)
+        self._append(_record(self._text(self._wall()), "settle", self._instance, fields), 1)
+
+
+def gap_record(ts: str, instance: str, dropped: int, since: str, until: str) -> bytes:
+    """Render a record that reports dropped lines; `since` and `until` are the first and the last line's times."""
+    return _record(ts, "gap", instance, {"dropped": dropped, "from": since, "to": until})
+
+
+def _record(ts: str, kind: str, instance: str, fields: dict[str, object]) -> bytes:
+    return f"{_json({'ts': ts, 'v': VERSION, 'kind': kind, 'proxy': instance, **fields})}\n".encode()
 
 
 def header_value(value: Value) -> object:

@@ -18,7 +18,7 @@ from pathlib import Path
 import structlog
 
 from proxy.audit.policy import AuditMode, AuditPolicy
-from proxy.audit.record import LineRenderer, TimestampText
+from proxy.audit.record import TimestampText, gap_record
 from proxy.audit.retention import SegmentCloser
 from proxy.audit.segments import DIRECTORY_MODE, InstanceLock, open_segments, safe_instance
 from proxy.audit.writer_thread import RETRY_SECONDS, Batch, RotatingLog, WriteResult, WriterThread
@@ -81,7 +81,6 @@ class AuditWriter:
         self._policy = policy
         self._counters = counters
         self._wall = wall
-        self._records = LineRenderer(policy.instance)
         self._timestamp = TimestampText()
         self._instance = instance = safe_instance(policy.instance)
         self._closer = SegmentCloser(policy.directory, instance, policy.retention, wall)
@@ -254,7 +253,7 @@ class AuditWriter:
             return
         now = self._timestamp(self._wall())
         since, until = TimestampText()(gap.since), TimestampText()(gap.until)
-        line = self._records.gap(now, gap.dropped, since, until)
+        line = gap_record(now, self._policy.instance, gap.dropped, since, until)
         self._put([line], 1, len(line))
         self._gap, self._gap_under_way = None, (self._sequence, gap)
 

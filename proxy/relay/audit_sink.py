@@ -1,22 +1,64 @@
 """Interface of the audit log for the publish path, implemented by the audit package.
 
 The interface is separate from `connection_audit` and imports nothing from relay, to avoid an import cycle:
-`connection_audit` imports `channel`, which imports `outgoing`, which uses `LineTemplate`.
+`connection_audit` imports `channel`, which imports `outgoing`, which uses `AuditSink`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 
-class LineTemplate:
-    """Renders the audit lines for one decision.
+class AuditSink:
+    """The audit log as used by the relay.
 
     This is not a protocol, since compiled code looks up a protocol's methods by name, which is slower.
+
+    Args:
+        ruled_only: whether publishes to exchanges without rules are omitted.
+        names: headers whose values may be written.
     """
 
-    __slots__ = ()
+    def __init__(self, ruled_only: bool, names: frozenset[bytes]) -> None:
+        self.ruled_only = ruled_only
+        self.names = names
+
+    def opening(self) -> str:
+        """Return the beginning of every line for the publishes in the current read."""
+        raise NotImplementedError
+
+    def origin(self, conn: str, user: str, vhost: str, ch: int) -> str:
+        """Return a channel's fields, which follow the opening of a line and precede the number of the publish."""
+        raise NotImplementedError
+
+    def decided(
+        self,
+        exchange: bytes,
+        outcome: str,
+        queues: Iterable[bytes] = (),
+        exchanges: Iterable[bytes] = (),
+        bindings: Iterable[str] = (),
+        reason: str | None = None,
+        remotes: Iterable[str] = (),
+        rule: int | None = None,
+    ) -> str:
+        """Return the fields that depend only on the decision, and include the version of the rules.
+
+        Args:
+            outcome: one of `proxy.relay.counters.OUTCOMES`.
+            bindings: ids of the bindings that matched.
+            remotes: names of the destinations on other brokers, without credentials.
+            rule: index of the address table's rule that was applied.
+        """
+        raise NotImplementedError
+
+    def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
+        """Return the allow-listed headers as text for a line.
+
+        Args:
+            entries: (name, letter and value bytes), as returned by `proxy.amqp.tables.pick`.
+        """
+        raise NotImplementedError
 
     def line(
         self,
@@ -25,54 +67,31 @@ class LineTemplate:
         routing_key: bytes,
         message_id: bytes | None,
         size: int,
+        decided: str,
         headers: str,
         decide_us: float,
     ) -> str:
         """Return the line for a publish.
 
         Args:
-            begin: `AuditSink.opening`, followed by `AuditSink.origin`.
+            begin: opening and origin.
             seq: number of the publish on its channel.
-            routing_key: the producer's routing key.
             size: size of the body in bytes.
-            headers: the allow-listed headers, from `AuditSink.headers`.
+            decided: the decision's fields, from `decided`.
+            headers: the allow-listed headers, from `headers`.
             decide_us: duration of the decision in microseconds; negative if the decision was cached.
         """
         raise NotImplementedError
 
-
-class AuditSink(Protocol):
-    """The audit log as used by the relay."""
-
-    #: whether publishes to exchanges without rules are omitted
-    ruled_only: bool
-    #: headers whose values may be written
-    names: frozenset[bytes]
-
-    def opening(self) -> str:
-        """Return the beginning of every line for the publishes in the current read."""
-
-    def origin(self, conn: str, user: str, vhost: str, ch: int) -> str:
-        """Return a channel's fields, which follow the opening of a line and precede the number of the publish."""
-
-    def template(
-        self,
-        exchange: bytes,
-        outcome: str,
-        queues: Iterable[bytes],
-        exchanges: Iterable[bytes],
-        bindings: Iterable[str],
-        reason: str | None,
-        remotes: Iterable[str] = (),
-        rule: int | None = None,
-    ) -> LineTemplate:
-        """Return the part of an audit line that depends only on the decision."""
-
-    def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
-        """Return the allow-listed headers as text for an audit line."""
-
     def append(self, lines: bytes, count: int) -> None:
         """Append `count` whole lines with the same opening."""
+        raise NotImplementedError
 
     def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
-        """Record the broker's response to a publish."""
+        """Record the broker's response to a publish.
+
+        Args:
+            result: acked, nacked, returned or lost.
+            confirm_us: microseconds from the publish to its confirm, if measured.
+        """
+        raise NotImplementedError

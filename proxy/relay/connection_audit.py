@@ -27,7 +27,7 @@ from proxy.amqp.frames import U16
 from proxy.amqp.properties import strings_end, table_span
 from proxy.amqp.tables import pick
 from proxy.errors import ProtocolError
-from proxy.relay.audit_sink import AuditSink, LineTemplate
+from proxy.relay.audit_sink import AuditSink
 from proxy.relay.channel import Channel
 from proxy.relay.channel_state import CONFIRM
 
@@ -248,7 +248,7 @@ class ConnectionAudit:
     def publish(
         self,
         channel: Channel,
-        template: LineTemplate,
+        decided: str,
         exchange: bytes,
         routing_key: bytes,
         mandatory: int,
@@ -284,7 +284,7 @@ class ConnectionAudit:
         confirms = channel.confirms
         seq = confirms.before + confirms.published
         lines = self._lines
-        lines.append(template.line(self._begin, seq, routing_key, message_id, size, headers, decide_us))
+        lines.append(self._journal.line(self._begin, seq, routing_key, message_id, size, decided, headers, decide_us))
         if self.delayed_confirms is not None:
             self.delayed_confirms.wrote(channel)
         if len(lines) >= _LINES:

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
-from proxy.audit.record import RecordTemplate, opening
+from collections.abc import Callable
+
+from proxy.audit.record import Privacy, PublishLog
+
+#: the time of all lines, as a number and as text
+SECONDS, TS = 1795247999.5, "2026-11-21T07:59:59.500000Z"
+
+
+def log(
+    instance: str = "m",
+    privacy: Privacy | None = None,
+    rules: Callable[[], str] = str,
+    appended: list[bytes] | None = None,
+) -> PublishLog:
+    """Return a log that adds its settle lines to `appended`."""
+
+    def append(lines: bytes, _: int) -> None:
+        if appended is not None:
+            appended.append(lines)
+
+    return PublishLog(instance, privacy or Privacy(), rules, append, lambda: SECONDS, ruled_only=False)
 
 
 def line(
-    template: RecordTemplate,
-    ts: str,
+    log: PublishLog,
+    decided: str,
     origin: str,
     seq: int,
     routing_key: bytes,
@@ -16,5 +36,6 @@ def line(
     headers: str = "{}",
     decide_us: float = -1.0,
 ) -> bytes:
-    """Return the line of one publish; the fields are those of `RecordTemplate.line`."""
-    return template.line(opening(ts) + origin, seq, routing_key, message_id, size, headers, decide_us).encode()
+    """Return the line of one publish; the fields are those of `PublishLog.line`."""
+    begin = log.opening() + origin
+    return log.line(begin, seq, routing_key, message_id, size, decided, headers, decide_us).encode()

@@ -15,21 +15,20 @@ from proxy.audit.record import (
     HASHABLE,
     HEADER_CHARACTERS,
     HOUR,
-    LineRenderer,
     Privacy,
     TimestampText,
+    gap_record,
     header_value,
     quoted,
 )
 from proxy.errors import ConfigError
 from proxy.values import Value
-from tests.audit.lines import line
+from tests.audit.lines import TS, line, log
 
-TS = "2026-11-21T07:59:59.000001Z"
 KEY = b"0123456789abcdef"
-RECORDS = LineRenderer("main-1", rules=lambda: "ab12")
-ORIGIN = RECORDS.origin("c7", "guest", "/", 3)
-TEMPLATE = RECORDS.template(
+LOG = log("main-1", rules=lambda: "ab12")
+ORIGIN = LOG.origin("c7", "guest", "/", 3)
+DECIDED = LOG.decided(
     b"documents",
     "routed",
     queues=[b"q1", b"q2"],
@@ -54,7 +53,7 @@ def no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
 
 
 def test_a_publish_has_the_documented_fields() -> None:
-    assert parsed(line(TEMPLATE, TS, ORIGIN, 12, b"a.b", b"m1", 100)) == {
+    assert parsed(line(LOG, DECIDED, ORIGIN, 12, b"a.b", b"m1", 100)) == {
         "v": 1,
         "kind": "publish",
         "ts": TS,
@@ -81,30 +80,29 @@ def test_a_publish_has_the_documented_fields() -> None:
 
 
 def test_optional_fields_are_written_only_if_known() -> None:
-    record = parsed(line(TEMPLATE, TS, ORIGIN, 1, b"", None, 0, '{"a":"b"}'))
+    record = parsed(line(LOG, DECIDED, ORIGIN, 1, b"", None, 0, '{"a":"b"}'))
     assert record["message_id"] is None
     assert record["headers"] == {"a": "b"}
     assert "decide_us" not in record
 
 
 def test_a_line_contains_the_duration_of_the_decision() -> None:
-    template = RECORDS.template(b"documents", "routed")
-    timed = parsed(line(template, TS, ORIGIN, 1, b"k", None, 0, decide_us=12.345))
+    decided = LOG.decided(b"documents", "routed")
+    timed = parsed(line(LOG, decided, ORIGIN, 1, b"k", None, 0, decide_us=12.345))
     assert timed.pop("decide_us") == 12.3
-    assert timed == parsed(line(template, TS, ORIGIN, 1, b"k", None, 0))
+    assert timed == parsed(line(LOG, decided, ORIGIN, 1, b"k", None, 0))
 
 
 def test_the_hour_is_at_the_same_position_in_every_kind_of_record() -> None:
-    lines = [
-        line(TEMPLATE, TS, ORIGIN, 1, b"", None, 0),
-        RECORDS.settle(TS, "c7", 3, 12, "returned"),
-        RECORDS.gap(TS, 2, TS, TS),
-    ]
-    assert {record[HOUR] for record in lines} == {b"2026-11-21T07"}
+    lines = [line(LOG, DECIDED, ORIGIN, 1, b"", None, 0), gap_record(TS, "m", 2, TS, TS)]
+    log(appended=lines).settle("c7", 3, 12, "returned")
+    assert [record[HOUR] for record in lines] == [b"2026-11-21T07"] * 3
 
 
 def test_settle_and_gap_records() -> None:
-    assert parsed(RECORDS.settle(TS, "c7", 3, 12, "acked", 250.04)) == {
+    lines: list[bytes] = []
+    log("main-1", appended=lines).settle("c7", 3, 12, "acked", 250.04)
+    assert parsed(*lines) == {
         "ts": TS,
         "v": 1,
         "kind": "settle",
@@ -116,7 +114,7 @@ def test_settle_and_gap_records() -> None:
         "confirm_us": 250.0,
     }
     later = TS.replace("07:", "08:")
-    gap = parsed(RECORDS.gap(TS, 5, TS, later))
+    gap = parsed(gap_record(TS, "main-1", 5, TS, later))
     assert gap == {
         "ts": TS,
         "v": 1,
@@ -131,20 +129,20 @@ def test_settle_and_gap_records() -> None:
 @given(st.binary(max_size=40), st.none() | st.binary(max_size=40))
 @example(b'"\\\n\r\x00\x7f\xff', b"\xe2\x80\xa8 \xed\xa0\x80")
 def test_any_bytes_make_one_line_of_json(routing_key: bytes, message_id: bytes | None) -> None:
-    record = parsed(line(TEMPLATE, TS, ORIGIN, 1, routing_key, message_id, 5))
+    record = parsed(line(LOG, DECIDED, ORIGIN, 1, routing_key, message_id, 5))
     assert record["rk"] == routing_key.decode(errors="backslashreplace")
     assert record["message_id"] == (None if message_id is None else message_id.decode(errors="backslashreplace"))
     assert record["size"] == 5
 
 
-@given(st.text(), st.binary(), st.text(), st.binary(), st.text())
-def test_any_names_make_one_line_of_json(conn: str, user: bytes, vhost: str, name: bytes, binding: str) -> None:
-    records = LineRenderer(vhost, rules=lambda: conn)
-    template = records.template(name, "routed", [name], [name], [binding], binding, [name])
-    record = parsed(line(template, TS, records.origin(conn, user, vhost, 1), 1, b"", None, 0))
+@given(st.text(), st.text(), st.text(), st.binary(), st.text())
+def test_any_names_make_one_line_of_json(conn: str, user: str, vhost: str, name: bytes, binding: str) -> None:
+    records = log(vhost, rules=lambda: conn)
+    decided = records.decided(name, "routed", [name], [name], [binding], binding, [user])
+    record = parsed(line(records, decided, records.origin(conn, user, vhost, 1), 1, b"", None, 0))
     shown = name.decode(errors="backslashreplace")
     assert (record["exchange"], record["queues"], record["bindings"]) == (shown, [shown], [binding])
-    assert (record["conn"], record["user"], record["vhost"]) == (conn, user.decode(errors="backslashreplace"), vhost)
+    assert (record["conn"], record["user"], record["vhost"]) == (conn, user, vhost)
 
 
 def test_bytes_that_are_not_utf_8_are_escaped() -> None:
@@ -162,11 +160,11 @@ def test_timestamps_are_rfc_3339_in_utc(second: int, micros: int) -> None:
 
 
 def test_chosen_fields_are_hashed_and_equal_values_stay_equal() -> None:
-    records = LineRenderer("m", Privacy(hashed=HASHABLE, key=KEY))
+    records = log(privacy=Privacy(hashed=HASHABLE, key=KEY))
     origin = records.origin("c", "same", "/", 1)
-    template = records.template(b"x", "routed")
-    first = parsed(line(template, TS, origin, 1, b"same", b"same", 0))
-    second = parsed(line(template, TS, origin, 2, b"same", None, 0))
+    decided = records.decided(b"x", "routed")
+    first = parsed(line(records, decided, origin, 1, b"same", b"same", 0))
+    second = parsed(line(records, decided, origin, 2, b"same", None, 0))
     assert first["rk"] == second["rk"]
     assert second["message_id"] is None
     hashes = {first["rk"], first["message_id"], first["user"]}
@@ -179,8 +177,8 @@ def test_another_key_gives_other_hashes() -> None:
 
 
 def test_only_chosen_fields_are_hashed() -> None:
-    records = LineRenderer("m", Privacy(hashed=frozenset(["message_id"]), key=KEY))
-    record = parsed(line(records.template(b"x", "routed"), TS, records.origin("c", "u", "/", 1), 1, b"k", b"i", 0))
+    records = log(privacy=Privacy(hashed=frozenset(["message_id"]), key=KEY))
+    record = parsed(line(records, records.decided(b"x", "routed"), records.origin("c", "u", "/", 1), 1, b"k", b"i", 0))
     assert (record["rk"], record["user"]) == ("k", "u")
     assert record["message_id"] != "i"
 
@@ -206,7 +204,7 @@ def header(name: bytes, letter: str, value: object) -> tuple[bytes, bytes]:
 
 
 def test_only_listed_headers_are_written() -> None:
-    records = LineRenderer("m", Privacy(headers=frozenset([b"kind", b"n"])))
+    records = log(privacy=Privacy(headers=frozenset([b"kind", b"n"])))
     entries = [
         header(b"secret", "S", b"hunter2"),
         header(b"kind", "S", b"a\xff"),
@@ -214,11 +212,11 @@ def test_only_listed_headers_are_written() -> None:
         header(b"n", "I", 5),
     ]
     assert json.loads(records.headers(entries)) == {"kind": "a\\xff", "n": 5}
-    assert LineRenderer("m").headers(entries) == "{}"
+    assert log().headers(entries) == "{}"
 
 
 def test_a_malformed_or_long_header_is_written_as_a_short_string() -> None:
-    records = LineRenderer("m", Privacy(headers=frozenset([b"bad", b"long"])))
+    records = log(privacy=Privacy(headers=frozenset([b"bad", b"long"])))
     entries = [(b"bad", b"I\x00"), header(b"long", "S", b"x" * 10_000)]
     shown = json.loads(records.headers(entries))
     assert shown["bad"] == "I\x00"
@@ -248,11 +246,11 @@ def test_values_of_every_header_type_are_converted_to_json(letter: str, value: o
 
 
 def test_secrets_in_any_hashable_field_or_unlisted_header_do_not_reach_a_line() -> None:
-    records = LineRenderer("m", Privacy(frozenset([b"allowed"]), HASHABLE, KEY))
+    records = log(privacy=Privacy(frozenset([b"allowed"]), HASHABLE, KEY))
     origin = records.origin("c1", "hunter2", "/", 1)
     written = line(
-        records.template(b"x", "routed"),
-        TS,
+        records,
+        records.decided(b"x", "routed"),
         origin,
         1,
         b"hunter2",

@@ -11,7 +11,7 @@ import gc
 import sys
 from time import process_time
 
-from proxy.audit.record import LineRenderer, PublishLog
+from proxy.audit.record import Privacy, PublishLog
 from proxy.native import BUILD
 from proxy.relay.publish.plan import ClientRules, Plans, Sources
 from proxy.relay.vhost import VhostState
@@ -56,7 +56,7 @@ def wire(audited: bool) -> Wire:
     """Return a connection with a channel in confirm mode."""
     made = Wire(rules())
     if audited:
-        journal = PublishLog(LineRenderer("bench"), _ignore, lambda: NOW, ruled_only=False)
+        journal = PublishLog("bench", Privacy(), str, _ignore, lambda: NOW, ruled_only=False)
         sources = Sources(lambda: NOW, lambda: 0.0, lambda below: 0)
         made.plans = Plans(made.state, made.counters, sources, ClientRules(), journal)
         made.connect()

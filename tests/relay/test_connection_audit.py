@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from proxy.audit.record import LineRenderer, Privacy, PublishLog
+from proxy.audit.record import Privacy, PublishLog
 from proxy.relay.vhost import VhostState
 from proxy.values import Table, Value
 from tests import client
@@ -25,8 +25,8 @@ class Log:
         self.lines: list[str] = []
         self.settled: list[tuple[int, int, str]] = []
         self.rules = ""
-        renderer = LineRenderer("test", Privacy(frozenset(names)), lambda: self.rules)
-        self.made = PublishLog(renderer, self._keep, lambda: 0.25, ruled_only=ruled_only)
+        privacy = Privacy(frozenset(names))
+        self.made = PublishLog("test", privacy, lambda: self.rules, self._keep, lambda: 0.25, ruled_only=ruled_only)
 
     def _keep(self, lines: bytes, count: int) -> None:
         records = [json.loads(line) for line in lines.splitlines()]

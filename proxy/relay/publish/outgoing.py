@@ -18,7 +18,7 @@ from proxy.amqp.frames import HEADER, U16, U32, frame, shortstr
 from proxy.amqp.properties import HEADERS, strings_end, table_span
 from proxy.amqp.tables import decode_value, pick, without
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.audit_sink import AuditSink, LineTemplate
+from proxy.relay.audit_sink import AuditSink
 from proxy.relay.counters import Tally, Traffic
 from proxy.relay.original_address import ADDRESS_ENTRY, CC_ASIDE, OURS, OriginalAddress, address_parts, entry
 from proxy.relay.tokens import NOWHERE
@@ -113,7 +113,7 @@ class Outgoing:
         copies: tuple[Copy, ...] = (),
         untouched: bool = False,
         unbound: tuple[Destination, ...] = (),
-        record: LineTemplate | None = None,
+        record: str | None = None,
         remote_targets: RemoteTargets | None = None,
         exchange: bytes = b"",
         original: OriginalAddress | None = None,
@@ -221,7 +221,7 @@ def outgoing(
         exchanges = leaves.exchanges + tuple(publication.exchange for publication in leaves.publications)
         remotes = labels(leaves.remotes)
         parts = (named, outcome, leaves.queues, exchanges, bindings, reason, remotes, rule)
-        record = journal.template(*parts)
+        record = journal.decided(*parts)
     exchange, original = (owned.name, None) if source is None else (source.address.exchange, source.address)
     if untouched or decision.outcome is Outcome.REJECTED:
         return Outgoing(decision, tally, (), untouched, (), record, None, exchange, original)

@@ -22,7 +22,7 @@ from proxy.addressing.targets import FailedTranslation, Publication, Target
 from proxy.amqp.frames import U16, U64, shortstr
 from proxy.amqp.properties import decode_properties
 from proxy.amqp.tables import decode_table
-from proxy.relay.audit_sink import AuditSink, LineTemplate
+from proxy.relay.audit_sink import AuditSink
 from proxy.relay.counters import Counters
 from proxy.relay.original_address import ADDRESS_HEADER, CC_ASIDE, OriginalAddress
 from proxy.relay.publish.outgoing import (
@@ -175,7 +175,7 @@ class Plans:
         #: plans for publishes to other exchanges, needed for the address table or the tap; None if these publishes pass
         self._by_address: dict[tuple[bytes, bytes], Plan | None] = {}
         #: constant parts of the audit lines for publishes that pass, by exchange
-        self._passed_records: dict[bytes, LineTemplate] = {}
+        self._passed_records: dict[bytes, str] = {}
         #: observes publishes; set by `set_tap`
         self.tap: Tap | None = None
         self.failures: FailureSink | None = None
@@ -245,14 +245,14 @@ class Plans:
             plans_by_address[address] = self._translate(Publication(exchange, routing_key))
         return plans_by_address[address]
 
-    def passed_record(self, exchange: bytes) -> LineTemplate:
+    def passed_record(self, exchange: bytes) -> str:
         """Return the constant part of the audit lines for publishes to an exchange that is not evaluated here."""
         record = self._passed_records.get(exchange)
         if record is None:
             assert self.journal is not None  # noqa: S101 -- only called for audited connections
             if len(self._passed_records) >= ADDRESSES:
                 self._passed_records.clear()
-            record = self._passed_records[exchange] = self.journal.template(exchange, "passed", (), (), (), None)
+            record = self._passed_records[exchange] = self.journal.decided(exchange, "passed")
         return record
 
     def watching(self, exchange: bytes) -> Tap | None:
@@ -542,6 +542,6 @@ def _translated(plans: Plans, source: PublishSource, target: Target | FailedTran
     record = None
     if plans.journal is not None:
         reason = TRANSLATION_FAILED if failed else None
-        record = plans.journal.template(exchange, name, queues, exchanges, (), reason, remotes, source.rule)
+        record = plans.journal.decided(exchange, name, queues, exchanges, (), reason, remotes, source.rule)
     decision = Decision(exchange, outcome)
     return Outgoing(decision, tally, copies, False, (), record, remote_targets, exchange, source.address)
