@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Self
 
 from proxy.amqp.frames import FrameBuffer, PartialFrame
-from proxy.amqp.properties import decode_properties, table_span
+from proxy.amqp.properties import decode_properties, header_table
 from proxy.amqp.tables import (
     decode_table,
     decode_value,
@@ -89,7 +89,7 @@ def codec(data: bytes) -> str:
         lambda: encode_value(decode_value(data)),
         lambda: decode_table(data, 0, len(data)),
         lambda: encode_table(decode_table(data, 0, len(data))),
-        lambda: table_span(data, 2, flags),
+        lambda: header_table(data, 2, len(data)),
         lambda: decode_properties(data, 2, len(data), flags),
         lambda: [buffer.next_frame() for _ in range(3)],
         lambda: partial.join(data[9:]),

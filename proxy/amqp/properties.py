@@ -48,52 +48,37 @@ _LAYOUT = (
 )
 
 
-def table_span(data: bytes, start: int, flags: int, end: int | None = None) -> tuple[int, int] | None:
-    """Find the header table.
+def header_table(header: bytes, start: int = 21, end: int = -1) -> tuple[int, int, int]:
+    """Locate the header table.
 
     Args:
-        data: bytes that contain the content header.
-        start: offset just after the property flags.
-        flags: the property flags.
-        end: offset after the last property; None: the end of ``data``.
+        header: a whole content header frame, or other bytes that contain a content header.
+        start: offset of the first property, which follows the property flags.
+        end: offset after the last property; -1: the frame-end octet is the last octet.
 
     Returns:
-        The offset of the first entry, which follows the table's length, and the offset after the last entry, as
-        arguments for `pick`; None if the message has no table.
+        The offset of the table's length, of its first entry, and after its last entry. If the message has no table, all
+        three are the offset at which a table would be inserted.
 
     Raises:
         ProtocolError: 502: the table extends past ``end``.
     """
-    if not flags & HEADERS:
-        return None
+    at = start
     try:
+        flags = header[start - 2] << 8
         if flags & CONTENT_TYPE:
-            start += 1 + data[start]
+            at += 1 + header[at]
         if flags & CONTENT_ENCODING:
-            start += 1 + data[start]
-        first = start + 4
-        end_of_table: int = first + _LENGTH.unpack_from(data, start)[0]
+            at += 1 + header[at]
+        first = last = at
+        if flags & HEADERS:
+            first = at + 4
+            last = first + _LENGTH.unpack_from(header, at)[0]
     except _MALFORMED:
         _malformed()
-    if end_of_table > (len(data) if end is None else min(end, len(data))):
+    if last > (len(header) - 1 if end < 0 else end):
         _malformed()
-    return first, end_of_table
-
-
-def strings_end(data: bytes, start: int, flags: int, end: int) -> int:
-    """Return the offset after content type and content encoding, where the header table begins, if there is one.
-
-    Raises:
-        ProtocolError: 502: these two properties extend past ``end``.
-    """
-    for flag in (CONTENT_TYPE, CONTENT_ENCODING):
-        if flags & flag:
-            if start >= end:
-                _malformed()
-            start += 1 + data[start]
-    if start > end:
-        _malformed()
-    return start
+    return at, first, last
 
 
 def decode_properties(

@@ -23,8 +23,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from proxy.amqp.frames import U16
-from proxy.amqp.properties import strings_end, table_span
+from proxy.amqp.properties import header_table
 from proxy.amqp.tables import pick
 from proxy.errors import ProtocolError
 from proxy.relay.audit_sink import AuditSink
@@ -54,15 +53,10 @@ def table_offsets(header: bytes) -> tuple[int, int]:
         The offset of the first entry, and the offset after the table. If there is no table, both are the offset where
         it would begin; if the frame is malformed, both are the end of the frame.
     """
-    flags: int = U16.unpack_from(header, 19)[0]
     try:
-        span = table_span(header, 21, flags, len(header) - 1)
-        if span is None:
-            at = strings_end(header, 21, flags, len(header) - 1)
-            return at, at
+        return header_table(header)[1:]
     except ProtocolError:  # the broker will reject it
         return len(header), len(header)
-    return span
 
 
 def _message_id(header: bytes, at: int) -> bytes | None:

@@ -18,7 +18,7 @@ from proxy.amqp import methods
 from proxy.amqp.frames import HEADER, U16, U32, frame, shortstr
 from proxy.amqp.method_frames import Deliver, GetOk, Return, read_method
 from proxy.amqp.methods import method_frame
-from proxy.amqp.properties import table_span
+from proxy.amqp.properties import header_table
 from proxy.amqp.tables import decode_value, pick, without
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.tokens import NOWHERE
@@ -163,10 +163,10 @@ def restored_content(state: VhostState, method: bytes, header: bytes) -> tuple[b
     try:
         index = U32.unpack_from(method, 7)[0]
         fields = read_method(_FIELDS[index], method[7:-1])
-        span = table_span(header, 21, U16.unpack_from(header, 19)[0], len(header) - 1)
-        entries = b"" if span is None else header[span[0] : span[1]]
+        at, first, last = header_table(header)
+        entries = header[first:last]
         pair = read(entries)
-        if span is None or pair is None or pair[1] != (fields.exchange, fields.routing_key):
+        if pair is None or pair[1] != (fields.exchange, fields.routing_key):
             return method, header
         if not can_produce(state, *pair):
             return method, header
@@ -174,6 +174,6 @@ def restored_content(state: VhostState, method: bytes, header: bytes) -> tuple[b
     except ProtocolError:
         return method, header
     fields = fields._replace(exchange=pair[0].exchange, routing_key=pair[0].routing_key)
-    head = b"".join((header[7 : span[0] - 4], U32.pack(len(table)), table, header[span[1] : -1]))
+    head = b"".join((header[7:at], U32.pack(len(table)), table, header[last:-1]))
     channel = U16.unpack_from(method, 1)[0]
     return method_frame(channel, index, *fields), frame(HEADER, channel, head)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.amqp.properties import HEADERS, decode_properties, table_span
+from proxy.amqp.properties import HEADERS, decode_properties, header_table
 from proxy.amqp.tables import encode_table
 from proxy.errors import ProtocolError, Scope
 from proxy.values import Table
@@ -51,15 +51,20 @@ def test_every_set_of_properties_is_read_regardless_of_the_low_flag_bits(
 
 
 @given(_sets, tables)
-def test_table_span_encloses_exactly_the_entries(properties: dict[str, bytes | int], table: Table) -> None:
+def test_the_header_table_is_found_or_the_place_to_insert_it(properties: dict[str, bytes | int], table: Table) -> None:
     entries = encode_table(table)
     encoded, flags = _encode(properties, entries)
-    span = table_span(b"ahead" + encoded + b"behind", 5, flags, 5 + len(encoded))
-    if span is None:
-        assert not flags & HEADERS
+    data = struct.pack(">5sH", b"ahead", flags) + encoded + b"behind"
+    at, first, last = header_table(data, 7, 7 + len(encoded))
+    before: dict[str, bytes | int] = {
+        name: properties[name] for name in ("content_type", "content_encoding") if name in properties
+    }
+    assert data[7:at] == encode_properties(before, None)[1]
+    if flags & HEADERS:
+        assert data[at:last] == struct.pack(">I", len(entries)) + entries
+        assert first == at + 4
     else:
-        assert "headers" in properties
-        assert (b"ahead" + encoded)[slice(*span)] == entries
+        assert first == last == at
 
 
 @given(_sets, st.frozensets(st.sampled_from([name for name, _ in _layout])))
@@ -95,16 +100,16 @@ def test_bytes_after_the_last_property_are_an_error() -> None:
 
 @pytest.mark.parametrize("end", range(9))
 def test_table_that_reaches_beyond_the_header_is_an_error(end: int) -> None:
-    data = b"\x01c" + struct.pack(">I", 3) + b"\x01aV"
-    for content, limit in ((data, end), (data[:end], None)):
+    data = b"\xa0\x00\x01c" + struct.pack(">I", 3) + b"\x01aV"
+    for content, limit in ((data, 2 + end), (data[: 2 + end], 2 + end), (data[: 2 + end] + b"\xce", -1)):
         with pytest.raises(ProtocolError):
-            table_span(content, 0, 0xA000, limit)
+            header_table(content, 2, limit)
 
 
 @given(st.binary(max_size=60), st.integers(0, 0xFFFF))
 def test_random_bytes_are_properties_or_a_connection_error(data: bytes, flags: int) -> None:
     answers = {
-        refusal(lambda: table_span(data, 0, flags)),
+        refusal(lambda: header_table(flags.to_bytes(2, "big") + data, 2, 2 + len(data))),
         refusal(lambda: decode_properties(data, 0, len(data), flags)),
     }
     assert answers <= {None, (502, Scope.CONNECTION)}

@@ -15,7 +15,7 @@ from typing import Final, NamedTuple
 
 from proxy.addressing.targets import FailedTranslation, Target
 from proxy.amqp.frames import HEADER, U16, U32, frame, shortstr
-from proxy.amqp.properties import HEADERS, strings_end, table_span
+from proxy.amqp.properties import HEADERS, header_table
 from proxy.amqp.tables import decode_value, pick, without
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.audit_sink import AuditSink
@@ -407,18 +407,10 @@ def copy_frames(copy: Copy, original: OriginalAddress, method: bytes, header: by
     Raises:
         ProtocolError: the header is malformed (502).
     """
-    flags: int = U16.unpack_from(header, 19)[0]
-    span = table_span(header, 21, flags, len(header) - 1)
-    if span is None:
-        at = table_end = strings_end(header, 21, flags, len(header) - 1)
-        entries = b""
-    else:
-        at, table_end = span[0] - 4, span[1]
-        entries = header[span[0] : table_end]
-    table = table_entries(entries, copy, original)
-    payload = b"".join(
-        (header[7:19], U16.pack(flags | HEADERS), header[21:at], U32.pack(len(table)), table, header[table_end:-1])
-    )
+    at, first, last = header_table(header)
+    table = table_entries(header[first:last], copy, original)
+    flags: int = U16.unpack_from(header, 19)[0] | HEADERS
+    payload = b"".join((header[7:19], U16.pack(flags), header[21:at], U32.pack(len(table)), table, header[last:-1]))
     if copy.moved and method:
         key = original.routing_key if copy.routing_key is None else copy.routing_key
         method = readdressed_method(method, shortstr(copy.exchange) + shortstr(key))

@@ -67,7 +67,7 @@ from proxy.amqp.frames import (
     check_head,
     frame,
 )
-from proxy.amqp.properties import CONTENT_ENCODING, CONTENT_TYPE, HEADERS, table_span
+from proxy.amqp.properties import CONTENT_ENCODING, CONTENT_TYPE, HEADERS, header_table
 from proxy.amqp.tables import VALUE_SIZES
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import HEADER_TO_COME, Channel, ContentUnderWay, PendingPublish
@@ -622,8 +622,8 @@ class PublishPass:
             ProtocolError: CC, BCC or a header has a reserved value; 403 on the channel.
         """
         if header[19] & _HEADERS_BIT and (_CC_NAME in header or (self._restores and ADDRESS_HEADER in header)):
-            span = table_span(header, 21, (header[19] << 8) | header[20], len(header) - 1)
-            entries = b"" if span is None else header[span[0] : span[1]]
+            _, first, last = header_table(header)
+            entries = header[first:last]
             refuse_reserved(method[key_at + 1 : -2], entries, CC_BCC)
             if self._restores:
                 refuse_forged(self._plans.state, entries)

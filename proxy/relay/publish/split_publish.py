@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from proxy.amqp.frames import U16, body_frames
-from proxy.amqp.properties import table_span
+from proxy.amqp.frames import body_frames
+from proxy.amqp.properties import header_table
 from proxy.amqp.tables import pick
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, CollectedPublish, PendingPublish
@@ -83,13 +83,11 @@ def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
     Raises:
         ProtocolError: the header is malformed (502).
     """
-    span = table_span(header, 21, U16.unpack_from(header, 19)[0], len(header) - 1)
-    if span is None:
-        return exchange, routing_key, header[11:]
+    at, first, last = header_table(header)
     # If BCC was removed, RabbitMQ writes L (64 bits, unsigned) as l; other letters are unchanged (tested with 3.10.8).
     # RabbitMQ 4.0 also sorts the entries by name.
-    entries = sorted((name, raw.replace(b"L", b"l")) for name, raw in pick(header, *span, None) if name != _BCC)
-    return exchange, routing_key, header[11 : span[0] - 4], tuple(entries), header[span[1] :]
+    entries = sorted((name, raw.replace(b"L", b"l")) for name, raw in pick(header, first, last, None) if name != _BCC)
+    return exchange, routing_key, header[11:at], tuple(entries), header[last:]
 
 
 def ledger_of(channel: Channel) -> Ledger:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple, Protocol
 
 from proxy.amqp.frames import U16, U64
-from proxy.amqp.properties import decode_properties, table_span
+from proxy.amqp.properties import decode_properties, header_table
 from proxy.amqp.tables import decode_table, pick
 from proxy.routing.decision import Decision, Facts
 
@@ -49,10 +49,9 @@ class ObservedDecision(NamedTuple):
         """
         header = self.header
         flags = U16.unpack_from(header, _FLAGS_AT)[0]
-        span = table_span(header, _PROPERTIES_AT, flags, len(header) - 1)
         properties = decode_properties(header, _PROPERTIES_AT, len(header) - 1, flags, _PROPERTIES)
         size = U64.unpack_from(header, _SIZE_AT)[0]
-        return Facts(self.routing_key, () if span is None else decode_table(header, *span), properties, size)
+        return Facts(self.routing_key, decode_table(header, *header_table(header)[1:]), properties, size)
 
     def raw_headers(self, names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
         """Return (name, raw value) for the headers with the given names. A raw value begins with its type letter.
@@ -60,8 +59,7 @@ class ObservedDecision(NamedTuple):
         Raises:
             ProtocolError: the header is malformed (502).
         """
-        span = _table_span(self.header)
-        return [] if span is None else pick(self.header, *span, names)
+        return pick(self.header, *header_table(self.header)[1:], names)
 
 
 class Tap(Protocol):
@@ -110,13 +108,11 @@ class FailedPublish(NamedTuple):
         Raises:
             ProtocolError: the header is malformed (502).
         """
-        span = _table_span(self.header) if self.header else None
-        return [] if span is None else [name for name, _ in decode_table(self.header, *span)]
+        return [name for name, _ in decode_table(self.header, *header_table(self.header)[1:])] if self.header else []
 
     def raw_headers(self, names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
         """Return the same as `ObservedDecision.raw_headers`."""
-        span = _table_span(self.header) if self.header else None
-        return [] if span is None else pick(self.header, *span, names)
+        return pick(self.header, *header_table(self.header)[1:], names) if self.header else []
 
 
 class FailureSink(Protocol):
@@ -127,7 +123,3 @@ class FailureSink(Protocol):
     watched: bool
 
     def add(self, failed: FailedPublish) -> None: ...
-
-
-def _table_span(header: bytes) -> tuple[int, int] | None:
-    return table_span(header, _PROPERTIES_AT, U16.unpack_from(header, _FLAGS_AT)[0], len(header) - 1)

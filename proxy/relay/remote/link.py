@@ -25,7 +25,6 @@ from proxy.amqp import methods
 from proxy.amqp.frames import (
     ACK_BYTES,
     ACK_FRAME,
-    CONTENT_HEAD,
     FRAME_END,
     FRAME_HEAD,
     HEADER,
@@ -33,7 +32,6 @@ from proxy.amqp.frames import (
     METHOD,
     OVERHEAD,
     PROTOCOL_HEADER,
-    U16,
     RawFrame,
     body_frames,
     check_head,
@@ -54,11 +52,13 @@ from proxy.amqp.method_frames import (
     read_method,
 )
 from proxy.amqp.methods import NAMES, arguments, method_frame, method_of
-from proxy.amqp.properties import table_span
+from proxy.amqp.properties import header_table
 from proxy.amqp.tables import encode_table
 from proxy.errors import ProtocolError
 from proxy.values import Table, Value
 
+#: offset of the first property in the payload of a content header
+_PROPERTIES_AT: Final = 14
 #: Our own frame_max in bytes. The broker may propose a lower value.
 FRAME_MAX = 131_072
 #: Heartbeat interval in seconds, if the broker proposes none.
@@ -273,12 +273,8 @@ class Lane:
 
 def _fingerprint(header: bytes) -> Hashable:
     """Return a content header without its table, which may change when the broker returns the message."""
-    fixed = CONTENT_HEAD.size - FRAME_HEAD.size
-    flags = U16.unpack_from(header, fixed)[0]
-    span = table_span(header, fixed + 2, flags)
-    if span is None:
-        return header[4:]
-    return header[4 : span[0] - 4], header[span[1] :]
+    at, _, last = header_table(header, _PROPERTIES_AT, len(header))
+    return header[4:at], header[last:]
 
 
 @dataclass(frozen=True, slots=True)
