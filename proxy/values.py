@@ -68,6 +68,11 @@ def reserved_prefix(name: bytes) -> bytes:
     return b""
 
 
+def text(name: bytes) -> str:
+    r"""Decode a name; bytes that are not UTF-8 become ``\xNN``."""
+    return name.decode(errors="backslashreplace")
+
+
 def shown(name: bytes) -> str:
     """Format a name for logs and error texts."""
     return name.decode(errors="replace")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from proxy.addressing.address import Address, InvalidAddress, parse_address, password_span
 from proxy.addressing.table import AddressPattern, AddressTable, TranslationTemplate, fixed_domain
-from proxy.values import EXCHANGE, QUEUE, Destination
+from proxy.values import EXCHANGE, QUEUE, Destination, text
 
 _LONGEST_NAME = 255  # AMQP 0-9-1 spec, 4.2.5.3: short strings
 _QUEUE, _EXCHANGE, _TOPIC = b"/queue/", b"/exchange/", b"topic/"
@@ -86,8 +86,8 @@ class Remote:
     def label(self) -> str:
         """Name of the broker in metrics, audit records and explanations; without credentials."""
         if self.broker:
-            return self.broker.decode("utf-8", "backslashreplace")
-        host = self.host.decode("utf-8", "backslashreplace")
+            return text(self.broker)
+        host = text(self.host)
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
 

@@ -17,9 +17,10 @@ from itertools import islice
 from aiohttp import web
 
 from proxy.admin.server import GuardedRoute, json_response
-from proxy.audit.record import Privacy, TimestampText, text
+from proxy.audit.record import Privacy, TimestampText
 from proxy.errors import ProtocolError
 from proxy.relay.publish.tap import FailedPublish, FailureSink
+from proxy.values import text
 
 #: Maximum number of kept publishes, and maximum size of their header frames in bytes; the oldest are dropped first.
 KEPT, KEPT_BYTES = 200, 2 << 20

@@ -13,9 +13,9 @@ from proxy.admin.server import GuardedRoute, json_route, json_text
 from proxy.relay.vhost import VhostState
 from proxy.rules.lint.bindings import lint_bindings
 from proxy.rules.loader import LoadedRules, compile_rules, rules_version
-from proxy.rules.message import text
 from proxy.rules.overview import overview
 from proxy.rules.schema import ParsedFile
+from proxy.values import text
 from proxy.yamlfile.document import ConfigWarning
 from proxy.yamlfile.masking import masked
 

@@ -32,6 +32,7 @@ from prometheus_client.exposition import gzip_accepted
 
 from proxy.errors import ConfigErrors
 from proxy.observe.exposition import Exposition
+from proxy.values import text
 
 _log = structlog.get_logger(__name__)
 
@@ -349,7 +350,7 @@ def json_response(value: object, status: int = 200) -> web.Response:
 
 def _as_text(value: Any) -> object:  # Any: any type that json can't encode
     if isinstance(value, bytes):
-        return value.decode(errors="backslashreplace")
+        return text(value)
     if isinstance(value, (set, frozenset)):
         return sorted(value, key=str)
     return str(value)

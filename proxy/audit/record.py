@@ -16,12 +16,12 @@ from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from json.encoder import encode_basestring_ascii
 from math import isfinite
-from typing import Final, TypeAlias
+from typing import Final
 
 from proxy.amqp.tables import decode_value
 from proxy.errors import ConfigError, ProtocolError
 from proxy.relay.audit_sink import AuditSink
-from proxy.values import Value
+from proxy.values import Value, text
 
 VERSION: Final = 1
 #: Fields that may be written as keyed hashes (setting `audit.hash`).
@@ -36,13 +36,6 @@ KEY_BYTES = (16, 64)
 HOUR: Final = slice(7, 20)
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-
-Name: TypeAlias = bytes | str
-
-
-def text(name: Name) -> str:
-    r"""Decode a name; bytes that are not UTF-8 become ``\xNN``."""
-    return name.decode(errors="backslashreplace") if isinstance(name, bytes) else name
 
 
 def quoted(value: bytes) -> str:
@@ -102,10 +95,10 @@ class Privacy:
         """Return the keyed hash of a field's value. Equal values of different fields have different hashes."""
         return blake2b(value, digest_size=HASH_BYTES, key=self.key, person=field.encode()).hexdigest()
 
-    def shown(self, field: str, value: Name) -> str:
+    def shown(self, field: str, value: bytes | str) -> str:
         """Return a field's value as it may be written: its keyed hash if the field is hashed, otherwise its text."""
         if field not in self.hashed:
-            return text(value)
+            return text(value) if isinstance(value, bytes) else value
         return self.hash(field, value if isinstance(value, bytes) else value.encode())
 
     def header_values(self, entries: Iterable[tuple[bytes, bytes]]) -> dict[str, object]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from proxy.broker.management_api import BindingInfo, ManagementApi, NotListed, exchange_info
-from proxy.values import RESERVED_PREFIXES
+from proxy.values import RESERVED_PREFIXES, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Leftover:
         stored = sum(binding.stores for binding in self.bindings)
         return {
             "vhost": self.vhost,
-            "exchange": self.exchange.decode(errors="backslashreplace"),
+            "exchange": text(self.exchange),
             "tokens": len(self.bindings) - stored,
             "stored_bindings": stored,
             "foreign_bindings": list(map(str, self.foreign)),

@@ -34,7 +34,7 @@ from proxy.rules.lint.destinations import EvaluatedExchange, NamedDestination
 from proxy.rules.loader import LoadedRules
 from proxy.rules.ruleset import QueueRule, VhostRules
 from proxy.rules.wire import owned_exchange
-from proxy.values import EXCHANGE, QUEUE, Destination
+from proxy.values import EXCHANGE, QUEUE, Destination, text
 from proxy.yamlfile.document import ConfigWarning
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
@@ -105,11 +105,11 @@ def _vhosts(findings: Findings) -> list[str]:
 
 def _add_missing(destinations: Iterable[NamedDestination], findings: Findings) -> None:
     for destination in destinations:
-        text = f"the broker has no such {destination.kind}"
+        message = f"the broker has no such {destination.kind}"
         if destination.translated:
-            shown = destination.name.decode("utf-8", "backslashreplace")
-            text = f"the broker has no {destination.kind} {shown}, to which the address table translates this address"
-        findings.warnings.append(ConfigWarning(destination.place, destination.path, text))
+            name = f"{destination.kind} {text(destination.name)}"
+            message = f"the broker has no {name}, to which the address table translates this address"
+        findings.warnings.append(ConfigWarning(destination.place, destination.path, message))
 
 
 # -- over AMQP ---------------------------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def _add_lacking(user: str, vhost: str, permissions: Permissions, needs: Iterabl
     """Report permissions that the control user lacks: errors if the sidecar would not start, otherwise warnings."""
     for need in needs:
         lacks = [
-            f"{permission} on {kind} {name.decode('utf-8', 'backslashreplace')}"
+            f"{permission} on {kind} {text(name)}"
             for permission, kind, name in need.wanted
             if not _matches(getattr(permissions, permission), name)
         ]

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from proxy.audit.record import text
 from proxy.cli.commands import add_repeatable
 from proxy.cli.console import DONE, json_line, load_rules_of, print_line
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.report.request import KnownBinding, Request, day, setting
+from proxy.values import text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

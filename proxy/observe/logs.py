@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, TextIO
 
 import structlog
 
+from proxy.values import text
+
 if TYPE_CHECKING:
     from structlog.typing import EventDict, WrappedLogger
 
@@ -106,7 +108,7 @@ def _masked(key: object, value: object) -> object:
     if _SECRET_KEY.search(str(key)):
         return MASK
     if isinstance(value, bytes):
-        value = value.decode(errors="backslashreplace")
+        value = text(value)
     elif isinstance(value, Mapping):
         return {str(inner): _masked(inner, item) for inner, item in value.items()}
     elif isinstance(value, (list, tuple, set, frozenset)):

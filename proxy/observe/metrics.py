@@ -17,15 +17,11 @@ from typing import TypeAlias
 
 from proxy.native import BUILD
 from proxy.relay.counters import OTHER, REGEX_OWNERS, Counters, Histogram, RelayCounters
+from proxy.values import text
 
 #: Label values in the order of the metric's labels, and the value.
 Row: TypeAlias = tuple[tuple[str, ...], float]
 Reading: TypeAlias = Callable[[Counters], Iterable[Row]]
-
-
-def text(name: bytes) -> str:
-    r"""Decode a name from the wire; bytes that are not UTF-8 become ``\xNN``."""
-    return name.decode(errors="backslashreplace")
 
 
 def merged(rows: Iterable[Row]) -> Iterable[Row]:

@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeAlias, cast
 from proxy.routing.bindings.operators import INTEGERS, NUMBERS, TEXTS
 from proxy.routing.error_texts import precondition_failed
 from proxy.routing.message import Message
-from proxy.values import Table, Value
+from proxy.values import Table, Value, text
 
 _SILENT = b"-silent"
 _MIN_PAYLOAD = b"min-payload-size"
@@ -159,11 +159,10 @@ def argument_faults(arguments: Table, also_known: Collection[bytes] = ()) -> Ite
 
 
 def _unknown(name: bytes, known: Collection[bytes]) -> ArgumentFault:
-    text = name.decode("utf-8", "backslashreplace")
     if name.removesuffix(_SILENT) in _HEADERS:
-        return ArgumentFault(name, f"unknown argument; {text.removesuffix('-silent')} has no `-silent` form")
+        return ArgumentFault(name, f"unknown argument; {text(name).removesuffix('-silent')} has no `-silent` form")
     names = sorted(argument.decode() for argument in known)
-    near = difflib.get_close_matches(text.lower().replace("_", "-"), names, 1, 0.75)
+    near = difflib.get_close_matches(text(name).lower().replace("_", "-"), names, 1, 0.75)
     if near:
         return ArgumentFault(name, f"unknown argument; did you mean {near[0]}?")
     return ArgumentFault(name, f"unknown argument, expected one of {', '.join(names)}", stray=True)

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field, replace
 from proxy.routing.decision import Decision, QueueNames
 from proxy.rules.evaluation import Evaluation, RoutingResult, evaluate
 from proxy.rules.loader import LoadedRules
-from proxy.rules.message import DescribedMessage, text
+from proxy.rules.message import DescribedMessage
 from proxy.rules.ruleset import VhostRules
+from proxy.values import text
 
 #: Maximum number of exchanges with separate counts, and maximum number of kinds of difference with an example. All
 #: others are counted together.

@@ -16,11 +16,11 @@ from proxy.routing.bindings.exchange_types import OPEN
 from proxy.routing.bindings.operators import TEXT_PROPERTIES
 from proxy.routing.bindings.patterns import why_invalid
 from proxy.routing.exchange import Exchange
-from proxy.rules.message import PROPERTIES, text
+from proxy.rules.message import PROPERTIES
 from proxy.rules.operator_reference import OPERATORS
 from proxy.rules.ruleset import ExchangeRule
 from proxy.rules.schema import ParsedBinding, ParsedExchange
-from proxy.values import Table, Value, strings
+from proxy.values import Table, Value, strings, text
 from proxy.yamlfile.document import Faults
 from proxy.yamlfile.models import short_fault
 

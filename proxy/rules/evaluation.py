@@ -14,9 +14,9 @@ from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import Decision, Outcome, QueueNames, Trace
 from proxy.routing.destination_translation import TranslatedDestinations, translate_destinations
 from proxy.routing.router import Router
-from proxy.rules.message import DescribedMessage, text
+from proxy.rules.message import DescribedMessage
 from proxy.rules.ruleset import VhostRules
-from proxy.values import QUEUE
+from proxy.values import QUEUE, text
 
 PASSED, TRANSLATED = "passed", "translated"
 

@@ -27,16 +27,9 @@ from proxy.rules import wire
 from proxy.rules.evaluation import PASSED, RoutingResult, decide, evaluate, mentioned_queues
 from proxy.rules.file_tests import Time
 from proxy.rules.loader import LoadedRules
-from proxy.rules.message import (
-    DescribedMessage,
-    MessageModel,
-    described_message,
-    destination_text,
-    json_value,
-    quoted,
-    text,
-)
+from proxy.rules.message import DescribedMessage, MessageModel, described_message, destination_text, json_value, quoted
 from proxy.rules.ruleset import VhostRules
+from proxy.values import text
 from proxy.yamlfile.document import Faults, Place, read_document
 from proxy.yamlfile.document import Mapping as MappingNode
 from proxy.yamlfile.models import LISTED, NOTHING, Expected, FileModel, read_model

@@ -16,8 +16,9 @@ from proxy.errors import located
 from proxy.routing.router import Router
 from proxy.rules.evaluation import Evaluation, RoutingResult, decide, evaluate, mentioned_queues
 from proxy.rules.field_values import instant
-from proxy.rules.message import DescribedMessage, MessageModel, described_message, text
+from proxy.rules.message import DescribedMessage, MessageModel, described_message
 from proxy.rules.ruleset import Rules
+from proxy.values import text
 from proxy.yamlfile.document import Faults, Node, Place, join
 from proxy.yamlfile.models import LISTED, NOTHING, Expected, FileModel, Keys, Parsed, read_model
 

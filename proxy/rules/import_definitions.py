@@ -19,9 +19,8 @@ from proxy.errors import ConfigError, ConfigErrors
 from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.routing.bindings.exchange_types import OPEN
 from proxy.rules.loader import LoadedRules, compile_rules
-from proxy.rules.message import text
 from proxy.rules.schema import TYPES
-from proxy.values import RESERVED_PREFIXES
+from proxy.values import RESERVED_PREFIXES, text
 from proxy.yamlfile.document import ConfigWarning, Place
 
 #: Exchange types that distinguish bindings by their arguments; other types ignore arguments.

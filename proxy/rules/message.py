@@ -14,7 +14,7 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 from proxy.routing.bindings.operators import INTEGER_PROPERTIES, TEXT_PROPERTIES
 from proxy.routing.decision import Facts
 from proxy.rules.field_values import instant, read_table
-from proxy.values import Destination, Value
+from proxy.values import Destination, Value, text
 from proxy.yamlfile.document import Faults, Mapping, Node, Scalar, join
 from proxy.yamlfile.models import (
     MAX_SHORT_BYTES,
@@ -62,11 +62,6 @@ def destination_text(destination: Destination) -> str:
     """Format a destination, such as ``queue orders``."""
     kind, name = destination
     return f"{kind} {text(name)}"
-
-
-def text(name: bytes) -> str:
-    """Format a name, which may contain arbitrary bytes."""
-    return name.decode("utf-8", "backslashreplace")
 
 
 PROPERTIES = (*TEXT_PROPERTIES, *INTEGER_PROPERTIES)

@@ -11,9 +11,9 @@ from proxy.routing.bindings.exchange_types import OPEN
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from proxy.rules.loader import LoadedRules
-from proxy.rules.message import json_value, text
+from proxy.rules.message import json_value
 from proxy.rules.ruleset import ExchangeRule, VhostRules
-from proxy.values import EXCHANGE
+from proxy.values import EXCHANGE, text
 
 
 def overview(loaded: LoadedRules) -> dict[str, object]:

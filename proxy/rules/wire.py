@@ -29,9 +29,9 @@ from proxy.relay.vhost import CarrierType, Delivery, OwnedExchange, VhostState
 from proxy.routing.decision import Decision
 from proxy.routing.destination_translation import translate_destinations
 from proxy.routing.router import Router
-from proxy.rules.message import DescribedMessage, destination_text, json_value, quoted, text
+from proxy.rules.message import DescribedMessage, destination_text, json_value, quoted
 from proxy.rules.ruleset import ExchangeRule, VhostRules
-from proxy.values import Destination, Table
+from proxy.values import Destination, Table, text
 
 #: Name of our own broker.
 UPSTREAM = "upstream"

@@ -4,16 +4,8 @@ import pytest
 
 from proxy.routing.bindings.operators import TEXT_PROPERTIES
 from proxy.routing.decision import Facts
-from proxy.rules.message import (
-    DescribedMessage,
-    MessageModel,
-    described_message,
-    destination_text,
-    json_value,
-    quoted,
-    text,
-)
-from proxy.values import Value
+from proxy.rules.message import DescribedMessage, MessageModel, described_message, destination_text, json_value, quoted
+from proxy.values import Value, text
 from proxy.yamlfile.document import Faults, read_document
 from proxy.yamlfile.models import read_model
 

@@ -53,7 +53,7 @@ from proxy.routing.bindings.operators import (
 from proxy.routing.bindings.producer_routes import PatternRoute, begins_with_character
 from proxy.routing.bindings.routes import QueueRoute
 from proxy.routing.error_texts import precondition_failed
-from proxy.values import EXCHANGE, QUEUE, Table, Value
+from proxy.values import EXCHANGE, QUEUE, Table, Value, text
 
 DEFAULT_ORDER = 10_000
 LEAST_ORDER, GREATEST_ORDER = 100, 999_999
@@ -423,8 +423,7 @@ def refuse_unreal_numbers(arguments: Sequence[tuple[bytes, Value]]) -> None:
     """
     for key, value in arguments:
         if value.letter in "fdAF" and not _is_real(value):
-            shown = key.decode(errors="backslashreplace")
-            raise precondition_failed(f"Argument '{shown}' holds a number that is infinite or not a number")
+            raise precondition_failed(f"Argument '{text(key)}' holds a number that is infinite or not a number")
 
 
 def _is_real(value: Value) -> bool:

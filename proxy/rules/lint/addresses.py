@@ -22,8 +22,8 @@ from proxy.addressing.table import (
 )
 from proxy.addressing.targets import AddressBook
 from proxy.errors import located
-from proxy.rules.message import text
 from proxy.rules.ruleset import Rules
+from proxy.values import text
 from proxy.yamlfile.document import Faults, join
 from proxy.yamlfile.hosts import is_loopback, is_own_address
 from proxy.yamlfile.models import Keys

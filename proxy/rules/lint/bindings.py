@@ -22,9 +22,8 @@ from proxy.routing.bindings.routes import STOP
 from proxy.rules.file_tests import evaluate_tests
 from proxy.rules.lint.satisfiability import always_true, unsatisfiable_reason
 from proxy.rules.loader import LoadedRules
-from proxy.rules.message import text
 from proxy.rules.schema import PackedPlaces, ParsedBinding, ParsedFile, binding_path
-from proxy.values import strings
+from proxy.values import strings, text
 from proxy.yamlfile.document import ConfigWarning
 
 #: This argument sets the position of a binding in its exchange, and is not a condition.

@@ -35,8 +35,7 @@ from proxy.routing.bindings.operators import (
 )
 from proxy.routing.decision import Facts, QueueNames
 from proxy.routing.message import Message
-from proxy.rules.message import text
-from proxy.values import Value
+from proxy.values import Value, text
 
 #: Type letters of AMQP values in RabbitMQ.
 _LETTERS = NUMBERS | TEXTS | frozenset("tVFAD")
