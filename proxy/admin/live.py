@@ -28,7 +28,7 @@ QUEUED_EVENTS = 8
 #: Seconds between two samples if there are no clients.
 QUIET_SECONDS = 10.0
 #: Minimum pause as a multiple of the duration of the last sample, with clients and without.
-RESTS, QUIET_RESTS = 100, 500
+PAUSE_FACTOR, QUIET_FACTOR = 100, 500
 #: After a request for `/api/traffic`, rates of bindings are sampled for this many seconds, in case of further requests.
 _LOOKING_SECONDS = 10.0
 _TRAFFIC = "traffic"
@@ -122,10 +122,10 @@ class LiveFeed:
                 if self._timer() >= self._looking_until and not self._streams:
                     self._looked_at.clear()
                     with suppress(TimeoutError):
-                        async with asyncio.timeout(max(QUIET_SECONDS, QUIET_RESTS * spent)):
+                        async with asyncio.timeout(max(QUIET_SECONDS, QUIET_FACTOR * spent)):
                             await self._looked_at.wait()
                 else:
-                    await asyncio.sleep(max(SAMPLE_SECONDS, RESTS * spent))
+                    await asyncio.sleep(max(SAMPLE_SECONDS, PAUSE_FACTOR * spent))
         finally:
             for stream in tuple(self._streams):
                 stream.end()

@@ -41,7 +41,7 @@ _FREED_AT_ONCE = 64
 #: Number of attempts to free old rules that are still in use. The interval is `POLL_SECONDS`.
 _FREE_ATTEMPTS = 60
 #: Seconds for which a compiling thread holds the interpreter while other threads wait.
-_TURN_SECONDS = 0.0005
+_SWITCH_SECONDS = 0.0005
 #: Seconds between two checks of the files. A change is loaded after two checks.
 POLL_SECONDS = 1.0
 #: Seconds until the next attempt to activate valid rules if the broker was unreachable.
@@ -275,7 +275,7 @@ def _compilation_in_thread() -> Iterator[None]:
     """
     gc.collect()  # garbage that still exists at the end would never be freed
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(_TURN_SECONDS)
+    sys.setswitchinterval(_SWITCH_SECONDS)
     with without_collection():
         try:
             yield

@@ -39,9 +39,9 @@ RULES_BYTES = 16 << 20
 #: Maximum number of buffered publishes, and maximum size of their headers in bytes.
 BUFFERED, BUFFERED_BYTES = 4096, 8 << 20
 #: Duration of a batch of comparisons, and minimum pause between batches, in seconds.
-TURN_SECONDS, REST_SECONDS = 0.001, 0.02
+BATCH_SECONDS, PAUSE_SECONDS = 0.001, 0.02
 #: Minimum pause as a multiple of the duration of the previous batch, since a single comparison may be slow.
-RESTS = 19
+PAUSE_FACTOR = 19
 #: Time limit for comparing the remaining buffered publishes when a shadow ends, in seconds.
 _LAST_SECONDS = 2.0
 #: Seconds between two updates of client declarations.
@@ -160,7 +160,7 @@ class Shadow:
         self._stop(run)
         deadline = self._timer() + _LAST_SECONDS
         while run.waiting and self._timer() < deadline:
-            self._compare_for_a_turn(run)
+            self._compare_batch(run)
             await asyncio.sleep(0)
         run.skipped += len(run.waiting)
         run.waiting.clear()
@@ -201,17 +201,17 @@ class Shadow:
         looked = self._timer()
         while self._run is run:
             begin = self._timer()
-            self._compare_for_a_turn(run)
+            self._compare_batch(run)
             now = self._timer()
-            await asyncio.sleep(max(REST_SECONDS, RESTS * (now - begin)))
+            await asyncio.sleep(max(PAUSE_SECONDS, PAUSE_FACTOR * (now - begin)))
             if now - looked > _INHERIT_SECONDS:
                 looked = now
                 await self._inherit(run)
             if now - run.last_read > UNREAD_SECONDS and self._run is run:
                 self._stop(run)
 
-    def _compare_for_a_turn(self, run: _Run) -> None:
-        deadline = self._timer() + TURN_SECONDS
+    def _compare_batch(self, run: _Run) -> None:
+        deadline = self._timer() + BATCH_SECONDS
         while run.waiting:
             observed, live = run.waiting.popleft()
             run.waiting_bytes -= len(observed.header)

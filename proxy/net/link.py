@@ -17,10 +17,10 @@ WRITE_HIGH_BYTES = 1 << 20
 WRITE_LOW_BYTES = 1 << 18
 #: Pause between reads during continuous traffic. Reading many small segments at once, such as confirms from RabbitMQ,
 #: takes a fraction of the time of reading them separately.
-REST_SECONDS = 0.008
+PAUSE_SECONDS = 0.008
 #: After a read of this size, a pause is not worthwhile.
 _LARGE_READ_BYTES = 1 << 16
-_REST = frozenset(("rest",))
+_BETWEEN_READS = frozenset(("between reads",))
 
 
 def peer_address(name: object) -> tuple[str, str]:
@@ -36,7 +36,7 @@ def peer_address(name: object) -> tuple[str, str]:
     return host, f"{host}:{name[1]}"
 
 
-class Rests:
+class ReadPauses:
     """Pauses the sockets of one connection between reads, and resumes them together in one wake-up."""
 
     __slots__ = ("_links", "_loop", "_timer")
@@ -48,18 +48,18 @@ class Rests:
 
     def begin(self, link: Link, read_bytes: int) -> None:
         """Pause a socket after a read, unless the read was large."""
-        if read_bytes < _LARGE_READ_BYTES and not link.paused_for("rest"):
-            link.pause("rest", True)
+        if read_bytes < _LARGE_READ_BYTES and not link.paused_for("between reads"):
+            link.pause("between reads", True)
             self._links.append(link)
             if self._timer is None:
-                self._timer = self._loop.call_later(REST_SECONDS, self.end)
+                self._timer = self._loop.call_later(PAUSE_SECONDS, self.end)
 
     def end(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         for link in self._links:
-            link.pause("rest", False)
+            link.pause("between reads", False)
         self._links.clear()
 
 
@@ -151,7 +151,7 @@ class Link(asyncio.Protocol):
     @property
     def paused(self) -> bool:
         """True if the socket is not being read, except during a brief pause between reads."""
-        return bool(self._paused_for - _REST)
+        return bool(self._paused_for - _BETWEEN_READS)
 
     @property
     def peer_name(self) -> str:

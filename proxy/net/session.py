@@ -17,7 +17,7 @@ import structlog
 from proxy.errors import UpstreamError
 from proxy.net.context import SessionContext
 from proxy.net.heartbeats import Heartbeats
-from proxy.net.link import Link, Rests
+from proxy.net.link import Link, ReadPauses
 from proxy.net.opening import Opening
 from proxy.net.remote.pool import ProducerRemotes
 from proxy.net.tasks import Tasks
@@ -61,7 +61,7 @@ class Session:
         self._tasks = Tasks()
         self.producer = Link(self._from_producer, self._producer_lost, self._producer_writable, self._accepted)
         self._upstream = Link(self._from_upstream, self._upstream_lost, self._upstream_writable, self._connected)
-        self._rests = Rests()
+        self._read_pauses = ReadPauses()
         self._opening: Opening | None = None
         self.relay: Relay | None = None
         self._deadline: asyncio.TimerHandle | None = None
@@ -69,7 +69,7 @@ class Session:
         self._heartbeats = Heartbeats(self.producer, self._upstream, idle, self._flush, self._idle)
         self._throttle: Throttle | None = None
         #: ends the pause of a producer that has spent a regex budget
-        self._resting: asyncio.TimerHandle | None = None
+        self._regex_pause: asyncio.TimerHandle | None = None
         #: identifies the connection in audit records
         self.id, self._user = token_hex(6), ""
         self._over = self._woken = False
@@ -173,28 +173,29 @@ class Session:
             if self._throttle is not None:
                 self._throttle.read(len(data), now)
             if relay.connection.streams:
-                self._rests.begin(self.producer, len(data))
+                self._read_pauses.begin(self.producer, len(data))
         elif self._opening is not None:
             self._opening.from_producer(data)
 
-    def _rest(self, begin: float) -> None:
+    def _pause_after_regexes(self, begin: float) -> None:
         """Pause a producer whose publishes have spent a regex budget since the time `begin`."""
-        if self._resting is None and not self._over:
+        if self._regex_pause is None and not self._over:
             limits = self._shared.counters.limits
             limits.hits["regex_budget"] += 1
             limits.throttled += 1
             self._pause_producer("regex budget", True)
-            self._resting = self._loop.call_later(self._shared.pacing.rest(begin, monotonic()), self._rested)
+            seconds = self._shared.pacing.pause_seconds(begin, monotonic())
+            self._regex_pause = self._loop.call_later(seconds, self._resume_after_regexes)
 
-    def _rested(self) -> None:
+    def _resume_after_regexes(self) -> None:
         """Process bytes that have already been read."""
-        self._end_rest()
+        self._end_regex_pause()
         self._from_producer(b"")
 
-    def _end_rest(self) -> None:
-        if self._resting is not None:
-            self._resting.cancel()
-            self._resting = None
+    def _end_regex_pause(self) -> None:
+        if self._regex_pause is not None:
+            self._regex_pause.cancel()
+            self._regex_pause = None
             self._shared.counters.limits.throttled -= 1
             self._pause_producer("regex budget", False)
 
@@ -209,7 +210,7 @@ class Session:
             relay.broker_sent(data, now)
             self._flush(relay, now)
             if relay.connection.streams:
-                self._rests.begin(self._upstream, len(data))
+                self._read_pauses.begin(self._upstream, len(data))
         elif self._opening is not None:
             self._opening.from_upstream(data)
 
@@ -232,7 +233,7 @@ class Session:
         if (upstream_full := connection.upstream_full) != self._upstream.paused_for("held"):
             self._upstream.pause("held", upstream_full)
         if relay.interrupted:
-            self._rest(now)
+            self._pause_after_regexes(now)
         if connection.lifecycle.phase is not Phase.OPEN:
             self._ending(relay)
 
@@ -382,8 +383,8 @@ class Session:
         self._over = True
         self._cancel_deadline()
         self._heartbeats.stop()
-        self._rests.end()
-        self._end_rest()
+        self._read_pauses.end()
+        self._end_regex_pause()
         if self._throttle is not None:
             self._throttle.end()
             self._shared.allowances.release(self._throttle.allowance)

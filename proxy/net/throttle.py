@@ -20,7 +20,7 @@ from proxy.relay.relay import Relay
 #: Shortest pause that is worth a timer.
 LEAST_SECONDS = 0.001
 #: Pause of a producer that has spent a regex budget, as a multiple of the time spent.
-_RESTS = 9
+_PAUSE_FACTOR = 9
 _WORDS = {"publish_rate": "publishes per second", "publish_bytes": "bytes per second"}
 
 
@@ -35,14 +35,14 @@ class RegexPacing:
     def __init__(self) -> None:
         self._next = float("-inf")
 
-    def rest(self, begin: float, now: float) -> float:
+    def pause_seconds(self, begin: float, now: float) -> float:
         """Return the number of seconds for which reading from the producer must be paused.
 
         Args:
             begin: monotonic time at which the producer's last decisions started.
             now: monotonic time at which these decisions ended.
         """
-        self._next = max(self._next, now) + (now - begin) * _RESTS
+        self._next = max(self._next, now) + (now - begin) * _PAUSE_FACTOR
         return self._next - now
 
 

@@ -133,7 +133,7 @@ class Running:
 @pytest.fixture
 async def running(counters: Counters, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
     monkeypatch.setattr(live, "SAMPLE_SECONDS", 0.05)
-    monkeypatch.setattr(live, "RESTS", 1)
+    monkeypatch.setattr(live, "PAUSE_FACTOR", 1)
     status: dict[str, object] = {"ready": True}
     feed = LiveFeed(TrafficSampler(counters), {"status": LiveTopic(lambda: status)})
     admin = AdminServer(Exposition(counters), tuple, dict, routes=feed.routes)

@@ -156,7 +156,7 @@ async def test_the_backlog_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_a_shadow_whose_report_is_not_read_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shadow_module, "REST_SECONDS", 0.0)
+    monkeypatch.setattr(shadow_module, "PAUSE_SECONDS", 0.0)
     stage = Stage()
     await stage.begin()
     stage.now += shadow_module.UNREAD_SECONDS - 1

@@ -27,7 +27,7 @@ from tests.producer import Producer
 from tests.sidecar import PROGRAM, Sidecar, SidecarFailed
 
 FOLLOWERS = 1_000
-REST_SECONDS = 0.003
+PAUSE_SECONDS = 0.003
 """Pause of the relay after a read from the broker, which is long enough for many confirms to arrive."""
 FILL_SECONDS = 0.05
 """How long a queue is filled per message of the consumer's prefetch. With a prefetch of 1, each message takes a round
@@ -149,8 +149,8 @@ class Arena:
                 return self._start_haproxy()
             case Way.COPYING:
                 return self._start_copying_relay(way, 0.0)
-            case Way.RESTING:
-                return self._start_copying_relay(way, REST_SECONDS)
+            case Way.PAUSING:
+                return self._start_copying_relay(way, PAUSE_SECONDS)
         sidecar = self._start_sidecar_of(way)
         return sidecar.port, sidecar.process_id
 

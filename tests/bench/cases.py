@@ -42,7 +42,7 @@ class Way(StrEnum):
     """A sidecar while 1,000 clients request event streams; refused clients retry."""
     COPYING = "copying relay"
     """A relay that copies bytes without parsing them, which is the minimum cost of a relay in Python."""
-    RESTING = "relay with pauses"
+    PAUSING = "relay with pauses"
     """The copying relay, which reads the broker's socket at most once every 3 ms."""
 
 
@@ -178,11 +178,11 @@ CASES = {
         real("real-direct", Way.BROKER, ("message_id", "header"), "bench.direct"),
         real("real-haproxy", Way.HAPROXY, ("message_id", "header"), "bench.direct"),
         real("real-copying", Way.COPYING, ("message_id", "header"), "bench.direct"),
-        real("real-resting", Way.RESTING, ("message_id", "header"), "bench.direct"),
+        real("real-pausing", Way.PAUSING, ("message_id", "header"), "bench.direct"),
         *(real(f"real-{end}", Way.RULES, differs) for end, (_, differs) in DIFFERING.items()),
         *(real(f"audited-{end}", Way.RULES_AUDITED, differs) for end, (_, differs) in DIFFERING.items()),
         real("polled-direct", Way.BROKER, ("message_id", "header"), "bench.direct", polls=True),
-        real("polled-resting", Way.RESTING, ("message_id", "header"), "bench.direct", polls=True),
+        real("polled-pausing", Way.PAUSING, ("message_id", "header"), "bench.direct", polls=True),
         real("polled-all", Way.RULES, FACTS, polls=True),
         real("flooded", Way.FLOODED, FACTS),
         real("mixed", Way.RULES, (*FACTS, "amount"), MIXED_EXCHANGE),
@@ -244,10 +244,10 @@ def above(label: str, case: str, target: float) -> Row:
     way = CASES[case].way
 
     def value(measured: Round) -> float:
-        return measured.samples[case].cpu_us[way] - measured.samples["real-resting"].cpu_us[Way.RESTING]
+        return measured.samples[case].cpu_us[way] - measured.samples["real-pausing"].cpu_us[Way.PAUSING]
 
     label = f"CPU above the relay with pauses, {label}"
-    return Row("real", label, "us CPU", target, at_least=False, cases=("real-resting", case), value=value)
+    return Row("real", label, "us CPU", target, at_least=False, cases=("real-pausing", case), value=value)
 
 
 MOST_ABOVE, MOST_AUDIT = (1.2 if BUILD == "compiled" else 4.5), 1.5
@@ -260,7 +260,7 @@ def real_rows() -> Iterator[Row]:
     for case, label in (
         ("real-haproxy", "HAProxy in TCP mode"),
         ("real-copying", "a relay that only copies"),
-        ("real-resting", "the same, pausing 3 ms between reads from the broker"),
+        ("real-pausing", "the same, pausing 3 ms between reads from the broker"),
     ):
         yield ratio("real", f"{label} / direct", case, base, None)
         yield spent("real", label, case, None)
@@ -268,7 +268,7 @@ def real_rows() -> Iterator[Row]:
         for end, (label, _) in DIFFERING.items():
             yield ratio("real", f"10 bindings, {label}{also} / direct", f"{begin}-{end}", base, 1.00)
             yield above(f"{label}{also}", f"{begin}-{end}", most)
-    for case, label in (("polled-resting", "the relay with pauses"), ("polled-all", "10 bindings, all three differ")):
+    for case, label in (("polled-pausing", "the relay with pauses"), ("polled-all", "10 bindings, all three differ")):
         yield ratio("real", f"{label}, confirms read once per ms / direct", case, "polled-direct", None)
     for case, label, most in (
         ("mixed", "1,000 mixed bindings, 3 regular expressions, all differ", 15.0),

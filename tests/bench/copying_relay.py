@@ -1,6 +1,6 @@
 """A relay of minimum cost in Python, which copies bytes between two sockets on uvloop without parsing them.
 
-    python -m tests.bench.copying_relay PORT BROKER_PORT REST_SECONDS
+    python -m tests.bench.copying_relay PORT BROKER_PORT PAUSE_SECONDS
 
 RabbitMQ sends each confirm in a separate segment. A relay that pauses after each read from the broker's socket reads
 and forwards many confirms together, which saves the producer more CPU time than the relay uses.

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.net.link import WRITE_HIGH_BYTES, Link, Rests
+from proxy.net.link import WRITE_HIGH_BYTES, Link, ReadPauses
 from tests.net.stage import eventually
 
 
@@ -60,16 +60,16 @@ async def test_reading_resumes_when_no_reason_to_pause_is_left(ends: Ends) -> No
 
 
 async def test_the_end_of_a_rest_leaves_other_pauses_in_force(ends: Ends) -> None:
-    rests = Rests()
+    pauses = ReadPauses()
     ends.link.pause("other", True)
-    rests.begin(ends.link, 1)
-    rests.end()
+    pauses.begin(ends.link, 1)
+    pauses.end()
     assert ends.link.transport is not None
     assert not ends.link.transport.is_reading()
-    rests.begin(ends.link, 1)
+    pauses.begin(ends.link, 1)
     ends.link.pause("other", False)
     assert not ends.link.transport.is_reading()
-    rests.end()
+    pauses.end()
     assert ends.link.transport.is_reading()
 
 

@@ -17,7 +17,7 @@ import structlog
 
 from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.errors import ConfigError
-from proxy.net.link import Link, Rests
+from proxy.net.link import Link, ReadPauses
 from proxy.net.remote.endpoints import Endpoint
 from proxy.net.tls import TlsContexts, words
 from proxy.relay.connection_state import AHEAD_MESSAGES
@@ -61,7 +61,7 @@ class RemoteConnection:
         self._ourselves = ourselves
         self._changed = changed
         self._loop = asyncio.get_running_loop()
-        self._rests = Rests()
+        self._read_pauses = ReadPauses()
         self._lanes: set[Lane] = set()
         #: lanes that still have messages in progress although the producer's channel is closed
         self._leaving: set[Lane] = set()
@@ -164,7 +164,7 @@ class RemoteConnection:
             self._opened(link)
         self._flush()
         if self.under_way >= AHEAD_MESSAGES and self._socket is not None:
-            self._rests.begin(self._socket, len(data))
+            self._read_pauses.begin(self._socket, len(data))
         for lane in tuple(self._leaving):
             self._retire(lane)
         if link.failure is not None:
