@@ -173,7 +173,7 @@ class Producer:
             if log_in:
                 self.log_in(vhost, username, password)
         except BaseException:
-            self.vanish()
+            self.disconnect()
             raise
 
     def __enter__(self) -> Self:
@@ -182,7 +182,7 @@ class Producer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.vanish()
+        self.disconnect()
 
     # -- connection and channels ---------------------------------------------------------------------------------
 
@@ -212,9 +212,9 @@ class Producer:
         self.call(commands.Connection.Close(200, "", 0, 0), channel=0)
         while self.frame().name != "Connection.CloseOk":
             pass
-        self.vanish()
+        self.disconnect()
 
-    def vanish(self) -> None:
+    def disconnect(self) -> None:
         """Close the socket without closing the connection."""
         self.socket.close()
 

@@ -229,7 +229,7 @@ def two_workers(broker: Broker, vhost: str, folder: Path, **settings: object) ->
         yield pair
     finally:
         for producer in pair.opened:
-            producer.vanish()
+            producer.disconnect()
         if pair.running.process.poll() is None:
             pair.running.end()
 

@@ -42,7 +42,7 @@ def test_both_workers_forward_messages_and_their_metrics_add_up(pair: Pair) -> N
     assert pair.metrics("rules_info", version=pair.status()["rules"]) == [1] * WORKERS
     assert pair.metric("confirms_total", result="acked") == 16
     for producer in producers:
-        producer.vanish()
+        producer.disconnect()
     until(lambda: pair.connected() == 0)
     assert pair.running.end() == 0
     audited = pair.rules.parent / "audit"
@@ -59,7 +59,7 @@ def test_sighup_reloads_valid_rules_in_all_workers_and_invalid_ones_in_none(pair
     assert pair.rules_in_force() == {before}
     for producer in pair.producers(8):
         assert producer.send_settled("letters", "k") == (True, [])
-        producer.vanish()
+        producer.disconnect()
     assert pair.matches("all letters") == 8
     pair.write_rules(OTHER_RULES)
     pair.running.process.send_signal(signal.SIGHUP)
@@ -67,7 +67,7 @@ def test_sighup_reloads_valid_rules_in_all_workers_and_invalid_ones_in_none(pair
     assert len(pair.rules_in_force()) == 1
     for producer in pair.producers(8):
         assert producer.send_settled("letters", "k") == (True, [])
-        producer.vanish()
+        producer.disconnect()
     assert pair.matches("every letter") == 8
 
 
@@ -160,7 +160,7 @@ def test_sigterm_drains_every_worker(pair: Pair) -> None:
     for producer in producers:
         closed = producer.closed(0)
         assert (closed.code, closed.text) == (320, "CONNECTION_FORCED - the proxy is shutting down")
-        producer.vanish()
+        producer.disconnect()
     assert pair.running.process.wait(30) == 0
     assert not any(map(alive, ids))
     assert pair.running.log.read_text().count("event=stopped") == WORKERS + 1

@@ -87,8 +87,8 @@ class Stage:
 
     def leave(self) -> None:
         """Close both connections; queues and exchanges are kept."""
-        self._producer.vanish()
-        self._observer.vanish()
+        self._producer.disconnect()
+        self._observer.disconnect()
 
     def play(self, vector: Json) -> Json:
         """Declare, bind and publish a vector; return the result in the form of vectors."""
@@ -124,7 +124,7 @@ class Stage:
         try:
             return self.play(vector)
         finally:
-            self._producer.vanish()
+            self._producer.disconnect()
             self._producer = through
 
     def _sunk(self, sink: str) -> bool:

@@ -67,7 +67,7 @@ def log_in(sidecar: Sidecar) -> Iterator[Callable[[str], Producer]]:
 
     yield open_as
     for producer in opened:
-        producer.vanish()
+        producer.disconnect()
 
 
 @pytest.fixture

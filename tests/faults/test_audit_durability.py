@@ -36,7 +36,7 @@ def test_every_confirmed_publish_has_its_line_when_the_sidecar_is_killed(
                 if sent == 2000:
                     os.kill(site.sidecar.process_id, signal.SIGKILL)
         except (Gone, OSError):
-            producer.vanish()
+            producer.disconnect()
         assert sent >= 2000
         assert confirmed
         if mode == "strict":

@@ -33,7 +33,7 @@ def test_a_killed_worker_is_restarted_and_the_other_continues(pair: Pair) -> Non
     assert pair.connected() == 12 + len(left)
     assert "worker exited unexpectedly" in pair.running.log.read_text()
     for producer in (*producers, *more):
-        producer.vanish()
+        producer.disconnect()
 
 
 def test_workers_do_not_outlive_their_supervisor(pair: Pair) -> None:
@@ -50,7 +50,7 @@ def test_a_signal_to_the_whole_process_group_drains(pair: Pair) -> None:
         os.kill(process, signal.SIGTERM)
     for producer in producers:
         assert producer.closed(0).code == 320
-        producer.vanish()
+        producer.disconnect()
     assert pair.running.process.wait(30) == 0
 
 

@@ -51,6 +51,6 @@ def test_a_flood_of_declares_while_the_broker_is_stopped_waits_in_the_producer(s
             taken += producer.socket.send(flood[taken % len(flood) :])
     assert taken < 2000 * len(flood), "the producer was never made to wait"
     assert memory_mib(site.sidecar.process_id) - before < 8
-    producer.vanish()
+    producer.disconnect()
     upstream.reading.set()
     assert site.producer().send_settled("letters").acked

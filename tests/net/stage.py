@@ -122,7 +122,7 @@ class Peer:
             return True
         return False
 
-    async def vanish(self) -> None:
+    async def disconnect(self) -> None:
         self.writer.close()
         with suppress(OSError):
             await self.writer.wait_closed()
@@ -167,7 +167,7 @@ class FakeBroker:
         assert self._server is not None
         self._server.close()
         for peer in self.peers:
-            await peer.vanish()
+            await peer.disconnect()
 
     async def link(self) -> Peer:
         """The broker's end of the next connection that was opened."""
@@ -376,6 +376,6 @@ async def staged(
         yield stage
     finally:
         for peer in stage.peers:
-            await peer.vanish()
+            await peer.disconnect()
         await broker.stop()
         await listener.drain()

@@ -70,7 +70,7 @@ async def test_connections_above_the_limit_are_refused_until_one_ends() -> None:
             await eventually(lambda: stage.counters.downstream.results["refused"] == 3)
             assert stage.counters.limits.rejected_connections == {"connections": 3, "connections_per_peer": 0}
             assert stage.counters.downstream.open == 2
-            await first.vanish()
+            await first.disconnect()
             await eventually(lambda: stage.counters.downstream.open == 1)
             await stage.producer()
     assert [entry["limit"] for entry in logged if entry["event"] == "too many connections"] == [2, 2, 2]
@@ -82,7 +82,7 @@ async def test_connections_above_the_limit_per_address_are_refused_until_one_end
         close = await refusal(await stage.connect())
         assert close == (530, "NOT_ALLOWED - connection refused: limit of 1 connections from 127.0.0.1 is reached")
         assert stage.counters.limits.rejected_connections["connections_per_peer"] == 1
-        await first.vanish()
+        await first.disconnect()
         await eventually(lambda: stage.counters.downstream.open == 0)
         await stage.producer()
         await eventually(lambda: stage.listener._hosts == {"127.0.0.1": 1})
@@ -113,7 +113,7 @@ async def with_tls_address(authority: Authority, limits: ListenerLimits) -> Asyn
             yield stage, port
         finally:
             for peer in stage.peers:
-                await peer.vanish()
+                await peer.disconnect()
             await both.drain()
 
 
@@ -133,7 +133,7 @@ async def test_a_peer_of_a_tls_listener_counts_before_its_handshake(
         assert stage.counters.downstream.results["refused"] == 32
         assert await (await stage.connect()).is_gone()
         for peer in peers:
-            await peer.vanish()
+            await peer.disconnect()
         await eventually(lambda: stage.listener._hosts == {})
         await stage.producer()
 
@@ -171,7 +171,7 @@ async def test_a_drain_ends_tls_handshakes_and_closes_the_address(authority: Aut
         assert await late.is_gone()
         with pytest.raises(ConnectionRefusedError):
             await silent(port)
-        await late.vanish()
+        await late.disconnect()
 
 
 # -- draining ----------------------------------------------------------------------------------------------------------

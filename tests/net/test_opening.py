@@ -192,7 +192,7 @@ async def test_a_broker_lost_during_the_handshake_closes_the_producer_with_320(p
     async with staged(broker=FakeBroker(silent_after=point)) as stage:
         peer = await stage.connect()
         logging_in = asyncio.ensure_future(stage.greeted(peer) if point == "Open" else peer.log_in())
-        await (await stage.broker.link()).vanish()
+        await (await stage.broker.link()).disconnect()
         await logging_in
         assert (await peer.close_reason())[0] == 320
 
@@ -217,9 +217,9 @@ async def test_a_probe_that_connects_and_leaves_is_no_event() -> None:
     with capture_logs() as logged:
         async with staged() as stage:
             for _ in range(3):
-                await (await stage.connect()).vanish()
+                await (await stage.connect()).disconnect()
             peer, _ = await stage.producer()
-            await peer.vanish()
+            await peer.disconnect()
             await eventually(lambda: stage.counters.downstream.open == 0)
             assert results(stage) == ({"ok": 1}, {"ok": 1})
     assert [entry["event"] for entry in logged if entry["log_level"] != "info"] == []
@@ -231,7 +231,7 @@ async def test_a_producer_that_disconnects_ends_its_upstream_connection() -> Non
         peer = await stage.connect()
         await peer.log_in()
         link = await stage.broker.link()
-        await peer.vanish()
+        await peer.disconnect()
         assert await link.is_gone()
         await eventually(lambda: results(stage)[0] == {"refused": 1})
 
@@ -247,7 +247,7 @@ async def test_a_producer_that_disconnects_during_the_connect_leaves_no_upstream
         peer = await stage.connect()
         peer.send(client.PROTOCOL_HEADER)
         await eventually(lambda: "connect upstream" in under_way())
-        await peer.vanish()
+        await peer.disconnect()
         await eventually(lambda: not under_way() & {"accept", "connect upstream"})
 
 
@@ -341,8 +341,8 @@ async def test_the_brokers_properties_are_offered_with_our_version_and_one_chann
         assert isinstance(theirs, dict)
         assert {**theirs, "oxproxy": "1.2.3"} == properties
         assert ours.tune["channel_max"] == own.tune["channel_max"] - 1  # type: ignore[operator]
-        ours.vanish()
-        own.vanish()
+        ours.disconnect()
+        own.disconnect()
 
 
 async def test_a_handshake_sent_byte_by_byte_succeeds(broker: Broker) -> None:

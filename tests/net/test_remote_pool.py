@@ -81,7 +81,7 @@ async def test_a_message_opens_a_link_and_is_acked() -> None:
         sent_message, peer = await made.sent()
         assert made.counters.remotes["far"].up
         peer.call(commands.Basic.Ack(1, False))
-        await eventually(lambda: sent_message.told == [RemoteResult.ACKED])
+        await eventually(lambda: sent_message.results == [RemoteResult.ACKED])
         assert made.counters.remotes["far"].results["acked"] == 1
 
 
@@ -100,14 +100,14 @@ async def test_messages_sent_over_a_lost_link_are_lost_and_waiting_ones_use_the_
         publisher, waiting = made.publisher(), message(b"waiting")
         sent, peer = await made.sent(publisher)
         peer.writer.transport.abort()
-        await eventually(lambda: sent.told == [RemoteResult.LOST])
+        await eventually(lambda: sent.results == [RemoteResult.LOST])
         publisher.send(waiting)
         again = await made.broker.link()
         await ready(again)
         assert (await again.published())[1] == b"waiting"
         again.call(commands.Basic.Ack(1, False))
-        await eventually(lambda: waiting.told == [RemoteResult.ACKED])
-        assert sent.told == [RemoteResult.LOST]
+        await eventually(lambda: waiting.results == [RemoteResult.ACKED])
+        assert sent.results == [RemoteResult.LOST]
 
 
 async def test_producers_of_a_full_link_wait_until_half_of_it_is_settled() -> None:
@@ -148,7 +148,7 @@ async def test_a_refused_login_is_retried_and_messages_wait() -> None:
         assert not made.counters.remotes["far"].up
         made.broker.refuse = False
         await ready(await made.broker.link())
-        assert sent_message.told == []
+        assert sent_message.results == []
 
 
 async def test_a_message_fails_at_its_deadline() -> None:
@@ -156,7 +156,7 @@ async def test_a_message_fails_at_its_deadline() -> None:
         made.broker.refuse = True
         sent_message = message()
         made.publisher().send(sent_message)
-        await eventually(lambda: sent_message.told == [RemoteResult.LOST])
+        await eventually(lambda: sent_message.results == [RemoteResult.LOST])
         assert made.pool.under_way == 0
 
 
@@ -171,7 +171,7 @@ async def test_an_abandoned_lane_closes_when_everything_is_settled() -> None:
         await peer.published()
         peer.call(commands.Basic.Ack(1, False))
         assert (await peer.frame()).name == "Channel.Close"
-        assert sent_message.told == [RemoteResult.ACKED]
+        assert sent_message.results == [RemoteResult.ACKED]
 
 
 async def test_a_link_to_the_sidecar_itself_is_refused() -> None:
@@ -190,7 +190,7 @@ async def test_a_host_name_of_the_sidecar_itself_is_detected_after_the_connect()
         driver = made.pool.driver(FAR, "/")
         assert not isinstance(driver, str)
         await eventually(lambda: driver.failure == "leads back to this proxy")
-        assert sent_message.told == [RemoteResult.LOST]
+        assert sent_message.results == [RemoteResult.LOST]
 
 
 async def test_a_link_to_an_unknown_broker_is_refused() -> None:
@@ -205,7 +205,7 @@ async def test_a_drain_waits_for_unconfirmed_messages_until_its_deadline(settled
         if settled:
             peer.call(commands.Basic.Ack(1, False))
         await made.pool.drain(20.0 if settled else 0.05)
-        assert (sent_message.told == [RemoteResult.ACKED]) is settled
+        assert (sent_message.results == [RemoteResult.ACKED]) is settled
 
 
 async def test_an_abandoned_message_is_lost_and_a_later_ack_has_no_effect() -> None:
@@ -216,4 +216,4 @@ async def test_an_abandoned_message_is_lost_and_a_later_ack_has_no_effect() -> N
         made.pool.give_up()
         peer.call(commands.Basic.Ack(1, False))
         await made.pool.drain(20.0)
-        assert (sent_message.told, waiting.told) == ([RemoteResult.LOST], [RemoteResult.LOST])
+        assert (sent_message.results, waiting.results) == ([RemoteResult.LOST], [RemoteResult.LOST])

@@ -132,7 +132,7 @@ async def test_connection_closes_are_answered_until_the_producer_closes_its_sock
         assert await link.is_gone()
         producer.call(goodbye, 0)
         await producer.expect("Connection.CloseOk")
-        await producer.vanish()
+        await producer.disconnect()
         await both_ended(stage)
 
 
@@ -169,7 +169,7 @@ async def test_a_lost_broker_closes_even_an_idle_producer_at_once_with_320() -> 
 async def test_a_producer_that_does_not_answer_a_close_is_dropped_after_the_deadline() -> None:
     async with staged(SOON) as stage:
         producer, link = await stage.opened()
-        await link.vanish()
+        await link.disconnect()
         await producer.close_reason()
         assert await producer.is_gone()
         await both_ended(stage)
@@ -181,7 +181,7 @@ async def test_a_lost_producer_ends_its_upstream_connection_without_a_partial_pu
         for size in (0, 5, 30, len(whole) - 1):
             producer, link = await stage.opened()
             producer.send(whole[:size])
-            await producer.vanish()
+            await producer.disconnect()
             assert client.frame(3, 1, b"x" * 1000) not in await read_to_end(link)
         await both_ended(stage)
 
@@ -205,7 +205,7 @@ async def test_publishes_of_a_lost_producer_still_reach_a_slow_broker() -> None:
     async with staged(SessionLimits(close_seconds=0.5)) as stage:
         producer, link = await stage.opened()
         size = await backlog(stage, producer, link)
-        await producer.vanish()
+        await producer.disconnect()
         await eventually(lambda: not [session for session in stage.listener._sessions if session.producer.connected])
         link.resume()
         assert len(await read_to_end(link)) == size
@@ -216,7 +216,7 @@ async def test_a_broker_that_reads_nothing_does_not_keep_the_session_of_a_lost_p
     async with staged(SessionLimits(close_seconds=0.05)) as stage:
         producer, link = await stage.opened()
         await backlog(stage, producer, link)
-        await producer.vanish()
+        await producer.disconnect()
         await both_ended(stage)
 
 
@@ -254,7 +254,7 @@ async def test_each_idle_side_gets_heartbeats_and_a_silent_one_is_dropped() -> N
         kept.call(commands.Channel.Open())
         await kept_link.expect("Channel.Open")
         for peer in (silent, alone_link):
-            await peer.vanish()
+            await peer.disconnect()
 
 
 async def test_a_producer_without_heartbeats_does_not_disable_those_of_the_broker() -> None:
@@ -285,8 +285,8 @@ async def test_a_slow_broker_pauses_its_own_producer_only() -> None:
         producer.send(unsent)
         assert await link.read(len(data)) == data
         await eventually(lambda: relay.paused_producers == 0)
-        await producer.vanish()
-        await second.vanish()
+        await producer.disconnect()
+        await second.disconnect()
         await both_ended(stage)
 
 
@@ -395,7 +395,7 @@ async def test_a_producer_lost_while_its_publish_waits_leaves_no_state() -> None
         before = len(asyncio.all_tasks())
         producer.send(client.publish(1, b"x", b"k", (), b"1"))
         await eventually(lambda: control.asked)
-        await producer.vanish()
+        await producer.disconnect()
         assert await link.is_gone()
         await both_ended(stage)
         await eventually(lambda: len(asyncio.all_tasks()) <= before)

@@ -130,11 +130,11 @@ async def test_closed_connections_free_their_objects() -> None:
                 link.call(commands.Connection.CloseOk(), 0)
                 await producer.expect("Connection.CloseOk")
             elif number % 3 == 1:
-                await producer.vanish()
+                await producer.disconnect()
             else:
                 reset(link)
                 await producer.close_reason()
-                await producer.vanish()
+                await producer.disconnect()
         await eventually(lambda: not stage.listener._sessions)
         await eventually(lambda: alive(Session, Relay, Link, Handshake) == before)
 
@@ -149,7 +149,7 @@ async def test_refused_logins_free_their_objects() -> None:
             await producer.log_in(password="wrong")
             link = await broker.link()
             link.call(commands.Connection.Close(403, "ACCESS_REFUSED - Login was refused", 0, 0), 0)
-            await link.vanish()
+            await link.disconnect()
             assert (await producer.closed())[0] == 403
         await eventually(lambda: not stage.listener._sessions)
         await eventually(lambda: alive(Session, Relay, Link, Handshake) == before)

@@ -29,7 +29,7 @@ async def test_a_producer_above_its_rate_is_paused_and_loses_nothing() -> None:
         assert stage.counters.limits.hits["publish_rate"] >= 2
         await eventually(lambda: stage.counters.limits.throttled == 0)
         assert stage.counters.relay("/").paused_producers == 0
-        await producer.vanish()
+        await producer.disconnect()
 
 
 async def test_a_rate_limit_slows_all_connections_of_its_user_and_no_others() -> None:
@@ -41,7 +41,7 @@ async def test_a_rate_limit_slows_all_connections_of_its_user_and_no_others() ->
         brother.send(SMALL)
         await eventually(lambda: stage.counters.limits.throttled == 2)
         for peer in (greedy, brother):
-            await peer.vanish()
+            await peer.disconnect()
         await eventually(lambda: stage.counters.limits.throttled == 0)
 
 
@@ -61,7 +61,7 @@ async def test_a_channel_throttled_too_long_is_closed_with_406_and_its_publishes
         producer.call(commands.Channel.CloseOk())
         producer.call(commands.Channel.Open(), 2)
         assert (await link.expect("Channel.Open")).channel == 2
-        await producer.vanish()
+        await producer.disconnect()
 
 
 async def test_a_connection_with_two_channels_throttled_too_long_is_closed_with_320() -> None:
@@ -88,7 +88,7 @@ async def test_a_connection_throttled_too_long_within_a_body_is_closed_instead_o
         producer.send(begun)
         await link.expect("Basic.Publish")
         assert (await producer.close_reason())[0] == 320
-        await producer.vanish()
+        await producer.disconnect()
 
 
 async def test_the_close_of_a_throttled_connection_does_not_wait() -> None:
@@ -121,4 +121,4 @@ async def test_publishes_of_channels_that_are_closed_again_are_charged_as_well()
         await producer.expect("Channel.CloseOk")
         producer.call(commands.Channel.Open())
         await eventually(lambda: stage.counters.limits.throttled == 1)
-        await producer.vanish()
+        await producer.disconnect()

@@ -53,7 +53,7 @@ async def listening(pair: tuple[Path, Path], handshake_seconds: float = 30.0) ->
         [(_, made.port)] = await made.listener.start()
         yield made
         for peer in stage.peers:
-            await peer.vanish()
+            await peer.disconnect()
         await made.listener.drain()
 
 

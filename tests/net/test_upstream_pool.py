@@ -31,7 +31,7 @@ class Broker:
         assert self._server is not None
         self._server.close()
         for peer in self.peers:
-            await peer.vanish()
+            await peer.disconnect()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.peers.append(Peer(reader, writer))
@@ -107,7 +107,7 @@ async def test_a_kept_connection_of_a_paused_link_is_read(broker: Broker) -> Non
     pool.keep(link, lease(), 0)
     peer.call(commands.Connection.Close(320, "maintenance", 0, 0), 0)
     await peer.expect("Connection.CloseOk")
-    await peer.vanish()
+    await peer.disconnect()
     await pool.stop()
 
 
@@ -152,13 +152,13 @@ async def test_any_other_method_of_the_broker_ends_a_kept_connection(
     peer.send(client.method(0, method))
     await peer.expect(answer)
     assert (counters.kept_connections, start_answer(pool)) == (0, b"")
-    await peer.vanish()
+    await peer.disconnect()
     await pool.stop()
 
 
 async def test_a_lost_connection_is_not_kept(broker: Broker) -> None:
     pool, counters, peer = await kept(broker)
-    await peer.vanish()
+    await peer.disconnect()
     await eventually(lambda: counters.kept_connections == 0)
     await pool.stop()
 
@@ -167,7 +167,7 @@ async def test_an_expired_connection_is_closed(broker: Broker) -> None:
     pool, counters, peer = await kept(broker, 0.01)
     await peer.expect("Connection.Close")
     assert counters.kept_connections == 0
-    await peer.vanish()
+    await peer.disconnect()
     await pool.stop()
 
 
@@ -178,7 +178,7 @@ async def test_a_full_pool_closes_the_oldest_connection(broker: Broker, monkeypa
     pool.keep(second, lease(), 0)
     await old.expect("Connection.Close")
     assert counters.kept_connections == 1
-    await old.vanish()
+    await old.disconnect()
     await stop(pool, young)
 
 

@@ -86,12 +86,12 @@ class Site(Outside):
     def tidy(self) -> None:
         """Close the connections that a test has opened."""
         while self._open:
-            self._open.pop().vanish()
+            self._open.pop().disconnect()
 
     def leave(self) -> None:
         self.tidy()
         if self._beside is not None:
-            self._beside.vanish()
+            self._beside.disconnect()
 
 
 def only(messages: list[Message]) -> Message:

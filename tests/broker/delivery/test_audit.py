@@ -129,7 +129,7 @@ def test_secrets_reach_neither_log_nor_metrics_nor_audit(broker: Broker, tmp_pat
                 of_text: dict[str, Any] = dict.fromkeys(TEXT_PROPERTIES, text)
                 producer.publish("letters", SECRET, table, text, user_id=user.encode(), **of_text)
                 producer.settle()
-                producer.vanish()
+                producer.disconnect()
             finally:
                 broker.delete_user(user)
             page = site.sidecar.get("/metrics") + site.sidecar.get("/status")

@@ -167,6 +167,6 @@ def test_an_unfinished_publish_is_not_delivered(site: Site, producer: Producer) 
     for size in (10, 40, 100, 100_000, len(whole) - 1):
         broken = site.producer()
         broken.send(whole[:size])
-        broken.vanish()
+        broken.disconnect()
     assert producer.send_settled("letters", "k", {"n": 1}, b"whole") == (True, [])
     assert site.bodies("a", "b") == [[b"whole"], [b"whole"]]

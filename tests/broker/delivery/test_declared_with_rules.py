@@ -63,7 +63,7 @@ def app(site: Site) -> Iterator[Application]:
 def restart(site: Site, *connected: Application) -> None:
     """Restart the sidecar, after closing the connections that would not reply to its Connection.Close."""
     for application in connected:
-        application.vanish()
+        application.disconnect()
     site.sidecar.stop()
     site.sidecar.start()
 

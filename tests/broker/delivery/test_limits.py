@@ -163,6 +163,6 @@ def test_an_idle_peer_is_closed_with_320_even_if_it_sends_heartbeats(broker: Bro
             "CONNECTION_FORCED - only heartbeats were received for 1 s (idle_timeout)",
         )
         assert idle.gone()
-        idle.vanish()
+        idle.disconnect()
         assert site.metric("limit_hits_total", limit="idle") == 1
         assert len(site.logged("producer is idle")) == 1

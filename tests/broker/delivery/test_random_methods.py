@@ -238,7 +238,7 @@ class Conversation:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._producer.vanish()
+        self._producer.disconnect()
 
 
 @pytest.fixture(scope="module")

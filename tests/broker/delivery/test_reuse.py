@@ -196,7 +196,7 @@ def test_a_connection_with_remaining_state_is_closed(site: Site, spoil: object) 
 
 def test_the_connection_of_a_lost_producer_is_not_kept(site: Site) -> None:
     before = kept(site)
-    come(site).vanish()
+    come(site).disconnect()
     until(lambda: site.metric("connections", side="upstream") == 0)
     assert kept(site) == before
 
@@ -318,7 +318,7 @@ def test_a_producer_beyond_the_limit_gets_no_kept_connection(broker: Broker, tmp
             Producer(site.sidecar.port, site.vhost)
         assert (caught.value.code, kept(site), reused(site)) == (530, 1, 0)
         for producer in (first, second):
-            producer.vanish()
+            producer.disconnect()
 
 
 # -- rates of a user over successive producers -------------------------------------------------------------------------
@@ -354,7 +354,7 @@ def test_the_next_producer_has_the_remaining_burst_of_the_last(slow: Site) -> No
     publish(third, 100)
     until(lambda: slow.metric("throttled_producers") == 1)
     assert (reused(slow), hits(slow, "publish_rate"), hits(slow, "patience")) == (2, 1, 0)
-    third.vanish()
+    third.disconnect()
 
 
 def test_a_producer_on_a_kept_connection_is_throttled_for_its_user(slow: Site) -> None:
@@ -366,7 +366,7 @@ def test_a_producer_on_a_kept_connection_is_throttled_for_its_user(slow: Site) -
     until(lambda: slow.metric("throttled_producers") == 2)
     assert hits(slow, "patience") == 0
     for producer in (first, second):
-        producer.vanish()
+        producer.disconnect()
 
 
 @pytest.mark.parametrize("slow", [{"patience": "1s"}], indirect=True)
@@ -380,4 +380,4 @@ def test_an_error_of_one_producer_does_not_affect_the_next(slow: Site) -> None:
     second.ask(commands.Confirm.Select())
     assert second.send_settled("post").acked
     assert (reused(slow), hits(slow, "patience")) == (1, 1)
-    second.vanish()
+    second.disconnect()

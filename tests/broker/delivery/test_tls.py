@@ -326,7 +326,7 @@ def test_sasl_external_cannot_use_the_certificate_of_the_sidecar(world: World, t
     assert "EXTERNAL" in mechanisms
     direct.call(commands.Connection.StartOk({}, "EXTERNAL", "", "en_US"), 0)
     direct.expect("Connection.Tune")
-    direct.vanish()
+    direct.disconnect()
     through, mechanisms = offered(tls_sidecar.port)
     assert sorted(mechanisms.split()) == ["AMQPLAIN", "PLAIN"]
     through.call(commands.Connection.StartOk({}, "EXTERNAL", "", "en_US"), 0)
@@ -472,7 +472,7 @@ def test_authorities_for_the_broker_are_also_reloaded(world: World, tmp_path: Pa
         assert "certificate rejected" in caught.value.text
         shutil.copy(world.authority.ca, ca)
         by_request(sidecar)
-        sidecar.producer().vanish()
+        sidecar.producer().disconnect()
 
 
 def test_several_workers_use_new_certificates_together(world: World) -> None:
@@ -568,7 +568,7 @@ def test_a_close_is_answered_and_both_sides_end(world: World, tls_sidecar: TlsSi
     producer.call(commands.Connection.Close(200, "", 0, 0), 0)
     producer.expect("Connection.CloseOk")
     assert producer.gone()
-    producer.vanish()
+    producer.disconnect()
     until(lambda: tls_sidecar.metric("connections", side="upstream") == 0)
     assert take(world) == [b"body"]
 
@@ -585,7 +585,7 @@ def test_a_half_closed_producer_ends_both_sides_and_loses_no_confirmed_message(
         wrapped.unwrap()  # close_notify: no more data from this side
     until(lambda: tls_sidecar.metric("connections", side="downstream") == 0)
     assert take(world) == [b"x" * 1000] * 20
-    producer.vanish()
+    producer.disconnect()
 
 
 @pytest.mark.parametrize("how", ["reset", "cut"])
@@ -593,7 +593,7 @@ def test_a_lost_producer_leaves_no_connection(world: World, tls_sidecar: TlsSide
     producer = tls_sidecar.producer()
     if how == "reset":
         producer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    producer.vanish()
+    producer.disconnect()
     until(lambda: tls_sidecar.metric("connections", side="downstream") == 0)
     until(lambda: tls_sidecar.metric("connections", side="upstream") == 0)
 

@@ -72,7 +72,7 @@ def churn(outside: Outside, first: Sidecar, second: Sidecar) -> None:
             published += 1
         assert [len(peer.take("a")), published] == [4, published]
     for peer in peers:
-        peer.vanish()
+        peer.disconnect()
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_an_exclusive_queue_is_reached_through_a_sidecar_of_the_other_version(
     until(arrives)
     for _ in range(5):
         assert arrives()
-    consumer.vanish()
-    producer.vanish()
+    consumer.disconnect()
+    producer.disconnect()
 
 
 @pytest.mark.parametrize("made_by_old", [True, False])
@@ -138,8 +138,8 @@ def test_a_binding_made_through_one_version_is_routed_by_the_other(
     second = Producer(user.port, outside.vhost).open(confirm=True)
     until(lambda: '"open"' in user.get("/status"))
     until(lambda: second.send_settled("open").acked and client.take("a"))
-    client.vanish()
-    second.vanish()
+    client.disconnect()
+    second.disconnect()
 
 
 # -- end of the transition --------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def test_after_the_transition_unkeyed_tokens_are_removed_and_no_message_is_lost(
     client = Producer(old.port, outside.vhost).open(confirm=True)
     client.ask(commands.Queue.Bind(0, "b", "letters", "", arguments={"x-?hkex": "by-client"}))  # under the token
     new, second = start("new", refresh="200ms"), start("new", refresh="200ms")
-    client.vanish()
+    client.disconnect()
     old.stop()
     unkeyed = {token("queue", name) for name in (b"a", b"b", b"mine")}
     bypassing = outside.broker  # a producer connected directly to the broker
@@ -205,7 +205,7 @@ def test_after_the_transition_unkeyed_tokens_are_removed_and_no_message_is_lost(
     assert [len(past.take(queue)) for queue in ("a", "b")] == [1, 1]
     assert not {key for _, _, key in outside.bindings("letters")} & unkeyed
     for peer in (*producers, past, last):
-        peer.vanish()
+        peer.disconnect()
     second.stop()
     third.stop()
 
@@ -240,7 +240,7 @@ def test_a_new_virtual_host_has_no_unkeyed_tokens(start: Start, outside: Outside
     producer = Producer(sidecar.port, outside.vhost).open(confirm=True)
     assert producer.send_settled("letters", "k").acked
     assert len(producer.take("a")) == 1
-    producer.vanish()
+    producer.disconnect()
 
 
 # -- paths to a carrier ----------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ def test_headers_larger_than_the_frames_of_the_broker_are_refused() -> None:
     message = Told()
     message.header += b"x" * 4096
     far.ready(far.lane()).send(message)
-    assert (message.told, far.sent()) == ([RemoteResult.NACKED], b"")
+    assert (message.results, far.sent()) == ([RemoteResult.NACKED], b"")
 
 
 def test_a_returned_message_is_settled_as_returned_by_its_ack() -> None:
@@ -36,9 +36,9 @@ def test_a_returned_message_is_settled_as_returned_by_its_ack() -> None:
     lane.send(back)
     far.say(commands.Basic.Return(312, "NO_ROUTE", "e", "b"))
     far.link.receive(client.content(1, None, b"back"))
-    assert back.told == []
+    assert back.results == []
     far.ack(2, multiple=True)
-    assert (arrived.told, back.told) == ([RemoteResult.ACKED], [RemoteResult.RETURNED])
+    assert (arrived.results, back.results) == ([RemoteResult.ACKED], [RemoteResult.RETURNED])
 
 
 def test_a_lost_link_loses_sent_messages_and_keeps_waiting_ones() -> None:
@@ -49,11 +49,11 @@ def test_a_lost_link_loses_sent_messages_and_keeps_waiting_ones() -> None:
     far.link.set_socket_full(True)
     lane.send(waiting)
     far.link.lost("connection lost")
-    assert (sent.told, waiting.told) == ([RemoteResult.LOST], [])
+    assert (sent.results, waiting.results) == ([RemoteResult.LOST], [])
     again = RemoteBroker().open()
     again.ready(lane)
     again.ack(1)
-    assert (sent.told, waiting.told) == ([RemoteResult.LOST], [RemoteResult.ACKED])
+    assert (sent.results, waiting.results) == ([RemoteResult.LOST], [RemoteResult.ACKED])
 
 
 class Course:
@@ -123,6 +123,6 @@ def test_each_message_is_settled_once_and_acked_only_by_the_broker(
     for step, number in steps:
         getattr(course, step)(number)
     course.lane.expire(float("inf"), "over")
-    assert [len(message.told) for message in course.messages] == [1] * len(course.messages)
-    acked = [index for index, message in enumerate(course.messages) if message.told == [RemoteResult.ACKED]]
+    assert [len(message.results) for message in course.messages] == [1] * len(course.messages)
+    acked = [index for index, message in enumerate(course.messages) if message.results == [RemoteResult.ACKED]]
     assert set(acked) <= course.acked

@@ -59,7 +59,7 @@ def test_frames_in_pieces_are_joined() -> None:
     data = method(1, commands.Basic.Ack(1, False)) + method(1, commands.Basic.Ack(2, False))
     for byte in data:
         far.link.receive(bytes((byte,)))
-    assert [message.told for message in messages] == [[RemoteResult.ACKED]] * 2
+    assert [message.results for message in messages] == [[RemoteResult.ACKED]] * 2
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_close_of_the_broker_loses_unconfirmed_messages() -> None:
     message = Told()
     lane.send(message)
     far.say(commands.Connection.Close(320, "CONNECTION_FORCED", 0, 0), channel=0)
-    assert message.told == [RemoteResult.LOST]
+    assert message.results == [RemoteResult.LOST]
     assert far.names()[-1] == "Connection.CloseOk"
     assert far.link.failure == "closed: 320 CONNECTION_FORCED"
 
@@ -119,13 +119,13 @@ def test_a_channel_close_of_the_broker_is_answered_and_the_channel_opened_again(
     lane.send(message)
     far.sent()
     far.say(commands.Channel.Close(404, "NOT_FOUND - no exchange", 60, 40))
-    assert message.told == [RemoteResult.NACKED]
+    assert message.results == [RemoteResult.NACKED]
     assert far.names() == ["Channel.CloseOk", "Channel.Open", "Confirm.Select"]
     lane.send(later)
     far.say(commands.Channel.OpenOk(), commands.Confirm.SelectOk())
     assert far.names() == ["Basic.Publish", "Header", "Body"]
     far.ack(1)
-    assert later.told == [RemoteResult.ACKED]
+    assert later.results == [RemoteResult.ACKED]
 
 
 def test_connection_close_is_sent_on_open_links_only() -> None:
