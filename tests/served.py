@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.private_broker import free_port, free_ports
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker

@@ -38,7 +38,7 @@ def site(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         yield running
 
 
-def small_queue(outside: Any) -> None:  # of tests.broker.world
+def small_queue(outside: Any) -> None:  # of tests.broker.observed
     address = outside.broker.url(outside.vhost)
     with pika.BlockingConnection(pika.URLParameters(address)) as connection:
         arguments = {"x-max-length": 1, "x-overflow": "reject-publish"}

@@ -14,7 +14,7 @@ from proxy.app.sidecar import product_version
 from proxy.cli.main import main
 from proxy.native import BUILD
 from tests import client
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.private_broker import free_port, free_ports
 from tests.producer import Closed, Producer, until
 from tests.served import END_SECONDS, RULES, Connect, Running, Serve

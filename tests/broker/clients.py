@@ -20,7 +20,7 @@ from proxy.relay.tokens import token
 from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange, StoredBinding, VhostState
 from proxy.routing.router import Router
 from proxy.values import Table, Value
-from tests.broker.world import bind_token, every_token
+from tests.broker.observed import bind_token, every_token
 
 DURABLE, AUTO_DELETE, INTERNAL = 2, 4, 8
 

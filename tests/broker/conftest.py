@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.rabbitmq import Broker
 
 

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from proxy.broker.connection import ControlConnection
 from proxy.broker.declared.announcements import EXCHANGE, Announcements, decode_announcement, encode_announcement
 from proxy.broker.task_supervisor import Supervisor
-from tests.broker.world import Outside, has, settings
+from tests.broker.observed import Outside, has, settings
 from tests.rabbitmq import Broker
 
 SENDER = b"12345678"

@@ -13,7 +13,7 @@ from proxy.relay.vhost import OwnedExchange, StoredBinding, VhostState
 from proxy.routing.router import Router
 from proxy.values import Value
 from tests.broker.clients import copied, declare_here, stored
-from tests.broker.world import has, queues, state, until
+from tests.broker.observed import has, queues, state, until
 
 A, B, C = (stored("ox", name, (), number) for number, name in enumerate("abc", 1))
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from proxy.broker.management_api import BindingInfo, ExchangeInfo, QueueInfo
 from proxy.broker.reconcile import checks
 from proxy.relay.tokens import UNKEYED, Tokens, token
-from tests.broker.world import owned
+from tests.broker.observed import owned
 
 EVERY = Tokens("/", (b"new", b"old"))
 MARKED = {"x-open-exchange": True}

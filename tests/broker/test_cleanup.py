@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from proxy.broker.cleanup import Cleanup
-from tests.broker.world import Outside, settings
+from tests.broker.observed import Outside, settings
 from tests.rabbitmq import Broker
 
 

@@ -11,7 +11,7 @@ from aio_pika.tools import OneShotCallback
 from proxy.broker.connection import ControlConnection
 from proxy.broker.methods import Bind, DeclareQueue, Find, declare_carrier
 from proxy.errors import UpstreamError, UpstreamFailure
-from tests.broker.world import Outside, answering, bind_token, owned, settings
+from tests.broker.observed import Outside, answering, bind_token, owned, settings
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
 

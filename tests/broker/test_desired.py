@@ -9,7 +9,7 @@ from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from proxy.values import Table, Value
 from tests.broker.clients import declare_here, stored, text
-from tests.broker.world import exchanges, owned, queues, router
+from tests.broker.observed import exchanges, owned, queues, router
 
 
 def test_a_carried_exchange_needs_a_token_for_each_destination() -> None:

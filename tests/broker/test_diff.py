@@ -22,7 +22,7 @@ from proxy.broker.reconcile.diff import (
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.relay.vhost import Delivery, OwnedExchange
 from proxy.values import Destination
-from tests.broker.world import Queue, exchanges, owned, queues, router
+from tests.broker.observed import Queue, exchanges, owned, queues, router
 
 MINE = QueueInfo(b"mine", exclusive=True)
 

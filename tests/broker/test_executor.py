@@ -11,7 +11,7 @@ from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.relay.token_table import PLAIN
 from tests.broker.clients import text
-from tests.broker.world import Outside, owned, queues, settings, state
+from tests.broker.observed import Outside, owned, queues, settings, state
 from tests.rabbitmq import Broker
 
 

@@ -5,7 +5,7 @@ from proxy.relay.vhost import Delivery, OwnedExchange, StoredBinding, VhostState
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from tests.broker.clients import declare_here, stored, text
-from tests.broker.world import owned, queues, router, state
+from tests.broker.observed import owned, queues, router, state
 
 
 def targets(rules: Router, exchange: bytes) -> list[bytes]:

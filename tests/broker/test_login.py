@@ -9,7 +9,7 @@ import pytest
 from proxy.broker.connection import ControlConnection, TlsSettings, log_in
 from proxy.broker.methods import DeclareQueue
 from proxy.errors import UpstreamError, UpstreamFailure
-from tests.broker.world import Outside, answering, settings
+from tests.broker.observed import Outside, answering, settings
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
 

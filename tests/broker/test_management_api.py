@@ -13,7 +13,7 @@ from proxy.broker.management_api import BindingInfo, ExchangeInfo, ManagementApi
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.broker.reconcile.observer import Observer
 from proxy.errors import UpstreamError, UpstreamFailure
-from tests.broker.world import Outside, answering, settings, state
+from tests.broker.observed import Outside, answering, settings, state
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
 

@@ -15,7 +15,7 @@ from proxy.broker.reconcile.observer import Observer, log_missing
 from proxy.relay.tokens import token
 from proxy.relay.vhost import Delivery, OwnedExchange
 from proxy.values import Destination, describe
-from tests.broker.world import Outside, exchanges, has, owned, queues, router, settings, state
+from tests.broker.observed import Outside, exchanges, has, owned, queues, router, settings, state
 from tests.rabbitmq import Broker, quoted
 
 

@@ -14,7 +14,7 @@ from proxy.broker.reconcile.reconciler import Reconciler
 from proxy.broker.reconcile.relay_requests import RelayRequests
 from proxy.broker.task_supervisor import Supervisor
 from proxy.relay.vhost import OwnedExchange, VhostState
-from tests.broker.world import Outside, exchanges, owned, queues, router, settings
+from tests.broker.observed import Outside, exchanges, owned, queues, router, settings
 from tests.rabbitmq import Broker
 
 

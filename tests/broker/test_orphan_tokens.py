@@ -13,7 +13,7 @@ from proxy.broker.reconcile.orphan_tokens import OrphanTokens
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.router import Router
 from tests.broker.clients import declare_here, stored, text
-from tests.broker.world import queues, state
+from tests.broker.observed import queues, state
 
 
 class FakeConnection(ControlConnection):

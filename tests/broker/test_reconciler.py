@@ -10,7 +10,7 @@ from proxy.broker.reconcile.desired import desired_state
 from proxy.broker.reconcile.reconciler import Reconciler
 from proxy.relay.vhost import Delivery
 from proxy.values import Destination
-from tests.broker.world import bind_token, owned, queues, router, state
+from tests.broker.observed import bind_token, owned, queues, router, state
 
 
 class FakeConnection(ControlConnection):

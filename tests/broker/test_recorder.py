@@ -12,7 +12,7 @@ from proxy.broker.task_supervisor import Supervisor
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.router import Router
 from tests.broker.clients import declare_here, stored
-from tests.broker.world import has, queues, state
+from tests.broker.observed import has, queues, state
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from proxy.broker.reconcile.relay_requests import RelayRequests
 from proxy.broker.task_supervisor import Supervisor
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from tests.broker.clients import declare_here, stored, text
-from tests.broker.world import exchanges, owned, queues, state
+from tests.broker.observed import exchanges, owned, queues, state
 
 
 class FakeExecutor:

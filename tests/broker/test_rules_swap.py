@@ -3,7 +3,7 @@ from __future__ import annotations
 from proxy.broker.reconcile.desired import DesiredState, desired_state
 from proxy.broker.reconcile.diff import needed_again, retired_tokens, share_tables
 from proxy.relay.vhost import Delivery
-from tests.broker.world import owned, queues, router
+from tests.broker.observed import owned, queues, router
 
 
 def carried(name: str, *destinations: str, carrier: str = "c") -> DesiredState:

@@ -12,7 +12,7 @@ from proxy.relay.vhost import DeclaredExchange, Delivery, VhostState
 from proxy.routing.router import Router
 from proxy.values import Table, Value
 from tests.broker.clients import declare_here, stored, text
-from tests.broker.world import has, owned, queues, state
+from tests.broker.observed import has, owned, queues, state
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from proxy.broker.topology import Topology
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.counters import Counters
-from tests.broker.world import Outside, Queue, owned, queues, reconcile, router, settings, state, until
+from tests.broker.observed import Outside, Queue, owned, queues, reconcile, router, settings, state, until
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
 

@@ -27,7 +27,7 @@ from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from proxy.values import Table, Value
 from tests.broker.clients import AUTO_DELETE, Client, client, declare_here, stored, text
-from tests.broker.world import Outside, has, owned, queues, reconcile, router, settings, state, until
+from tests.broker.observed import Outside, has, owned, queues, reconcile, router, settings, state, until
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
 

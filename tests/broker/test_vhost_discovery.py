@@ -8,7 +8,7 @@ from structlog.testing import capture_logs
 from proxy.broker.connection import ControlSettings
 from proxy.broker.management_api import VhostDiscovery
 from proxy.errors import UpstreamError, UpstreamFailure
-from tests.broker.world import has
+from tests.broker.observed import has
 
 SETTINGS = ControlSettings((), "guest", "guest", refresh_seconds=0.001, retry_seconds=0.001, patience_seconds=0.05)
 

@@ -14,7 +14,7 @@ from proxy.broker.reconcile.vhost_loop import VhostTopology
 from proxy.broker.task_supervisor import Supervisor
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.vhost import Delivery, VhostState
-from tests.broker.world import (
+from tests.broker.observed import (
     Outside,
     Queue,
     every_token,

@@ -18,7 +18,7 @@ from proxy.relay.declare.storage import kept_arguments, pack
 from proxy.relay.tokens import token
 from proxy.values import Table, Value
 from tests.broker.delivery.applications import Application, entries
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.producer import until
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar

@@ -10,7 +10,7 @@ import pytest
 
 from proxy.cli import main as cli
 from proxy.relay.tokens import FEW_DESTINATIONS, TokenForm
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 

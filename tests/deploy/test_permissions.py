@@ -16,7 +16,7 @@ from pamqp import base, commands
 from pamqp.common import FieldTable
 
 from proxy.relay.tokens import is_keyed
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.deploy.prometheus import ROOT
 from tests.private_broker import BrokerMissing, PrivateBroker
 from tests.producer import Closed, Producer, until

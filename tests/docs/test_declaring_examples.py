@@ -12,7 +12,7 @@ import pika
 import pytest
 
 from proxy.relay.tokens import is_keyed
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.private_broker import BrokerMissing, PrivateBroker
 from tests.producer import Producer, until
 from tests.routing.building import Plain, arguments

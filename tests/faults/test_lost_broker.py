@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.private_broker import free_port
 from tests.producer import Closed, Producer, until
 from tests.served import END_SECONDS, Connect, Running, Serve

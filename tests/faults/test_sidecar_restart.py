@@ -10,7 +10,7 @@ import pytest
 
 from proxy.values import Table, Value
 from tests.broker.delivery.applications import Application, declared
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.producer import Closed, until
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar

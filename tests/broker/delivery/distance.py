@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.certificates import Authority
 from tests.private_broker import PrivateBroker, free_port
 from tests.producer import Producer

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from proxy.values import Table
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.producer import Message, Producer, stored_by_4, until
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar, merged

@@ -14,7 +14,7 @@ from pamqp import commands
 from tests.broker.delivery.distance import QUOTED, SECRET, VHOST, Far
 from tests.broker.delivery.site import Site, standing
 from tests.broker.delivery.test_audit import records
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.producer import Closed, Message, Producer, Settled, until, value
 from tests.rabbitmq import Broker
 

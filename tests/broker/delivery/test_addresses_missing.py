@@ -11,7 +11,7 @@ import pytest
 
 from tests.broker.delivery.distance import SECRET, VHOST, Far
 from tests.broker.delivery.site import Site, standing
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.producer import until
 from tests.rabbitmq import Broker
 

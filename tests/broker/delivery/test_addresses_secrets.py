@@ -34,7 +34,7 @@ from proxy.rules.loader import load_rules
 from tests.broker.delivery.distance import QUOTED, SECRET, Far
 from tests.broker.delivery.site import Site, standing
 from tests.broker.delivery.test_audit import records
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.producer import Closed, Gone, Producer, until
 from tests.rabbitmq import Broker
 

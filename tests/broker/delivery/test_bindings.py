@@ -8,7 +8,7 @@ import pytest
 from pamqp import commands
 
 from tests.broker.delivery.site import Site, standing
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.producer import Closed, Producer, until
 from tests.rabbitmq import Broker
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from proxy.relay.tokens import is_keyed
 from proxy.values import Value
 from tests.broker.delivery.site import standing
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.rabbitmq import Broker
 
 RULES = """

@@ -16,7 +16,7 @@ from proxy.broker.reconcile.carrier_forms import FORMER_LOOKS
 from proxy.relay.tokens import FEW_DESTINATIONS, TokenForm
 from tests.broker.delivery.applications import Application
 from tests.broker.delivery.site import Site, standing
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.producer import Closed, Producer, until
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar

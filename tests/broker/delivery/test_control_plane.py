@@ -17,7 +17,7 @@ from proxy.amqp.tables import MAX_NESTING, encode_table
 from proxy.values import Table, Value
 from tests.broker.delivery.applications import Application, declared
 from tests.broker.delivery.site import Site, standing
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar

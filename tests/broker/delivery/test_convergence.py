@@ -13,7 +13,7 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
-from tests.broker.world import Outside, queues
+from tests.broker.observed import Outside, queues
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 

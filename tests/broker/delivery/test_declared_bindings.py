@@ -10,7 +10,7 @@ from pamqp import commands
 from proxy.amqp.method_frames import exchange_delete
 from proxy.values import Table, Value
 from tests.broker.delivery.applications import Application, declared
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.client import exchange_bind, exchange_unbind, method
 from tests.producer import until
 from tests.rabbitmq import Broker

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.broker.delivery.applications import Application
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.producer import until
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar

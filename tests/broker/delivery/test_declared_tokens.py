@@ -14,7 +14,7 @@ from pamqp import commands
 from proxy.relay.tokens import is_keyed
 from tests.broker.delivery.applications import Application
 from tests.broker.delivery.site import standing
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.client import method
 from tests.producer import until
 from tests.rabbitmq import Broker

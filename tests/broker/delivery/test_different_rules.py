@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.world import Outside, queues
+from tests.broker.observed import Outside, queues
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar

@@ -15,7 +15,7 @@ from proxy.relay.tokens import token
 from proxy.values import Table, Value
 from tests.broker.clients import storage_key
 from tests.broker.delivery.applications import Application, declared, entries
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.producer import headers, until
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from tests.broker.delivery.site import standing
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.producer import Producer
 from tests.rabbitmq import Broker
 from tests.sidecar import PROGRAM

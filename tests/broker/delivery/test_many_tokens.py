@@ -9,7 +9,7 @@ from pamqp import commands
 
 from tests import client
 from tests.broker.delivery.site import standing
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.producer import Producer
 from tests.rabbitmq import Broker
 

@@ -9,7 +9,7 @@ from proxy.amqp.tables import encode_table
 from proxy.values import RESERVED_PREFIX
 from tests import client
 from tests.broker.delivery.site import Site, only
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.producer import Producer, headers, value
 
 RULES = """

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.broker.delivery.site import Site, standing
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.producer import Producer
 from tests.rabbitmq import Broker
 from tests.sidecar import SidecarFailed

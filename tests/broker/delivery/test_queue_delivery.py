@@ -11,7 +11,7 @@ from pamqp import commands
 from proxy.amqp.tables import encode_table
 from tests import client
 from tests.broker.delivery.site import Site, only
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.producer import Message, Producer, headers, until, value
 
 RULES = """

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 import pytest
 
 from tests.broker.delivery.applications import Application
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 

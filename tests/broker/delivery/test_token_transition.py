@@ -17,7 +17,7 @@ import pytest
 from pamqp import commands
 
 from proxy.relay.tokens import is_keyed, token
-from tests.broker.world import Outside
+from tests.broker.observed import Outside
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker, quoted
 from tests.sidecar import PROGRAM, Sidecar
