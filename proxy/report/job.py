@@ -28,7 +28,7 @@ from proxy.report.tables import REJECTED, Tables
 from proxy.report.wording import day_range, several
 
 #: Seconds between two checks for new segments, and minimum pause after a run as a multiple of its duration.
-LOOK_SECONDS, REST = 60, 3
+LOOK_SECONDS, PAUSE_FACTOR = 60, 3
 #: Part of the following day's directory that is also searched for returns.
 _FIRST_HOUR = "/hour=00/"
 
@@ -97,7 +97,7 @@ def follow(request: Request, say: Callable[[Summary], None], once: bool = False)
                 say(summary)
             if once:
                 return
-            stopped.wait(max(LOOK_SECONDS, REST * (time.monotonic() - began)))
+            stopped.wait(max(LOOK_SECONDS, PAUSE_FACTOR * (time.monotonic() - began)))
 
 
 def run(session: LazySession, request: Request) -> Summary:
