@@ -29,7 +29,7 @@ from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel
 from proxy.relay.channel_state import DECLARING, ChannelEvent
 from proxy.relay.connection_state import ConnectionState, PermissionCheck, Phase
-from proxy.relay.declare.injected_methods import answer, inject, pass_on, reply_and_resume
+from proxy.relay.declare.injected_methods import Steps, answer, inject, pass_on, reply_and_resume, run_steps
 from proxy.relay.declare.storage import identity_key, kept_rows, refuse_nested, refuse_own_arguments, signed_copy
 from proxy.relay.declare.token_bindings import (
     Pin,
@@ -224,15 +224,6 @@ class _Bind(NamedTuple):
     chosen: list[Destination]
 
 
-class _Unbind(NamedTuple):
-    """An unbind in progress."""
-
-    channel: Channel
-    request: BindRequest
-    owned: OwnedExchange
-    stored: StoredBinding
-
-
 class ClientBindings:
     """Handles binds and unbinds on one connection."""
 
@@ -258,10 +249,7 @@ class ClientBindings:
             inject(self._connection, channel, [look], partial(self._connection.fail, refusal), request.method)
             return False
         planned = self._planned(channel, request, owned)
-        if planned.chosen:
-            self._check_first(planned)
-        else:
-            self._make(planned)
+        run_steps(self._check_first(planned) if planned.chosen else self._make(planned))
         return False
 
     def bind_while_held(self, channel: Channel, frame: bytes) -> bool:
@@ -278,7 +266,7 @@ class ClientBindings:
             return False
         if planned.compiled.regexes:
             return False  # unanswered binds do not count towards the limit on regular expressions
-        self._make(planned)
+        run_steps(self._make(planned))
         return True
 
     def _read(self, channel: Channel, frame: bytes) -> BindRequest:
@@ -330,7 +318,7 @@ class ClientBindings:
             keep = [bind(channel.number, receiver, owned.carrier, *kept_rows(stored)[0])]
         return _Bind(channel, request, owned, identity, compiled, under, stored, is_new, keep, tokens, routes, chosen)
 
-    def _make(self, planned: _Bind) -> None:
+    def _make(self, planned: _Bind) -> Steps[None]:
         """Store the binding and bind its destination's token, in one batch."""
         channel, owned, receiver, stored = planned.channel, planned.owned, planned.request.receiver, planned.stored
         table, place = owned.tokens, (owned, receiver)
@@ -351,22 +339,17 @@ class ClientBindings:
         if (is_mark and planned.is_new) or pins:
             channel.held.marking.add(place)
         relies = [] if is_mark or pins or stored is None else list(planned.tokens)
-
-        def answered() -> None:
-            channel.held.marking.discard(place)
-            if is_mark and planned.is_new and stored is not None:
-                self._table(owned).asserted(receiver, stored.copies[0].sequence, sent_at, self._binder)
-            self._note_pins(pins)
-            self._confirm(planned, relies, since, bound)
-
-        def finished(ok: bytes) -> None:
-            if planned.identity in channel.held.binds:  # not if the channel has been closed in the meantime
-                channel.held.binds[planned.identity] = ok
-                self._answer_binds(channel)
-
-        bound = partial(self._bound, planned, finished)
         channel.held.binds[planned.identity] = None
-        inject(self._connection, channel, steps, answered)
+        yield partial(inject, self._connection, channel, steps)
+        channel.held.marking.discard(place)
+        if is_mark and planned.is_new and stored is not None:
+            self._table(owned).asserted(receiver, stored.copies[0].sequence, sent_at, self._binder)
+        self._note_pins(pins)
+        yield from self._confirm(planned, relies, since)
+        yield from self._record(planned)
+        if planned.identity in channel.held.binds:  # not if the channel has been closed in the meantime
+            channel.held.binds[planned.identity] = answer(channel, planned.request.method, planned.request.nowait)
+            self._answer_binds(channel)
 
     def _answer_binds(self, channel: Channel) -> None:
         """Answer finished binds in the order of the requests. A bind that needs pins ends after later binds."""
@@ -382,65 +365,48 @@ class ClientBindings:
             if len(binds) == _REFILL_AT:
                 self._connection.take_held_again(channel)
 
-    def _confirm(self, planned: _Bind, relies: list[Destination], since: int, then: Callable[[], None]) -> None:
+    def _confirm(self, planned: _Bind, relies: Iterable[Destination], since: int) -> Steps[None]:
         """Verify that the rows on which a newly stored binding relies still exist; otherwise, bind pins."""
         table, now = self._table(planned.owned), self._connection.traffic.now
         lacking = [name for name in (*relies, *planned.routes) if not table.holds(name, since, now)]
-        if not lacking:
-            then()
-            return
-        pins = [new_pin(self._connection, planned.owned, destination) for destination in lacking]
-
-        def answered() -> None:
+        if lacking:
+            pins = [new_pin(self._connection, planned.owned, destination) for destination in lacking]
+            yield partial(inject, self._connection, planned.channel, self._pin_steps(planned.channel, pins))
             self._note_pins(pins)
-            then()
 
-        inject(self._connection, planned.channel, self._pin_steps(planned.channel, pins), answered)
-
-    def _check_first(self, planned: _Bind) -> None:
+    def _check_first(self, planned: _Bind) -> Steps[None]:
         """Check what the client may bind, then store the binding. After a refusal, no rows remain."""
         channel, request, owned = planned.channel, planned.request, planned.owned
+        user = self._connection.terms.user
         fresh = [destination for destination in planned.tokens if destination not in owned.bound]
         since = owned.tokens.events
         pins = [new_pin(self._connection, owned, destination) for destination in planned.tokens]
         asked = planned.chosen if owned.delivery is Delivery.CARRIER else ()
         routed = (*planned.routes, *planned.tokens, *filter(self._state.has_token, asked))
-
-        def marked() -> None:
-            self._note_pins(pins)
-            self._reach.check(owned, planned.chosen, checked)
-
-        def checked(refusals: Refusals) -> None:
-            self._reached(planned._replace(routes=routed), refusals, fresh, since)
-
         steps = self._pin_steps(channel, pins)
         if not steps and self._state.has_token(request.receiver):
             steps = [look_for(channel.number, request.receiver)]
-        inject(self._connection, channel, steps, marked, request.method)
-
-    def _reached(self, planned: _Bind, refusals: Refusals, fresh: list[Destination], since: int) -> None:
-        """Store or refuse the binding once the checks have been answered."""
-        channel, owned, user = planned.channel, planned.owned, self._connection.terms.user
+        yield partial(inject, self._connection, channel, steps, request_method=request.method)
+        self._note_pins(pins)
+        refusals = yield partial(self._reach.check, owned, planned.chosen)
         named = [destination for destination in planned.chosen if destination in planned.compiled.destinations]
         refusal = self._reach.refusal(refusals, named)
         held = channel.state is DECLARING
         if not held or refusal is not None:
             if held and refusal is not None:
-                self._connection.refuse(channel, refusal.about(planned.request.method))
+                self._connection.refuse(channel, refusal.about(request.method))
             self._reach.remove_unneeded(owned, user, fresh, lambda: None)
             return
         allowed = owned.reach(user).allowed
-        routes = tuple(name for name in planned.routes if name in allowed or name in planned.tokens)
-        reached = planned._replace(routes=routes)
-
-        bound = partial(self._bound, planned, partial(reply_and_resume, self._connection, channel))
+        routes = tuple(name for name in routed if name in allowed or name in planned.tokens)
         if planned.keep:
-            inject(self._connection, channel, planned.keep, partial(self._confirm, reached, [], since, bound))
-        else:
-            bound()
+            yield partial(inject, self._connection, channel, planned.keep)
+            yield from self._confirm(planned._replace(routes=routes), (), since)
+        yield from self._record(planned)
+        reply_and_resume(self._connection, channel, answer(channel, request.method, request.nowait))
 
-    def _bound(self, planned: _Bind, then: Callable[[bytes], None]) -> None:
-        """Record the binding, bind tokens on further carriers, and call `then` with the reply for the client."""
+    def _record(self, planned: _Bind) -> Steps[None]:
+        """Record the binding, and bind tokens on further carriers."""
         state, stored = self._state, planned.stored
         owned = state.now(planned.owned)
         if owned is not None:
@@ -453,9 +419,7 @@ class ClientBindings:
             is_clients = planned.identity in owned.clients or not exchange.has(planned.compiled.binding)
             if stored is not None and is_clients and state.add_binding(stored, planned.compiled):
                 self._connection.terms.inventory.changed(owned.name)
-        ok = answer(planned.channel, planned.request.method, planned.request.nowait)
-        wanted = own_tokens(self._connection, planned.compiled.binding)
-        bind_tokens(self._connection, wanted, partial(then, ok))
+        yield partial(bind_tokens, self._connection, own_tokens(self._connection, planned.compiled.binding))
 
     # -- pins --------------------------------------------------------------------------------------------------
 
@@ -485,19 +449,8 @@ class ClientBindings:
             # Nothing is removed, but the broker checks the permissions and whether both source and destination exist.
             key = identity_key(binding.identity, one_word=owned.is_topic)
             stored = StoredBinding(binding, request.entries, key, (BindingCopy(0, "", key),))
-        pending = _Unbind(channel, request, owned, stored)
-        if owned.delivery is Delivery.QUEUE:
-            permitted = partial(self._permitted, pending)
-            # As on the broker, the result does not depend on whether the binding exists.
-            inject(self._connection, channel, [], lambda: self._reach.check(owned, [request.receiver], permitted))
-            return False
-        needed = self._reach.needed_besides(owned, stored)
-        plan = owned.tokens.unbind_plan(request.receiver, self._marks(owned, stored), needed=needed)
-        if plan.pin:
-            self._pin_and_drop(pending, handed_over=plan.handed_over)
-        else:
-            self._connection.change(channel, ChannelEvent.DECLARE)
-            self._drop(pending)
+        remove = self._remove_unstored if owned.delivery is Delivery.QUEUE else self._remove
+        run_steps(remove(channel, request, owned, stored))
         return False
 
     def _marks(self, owned: OwnedExchange, stored: StoredBinding) -> frozenset[int]:
@@ -508,94 +461,101 @@ class ClientBindings:
             keys += tokens.former(*receiver)
         return frozenset(copy.sequence for copy in stored.copies if copy.key in keys)
 
-    def _pin_and_drop(self, pending: _Unbind, *, handed_over: bool) -> None:
-        """Bind a pin, for other sidecars if `handed_over`, before removing a binding on which others may rely."""
-        channel = pending.channel
-        pin = new_pin(self._connection, pending.owned, pending.request.receiver)
-        if handed_over:
-            pin = pin._replace(replaced=())
-
-        def bound(text: str | None = None) -> None:
-            if text is None and not handed_over:
-                self._note_pins([pin])
-            if channel.state is DECLARING:
-                self._drop(pending)
-
-        sidecar_channel = self._connection.upstream.sidecar_channel
-        if sidecar_channel.number is None:
-            inject(self._connection, channel, self._pin_steps(channel, [pin]), bound)
-            return
-        # The pin may be refused because the queue has just been deleted; the unbind must still succeed.
-        frames = pin.frames(sidecar_channel.number)
-        inject(self._connection, channel, [], partial(sidecar_channel.run, frames, bound))
-
-    def _drop(self, pending: _Unbind) -> None:
-        """Unbind a binding that nothing else relies on."""
-        channel, stored, receiver = pending.channel, pending.stored, pending.request.receiver
-        owned = self._state.now(pending.owned) or pending.owned
+    def _remove(self, channel: Channel, request: BindRequest, old: OwnedExchange, stored: StoredBinding) -> Steps[None]:
+        """Unbind a binding that is stored on the broker. If others may rely on it, a pin is bound first."""
+        receiver, needed = request.receiver, self._reach.needed_besides(old, stored)
+        plan = old.tokens.unbind_plan(receiver, self._marks(old, stored), needed=needed)
+        if plan.pin:
+            yield from self._pin_first(channel, old, receiver, handed_over=plan.handed_over)
+            if channel.state is not DECLARING:
+                return
+        else:
+            self._connection.change(channel, ChannelEvent.DECLARE)
+        owned = self._state.now(old) or old
         known = owned.clients.get(stored.binding.identity)
         stored = stored if known is None else stored.merged_with(known)  # a listing may have contained further copies
-        table, steps = owned.tokens, list[bytes]()
+        table, tokens, steps = owned.tokens, self._state.tokens_of(owned), list[bytes]()
         if stored.marks:
             table.unbinding_marks(receiver, stored.marks)
         if receiver in table.bound and not self._reach.needed_besides(owned, stored):
             # Tokens are unbound first, since they keep the exchange in use and an auto-delete exchange is deleted with
             # its last binding.
-            tokens = self._state.tokens_of(owned)
             steps += removal_frames(channel.number, owned, receiver, tokens, table.removable(receiver))
             table.unbinding(receiver)
         # A copy with a retired token as key may have been moved to another key in the meantime.
-        stays = (stored.key, *self._state.tokens_of(owned).of(*receiver))
+        stays = (stored.key, *tokens.of(*receiver))
         moved = [copy._replace(key=stored.key) for copy in stored.copies if copy.key not in stays]
         copies = stored._replace(copies=(*stored.copies, *moved))
         steps += [unbind(channel.number, receiver, owned.carrier, *row) for row in kept_rows(copies)]
         # If the channel is closed first, because of an earlier request, the rows still exist.
         dropped = partial(table.not_unbound, receiver)
-        inject(self._connection, channel, steps, partial(self._unbound, pending), dropped=dropped)
+        yield partial(inject, self._connection, channel, steps, dropped=dropped)
+        yield from self._removed(channel, request, old, stored)
 
-    def _permitted(self, pending: _Unbind, refusals: Refusals) -> None:
-        """Unbind from an exchange with queue delivery, unless the check has shown that the client may not do this."""
-        if pending.channel.state is not DECLARING:
-            return
-        refusal = self._reach.refusal(refusals, [pending.request.receiver])
-        if refusal is None:
-            self._unbound(pending)
+    def _pin_first(
+        self, channel: Channel, owned: OwnedExchange, receiver: Destination, *, handed_over: bool
+    ) -> Steps[None]:
+        """Bind a pin, for other sidecars if `handed_over`."""
+        pin = new_pin(self._connection, owned, receiver)
+        if handed_over:
+            pin = pin._replace(replaced=())
+        sidecar_channel = self._connection.upstream.sidecar_channel
+        refusal = None
+        if sidecar_channel.number is None:
+            yield partial(inject, self._connection, channel, self._pin_steps(channel, [pin]))
         else:
-            self._connection.refuse(pending.channel, refusal.about(pending.request.method))
+            # The pin may be refused because the queue has just been deleted; the unbind must still succeed.
+            yield partial(inject, self._connection, channel, [])
+            refusal = yield partial(sidecar_channel.run, pin.frames(sidecar_channel.number))
+        if refusal is None and not handed_over:
+            self._note_pins([pin])
 
-    def _unbound(self, pending: _Unbind) -> None:
-        """Record that the binding was removed, and unbind rows that are no longer needed."""
-        owned = self._state.now(pending.owned)
+    def _remove_unstored(
+        self, channel: Channel, request: BindRequest, owned: OwnedExchange, stored: StoredBinding
+    ) -> Steps[None]:
+        """Unbind from an exchange with queue delivery, unless the client may not do this.
+
+        As on the broker, the result does not depend on whether the binding exists.
+        """
+        yield partial(inject, self._connection, channel, [])
+        refusals = yield partial(self._reach.check, owned, [request.receiver])
+        if channel.state is not DECLARING:
+            return
+        refusal = self._reach.refusal(refusals, [request.receiver])
+        if refusal is None:
+            yield from self._removed(channel, request, owned, stored)
+        else:
+            self._connection.refuse(channel, refusal.about(request.method))
+
+    def _removed(
+        self, channel: Channel, request: BindRequest, old: OwnedExchange, stored: StoredBinding
+    ) -> Steps[None]:
+        """Record that the binding was removed, unbind rows that are no longer needed, and answer the client."""
+        owned = self._state.now(old)
         known = None
         if owned is not None:
-            owned.tokens.unbound(pending.request.receiver)
-            known = owned.clients.get(pending.stored.binding.identity)
-        if owned is None or known is None:
-            self._unbind_ok(pending)
-            return
-        self._state.remove_binding(known)
-        self._connection.terms.inventory.changed(owned.name)
-        self._reach.remove_unneeded(owned, known.client, (pending.request.receiver,), partial(self._gone, pending))
+            owned.tokens.unbound(request.receiver)
+            known = owned.clients.get(stored.binding.identity)
+        if owned is not None and known is not None:
+            self._state.remove_binding(known)
+            self._connection.terms.inventory.changed(owned.name)
+            yield partial(self._reach.remove_unneeded, owned, known.client, (request.receiver,))
+            yield from self._remove_ended(old)
+        reply_and_resume(self._connection, channel, answer(channel, request.method, request.nowait))
 
-    def _gone(self, pending: _Unbind) -> None:
+    def _remove_ended(self, owned: OwnedExchange) -> Steps[None]:
         """Remove an auto-delete exchange that the broker has deleted with its last binding."""
-        owned, sidecar_channel = pending.owned, self._connection.upstream.sidecar_channel
-        if not owned.ends or self._state.exchanges.get(owned.name) is not owned:
-            self._unbind_ok(pending)
-            return
-
-        def looked(refusal: str | None) -> None:
+        if self._has_ended(owned):
+            sidecar_channel = self._connection.upstream.sidecar_channel
+            look = look_for(sidecar_channel.number or 0, (EXCHANGE, owned.carrier))
+            refusal = yield partial(sidecar_channel.run, [look])
             # While rows of other sidecars or tokens bound on demand remain, the broker keeps the exchange. If it were
             # removed here, the broker would answer binds, and its own exchange would route messages without the rules.
-            if refusal is not None and owned.ends and self._state.exchanges.get(owned.name) is owned:
+            if refusal is not None and self._has_ended(owned):
                 self._state.remove_exchange(owned.name)
-            self._unbind_ok(pending)
 
-        sidecar_channel.run([look_for(sidecar_channel.number or 0, (EXCHANGE, owned.carrier))], looked)
-
-    def _unbind_ok(self, pending: _Unbind) -> None:
-        request = pending.request
-        reply_and_resume(self._connection, pending.channel, answer(pending.channel, request.method, request.nowait))
+    def _has_ended(self, owned: OwnedExchange) -> bool:
+        return owned.ends and self._state.exchanges.get(owned.name) is owned
 
     # -- state -------------------------------------------------------------------------------------------------
 

@@ -9,8 +9,9 @@ Source: architecture, "The broker is the store"; AMQP 0-9-1 spec, 1.3 (synchrono
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
 from proxy.amqp.method_frames import exchange_declare
 from proxy.amqp.methods import method_frame, reply_of, reply_to
@@ -19,11 +20,31 @@ from proxy.relay.channel import Channel, ExpectedReply
 from proxy.relay.channel_state import DECLARING, ChannelEvent
 from proxy.relay.connection_state import ConnectionState
 
+T = TypeVar("T")
+#: Starts some work, and calls the given function when the work is done, with the result if there is one.
+Step: TypeAlias = Callable[[Callable[..., None]], None]
+#: A sequence of steps: each `yield` waits for a step, and returns its result. If the channel or the connection ends,
+#: the sequence ends at that step.
+Steps: TypeAlias = Generator[Step, Any, T]  # Any: the result of any step
+
 #: Number of requests without a reply after which a method with a reply is sent.
 _UNANSWERABLE = 256
 
 #: An exchange that exists in every virtual host and whose passive declare needs no permission.
 _ALWAYS_THERE = b"amq.direct"
+
+
+def run_steps(steps: Steps[None], result: object = None) -> None:
+    """Run a sequence until a step has to wait; when that step is done, the sequence continues.
+
+    Args:
+        result: the result of the step for which the sequence has waited.
+    """
+    try:
+        step = steps.send(result)
+    except StopIteration:
+        return
+    step(partial(run_steps, steps))
 
 
 def pass_on(channel: Channel, method: int, nowait: bool) -> bool:
