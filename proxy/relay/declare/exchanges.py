@@ -11,8 +11,8 @@ error texts of RabbitMQ 3.10 ("inequivalent arg").
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 from proxy.amqp import methods
 from proxy.amqp.method_frames import (
@@ -28,7 +28,7 @@ from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel
 from proxy.relay.channel_state import DECLARING, ChannelEvent
 from proxy.relay.connection_state import ConnectionState, LookUpExchange
-from proxy.relay.declare.injected_methods import answer, inject, pass_on, reply_and_resume
+from proxy.relay.declare.injected_methods import Steps, answer, inject, pass_on, reply_and_resume, run_steps
 from proxy.relay.declare.storage import (
     ALTERNATE,
     CARRIER_TYPE,
@@ -111,15 +111,6 @@ def _shown(value: Value | None) -> str:
     return f"the value '{text}' of type '{TYPE_NAMES.get(value.letter, value.letter)}'"
 
 
-class _NewExchange(NamedTuple):
-    """An exchange that is being declared."""
-
-    channel: Channel
-    request: ExchangeDeclare
-    owned: OwnedExchange
-    exchange: Exchange
-
-
 class ClientExchanges:
     """Handles exchange.declare and exchange.delete on one connection."""
 
@@ -137,14 +128,15 @@ class ClientExchanges:
             owned.type.encode() == request.exchange_type or owned.declared is not None or owned.is_carrier
         ):
             if not request.passive:
-                return self._again(channel, request, owned)
+                run_steps(self._again(channel, request, owned))
+                return False
             if owned.is_carrier:
                 return pass_on(channel, methods.EXCHANGE_DECLARE, request.nowait)
             inject(self._connection, channel, [], partial(self._declare_ok, channel, request))
             return False
         if request.exchange_type != OPEN.encode() or request.passive:
             return pass_on(channel, methods.EXCHANGE_DECLARE, request.nowait)
-        self._new(channel, request)
+        run_steps(self._new(channel, request))
         return False
 
     def delete(self, channel: Channel, frame: bytes) -> bool:
@@ -159,50 +151,42 @@ class ClientExchanges:
         if request.if_unused and owned.clients:
             text = f"exchange '{shown(owned.name)}' in vhost '{self._state.name}' in use"
             raise ProtocolError(406, text, Scope.CHANNEL)
+        run_steps(self._delete(channel, request, owned))
+        return False
+
+    def _delete(self, channel: Channel, request: ExchangeDelete, owned: OwnedExchange) -> Steps[None]:
+        """Delete an exchange that a client declared."""
+        if request.if_unused and (owned.bound or owned.grants):  # the broker counts our rows as uses
+            self._connection.change(channel, ChannelEvent.DECLARE)
+            yield partial(withdraw, self._connection, owned, sorted(owned.bound), list(owned.grants), plain=True)
+            if channel.state is not DECLARING:
+                return
         delete: list[bytes] = []
         if owned.delivery is Delivery.CARRIER:
             delete.append(exchange_delete(channel.number, owned.carrier, if_unused=request.if_unused))
+        yield partial(inject, self._connection, channel, delete)
+        if self._state.exchanges.get(owned.name) is owned:
+            self._state.remove_exchange(owned.name)
+            self._connection.terms.inventory.changed(owned.name)
+        reply_and_resume(self._connection, channel, answer(channel, methods.EXCHANGE_DELETE, request.nowait))
 
-        def done() -> None:
-            if self._state.exchanges.get(owned.name) is owned:
-                self._state.remove_exchange(owned.name)
-                self._connection.terms.inventory.changed(owned.name)
-            reply_and_resume(self._connection, channel, answer(channel, methods.EXCHANGE_DELETE, request.nowait))
-
-        def free() -> None:
-            if channel.state is DECLARING:
-                inject(self._connection, channel, delete, done)
-
-        if request.if_unused and (owned.bound or owned.grants):  # the broker counts our rows as uses
-            self._connection.change(channel, ChannelEvent.DECLARE)
-            withdraw(self._connection, owned, sorted(owned.bound), list(owned.grants), free, plain=True)
-        else:
-            inject(self._connection, channel, delete, done)
-        return False
-
-    def _again(self, channel: Channel, request: ExchangeDeclare, owned: OwnedExchange) -> bool:
+    def _again(self, channel: Channel, request: ExchangeDeclare, owned: OwnedExchange) -> Steps[None]:
         """Redeclare a known exchange, whose properties must match."""
         table = decode_table(request.arguments, 0, len(request.arguments))
         refuse_inequivalent(owned, request, table, self._state.name)
         declared = owned.declared
+        owned.declares += 1
         # The broker compares the flags and the alternate exchange, and checks the client's permission.
         steps = [self._carrier_frame(channel, request, owned)] if owned.is_carrier else []
+        yield partial(inject, self._connection, channel, steps)
         owned.declares += 1
-
-        def done() -> None:
-            owned.declares += 1
-            if declared is not None and owned.name not in self._state.exchanges:
-                # The broker had deleted the exchange with its last binding, and a listing has shown this.
-                new, exchange = open_exchange(
-                    owned.name, declared, owned.delivery, self._connection.plans.rules.local_time
-                )
-                new.form = owned.form
-                self._state.add_exchange(new, exchange)
-                self._connection.terms.inventory.changed(owned.name)
-            self._declare_ok(channel, request)
-
-        inject(self._connection, channel, steps, done)
-        return False
+        if declared is not None and owned.name not in self._state.exchanges:
+            # The broker had deleted the exchange with its last binding, and a listing has shown this.
+            new, exchange = open_exchange(owned.name, declared, owned.delivery, self._connection.plans.rules.local_time)
+            new.form = owned.form
+            self._state.add_exchange(new, exchange)
+            self._connection.terms.inventory.changed(owned.name)
+        self._declare_ok(channel, request)
 
     def _declare_ok(self, channel: Channel, request: ExchangeDeclare) -> None:
         reply_and_resume(self._connection, channel, answer(channel, methods.EXCHANGE_DECLARE, request.nowait))
@@ -219,75 +203,68 @@ class ClientExchanges:
             internal=request.internal,
         )
 
-    def _new(self, channel: Channel, request: ExchangeDeclare) -> None:
+    def _new(self, channel: Channel, request: ExchangeDeclare) -> Steps[None]:
         """Declare an exchange that is unknown here, after looking it up on the broker."""
-        new = _NewExchange(channel, request, *self._make(request))
-        if not request.exchange:
+        owned, exchange = self._make(request)
+        exchange_type: str | None = None
+        if request.exchange:
+            # The lookup waits for the client's earlier requests, which may delete an exchange with this name.
+            yield partial(inject, self._connection, channel, [])
+            exchange_type = yield partial(self._look_up, channel, request)
+        else:  # the broker will refuse it
             self._connection.change(channel, ChannelEvent.DECLARE)
-            self._looked_up(new, None)  # the broker will refuse it
-            return
-        look_up = LookUpExchange(channel, request.exchange, partial(self._looked_up, new))
-        # The lookup waits for the client's earlier requests, which may delete an exchange with this name.
-        inject(self._connection, channel, [], partial(self._connection.pending.requests.append, look_up))
-
-    def _looked_up(self, new: _NewExchange, exchange_type: str | None) -> None:
-        """Declare the exchange unless its name is taken; `exchange_type`: type of the broker's exchange, or None."""
-        channel, request, owned = new.channel, new.request, new.owned
-        if channel.state is not DECLARING:
-            return
-        known = self._state.exchanges.get(owned.name)
         try:
-            if known is not None:
-                self._again(channel, request, known)
-                return
-            if exchange_type is not None:
-                raise _inequivalent(owned.name, self._state.name, "type", f"'{OPEN}'", f"'{exchange_type}'")
-            if owned.delivery is Delivery.QUEUE:
-                _refuse_reserved(owned.name)
+            if channel.state is DECLARING:
+                yield from self._declare(channel, request, owned, exchange, exchange_type)
         except ProtocolError as error:
             self._connection.refuse(channel, error.about(methods.EXCHANGE_DECLARE))
+
+    def _declare(
+        self,
+        channel: Channel,
+        request: ExchangeDeclare,
+        owned: OwnedExchange,
+        exchange: Exchange,
+        exchange_type: str | None,
+    ) -> Steps[None]:
+        """Declare an exchange that was looked up; `exchange_type`: type of the broker's exchange, or None.
+
+        Raises:
+            ProtocolError: the name is taken, or the client must not use it.
+        """
+        known = self._state.exchanges.get(owned.name)
+        if known is not None:
+            yield from self._again(channel, request, known)
             return
+        if exchange_type is not None:
+            raise _inequivalent(owned.name, self._state.name, "type", f"'{OPEN}'", f"'{exchange_type}'")
         if owned.delivery is Delivery.QUEUE:
+            _refuse_reserved(owned.name)
+            # The sidecar's channel is used, since the lookup finds nothing without the management API.
             sidecar_channel = self._connection.upstream.sidecar_channel
             look = look_for(sidecar_channel.number or 0, (EXCHANGE, owned.name))
-            sidecar_channel.run([look], partial(self._asked, new))
-            return
-        frame = self._carrier_frame(channel, request, owned)
-        # Two clients may have declared it concurrently. The broker does not compare filters, so look it up again.
-        again = LookUpExchange(channel, request.exchange, lambda _: self._compared(new))
-        look_up_again = partial(self._connection.pending.requests.append, again)
-        inject(self._connection, channel, [frame], look_up_again)
-
-    def _asked(self, new: _NewExchange, absence: str | None) -> None:
-        """Add a new exchange with delivery `queue` unless the broker has an exchange with this name.
-
-        The broker is queried on the sidecar's channel, since the lookup finds nothing without the management API.
-        """
-        if absence is None and new.channel.state is DECLARING:
-            text = (
-                f"exchange '{shown(new.owned.name)}' in vhost '{self._state.name}' exists and is not an open exchange"
-            )
-            error = ProtocolError(406, text, Scope.CHANNEL)
-            self._connection.refuse(new.channel, error.about(methods.EXCHANGE_DECLARE))
-            return
-        self._compared(new)
-
-    def _compared(self, new: _NewExchange) -> None:
-        """After the declare-ok, add the new exchange, or compare it with a known exchange that has the same name."""
-        channel, owned = new.channel, new.owned
+            absence = yield partial(sidecar_channel.run, [look])
+            if absence is None and channel.state is DECLARING:
+                text = (
+                    f"exchange '{shown(owned.name)}' in vhost '{self._state.name}' exists and is not an open exchange"
+                )
+                raise ProtocolError(406, text, Scope.CHANNEL)
+        else:
+            yield partial(inject, self._connection, channel, [self._carrier_frame(channel, request, owned)])
+            # Two clients may have declared it concurrently. The broker does not compare filters, so look it up again.
+            yield partial(self._look_up, channel, request)
         if channel.state is not DECLARING:
             return
         known = self._state.exchanges.get(owned.name)
         if known is None:
-            self._state.add_exchange(owned, new.exchange)
+            self._state.add_exchange(owned, exchange)
         else:
-            try:
-                refuse_inequivalent(known, new.request, owned.arguments, self._state.name)
-            except ProtocolError as error:
-                self._connection.refuse(channel, error.about(methods.EXCHANGE_DECLARE))
-                return
+            refuse_inequivalent(known, request, owned.arguments, self._state.name)
         self._connection.terms.inventory.changed(owned.name)
-        self._declare_ok(channel, new.request)
+        self._declare_ok(channel, request)
+
+    def _look_up(self, channel: Channel, request: ExchangeDeclare, then: Callable[[str | None], None]) -> None:
+        self._connection.pending.requests.append(LookUpExchange(channel, request.exchange, then))
 
     def _make(self, request: ExchangeDeclare) -> tuple[OwnedExchange, Exchange]:
         """Check the arguments of a new open exchange and create it."""

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from proxy.amqp.method_frames import bind, unbind
 from proxy.relay.connection_state import ConnectionState, PermissionCheck, Phase
+from proxy.relay.declare.injected_methods import Steps, run_steps
 from proxy.relay.declare.storage import pin_entries
 from proxy.relay.token_table import PLAIN
 from proxy.relay.tokens import Tokens, grant_key
@@ -152,45 +153,42 @@ def _unheeded(text: str | None) -> None:
 
 def check_permission(connection: ConnectionState, check: PermissionCheck, done: Callable[[], None]) -> None:
     """Check, on one of the client's connections, whether the client may bind a destination, and record the result."""
-    if connection.lifecycle.phase is not Phase.OPEN:
+    if connection.lifecycle.phase is Phase.OPEN:
+        run_steps(_check_permission(connection, check, done))
+    else:
         done()
-        return
+
+
+def _check_permission(connection: ConnectionState, check: PermissionCheck, done: Callable[[], None]) -> Steps[None]:
     owned, reach, destination = check
     state, channel = connection.plans.state, connection.upstream.sidecar_channel
     number, key = channel.number or 0, grant_key(reach.client, *destination)
-
-    def witnessed(text: str | None) -> None:
-        if text is None or (owned.delivery is Delivery.QUEUE and text.startswith(_NOT_FOUND)):
-            reach.refused.pop(destination, None)
-            reach.allowed.add(destination)
-            owned.grants[key] = destination
-        else:
-            reach.refused[destination] = text
-        done()
-
+    refusal: str | None = None
     if owned.delivery is Delivery.QUEUE:
         # Usually there is nothing to unbind, but the broker checks the same permissions as for a bind.
-        channel.run([unbind(number, destination, owned.name, key)], witnessed)
-        return
-    grant = bind(number, destination, owned.carrier, key)
-    if not state.has_token(destination):
-        channel.run([grant], witnessed)
-        return
-    pin = new_pin(connection, owned, destination)
-    current, *others = pin.frames(number)
-
-    def bound(text: str | None) -> None:
-        if text is not None:
-            witnessed(text)
-            return
-        note_pin(state, pin, None)
-        if state.not_missing(destination):
-            state.changed()
-        if others:
-            channel.run(others, _unheeded)
-        channel.run([grant], witnessed)
-
-    channel.run([current], bound)
+        refusal = yield partial(channel.run, [unbind(number, destination, owned.name, key)])
+        if refusal is not None and refusal.startswith(_NOT_FOUND):
+            refusal = None
+    else:
+        if state.has_token(destination):
+            pin = new_pin(connection, owned, destination)
+            current, *others = pin.frames(number)
+            refusal = yield partial(channel.run, [current])
+            if refusal is None:
+                note_pin(state, pin, None)
+                if state.not_missing(destination):
+                    state.changed()
+                if others:
+                    channel.run(others, _unheeded)
+        if refusal is None:
+            refusal = yield partial(channel.run, [bind(number, destination, owned.carrier, key)])
+    if refusal is None:
+        reach.refused.pop(destination, None)
+        reach.allowed.add(destination)
+        owned.grants[key] = destination
+    else:
+        reach.refused[destination] = refusal
+    done()
 
 
 def withdraw(
