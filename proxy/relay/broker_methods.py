@@ -59,10 +59,11 @@ class BrokerMethods:
         connection = self._connection
         if index == methods.CHANNEL_CLOSE_OK:
             return self._closed(channel)
-        if index == methods.CHANNEL_CLOSE:  # the broker's close crossed ours; only ours is sent to the producer
+        if index == methods.CHANNEL_CLOSE:  # the producer has already been sent a close, ours or the broker's first
             connection.change(channel, ChannelEvent.BROKER_CLOSE, index)
-            if not connection.upstream.closing:
+            if not channel.broker_closed and not connection.upstream.closing:
                 connection.to_upstream.append(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))
+            channel.broker_closed = True
         elif index == methods.CHANNEL_OPEN_OK:
             connection.change(channel, ChannelEvent.BROKER_OPEN_OK, index)
         return False
@@ -130,6 +131,7 @@ class BrokerMethods:
     def _close(self, channel: Channel, frame: bytes) -> bool:
         connection = self._connection
         connection.change(channel, ChannelEvent.BROKER_CLOSE, methods.CHANNEL_CLOSE)
+        channel.broker_closed = True
         if channel.content is not None and not channel.content.begun:
             connection.drop_content(channel)
         connection.end_confirms(channel)

@@ -269,6 +269,7 @@ class Channel:
     __slots__ = (
         "audit",
         "body_start",
+        "broker_closed",
         "confirms",
         "content",
         "held",
@@ -291,6 +292,8 @@ class Channel:
         self.body_start: Final = FRAME_HEAD.pack(BODY, number, 0)[:3]
         self.state: ChannelState = CLOSED
         self.mode: ChannelMode = PLAIN
+        #: whether the broker has closed the channel
+        self.broker_closed = False
         self.content: ContentUnderWay | None = None
         self.confirms = PendingConfirms()
         self.audit = ChannelAudit()

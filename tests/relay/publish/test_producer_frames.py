@@ -255,6 +255,18 @@ def test_crossing_closes_are_both_answered_if_the_producers_is_first(order: int)
     assert wire.counters.relays["/"].channels == 1
 
 
+@pytest.mark.parametrize("closes", [b"", CLOSE])
+def test_the_broker_may_close_a_channel_repeatedly(closes: bytes) -> None:
+    """RabbitMQ 3.10 does, if the frames after an error refer to the last declared queue and there is none."""
+    wire = Wire(routed("a")).open()
+    assert wire.produce(closes) == closes
+    assert wire.answer(NOT_FOUND, NOT_FOUND) == NOT_FOUND
+    wire.produce(CLOSE_OK)
+    assert wire.answer(NOT_FOUND * bool(closes), CLOSE_OK * bool(closes)) == CLOSE_OK * bool(closes)
+    message = publish()
+    assert wire.open().produce(message) == with_tokens(message, "a")
+
+
 def test_after_a_close_of_the_sidecar_frames_of_both_sides_are_discarded() -> None:
     wire = Wire(routed("a")).open()
     assert wire.produce(RESERVED, publish()) == AHEAD
@@ -293,7 +305,7 @@ def test_crossing_closes_of_broker_and_sidecar_are_both_answered() -> None:
     wire = Wire(routed("a")).open()
     wire.produce(RESERVED)
     wire.refused()
-    assert wire.answer(NOT_FOUND) == b""
+    assert wire.answer(NOT_FOUND, NOT_FOUND) == b""
     assert wire.upstream() == CLOSE_OK
     assert wire.answer(CLOSE_OK) == b""
     wire.produce(CLOSE_OK)
