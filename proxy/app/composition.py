@@ -22,7 +22,7 @@ from proxy.net.context import SessionLimits
 from proxy.net.listener import ListenerLimits
 from proxy.net.remote.endpoints import RemoteBroker, RemoteLimits
 from proxy.net.tls_config import SidecarTls, broker_tls
-from proxy.relay.connection_state import RelayLimits
+from proxy.relay.connection_state import MOST_MESSAGE_BYTES, RelayLimits
 from proxy.relay.publish.plan import ClientRules
 from proxy.relay.rate_limits import RateLimits
 from proxy.relay.tokens import Secrets
@@ -49,7 +49,7 @@ def session_limits(settings: Settings) -> SessionLimits:
         frame_max=limits.frame_max,
         channels=limits.channels or _MOST_CHANNELS,
         idle_seconds=limits.idle_timeout_seconds or 0.0,
-        relay=RelayLimits(message_bytes=limits.message_size or 0),
+        relay=RelayLimits(message_bytes=limits.message_size or MOST_MESSAGE_BYTES),
     )
 
 

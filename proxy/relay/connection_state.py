@@ -45,6 +45,8 @@ SAMPLE_SECONDS: Final = 0.1
 #: With at least this many unconfirmed publishes on a channel, or prefetched deliveries, the latency of a single message
 #: does not matter.
 AHEAD_MESSAGES: Final = 1024
+#: Maximum size of a body in bytes, which compiled code can count, and which exceeds the broker's limit.
+MOST_MESSAGE_BYTES: Final = (1 << 63) - 1
 #: Minimum number of deliveries in one read for a consumer to count as streaming.
 STREAMED_DELIVERIES: Final = 8
 #: A connection with more channels than this never counts as streaming.
@@ -119,8 +121,8 @@ class RelayLimits(NamedTuple):
     collected_bytes: int = 16 << 20
     #: maximum number of destinations that the routes of one client may reach from one exchange
     tokens: int = 10_000
-    #: maximum size of a body; 0: the broker's limit
-    message_bytes: int = 0
+    #: maximum size of a body
+    message_bytes: int = MOST_MESSAGE_BYTES
     #: maximum number of unanswered requests about exchanges, queues and bindings; at the limit, reading from the
     #: producer is paused until replies arrive
     unanswered: int = 4096

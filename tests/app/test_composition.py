@@ -35,7 +35,7 @@ def test_by_default_only_connections_and_handshakes_are_limited() -> None:
     settings = Settings()
     assert not UserRateLimits(rates(settings))
     session = session_limits(settings)
-    assert (session.channels, session.idle_seconds, session.relay.message_bytes) == (65535, 0, 0)
+    assert (session.channels, session.idle_seconds, session.relay.message_bytes) == (65535, 0, 2**63 - 1)
     assert session.handshake_seconds == 10
     assert (listener_limits(settings).connections, listener_limits(settings).connections_per_peer) == (10_000, 0)
     assert audit_policy(settings) is None

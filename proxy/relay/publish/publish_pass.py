@@ -159,7 +159,7 @@ class PublishPass:
         #: size limits of a frame's payload in bytes, from the producer and to the broker
         self._largest: Final[int] = connection.terms.tuning.frame_max_producer + FRAME_SIZE_FUDGE - OVERHEAD
         self._upstream_largest: Final[int] = connection.terms.tuning.frame_max_upstream - OVERHEAD
-        #: maximum size of a body; 0: the broker's limit
+        #: maximum size of a body
         self._message_bytes: Final[int] = connection.terms.limits.message_bytes
         #: an incomplete frame, or a method frame whose header frame is incomplete
         self._rest: Final = PartialFrame()
@@ -438,7 +438,7 @@ class PublishPass:
         try:
             if method[key_at + 1] == _RESERVED_FIRST:
                 refuse_reserved(method[key_at + 1 : -2], b"")
-            if 0 < self._message_bytes < body_size:
+            if self._message_bytes < body_size:
                 self._publishes.refuse_size(body_size)
 
             plan = self._known.get(exchange)

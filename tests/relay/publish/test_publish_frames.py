@@ -73,6 +73,19 @@ def test_a_message_dropped_silently_is_sent_without_a_token(alternate: bytes | N
     assert wire.producer() == b""
 
 
+@pytest.mark.parametrize("exchange", ["xo", "amq.direct"])
+def test_any_body_size_can_be_announced(exchange: str) -> None:
+    """Sizes above 2**63 - 1 are refused, since compiled code cannot count them. RabbitMQ would wait for such a body."""
+    start, part = split(publish(to=exchange))[0].raw, frame(3, 1, b"part")
+    wire = Wire(routed("a")).open()
+    left = wire.produce(start, content_header(1, 2**63 - 1), part, part)
+    assert names(left) == ["Basic.Publish", "Header", "Body", "Body"]
+    wire = Wire(routed("a")).open()
+    assert wire.produce(start, content_header(1, 2**63), part, part) == AHEAD
+    text = "PRECONDITION_FAILED - message size 9223372036854775808 is larger than configured max size "
+    assert closed(wire.refused()) == (1, 406, f"{text}9223372036854775807", (60, 40))
+
+
 def test_a_refused_publish_is_not_sent_upstream() -> None:
     """Not even the method frame is sent: a close in the middle of a content would end the connection."""
     wire = Wire(routed("a", carrier="carried")).open()
