@@ -99,6 +99,22 @@ def test_the_tables_have_the_documented_columns(done: tuple[Place, str]) -> None
         assert {*columns.split(), "date"} <= set(place.spark.read.parquet(f"{place.output}/{name}").columns)
 
 
+def test_matches_are_counted_for_the_exchange_that_has_the_binding(place: Place) -> None:
+    segment(place.input, [publish(bindings=["b", "to x", "of x"]), publish(seq=2, bindings=["of a client", "twice"])])
+    owners = {"e": ("b", "to x"), "x": ("of x", "dead", "twice"), "y": ("twice",)}
+    place.run(bindings=[KnownBinding("/", exchange, name, "r9") for exchange in owners for name in owners[exchange]])
+    assert place.rows("bindings", "exchange binding matches in_file") == [
+        ("e", "b", 1, True),
+        ("e", "of a client", 1, False),
+        ("e", "to x", 1, True),
+        ("e", "twice", 1, False),
+        ("x", "dead", 0, True),
+        ("x", "of x", 1, True),
+        ("x", "twice", 0, True),
+        ("y", "twice", 0, True),
+    ]
+
+
 def test_every_publish_is_counted_once(done: tuple[Place, str]) -> None:
     assert done[0].publishes() == {D20: 5, D21: 1}
 

@@ -96,9 +96,16 @@ SELECT vhost, destination, kind, total(n) AS publishes, total(bytes) AS bytes, u
     utc(max(last)) AS last_seen FROM p_destinations WHERE date = $day GROUP BY ALL ORDER BY ALL
 
 -- name: table bindings
-WITH alive AS (SELECT vhost, exchange, binding, rules, total(n) AS matches, utc(max(last)) AS last_match
-    FROM p_bindings WHERE date = $day GROUP BY ALL),
-files AS (SELECT DISTINCT vhost, exchange, binding FROM m_known)
+-- Records contain ids of bindings without the exchange. If the exchange of the publish has no such binding in the rules
+-- files, but exactly one other exchange does, the publish reached that exchange.
+WITH files AS (SELECT DISTINCT vhost, exchange, binding FROM m_known),
+single AS (SELECT vhost, binding, min(exchange) AS exchange FROM files GROUP BY ALL HAVING count(*) = 1),
+alive AS (SELECT p.vhost, coalesce(own.exchange, reached.exchange, p.exchange) AS exchange, p.binding, p.rules,
+        total(n) AS matches, utc(max(last)) AS last_match
+    FROM p_bindings p
+    LEFT JOIN files own ON (own.vhost, own.exchange, own.binding) = (p.vhost, p.exchange, p.binding)
+    LEFT JOIN single reached ON own.binding IS NULL AND (reached.vhost, reached.binding) = (p.vhost, p.binding)
+    WHERE date = $day GROUP BY ALL)
 SELECT alive.*, CASE WHEN $is_known THEN files.binding IS NOT NULL END AS in_file
 FROM alive LEFT JOIN files USING (vhost, exchange, binding)
 UNION ALL SELECT vhost, exchange, binding, rules, 0, NULL, true FROM m_known
