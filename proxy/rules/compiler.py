@@ -41,12 +41,14 @@ def compile_exchange(parsed: ParsedExchange, faults: Faults) -> Exchange:
         exchange = Exchange(rule.name, rule.type, (), rule.local_time)
     repeated = [binding for binding in parsed.bindings if not _bind(exchange, binding, rule, faults)]
     if repeated:
+        # Arguments with errors are omitted, so the remaining arguments can equal those of another binding.
+        incomplete = {(error.file, error.key.partition(".arguments")[0]) for error in faults.errors}
         first: dict[Hashable, ParsedBinding] = {}
         for binding in parsed.bindings:
-            first.setdefault(binding.binding.identity, binding)
-        for binding in repeated:
-            line = first[binding.binding.identity].place.line
-            faults.error(binding.place, binding.path, f"the same binding as on line {line}")
+            if (binding.place.source, binding.path) not in incomplete:
+                original = first.setdefault(binding.binding.identity, binding)
+                if original is not binding:
+                    faults.error(binding.place, binding.path, f"the same binding as on line {original.place.line}")
     return exchange
 
 

@@ -126,6 +126,16 @@ def test_a_duplicate_binding_is_an_error_that_names_the_first() -> None:
     assert faults(text) == ["a.yaml:5:9: exchanges[0].bindings[1]: the same binding as on line 4"]
 
 
+def test_bindings_with_invalid_arguments_are_not_reported_as_duplicates() -> None:
+    arguments = ("{a: !int8 300}", "{a: !int8 400}", "{}", "{}")
+    errors = faults(exchange("bindings:", *(f"  - {{queue: q, arguments: {written}}}" for written in arguments)))
+    assert [error.partition(": ")[2].split(",")[0] for error in errors] == [
+        "exchanges[0].bindings[0].arguments.a: seen !int8 300",
+        "exchanges[0].bindings[1].arguments.a: seen !int8 400",
+        "exchanges[0].bindings[3]: the same binding as on line 6",
+    ]
+
+
 def test_bindings_that_differ_only_in_a_type_are_distinct() -> None:
     text = exchange("bindings:", "  - {queue: q, arguments: {a: 1}}", "  - {queue: q, arguments: {a: !int64 1}}")
     assert len(load(text).rules.vhosts["/"].exchanges[0].bindings) == 2
