@@ -236,7 +236,9 @@ def rules_files(settings: Settings) -> list[Path]:
         paths = [path for path in _matching(settings.folder, pattern) if not is_tests_file(path.name)]
         if not paths:
             problem = "pattern matches no file" if glob.has_magic(pattern) else "file does not exist"
-            if is_tests_file(pattern):
+            if (settings.folder / pattern).is_dir():
+                problem = "seen a directory, expected a file, or a pattern such as rules/*.yaml"
+            elif is_tests_file(pattern):
                 problem = "is a test file according to its name, expected a rules file that names it under tests"
             errors.append(settings.fault(f"rules[{index}]", f"{settings.folder / pattern}: {problem}"))
         files.update(paths)

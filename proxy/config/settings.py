@@ -288,4 +288,4 @@ class Settings(FileModel):
 
     def fault(self, key: str, message: str) -> ConfigError:
         """Return an error at the position of a key, for problems that occur only when its value is used."""
-        return self.place(key).error(key, message)
+        return self.place(key, key.partition("[")[0]).error(key, message)

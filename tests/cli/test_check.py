@@ -88,11 +88,23 @@ def test_rules_files_in_addition_to_a_configuration_are_a_separate_set(tmp_path:
     assert len(findings.sets) == 2
 
 
-def test_a_glob_without_matches_is_an_error(tmp_path: Path) -> None:
-    paths = write(tmp_path, config="rules: [none/*.yaml]")
-    assert errors(check_files([paths["config"]], {}), tmp_path) == [
-        "config.yaml:1:9: rules[0]: none/*.yaml: pattern matches no file"
-    ]
+@pytest.mark.parametrize(
+    ("written", "error"),
+    [
+        ("[none/*.yaml]", "config.yaml:1:9: rules[0]: none/*.yaml: pattern matches no file"),
+        ("none.yaml", "config.yaml:1:1: rules[0]: none.yaml: file does not exist"),
+        ("[s]", "config.yaml:1:9: rules[0]: s: seen a directory, expected a file, or a pattern such as rules/*.yaml"),
+    ],
+)
+def test_a_name_or_pattern_without_a_file_is_an_error(tmp_path: Path, written: str, error: str) -> None:
+    (tmp_path / "s").mkdir()
+    paths = write(tmp_path, config=f"rules: {written}")
+    assert errors(check_files([paths["config"]], {}), tmp_path) == [error]
+
+
+def test_a_missing_file_in_a_variable_is_an_error_that_names_the_variable(tmp_path: Path) -> None:
+    findings = check_files([write(tmp_path, config="workers: 1")["config"]], {"OXPROXY_RULES": "none.yaml"})
+    assert errors(findings, tmp_path) == ["OXPROXY_RULES: rules[0]: none.yaml: file does not exist"]
 
 
 @pytest.mark.parametrize("way", ["password_env: NONE", "password_file: none"])
