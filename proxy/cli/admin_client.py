@@ -153,6 +153,8 @@ class AdminClient:
             ConfigErrors: the sidecar is unreachable or refuses the request. Errors in files keep their positions.
         """
         address = self.url.rstrip("/") + page
+        if "@" in self.url:  # the URL may contain a password, which must not be printed
+            raise self._failed(f"seen a user name in the URL, expected a URL such as {_DEFAULT_URL}")
         if not address.startswith(("http://", "https://")):
             raise self._failed(f"seen {self.url}, expected a URL such as {_DEFAULT_URL}")
         request = urllib.request.Request(address, body, {"Accept": accept}, method=method)  # noqa: S310 -- checked above
@@ -162,7 +164,8 @@ class AdminClient:
         except urllib.error.HTTPError as error:
             raise self._refused(address, error) from error
         except (OSError, ValueError) as error:
-            raise self._failed(f"{address}: {getattr(error, 'reason', error)}") from error
+            reason = getattr(error, "reason", error)
+            raise self._failed(f"{address}: {getattr(reason, 'strerror', None) or reason}") from error
         return text
 
     def _refused(self, address: str, refusal: urllib.error.HTTPError) -> ConfigErrors:

@@ -71,3 +71,20 @@ def test_a_page_without_metrics_is_an_error() -> None:
         client = AdminClient(f"http://127.0.0.1:{port}", "oxproxy top")
         with pytest.raises(ConfigErrors, match="the response is not a metrics page; expected the admin address"):
             client.metrics()
+
+
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        (
+            "http://user:hunter2@127.0.0.1:1",
+            "seen a user name in the URL, expected a URL such as http://127.0.0.1:15693",
+        ),
+        ("user:hunter2@127.0.0.1:1", "seen a user name in the URL, expected a URL such as http://127.0.0.1:15693"),
+        ("127.0.0.1:1", "seen 127.0.0.1:1, expected a URL such as http://127.0.0.1:15693"),
+        ("http://127.0.0.1:1", "http://127.0.0.1:1/status: Connection refused"),
+    ],
+)
+def test_an_error_names_the_cause_without_a_password(url: str, error: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status", "--admin", url]) == 2
+    assert capsys.readouterr().err == f"oxproxy status: {error}\n"
