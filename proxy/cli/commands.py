@@ -132,13 +132,13 @@ COMMANDS = {
     ),
     "routes": CommandEntry(
         "show exchanges, bindings and destinations as a tree",
-        "Shows the bindings of each exchange in evaluation order, with conditions, effects and destination. With FILE, "
-        "it reads rules files or a configuration. Otherwise it queries a running sidecar and also shows client "
-        "bindings and missing destinations.",
+        "Shows the bindings of each exchange in evaluation order, with conditions, effects and destination. A running "
+        "sidecar also shows client bindings and missing destinations.",
         (
             ("oxproxy routes rules/*.yaml", "routes in files"),
             ("oxproxy routes --exchange orders", "one exchange of the running sidecar"),
         ),
+        no="no exchange or virtual host has this name",
     ),
     "rules": CommandEntry(
         "show the active rules of a running sidecar, or compare them with files",

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
             console.print(_tree(vhost, routes.get("missing", {}).get(vhost["vhost"], {})))
     asked = options.vhost is not None or options.exchange
     if asked and not routes["vhosts"]:
-        print_errors(["no exchange in the rules has this name"])
+        print_errors(["no exchange or virtual host in the rules has this name"])
         return NO
     return DONE
 

@@ -60,7 +60,8 @@ def _head(admin: AdminClient, status: Mapping[str, Any]) -> Iterator[str]:
     yield _row("rules", status.get("rules", ""))
     reload = status.get("last_reload")
     if reload:
-        yield _row("last reload", ", ".join(f"{name} {_value(value)}" for name, value in reload.items() if value))
+        shown = {**reload, "at": _time(reload["at"])}
+        yield _row("last reload", ", ".join(f"{name} {_value(value)}" for name, value in shown.items() if value))
     if status.get("shadow"):
         yield _row("shadow", f"candidate rules {status['shadow']} are being compared on live traffic")
     if status.get("audit_failure"):

@@ -73,6 +73,11 @@ def test_status_is_ready_and_lists_missing_destinations(site: Site) -> None:
     assert re.search(r"^  missing    queue nowhere: ", out, re.MULTILINE)
 
 
+def test_status_shows_the_time_of_the_last_reload(site: Site) -> None:
+    urllib.request.urlopen(f"{site.sidecar.admin}/-/reload", data=b"").close()
+    assert re.search(r"^last reload  result ok, .*at \d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ,", run(site, "status")[1], re.M)
+
+
 def test_status_is_printed_as_json(site: Site) -> None:
     status, out, _ = run(site, "status", "--json")
     assert (status, json.loads(out)["ready"]) == (0, True)
@@ -176,9 +181,10 @@ def test_routes_of_files_equal_those_of_the_sidecar(site: Site) -> None:
         assert json.loads(of_files) == live
 
 
-def test_an_unknown_exchange_is_status_1(site: Site) -> None:
-    status, out, err = run(site, "routes", "--exchange", "no-such")
-    assert (status, out, err) == (1, "", "no exchange in the rules has this name\n")
+def test_an_unknown_exchange_or_virtual_host_is_status_1(site: Site) -> None:
+    for option in ("--exchange", "--vhost"):
+        status, out, err = run(site, "routes", option, "no-such")
+        assert (status, out, err) == (1, "", "no exchange or virtual host in the rules has this name\n")
 
 
 def test_rules_in_force_are_shown_as_written_without_passwords(site: Site) -> None:
