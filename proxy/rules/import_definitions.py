@@ -28,7 +28,7 @@ _BY_ARGUMENTS = (OPEN, "headers")
 _BY_KEY = ("direct", "topic")
 #: Name of the carrier if the broker already has an exchange with the imported name.
 _CARRIER = "{}.oxproxy"
-#: Routing key prefixes of bindings created by a sidecar. An exchange with such bindings is a carrier.
+#: Prefixes of exchanges created by a sidecar, and of routing keys. An exchange with such bindings is a carrier.
 _RESERVED = tuple(prefix.decode() for prefix in RESERVED_PREFIXES)
 _HEADER = (
     "# Bindings with equal order are in the order of the definitions, not in the order in which they were declared.\n"
@@ -94,7 +94,8 @@ def _exchanges(data: bytes, source: str, vhost: str, only: Sequence[str]) -> Ite
             wanted = name in only if only else not name.startswith("amq.")
             if name and wanted and exchange.get("vhost", "/") == vhost and exchange["type"] in TYPES:
                 own = bindings.get(name, ())
-                if any(str(binding.get("routing_key", "")).startswith(_RESERVED) for binding in own):
+                used = (name, *(str(binding.get("routing_key", "")) for binding in own))
+                if any(key.startswith(_RESERVED) for key in used):
                     continue
                 kind = exchange["type"]
                 yield _Exchange(name, kind, exchange.get("arguments") or {}, _distinct(kind, own))

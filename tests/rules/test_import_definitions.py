@@ -82,11 +82,11 @@ def test_predeclared_exchanges_and_other_types_are_not_imported() -> None:
     assert compile_rules([("i.yaml", text.encode())]).rules.vhosts["/"].exchanges == ()
 
 
-def test_carriers_declared_by_sidecars_are_not_imported() -> None:
-    text, _ = import_definitions(
-        definitions("direct", binding("e", "q", key="x.o.p.e.n.x.q.0")), "definitions.json", "/"
-    )
-    assert "name:" not in text
+def test_exchanges_declared_by_sidecars_are_not_imported() -> None:
+    carrier = definitions("direct", binding("e", "q", key="x.o.p.e.n.x.q.0"))
+    for data in (carrier, definitions("fanout").replace(b'"e"', b'"x.o.p.e.n.x.announce"')):
+        text, _ = import_definitions(data, "definitions.json", "/")
+        assert "name:" not in text
 
 
 def test_a_significant_order_of_declaration_is_a_warning() -> None:
