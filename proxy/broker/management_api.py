@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import re
 import ssl
 from base64 import b64encode
@@ -414,6 +415,8 @@ class ManagementApi:
         under = error.__cause__
         if tls is not None and isinstance(under, ssl.SSLError):
             return tls.words(under)
+        if isinstance(error, OSError) and error.errno is not None and error.errno > 0:  # negative: of the resolver
+            return os.strerror(error.errno)
         # Only the class is named, since aiohttp's error texts may contain the configured address.
         return type(error).__name__
 

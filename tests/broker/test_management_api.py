@@ -154,6 +154,7 @@ async def test_an_unreachable_server_is_unavailable(broker: Broker) -> None:
     error = await failure(asked.queues("/"))
     await asked.close()
     assert error.failure is UpstreamFailure.UNAVAILABLE
+    assert error.message.endswith("/api/queues/%2F: Connection refused")
 
 
 async def test_a_server_that_does_not_answer_is_abandoned_at_the_deadline(broker: Broker) -> None:
