@@ -142,8 +142,10 @@ async def _ask_amqp(settings: ControlSettings, default_vhost: str, findings: Fin
             executor = Executor(settings, VhostState(vhost, Router(())), connection, ObservedState())
             await executor.carry_out(list(declares))
             for action, failure in executor.failures.items():
-                exchange = declares[action]
-                findings.errors.append(exchange.place.error(exchange.path, failure.why))
+                exchange, why = declares[action], failure.why
+                if exchange.rule.carrier_type == "auto" and "current is 'topic'" in why:
+                    why += ". --broker http(s)://... recognizes topic exchanges that are carriers"
+                findings.errors.append(exchange.place.error(exchange.path, why))
         finally:
             await connection.close()
 

@@ -121,6 +121,7 @@ exchanges:
         "11:5: exchanges[3].name: exchange differs",
     ]
     assert "ok" not in out
+    assert ["topic exchanges that are carriers" in line for line in err] == [scheme == "amqp", False, False]
     names = {item["name"] for item in broker.api("GET", f"exchanges/{vhost}")}
     assert "fresh" not in names
 
