@@ -7,6 +7,8 @@ subcommand is imported, so that `oxproxy check` does not load network libraries.
 from __future__ import annotations
 
 import argparse
+import errno
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -25,6 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     options = _parser(arguments).parse_args(arguments)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as for standard error; the encoding need not be UTF-8
     try:
         status: int = options.run(options)
         sys.stdout.flush()
@@ -33,8 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return WRONG
     except KeyboardInterrupt:
         return 130  # as in a shell: 128 plus the signal number of SIGINT
-    except BrokenPipeError:
-        # The reader of our output has closed the pipe. Nothing more may be written, not even at exit.
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            print_errors([f"oxproxy: standard output can't be written: {error.strerror}"])
+        elif error.errno != errno.EPIPE:  # the reader of our output has closed the pipe
+            raise
+        # Nothing more may be written, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO
     return status

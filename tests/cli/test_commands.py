@@ -13,6 +13,7 @@ import pytest
 from proxy.app import sidecar as app
 from proxy.app.workers import WorkerSlot
 from proxy.cli import main as cli
+from tests.sidecar import PROGRAM, oxproxy
 
 RULES = """
 exchanges:
@@ -338,6 +339,20 @@ def test_a_closed_pipe_causes_no_traceback(rules: Path) -> None:
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writing)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("command", [["check"], ["routes"], ["explain", "--exchange", "e", "--rules"]])
+def test_a_full_disk_is_an_error_without_a_traceback(command: list[str], rules: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([PROGRAM, *command, rules], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr == "oxproxy: standard output can't be written: No space left on device\n"
+
+
+def test_characters_that_the_locale_does_not_contain_are_escaped(rules: Path) -> None:
+    done = oxproxy("routes", rules, env={**os.environ, "PYTHONIOENCODING": "latin-1"})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert r"first \u2192 queue q" in done.stdout
 
 
 def test_check_writes_every_finding_as_json(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
