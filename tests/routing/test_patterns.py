@@ -47,6 +47,11 @@ def test_patterns_are_those_of_pcre2(pattern: bytes, subject: bytes, expected: b
         assert search(pattern, subject) is expected
 
 
+def test_utf_8_needs_both_options_that_the_reference_names() -> None:
+    options = [b"", b"(*UTF)", b"(*UCP)", b"(*UTF)(*UCP)"]
+    assert [search(option + rb"(?i)^\w\w$", "łÓ".encode()) for option in options] == [False, False, False, True]
+
+
 @pytest.mark.parametrize(
     ("pattern", "reason"),
     [
