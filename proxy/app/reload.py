@@ -340,6 +340,8 @@ def traffic_labels(counters: Counters, loaded: LoadedRules) -> TrafficLabels:
     destinations = {
         (vhost, name) for vhost, exchange in rules for _, name in loaded.routers[vhost].destinations(exchange.name)
     }
+    # Regular expressions, routing keys and headers of messages can also select queues that no binding names.
+    destinations |= {(vhost.vhost, queue.name) for vhost in loaded.rules.vhosts.values() for queue in vhost.queues}
     return counters.traffic.labels(
         ((vhost, exchange.name) for vhost, exchange in rules),
         ((vhost, exchange.name, binding.id) for vhost, exchange in rules for binding in exchange.bindings),

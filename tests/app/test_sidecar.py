@@ -198,6 +198,18 @@ def test_the_admin_pages_show_the_state_of_the_sidecar(serve: Serve, outside: Ou
     assert running.get("/nowhere")[0] == 404
 
 
+def test_a_queue_that_only_a_regular_expression_selects_is_counted(serve: Serve, outside: Outside) -> None:
+    route = "bindings: [{queue: a, arguments: {x-addqre-ontrue: ^team}}]"
+    running = serve(rules=f"queues: [a, team]\nexchanges: [{{name: e, {route}}}]\n")
+    running.await_ready()
+    with Producer(running.port, outside.vhost).open(confirm=True) as producer:
+        assert producer.send_settled("e", "", {}, b"x") == (True, [])
+    page = running.get("/metrics")[1]
+    for queue in ("a", "team"):
+        series = f'oxproxy_destination_publishes_total{{destination="{queue}",vhost="{outside.vhost}"}}'
+        assert f"{series} 1.0" in page.splitlines()
+
+
 # -- errors at startup -------------------------------------------------------------------------------------------------
 
 
