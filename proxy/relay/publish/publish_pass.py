@@ -52,6 +52,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from proxy.amqp import methods
 from proxy.amqp.frames import (
     BODY,
     FRAME_END,
@@ -82,7 +83,6 @@ from proxy.relay.publish.outgoing import (
     CUT_BCC,
     CUT_CC,
     CUT_OURS,
-    PUBLISH,
     Outgoing,
     refuse_reserved,
     table_entries,
@@ -466,7 +466,7 @@ class PublishPass:
                         table_end += (header[table_at] << 24) | (header[table_at + 1] << 16)
             if entries_at > last or table_end > last:
                 text = "the header table extends past the end of its frame"
-                raise ProtocolError(502, text, Scope.CONNECTION, *PUBLISH)
+                raise ProtocolError(502, text)
 
             # The scan. An entry consists of the length of its name, the name, a letter, and a value. The size of the
             # value depends on the letter or follows the letter. Most names are ruled out by their length alone.
@@ -510,7 +510,7 @@ class PublishPass:
                             collected += header[entry_at:entry_end]
                 entry_at = entry_end
             if entry_at != table_end:
-                raise ProtocolError(502, "malformed field table", Scope.CONNECTION, *PUBLISH)
+                raise ProtocolError(502, "malformed field table")
             if plan.whole_table:
                 collected = header[entries_at:table_end]
 
@@ -566,6 +566,7 @@ class PublishPass:
             if self._start < at:
                 self._upstream.append(data[self._start : at])
             self._start = body_at
+            error.about(methods.BASIC_PUBLISH)
             connection = self._connection
             user = connection.terms.user
             publication = (exchange, method[key_at + 1 : -2])

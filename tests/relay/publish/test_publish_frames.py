@@ -86,6 +86,11 @@ def test_any_body_size_can_be_announced(exchange: str) -> None:
     assert closed(wire.refused()) == (1, 406, f"{text}9223372036854775807", (60, 40))
 
 
+def test_a_malformed_value_within_a_header_names_the_publish() -> None:
+    header = content_header(1, 0, b"\x04typeF" + (2).to_bytes(4, "big") + b"\x05x")
+    assert Wire(routed("a")).open().fault(split(publish())[0].raw, header) == (502, (60, 40))
+
+
 def test_a_refused_publish_is_not_sent_upstream() -> None:
     """Not even the method frame is sent: a close in the middle of a content would end the connection."""
     wire = Wire(routed("a", carrier="carried")).open()
