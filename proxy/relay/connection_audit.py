@@ -308,7 +308,7 @@ class ConnectionAudit:
         self._settle(channel, channel.confirms.before + producer_tag, result, confirm_us)
 
     def lost(self, channel: Channel) -> None:
-        """Record the result `lost` for unsettled publishes on a channel whose connection has ended."""
+        """Record the result `lost` for unsettled publishes on a channel that has ended."""
         if channel.mode is CONFIRM:
             for tag in channel.confirms.settled.outstanding(channel.confirms.published):
                 self.settled(channel, tag, "lost")

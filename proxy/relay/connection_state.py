@@ -402,7 +402,7 @@ class ConnectionState:
     def forget_all(self) -> None:
         """End all channels, and discard their frames."""
         for channel in tuple(self.channels.values()):
-            if self.audit is not None:
+            if self.audit is not None and not channel.broker_closed:
                 self.audit.lost(channel)
             self.change(channel, ChannelEvent.END)
             channel.held.take()

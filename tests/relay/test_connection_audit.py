@@ -14,7 +14,7 @@ from proxy.relay.vhost import VhostState
 from proxy.values import Table, Value
 from tests import client
 from tests.client import split
-from tests.relay.wire import REPORT, Wire, ack, nack, publish, returned, routed, say
+from tests.relay.wire import NOT_FOUND, REPORT, Wire, ack, nack, publish, returned, routed, say
 
 
 class Log:
@@ -174,6 +174,17 @@ def test_publishes_unconfirmed_at_the_end_are_lost() -> None:
     wire.relay.ended()
     assert (1, 2, "lost") in log.settled
     assert (1, 1, "lost") not in log.settled
+
+
+def test_publishes_unconfirmed_when_the_broker_closes_their_channel_are_lost() -> None:
+    log = Log()
+    wire = audited(log, confirm=True)
+    wire.produce(publish("k1"), publish("k2"))
+    wire.answer(ack(1), NOT_FOUND)
+    assert (1, 2, "lost") in log.settled
+    assert (1, 1, "lost") not in log.settled
+    wire.relay.ended()
+    assert log.settled.count((1, 2, "lost")) == 1
 
 
 def test_lines_of_passed_publishes_name_the_rules_in_force() -> None:
