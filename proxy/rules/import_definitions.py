@@ -59,16 +59,22 @@ def import_definitions(
         ConfigErrors: the data is not a definitions file, or does not contain the virtual host.
     """
     place = Place(source, 0)
-    exchanges = list(_exchanges(data, source, vhost, only))
-    if not exchanges:
+    defined = list(_exchanges(data, source, vhost, only))
+    exchanges = [exchange for exchange in defined if exchange.type in TYPES]
+    if not defined:
         known = _vhosts(data)
         if vhost not in known:
             message = f'seen "{vhost}", expected a virtual host defined in this file: {", ".join(sorted(known))}'
             raise ConfigErrors([ConfigError(source, 0, "--vhost", message)])
     warnings = [
-        ConfigWarning(place, f"exchange {name}", "not in these definitions, or its type is not supported")
+        ConfigWarning(place, f"exchange {name}", "not in these definitions")
         for name in only
-        if name not in {exchange.name for exchange in exchanges}
+        if name not in {exchange.name for exchange in defined}
+    ]
+    warnings += [
+        ConfigWarning(place, f"exchange {exchange.name}", f"omitted: the type {exchange.type} is not supported")
+        for exchange in defined
+        if exchange.type not in TYPES
     ]
     if not exchanges and not only:
         warnings.append(ConfigWarning(place, f"vhost {vhost}", "no exchange of a supported type"))
@@ -92,7 +98,7 @@ def _exchanges(data: bytes, source: str, vhost: str, only: Sequence[str]) -> Ite
         for exchange in definitions["exchanges"]:
             name = exchange["name"]
             wanted = name in only if only else not name.startswith("amq.")
-            if name and wanted and exchange.get("vhost", "/") == vhost and exchange["type"] in TYPES:
+            if name and wanted and exchange.get("vhost", "/") == vhost:
                 own = bindings.get(name, ())
                 used = (name, *(str(binding.get("routing_key", "")) for binding in own))
                 if any(key.startswith(_RESERVED) for key in used):

@@ -78,8 +78,12 @@ def test_predeclared_exchanges_and_other_types_are_not_imported() -> None:
         {"name": name, "vhost": vhost, "type": kind, "arguments": {}}
         for name, vhost, kind in (("amq.topic", "/", "topic"), ("h", "/", "x-hash"), ("o", "other", "x-open"))
     ]
-    text, _ = import_definitions(json.dumps({"exchanges": exchanges, "bindings": []}).encode(), "d.json", "/")
+    data = json.dumps({"exchanges": exchanges, "bindings": []}).encode()
+    text, _ = import_definitions(data, "definitions.json", "/")
     assert compile_rules([("i.yaml", text.encode())]).rules.vhosts["/"].exchanges == ()
+    omitted = "definitions.json: exchange h: warning: omitted: the type x-hash is not supported"
+    assert omitted in warnings(data)
+    assert warnings(data, "h") == [omitted]
 
 
 def test_exchanges_declared_by_sidecars_are_not_imported() -> None:
