@@ -193,17 +193,27 @@ def measure_reload(arena: Arena) -> list[list[float]]:
     return [*waits, turns]
 
 
+class NoReconciler:
+    def swap(self, *_: object) -> None:
+        """Do nothing, since there are no relays."""
+
+
 class NoBroker:
-    """The methods of the control plane that a reload calls, without a broker."""
+    """The parts of `Topology` and of its `VhostTopology` that a reload calls, without a broker."""
+
+    reconciler = NoReconciler()
 
     def follows(self, vhost: str) -> bool:
         return bool(vhost)
 
+    def managed(self, _vhost: str) -> NoBroker:
+        return self
+
     async def prepare(self, *_: object) -> None:
         """Declare nothing."""
 
-    def swap(self, *_: object) -> None:
-        """Do nothing, since there are no relays."""
+    async def retire(self, *_: object) -> None:
+        """Remove nothing."""
 
 
 async def longest_turns_ms(path: Path) -> list[float]:
