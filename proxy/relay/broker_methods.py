@@ -134,8 +134,6 @@ class BrokerMethods:
         channel.broker_closed = True
         if channel.content is not None and not channel.content.begun:
             connection.drop_content(channel)
-        if connection.audit is not None:
-            connection.audit.lost(channel)
         connection.end_confirms(channel)
         refusal = _naming_the_request(channel, frame)
         if refusal != frame:

@@ -330,6 +330,8 @@ class ConnectionState:
         return channel
 
     def _end(self, channel: Channel) -> None:
+        if self.audit is not None:
+            self.audit.lost(channel)
         self.end_confirms(channel)
         self.traffic.before += channel.confirms.total
         self.drop_content(channel)
@@ -402,8 +404,6 @@ class ConnectionState:
     def forget_all(self) -> None:
         """End all channels, and discard their frames."""
         for channel in tuple(self.channels.values()):
-            if self.audit is not None and not channel.broker_closed:
-                self.audit.lost(channel)
             self.change(channel, ChannelEvent.END)
             channel.held.take()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -176,13 +176,34 @@ def test_publishes_unconfirmed_at_the_end_are_lost() -> None:
     assert (1, 1, "lost") not in log.settled
 
 
-def test_publishes_unconfirmed_when_the_broker_closes_their_channel_are_lost() -> None:
+CLOSE, CLOSE_OK = say(1, commands.Channel.Close(200, "", 0, 0)), say(1, commands.Channel.CloseOk())
+
+
+def the_broker_closes(wire: Wire) -> None:
+    wire.answer(NOT_FOUND)
+    wire.produce(CLOSE_OK)
+
+
+def the_sidecar_closes(wire: Wire) -> None:
+    wire.produce(publish("x-o-p-e-n-x-reserved"))
+    wire.refused()
+    wire.produce(CLOSE_OK)
+    wire.answer(CLOSE_OK)
+
+
+def the_producer_closes(wire: Wire) -> None:
+    wire.produce(CLOSE)
+    wire.answer(CLOSE_OK)
+
+
+@pytest.mark.parametrize("closes", [the_broker_closes, the_sidecar_closes, the_producer_closes])
+def test_publishes_unconfirmed_when_their_channel_is_closed_are_lost(closes: Callable[[Wire], None]) -> None:
     log = Log()
     wire = audited(log, confirm=True)
     wire.produce(publish("k1"), publish("k2"))
-    wire.answer(ack(1), NOT_FOUND)
-    assert (1, 2, "lost") in log.settled
-    assert (1, 1, "lost") not in log.settled
+    wire.answer(ack(1))
+    closes(wire)
+    assert [settled for settled in log.settled if settled[2] == "lost"] == [(1, 2, "lost")]
     wire.relay.ended()
     assert log.settled.count((1, 2, "lost")) == 1
 
