@@ -142,9 +142,9 @@ async def test_a_refused_login_is_retried_and_messages_wait() -> None:
         made.broker.refuse = True
         sent_message = message()
         made.publisher().send(sent_message)
-        driver = made.pool.driver(FAR, "/")
-        assert not isinstance(driver, str)
-        await eventually(lambda: driver.failure.startswith("refused: 403"))
+        connection = made.pool.connection(FAR, "/")
+        assert not isinstance(connection, str)
+        await eventually(lambda: connection.failure.startswith("refused: 403"))
         assert not made.counters.remotes["far"].up
         made.broker.refuse = False
         await ready(await made.broker.link())
@@ -187,9 +187,9 @@ async def test_a_host_name_of_the_sidecar_itself_is_detected_after_the_connect()
         made.pool.listening = [("127.0.0.1", made.broker.port)]
         sent_message = message()
         made.publisher().send(sent_message)
-        driver = made.pool.driver(FAR, "/")
-        assert not isinstance(driver, str)
-        await eventually(lambda: driver.failure == "leads back to this proxy")
+        connection = made.pool.connection(FAR, "/")
+        assert not isinstance(connection, str)
+        await eventually(lambda: connection.failure == "leads back to this proxy")
         assert sent_message.results == [RemoteResult.LOST]
 
 

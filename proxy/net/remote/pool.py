@@ -50,7 +50,7 @@ class RemotePool:
         self._counters = counters
         self._version = version
         self._tasks = tasks
-        self._drivers: dict[Endpoint, RemoteConnection] = {}
+        self._connections: dict[Endpoint, RemoteConnection] = {}
         self._running: dict[Endpoint, asyncio.Task[Any]] = {}
         self._ports: set[ProducerRemotes] = set()
         #: our listening addresses
@@ -62,37 +62,42 @@ class RemotePool:
         self._ports.add(port)
         return port
 
-    def driver(self, remote: Remote, vhost: str) -> RemoteConnection | str:
+    def connection(self, remote: Remote, vhost: str) -> RemoteConnection | str:
         """Return the link to a broker, or the reason why there is none. The link is started if necessary."""
         target = endpoint(remote, self.brokers.get(vhost, {}), vhost)
         if isinstance(target, str):
             return target
         if is_own_address(target.host, target.port, self.listening):
             return "leads back to this proxy"
-        driver = self._drivers.get(target)
-        if driver is None:
+        connection = self._connections.get(target)
+        if connection is None:
             self._drop_idle()
-            if len(self._drivers) >= _MOST_LINKS:
+            if len(self._connections) >= _MOST_LINKS:
                 return "too many links to other brokers"
             counters = self._counters_of(target.label)
-            driver = RemoteConnection(
+            connection = RemoteConnection(
                 target, counters, self._version, self._contexts, self._is_ourselves, self._changed
             )
-            self._drivers[target] = driver
-            self._running[target] = self._tasks.start(driver.run(), f"link to {target.label}")
-        return driver
+            self._connections[target] = connection
+            self._running[target] = self._tasks.start(connection.run(), f"link to {target.label}")
+        return connection
 
     def status(self) -> list[dict[str, object]]:
         """Return the broker, connection state, error and number of unconfirmed messages for each link."""
         return [
-            {"broker": key.label, "connected": not link.failure, "error": link.failure, "under_way": link.under_way}
-            for key, link in self._drivers.items()
+            {
+                "broker": key.label,
+                "connected": not connection.failure,
+                "error": connection.failure,
+                "under_way": connection.under_way,
+            }
+            for key, connection in self._connections.items()
         ]
 
     @property
     def under_way(self) -> int:
         """Number of unconfirmed messages on all links."""
-        return sum(driver.under_way for driver in self._drivers.values())
+        return sum(connection.under_way for connection in self._connections.values())
 
     async def drain(self, seconds: float) -> None:
         end = monotonic() + seconds
@@ -101,8 +106,8 @@ class RemotePool:
 
     def give_up(self) -> None:
         """Report all messages in progress as lost, so that connected producers get nacks."""
-        for driver in self._drivers.values():
-            driver.give_up()
+        for connection in self._connections.values():
+            connection.give_up()
 
     def _counters_of(self, label: str) -> RemoteCounters:
         remotes = self._counters.remotes
@@ -112,9 +117,9 @@ class RemotePool:
 
     def _drop_idle(self) -> None:
         now = monotonic()
-        for key, driver in tuple(self._drivers.items()):
-            if driver.unused_since is not None and now - driver.unused_since > IDLE_SECONDS:
-                del self._drivers[key]
+        for key, connection in tuple(self._connections.items()):
+            if connection.unused_since is not None and now - connection.unused_since > IDLE_SECONDS:
+                del self._connections[key]
                 self._running.pop(key).cancel()
 
     def _is_ourselves(self, own_name: object, peer_name: object) -> bool:
@@ -146,16 +151,16 @@ class ProducerRemotes:
         self._used: set[RemoteConnection] = set()
 
     def publisher(self, remote: Remote) -> RemotePublisher | str:
-        driver = self._pool.driver(remote, self._vhost)
-        if isinstance(driver, str):
-            return driver
-        self._used.add(driver)
+        connection = self._pool.connection(remote, self._vhost)
+        if isinstance(connection, str):
+            return connection
+        self._used.add(connection)
         self.look()
-        return _LanePublisher(driver, driver.lane())
+        return _LanePublisher(connection, connection.lane())
 
     def look(self) -> None:
         """Check whether any link in use is full, and report a change."""
-        full = any(driver.full for driver in self._used)
+        full = any(connection.full for connection in self._used)
         if full != self._was_full:
             self._was_full = full
             self._full(full)
@@ -168,14 +173,14 @@ class ProducerRemotes:
 class _LanePublisher:
     """A lane with its link."""
 
-    __slots__ = ("_driver", "_lane")
+    __slots__ = ("_connection", "_lane")
 
-    def __init__(self, driver: RemoteConnection, lane: Lane) -> None:
-        self._driver = driver
+    def __init__(self, connection: RemoteConnection, lane: Lane) -> None:
+        self._connection = connection
         self._lane = lane
 
     def send(self, message: RemoteMessage) -> None:
-        self._driver.send(self._lane, message)
+        self._connection.send(self._lane, message)
 
     def close(self) -> None:
-        self._driver.leave(self._lane)
+        self._connection.leave(self._lane)
