@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 
 from proxy.broker.adoption import Adoption, UnsignedBinding
 from proxy.broker.management_api import ManagementApi
@@ -51,15 +51,24 @@ def run(options: argparse.Namespace) -> int:
 async def _adopt(adoption: Adoption, options: argparse.Namespace) -> bool:
     try:
         vhosts = await adoption.vhosts()
-        if missing := sorted(set(options.vhost).difference(vhosts)):
-            seen = f'seen "{missing[0]}", expected one of {", ".join(sorted(vhosts))}'
-            raise ConfigErrors([ConfigError("oxproxy adopt", 0, "--vhost", seen)])
-        adopted = [await _adopt_vhost(adoption, vhost, options) for vhost in sorted(set(options.vhost) or vhosts)]
+        _check_known("--vhost", options.vhost, vhosts)
+        wanted = sorted(set(options.vhost) or vhosts)
+        carriers = {shown(carrier) for vhost in wanted for carrier in await adoption.carriers(vhost)}
+        _check_known("--exchange", options.exchange, carriers)
+        adopted = [await _adopt_vhost(adoption, vhost, options) for vhost in wanted]
     finally:
         await adoption.close()
     if options.json:
         print_json({"vhosts": adopted})
     return all(vhost["complete"] for vhost in adopted)
+
+
+def _check_known(option: str, names: Iterable[str], known: Collection[str]) -> None:
+    """Raise `ConfigErrors` if an option names something that does not exist on the broker."""
+    for name in names:
+        if name not in known:
+            text = f'seen "{name}", expected one of {", ".join(sorted(known)) or "none"}'
+            raise ConfigErrors([ConfigError("oxproxy adopt", 0, option, text)])
 
 
 async def _adopt_vhost(adoption: Adoption, vhost: str, options: argparse.Namespace) -> dict[str, object]:

@@ -139,6 +139,8 @@ def _check_usage(options: argparse.Namespace) -> None:
     if len(subjects) != 1:
         seen = " and ".join(subjects) or "none"
         options.usage_error(f"seen {seen}, expected exactly one of --message, --exchange and --address")
+    if options.message == "-" and Path("-") in (options.rules or ()):
+        options.usage_error("standard input can be read only once: seen both --rules - and --message -")
     if options.vhost is not None and options.message is not None:
         options.usage_error("--vhost: not allowed with --message; name the virtual host in the message, under vhost")
     if parts and options.exchange is None:

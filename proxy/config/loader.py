@@ -108,6 +108,8 @@ def read_settings(
     _check_tls(settings, faults, secrets_required)
     if settings.audit.directory is not None:
         _check_audit_directory(settings, path.parent / settings.audit.directory, faults, secrets_required)
+    if settings.declared.snapshot is not None:
+        _check_snapshot_directory(settings, path.parent / settings.declared.snapshot, faults, secrets_required)
     faults.check()
     return settings
 
@@ -184,6 +186,12 @@ def _check_audit_directory(settings: Settings, directory: Path, faults: Faults, 
         faults.error(settings.place(key), key, f"{directory}: seen a file, expected a directory")
     elif not required and not directory.parent.is_dir():  # at startup, the audit log reports this
         faults.warn(settings.place(key), key, f"{directory}: the parent directory does not exist")
+
+
+def _check_snapshot_directory(settings: Settings, file: Path, faults: Faults, required: bool) -> None:
+    if not file.parent.is_dir():
+        key, report = "declared.snapshot", faults.error if required else faults.warn
+        report(settings.place(key), key, f"the directory {file.parent} does not exist")
 
 
 def _check_files(

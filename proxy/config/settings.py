@@ -22,6 +22,7 @@ from proxy.yamlfile.models import (
     Address,
     Duration,
     FileModel,
+    HostName,
     HttpUrl,
     ListenAddress,
     Network,
@@ -155,7 +156,7 @@ class AdminSection(FileModel):
     allow: Annotated[tuple[Network, ...], ONE_OR_MORE] = ()
     """addresses or networks (CIDR), in addition to loopback, that may use the restricted endpoints, such as `/status`
     and reload"""
-    hosts: Texts = ()
+    hosts: Annotated[tuple[HostName, ...], ONE_OR_MORE] = ()
     """host names accepted by the restricted endpoints, in addition to `localhost`, IP addresses and the name of this
     host"""
 

@@ -458,6 +458,12 @@ def _network(text: str) -> str:
     return text
 
 
+def _host_name(text: str) -> str:
+    if not _HOST_NAME_FORM.fullmatch(text):
+        raise ValueError(_HOST_NAME)
+    return text
+
+
 def _http_url(text: str) -> str:
     try:
         parts = urlsplit(text)
@@ -471,6 +477,8 @@ def _http_url(text: str) -> str:
     return text.rstrip("/")
 
 
+_HOST_NAME = "a host name without a port, such as proxy.example"
+_HOST_NAME_FORM = re.compile(r"[\w.-]+")
 _HTTP = "http://host:port or https://host:port; set the credentials in upstream.control"
 _HIDDEN = "a password, in quotes if YAML would not read it as a string"
 #: Permits converting a list to a tuple.
@@ -480,6 +488,7 @@ ONE_OR_MORE = _OneOrMore()
 NOTHING: Any = None
 Text: TypeAlias = Annotated[str, Expected("a string")]
 Texts: TypeAlias = Annotated[tuple[Text, ...], ONE_OR_MORE]
+HostName: TypeAlias = Annotated[str, Parsed(_HOST_NAME, _host_name)]
 Network: TypeAlias = Annotated[str, Parsed("an address or a network (CIDR)", _network)]
 HttpUrl: TypeAlias = Annotated[
     str, Parsed(_HTTP, _http_url, written={"type": "string", "pattern": "^https?://"}, hidden=True)

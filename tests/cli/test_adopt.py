@@ -218,11 +218,20 @@ def test_bindings_that_the_broker_refuses_are_listed_and_left(
         assert sorted(map(bool, old.signatures())) == [False, True, True]
 
 
-def test_only_selected_bindings_are_adopted(running: Sidecar, old: Old, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(running, old, "--exchange", "other") == 0
+def test_only_bindings_of_the_selected_exchanges_are_adopted(running: Sidecar, old: Old) -> None:
+    with Application(running.port, old.vhost) as app:
+        app.exchange("other", kind="x-open")
+        assert run(running, old, "--exchange", "other") == 0
+        assert old.signatures() == ["", ""]
+
+
+@pytest.mark.parametrize(("option", "expected"), [("--exchange", "ox"), ("--vhost", "")])
+def test_a_name_that_does_not_exist_is_an_error(
+    running: Sidecar, old: Old, capsys: pytest.CaptureFixture[str], option: str, expected: str
+) -> None:
+    assert run(running, old, option, "nope") == 2
+    assert f'{option}: seen "nope", expected one of {expected}' in capsys.readouterr().err
     assert old.signatures() == ["", ""]
-    assert run(running, old, "--vhost", "nope") == 2
-    assert '--vhost: seen "nope", expected one of ' in capsys.readouterr().err
 
 
 def test_a_missing_management_api_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

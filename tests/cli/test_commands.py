@@ -93,6 +93,12 @@ def test_explain_prints_the_evaluation_and_the_decision(
     assert "\noutcome   routed\nqueues    night, q\nwire      publish to exchange" in out
 
 
+def test_explain_reads_standard_input_only_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run("explain", "--rules", "-", "--message", "-")
+    assert "standard input can be read only once: seen both --rules - and --message -" in capsys.readouterr().err
+
+
 def test_explain_prints_json(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message = ["--exchange", "e", "--header", "a=b", "--at", "2026-11-21T08:00:00Z"]
     assert run("explain", "--rules", rules, *message, "--json") == 0

@@ -92,10 +92,10 @@ def test_all_errors_are_reported_together_with_file_and_line(tmp_path: Path) -> 
 
 
 def test_settings_of_client_declarations_are_read(tmp_path: Path) -> None:
-    text = "declared: {delivery: queue, unbind: broker, client_routes: any, announce: true, snapshot: state/kept}\n"
+    text = "declared: {delivery: queue, unbind: broker, client_routes: any, announce: true, snapshot: kept}\n"
     declared = load(tmp_path, text).declared
     assert (declared.delivery, declared.unbind, declared.client_routes) == ("queue", "broker", "any")
-    assert (declared.announce, declared.snapshot) == (True, "state/kept")
+    assert (declared.announce, declared.snapshot) == (True, "kept")
     assert load(tmp_path, "", OXPROXY_DECLARED__ANNOUNCE="true").declared.announce
 
 
@@ -326,6 +326,28 @@ def test_check_reports_an_audit_directory_that_can_not_be_created(tmp_path: Path
     assert str(warning).endswith(f"audit.directory: warning: {logs / 'audit'}: the parent directory does not exist")
     logs.mkdir()
     assert load_settings(path, {}, secrets_required=False)[1] == []
+
+
+def test_the_directory_of_the_snapshot_must_exist(tmp_path: Path) -> None:
+    path = write(tmp_path, "declared: {snapshot: state/declared}")
+    expected = f"{path}:1:12: declared.snapshot: the directory {tmp_path / 'state'} does not exist"
+    with pytest.raises(ConfigErrors) as caught:
+        load_settings(path, {})
+    assert [str(error) for error in caught.value.errors] == [expected]
+    (warning,) = load_settings(path, {}, secrets_required=False)[1]
+    assert str(warning) == expected.replace("snapshot: the", "snapshot: warning: the")
+    (tmp_path / "state").mkdir()
+    assert load_settings(path, {})[1] == []
+
+
+@pytest.mark.parametrize("written", ["http://proxy.example", "proxy.example:15680", "*.example", ""])
+def test_a_host_of_the_admin_address_is_a_name_without_a_port(tmp_path: Path, written: str) -> None:
+    path = write(tmp_path, f'admin: {{hosts: [sidecar, proxy.example, "{written}"]}}')
+    with pytest.raises(ConfigErrors) as caught:
+        load_settings(path, {})
+    (error,) = caught.value.errors
+    assert error.key == "admin.hosts[2]"
+    assert error.message == f'seen the string "{written}", expected a host name without a port, such as proxy.example'
 
 
 @pytest.mark.parametrize("secrets_required", [True, False])

@@ -36,8 +36,8 @@ from proxy.routing.router import Router
 
 #: Minimum pause before a requested pass, which handles all requests made during the pause.
 _PAUSE_SECONDS = 0.05
-#: Minimum pauses before a requested and before a regular pass, as multiples of the duration of the last pass. They limit
-#: the load on the broker: reading 100,000 bindings occupies one of its cores for several seconds.
+#: Minimum pauses before a requested and before a regular pass, as multiples of the duration of the last pass. The load
+#: on the broker must be limited, since reading 100,000 bindings occupies one of its cores for several seconds.
 _REQUESTED_PAUSE_FACTOR, _REGULAR_PAUSE_FACTOR = 9, 3
 
 

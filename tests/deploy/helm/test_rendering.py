@@ -438,6 +438,16 @@ def test_the_schema_rejects_invalid_values(values: JSON) -> None:
         chart.validate_schema(chart.merge_values(values))
 
 
+@pytest.mark.parametrize("name", yaml.safe_load((CHART / "values.yaml").read_text()))
+def test_a_null_value_is_rejected_by_the_schema_unless_it_is_optional(name: str) -> None:
+    refusal = ""
+    try:
+        rendered({name: None})
+    except helm_python.HelmValuesError as error:
+        refusal = str(error)
+    assert not refusal or f"missing property '{name}'" in refusal
+
+
 def test_notes_contain_the_namespace_of_the_release() -> None:
     assert f"{NAMESPACE}.svc" in rendered({})["oxproxy/templates/NOTES.txt"]
 
