@@ -330,7 +330,17 @@ class Session:
         elif relay.connection.upstream.done:
             self._upstream.close()
         if self._deadline is None:
-            self._deadline = self._loop.call_later(self._shared.limits.close_seconds, self.abort)
+            self._deadline = self._loop.call_later(self._shared.limits.close_seconds, self._overdue)
+
+    def _overdue(self) -> None:
+        """Abort, or refuse the producer without waiting any longer for the broker's replies to earlier methods."""
+        relay = self.relay
+        if relay is None or relay.connection.lifecycle.phase is not Phase.REFUSING:
+            self.abort()
+            return
+        self._deadline = None
+        relay.connection.end_refusal()
+        self._flush(relay, monotonic())
 
     def _producer_writable(self, writable: bool) -> None:
         self._upstream.pause("producer is slow", not writable)

@@ -344,6 +344,7 @@ class BrokerFrames:
         else:
             text = f"the broker's frame of {len(frame)} bytes exceeds frame_max {self._least_max}"
             connection.fail(ProtocolError(501, text))
+            connection.end_refusal()  # the rest of the content can't be relayed
             return
         self._progress(kind, channel.number, frame, 0, len(frame) - OVERHEAD)
         if channel.output.deferred and channel.number not in connection.deliveries.unfinished:

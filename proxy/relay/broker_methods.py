@@ -164,6 +164,7 @@ class BrokerMethods:
             return True
         connection.to_upstream.append(connection_close_ok())
         connection.upstream.end()
+        connection.end_refusal()
         # If the producer's close is unanswered, it has crossed the broker's close, so we answer it ourselves.
         if connection.lifecycle.phase in (Phase.OPEN, Phase.PRODUCER_CLOSES):
             connection.producer_answered()
@@ -176,11 +177,14 @@ class BrokerMethods:
         if connection.lifecycle.phase is Phase.PRODUCER_CLOSES:
             connection.producer_answered()
             return True
+        connection.end_refusal()
         return False
 
     def _block(self, blocked: bool) -> bool:
         connection = self._connection
         connection.plans.counters.upstream_blocked += connection.upstream.block(blocked)
+        if blocked:  # the broker does not read our close
+            connection.end_refusal()
         return connection.lifecycle.phase is not Phase.CLOSING
 
 

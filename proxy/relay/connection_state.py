@@ -60,6 +60,9 @@ class Phase(Enum):
     #: the producer's Connection.Close was sent upstream; once the broker's close-ok has been relayed, both connections
     #: are closed
     PRODUCER_CLOSES = "producer closes"
+    #: because of an error of the producer, our Connection.Close was sent upstream; once the broker's replies to earlier
+    #: methods have been relayed, Connection.Close is sent to the producer
+    REFUSING = "refusing"
     #: Connection.Close, from the broker or our own, was sent to the producer, whose close-ok has not arrived yet
     CLOSING = "closing"
     CLOSED = "closed"
@@ -565,27 +568,46 @@ class ConnectionState:
             self.pending.resume(channel)
 
     def fail(self, error: ProtocolError) -> None:
-        """Answer a producer's protocol error on the connection by sending Connection.Close to both sides."""
+        """Answer a producer's protocol error on the connection by closing both sides.
+
+        As on RabbitMQ, the replies to earlier methods precede the close, in particular the confirms of publishes, which
+        the producer would otherwise send again.
+        """
         if self.lifecycle.phase is not Phase.OPEN:
             return
         if error.scope is Scope.CHANNEL:
             error = ProtocolError(error.reply_code, error.text, Scope.CONNECTION, error.class_id, error.method_id)
         self.lifecycle.fault = error
         self.plans.counters.protocol_errors[error.reply_code] += 1
-        self.close(error.reply_code, error.text, error.class_id, error.method_id)
+        self._close_upstream()
+        self.lifecycle.end(Phase.REFUSING)
+        for channel in self.channels.values():
+            self.drop_content(channel)
+        if self.upstream.blocked or self.holds:  # the broker does not read our close, or further methods are needed
+            self.end_refusal()
 
-    def close(self, reply_code: int, text: bytes, class_id: int = 0, method_id: int = 0) -> None:
-        """Close both connections on our own initiative, unless they are already being closed.
+    def end_refusal(self) -> None:
+        """If a refused producer waits for its Connection.Close, send it, since no more replies are expected."""
+        error = self.lifecycle.fault
+        if self.lifecycle.phase is Phase.REFUSING and error is not None:
+            self._close_producer(error.reply_code, error.text, error.class_id, error.method_id)
 
-        The upstream connection ends when CloseOk arrives or the link is lost.
-        """
-        if self.lifecycle.phase is not Phase.OPEN:
-            return
+    def close(self, reply_code: int, text: bytes) -> None:
+        """Close both connections on our own initiative, unless they are already being closed."""
+        if self.lifecycle.phase is Phase.OPEN:
+            self._close_upstream()
+            self._close_producer(reply_code, text)
+
+    def _close_upstream(self) -> None:
+        """Send Connection.Close to the broker; the connection ends when CloseOk arrives or the link is lost."""
         if not self.upstream.closing:
             self.upstream.closing = True
             self.to_upstream.append(method_frames.connection_close(200, b"Goodbye"))
+
+    def _close_producer(self, reply_code: int, text: bytes, class_id: int = 0, method_id: int = 0) -> None:
         self.lifecycle.end(Phase.CLOSING)
         self.forget_all()
         self.to_producer.append(
             method_frames.connection_close(reply_code, method_frames.reply_text(reply_code, text), class_id, method_id)
         )
+        self.to_producer += [method_frames.connection_close_ok()] * self.lifecycle.further_closes

@@ -105,6 +105,7 @@ class Relay:
         connection = self.connection
         connection.upstream.end()
         connection.to_upstream.clear()
+        connection.end_refusal()
         if connection.lifecycle.phase is Phase.PRODUCER_CLOSES or connection.lifecycle.last_frame is not None:
             connection.producer_answered()
             connection.to_producer.append(connection_close_ok())

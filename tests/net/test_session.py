@@ -136,6 +136,17 @@ async def test_connection_closes_are_answered_until_the_producer_closes_its_sock
         await both_ended(stage)
 
 
+async def test_an_error_is_reported_after_a_deadline_if_the_broker_does_not_answer() -> None:
+    async with staged(SOON) as stage:
+        producer, link = await stage.opened()
+        producer.call(commands.Channel.Open())
+        await link.expect("Connection.Close")
+        assert (await producer.close_reason())[0] == 504
+        assert await link.is_gone()
+        assert await producer.is_gone()
+        await both_ended(stage)
+
+
 async def test_a_connection_close_waits_while_the_broker_processes_earlier_publishes() -> None:
     async with staged(SessionLimits(close_seconds=0.02)) as stage:
         producer, link = await stage.opened()

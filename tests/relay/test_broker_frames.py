@@ -299,7 +299,8 @@ def test_bodies_are_split_to_the_frame_max_of_the_producer(body_size: int) -> No
 def test_a_header_larger_than_the_producers_frame_max_ends_the_connection() -> None:
     wire = Wire(tuning=SMALL).open()
     large = method(1, DELIVER) + content_header(1, 4, bytes(5000))
-    left = wire.answer(large)
+    wire.relay.broker_sent(large + frame(3, 1, b"body"), 0.0)
+    left = wire.sent()
     assert left.startswith(method(1, DELIVER))
     assert closed(left[len(method(1, DELIVER)) :])[:3] == (
         0,

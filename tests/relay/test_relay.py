@@ -207,6 +207,57 @@ def test_a_repeated_connection_close_is_counted_while_the_first_waits() -> None:
     assert wire.answer(GOODBYE_OK) == GOODBYE_OK * 2
 
 
+# -- errors of the producer --------------------------------------------------------------------------------------------
+
+WRONG = say(1, commands.Channel.Open())
+BLOCKED = say(0, commands.Connection.Blocked("memory"))
+
+
+def test_replies_to_earlier_methods_precede_the_close_because_of_an_error() -> None:
+    wire = Wire(routed("a")).open(confirm=True)
+    left = wire.produce(publish(), publish(), WRONG, publish())
+    assert [frame.name for frame in split(left)[::3]] == ["Basic.Publish", "Basic.Publish", "Connection.Close"]
+    wire.relay.broker_sent(ack(1) + ack(2), 0.0)
+    assert wire.sent() == ack(1) + ack(2)
+    assert wire.produce(publish(), GOODBYE) == b""
+    wire.relay.broker_sent(GOODBYE_OK + ack(3), 0.0)
+    sent = wire.sent()
+    assert closed(sent[: -len(GOODBYE_OK)])[:2] == (0, 504)
+    assert sent.endswith(GOODBYE_OK)
+    wire.produce(GOODBYE_OK)
+    assert wire.relay.connection.lifecycle.phase is Phase.CLOSED
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        lambda wire: wire.relay.broker_sent(BLOCKED, 0.0),
+        lambda wire: wire.relay.broker_sent(GOODBYE, 0.0),
+        lambda wire: wire.relay.broker_sent(b"not a frame", 0.0),
+        lambda wire: wire.relay.upstream_lost("gone"),
+        lambda wire: wire.relay.connection.end_refusal(),
+    ],
+    ids=["blocked", "closed", "malformed", "lost", "late"],
+)
+def test_an_error_is_reported_once_if_the_broker_does_not_answer_the_close(end: Callable[[Wire], None]) -> None:
+    wire = Wire(routed("a")).open(confirm=True)
+    wire.produce(publish(), WRONG)
+    assert wire.sent() == b""
+    end(wire)
+    assert closed(wire.sent().removeprefix(BLOCKED))[:2] == (0, 504)
+    end(wire)
+    assert wire.sent() == b""
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_an_error_is_reported_at_once_if_no_replies_can_arrive(held: bool) -> None:
+    wire = Wire(routed("a", bound=() if held else ("a",))).open(confirm=True)
+    if not held:
+        wire.answer(BLOCKED)
+    wire.produce(publish(), say(2, commands.Basic.Get(queue="a")))
+    assert closed(wire.sent())[:2] == (0, 504)
+
+
 # -- arbitrary bytes and frames ---------------------------------------------------------------------------------------
 
 STATES = [

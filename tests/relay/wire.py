@@ -16,6 +16,7 @@ from proxy.relay.connection_state import (
     BindDestinations,
     ConnectionTerms,
     EnsureQueue,
+    Phase,
     QueueInventory,
     RelayLimits,
 )
@@ -178,7 +179,13 @@ class Wire:
         return _taken(self.relay.connection.to_upstream)
 
     def producer(self) -> bytes:
-        """Take the output to the producer."""
+        """Take the output to the producer, after the broker has answered a close because of the producer's error."""
+        if self.relay.connection.lifecycle.phase is Phase.REFUSING:
+            self.relay.broker_sent(say(0, commands.Connection.CloseOk()), self.now)
+        return self.sent()
+
+    def sent(self) -> bytes:
+        """Take the output to the producer so far."""
         return _taken(self.relay.connection.for_producer)
 
     def fault(self, *pieces: bytes) -> tuple[int, tuple[int, int]]:

@@ -135,6 +135,36 @@ def test_headers_and_methods_up_to_eight_bytes_above_frame_max_are_accepted(port
     assert compare(ports, declare).frames == (refused if above > 8 else (("Queue.DeclareOk", 1),))
 
 
+# -- pipelined errors --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"),
+    [
+        (client.frame(1, 1, b"\x00\x3c\x00\x50")[:-1] + b"\x00", 501),
+        (client.method(1, commands.Channel.Open()), 504),
+        (client.frame(2, 1, bytes(14)), 505),
+    ],
+    ids=["frame end", "second open", "unexpected content"],
+)
+def test_publishes_before_an_error_of_the_connection_are_returned_and_confirmed(
+    ports: tuple[int, int], wrong: bytes, code: int
+) -> None:
+    def talk(port: int) -> Answers:
+        with Producer(port).open(confirm=True) as producer:
+            producer.send(client.publish(1, b"", b"nobody", (), b"", mandatory=True) * 20 + wrong)
+            returned, acked = 0, set[int]()
+            while (frame := producer.frame()).name != "Connection.Close":
+                returned += frame.name == "Basic.Return"
+                if frame.name == "Basic.Ack":
+                    tag = frame.arguments["delivery_tag"]
+                    assert isinstance(tag, int)
+                    acked |= set(range(1, tag + 1)) if frame.arguments["multiple"] else {tag}
+            return Answers(((returned, len(acked), frame.arguments["reply_code"]),))
+
+    assert compare(ports, talk).frames == ((20, 20, code),)
+
+
 # -- several Connection.Close ------------------------------------------------------------------------------------------
 
 
