@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _INPUT = "invalid usage, configuration or rules; errors on standard error"
@@ -253,6 +253,24 @@ class _HelpFormatter(argparse.HelpFormatter):
         return super()._fill_text(text, width, indent)
 
 
+class _CommandParser(argparse.ArgumentParser):
+    """Accepts options between the values of a repeated positional argument, as in `check FILE --strict FILE`."""
+
+    _intermixed = False
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        # The other method calls this one, and loses the arguments after `--`.
+        if self._intermixed or "--" in (args or ()):
+            return super().parse_known_args(args, namespace)
+        self._intermixed = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._intermixed = False
+
+
 def make_parser(loaded: Iterable[str]) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
     """Return the parser of the command line, which knows the names of all commands, and the parsers of some commands.
 
@@ -265,9 +283,9 @@ def make_parser(loaded: Iterable[str]) -> tuple[argparse.ArgumentParser, dict[st
         epilog="oxproxy COMMAND --help describes a command, with examples and exit statuses.",
         formatter_class=lambda prog: argparse.HelpFormatter(prog, max_help_position=30),
     )
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_CommandParser)
     chosen = frozenset(loaded)
-    of_commands = {}
+    of_commands: dict[str, argparse.ArgumentParser] = {}
     for name, entry in COMMANDS.items():
         subparser = subparsers.add_parser(
             name,

@@ -53,6 +53,16 @@ def test_check_summarizes_valid_files_in_one_line(rules: Path, capsys: pytest.Ca
     assert (out.count("\n"), err) == (1, "")
 
 
+@pytest.mark.parametrize("arguments", ["{} --json {}", "--coverage {} --json {}", "--json -- {} {}"])
+def test_options_may_stand_before_between_and_after_files(
+    arguments: str, rules: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = rules.with_name("other.yaml")
+    other.write_text(RULES.replace("name: e", "name: f"))
+    assert run("check", *arguments.format(rules, other).split()) == 0
+    assert json.loads(capsys.readouterr().out)["summary"].startswith("2 files, 2 exchanges")
+
+
 def test_check_reports_every_error_with_status_2(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
     rules.write_text("exchanges: [{name: 5}]\nqueus: []\n")
     assert run("check", rules) == 2

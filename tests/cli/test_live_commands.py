@@ -211,7 +211,7 @@ def test_changed_files_are_status_1_and_no_password_is_shown(site: Site) -> None
     assert re.search(r"^-.*amount\": 1000", out, re.MULTILINE)
     assert re.search(r"^\+.*amount\": 5000", out, re.MULTILINE)
     assert "hunter" not in out
-    status, out, _ = run(site, "rules", "diff", "-", "--json", stdin=changed)
+    status, out, _ = run(site, "rules", "diff", "--json", "-", stdin=changed)
     assert (status, len(json.loads(out)["differences"])) == (1, 1)
 
 
