@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import cast
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, BeforeValidator, ValidationError
+from pydantic_core import ErrorDetails
 
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.routing.bindings.compiled import CompiledBinding
@@ -21,7 +23,7 @@ from proxy.routing.bindings.exchange_types import OPEN
 from proxy.rules.loader import LoadedRules, compile_rules
 from proxy.rules.schema import TYPES
 from proxy.values import RESERVED_PREFIXES, text
-from proxy.yamlfile.document import ConfigWarning, Place
+from proxy.yamlfile.document import ConfigWarning, Place, join
 
 #: Exchange types that distinguish bindings by their arguments; other types ignore arguments.
 _BY_ARGUMENTS = (OPEN, "headers")
@@ -30,17 +32,55 @@ _BY_KEY = ("direct", "topic")
 _CARRIER = "{}.oxproxy"
 #: Prefixes of exchanges created by a sidecar, and of routing keys. An exchange with such bindings is a carrier.
 _RESERVED = tuple(prefix.decode() for prefix in RESERVED_PREFIXES)
+_EXPECTED = "the output of rabbitmqctl export_definitions"
+#: JSON names of Python types, and of the types that pydantic expects.
+_SEEN = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+_WANTED = {
+    "missing": "this key", "model_type": "an object", "dict_type": "an object", "list_type": "a list",
+    "string_type": "a string", "literal_error": "queue or exchange",
+}  # fmt: skip
 _HEADER = (
     "# Bindings with equal order are in the order of the definitions, not in the order in which they were declared.\n"
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Exchange:
+#: Null stands for an empty table.
+_Arguments: TypeAlias = Annotated[dict[str, Any], BeforeValidator(lambda written: written or {})]
+
+
+class _Object(BaseModel):
+    """An object of the broker. Keys that are not used here are ignored.
+
+    Args:
+        vhost: missing if only one virtual host was exported.
+    """
+
+    vhost: str = "/"
+
+
+class _Exchange(_Object):
     name: str
     type: str
-    arguments: Mapping[str, object]
-    bindings: Sequence[Mapping[str, object]]
+    arguments: _Arguments = {}
+
+
+class _Binding(_Object):
+    source: str
+    destination_type: Literal["queue", "exchange"]
+    destination: str
+    routing_key: str = ""
+    arguments: _Arguments = {}
+
+
+class _Vhost(BaseModel):
+    name: str
+
+
+class _Definitions(BaseModel):
+    exchanges: list[_Exchange]
+    bindings: list[_Binding]
+    queues: list[_Object] = []
+    vhosts: list[_Vhost] = []
 
 
 def import_definitions(
@@ -59,13 +99,27 @@ def import_definitions(
         ConfigErrors: the data is not a definitions file, or does not contain the virtual host.
     """
     place = Place(source, 0)
-    defined = list(_exchanges(data, source, vhost, only))
-    exchanges = [exchange for exchange in defined if exchange.type in TYPES]
+    definitions = _parsed(data, source)
+    bindings: dict[str, list[_Binding]] = {}
+    for binding in definitions.bindings:
+        if binding.vhost == vhost:
+            bindings.setdefault(binding.source, []).append(binding)
+    defined = [
+        exchange
+        for exchange in definitions.exchanges
+        if exchange.vhost == vhost and _is_wanted(exchange, bindings.get(exchange.name, ()), only)
+    ]
     if not defined:
-        known = _vhosts(data)
+        known = {named.name for named in definitions.vhosts}
+        known = known or {owned.vhost for owned in (*definitions.exchanges, *definitions.queues)}
         if vhost not in known:
             message = f'seen "{vhost}", expected a virtual host defined in this file: {", ".join(sorted(known))}'
             raise ConfigErrors([ConfigError(source, 0, "--vhost", message)])
+    exchanges = [
+        (exchange, _distinct(exchange.type, bindings.get(exchange.name, ())))
+        for exchange in defined
+        if exchange.type in TYPES
+    ]
     warnings = [
         ConfigWarning(place, f"exchange {name}", "not in these definitions")
         for name in only
@@ -88,68 +142,63 @@ def import_definitions(
     return content, warnings
 
 
-def _exchanges(data: bytes, source: str, vhost: str, only: Sequence[str]) -> Iterator[_Exchange]:
+def _parsed(data: bytes, source: str) -> _Definitions:
+    """Read definitions; all invalid values are reported."""
     try:
-        definitions = json.loads(data)
-        bindings: dict[str, list[Mapping[str, object]]] = {}
-        for binding in definitions["bindings"]:
-            if binding.get("vhost", "/") == vhost:
-                bindings.setdefault(binding["source"], []).append(binding)
-        for exchange in definitions["exchanges"]:
-            name = exchange["name"]
-            wanted = name in only if only else not name.startswith("amq.")
-            if name and wanted and exchange.get("vhost", "/") == vhost:
-                own = bindings.get(name, ())
-                used = (name, *(str(binding.get("routing_key", "")) for binding in own))
-                if any(key.startswith(_RESERVED) for key in used):
-                    continue
-                kind = exchange["type"]
-                yield _Exchange(name, kind, exchange.get("arguments") or {}, _distinct(kind, own))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        message = "expected definitions as written by rabbitmqctl export_definitions"
-        raise ConfigErrors([ConfigError(source, 0, "", message)]) from error
+        return _Definitions.model_validate(json.loads(data))
+    except ValidationError as error:
+        raise ConfigErrors([_fault(source, detail) for detail in error.errors(include_url=False)]) from None
+    except (ValueError, RecursionError):
+        message = f"seen a file that is not JSON, expected {_EXPECTED}"
+        raise ConfigErrors([ConfigError(source, 0, "", message)]) from None
 
 
-def _vhosts(data: bytes) -> set[str]:
-    """Return the virtual hosts in definitions. If only one virtual host was exported, its name may be missing."""
-    definitions = json.loads(data)
-    listed = {str(vhost["name"]) for vhost in definitions.get("vhosts", ())}
-    return listed or {
-        str(entry.get("vhost", "/")) for key in ("exchanges", "queues") for entry in definitions.get(key, ())
-    }
+def _fault(source: str, detail: ErrorDetails) -> ConfigError:
+    path = ""
+    for step in detail["loc"]:
+        path = join(path, step)
+    seen = "nothing" if detail["type"] == "missing" else _SEEN.get(type(detail["input"]), "null")
+    expected = _WANTED.get(detail["type"], detail["msg"])
+    return ConfigError(source, 0, path, f"seen {seen}, expected {expected}, as in {_EXPECTED}")
 
 
-def _distinct(kind: str, bindings: Iterable[Mapping[str, object]]) -> list[Mapping[str, object]]:
+def _is_wanted(exchange: _Exchange, bindings: Sequence[_Binding], only: Sequence[str]) -> bool:
+    """Return True if an exchange was requested and was not created by a sidecar."""
+    if not exchange.name or (exchange.name not in only if only else exchange.name.startswith("amq.")):
+        return False
+    return not any(key.startswith(_RESERVED) for key in (exchange.name, *(binding.routing_key for binding in bindings)))
+
+
+def _distinct(kind: str, bindings: Iterable[_Binding]) -> list[_Binding]:
     """Remove keys that the exchange type ignores, and bindings that are duplicates without these keys."""
-    distinct: dict[str, Mapping[str, object]] = {}
-    for defined in bindings:
-        binding = {
-            "destination_type": defined["destination_type"],
-            "destination": defined["destination"],
-            "routing_key": defined.get("routing_key", "") if kind in (*_BY_KEY, OPEN) else "",
-            "arguments": (defined.get("arguments") or {}) if kind in _BY_ARGUMENTS else {},
-        }
-        distinct.setdefault(json.dumps(binding, sort_keys=True), binding)
+    ignored: dict[str, object] = {}
+    if kind not in (*_BY_KEY, OPEN):
+        ignored["routing_key"] = ""
+    if kind not in _BY_ARGUMENTS:
+        ignored["arguments"] = {}
+    distinct: dict[str, _Binding] = {}
+    for binding in bindings:
+        relevant = binding.model_copy(update=ignored)
+        distinct.setdefault(json.dumps(relevant.model_dump(), sort_keys=True), relevant)
     return list(distinct.values())
 
 
-def _lines(vhost: str, exchanges: Sequence[_Exchange]) -> Iterator[str]:
+def _lines(vhost: str, exchanges: Sequence[tuple[_Exchange, Sequence[_Binding]]]) -> Iterator[str]:
     yield f"{_HEADER}vhost: {_written(vhost)}\nexchanges:{'' if exchanges else ' []'}\n"
-    for exchange in exchanges:
+    for exchange, bindings in exchanges:
         yield f"  - name: {_written(exchange.name)}\n    type: {exchange.type}\n"
         if exchange.type != OPEN:
             yield f"    carrier: {_written(_CARRIER.format(exchange.name))}  # the broker already has this exchange\n"
         if exchange.arguments:
             yield f"    arguments: {_written(exchange.arguments)}\n"
-        yield f"    bindings:{'' if exchange.bindings else ' []'}\n"
-        for binding in exchange.bindings:
-            yield f"      - {binding['destination_type']}: {_written(binding['destination'])}\n"
-            if binding["routing_key"]:
-                yield f"        routing_key: {_written(binding['routing_key'])}\n"
-            arguments = cast("Mapping[str, object]", binding["arguments"])
-            if arguments:
+        yield f"    bindings:{'' if bindings else ' []'}\n"
+        for binding in bindings:
+            yield f"      - {binding.destination_type}: {_written(binding.destination)}\n"
+            if binding.routing_key:
+                yield f"        routing_key: {_written(binding.routing_key)}\n"
+            if binding.arguments:
                 yield "        arguments:\n"
-            for key, value in arguments.items():
+            for key, value in binding.arguments.items():
                 yield f"          {_written(key)}: {_written(value)}\n"
 
 

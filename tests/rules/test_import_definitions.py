@@ -112,9 +112,36 @@ def test_a_missing_exchange_is_a_warning() -> None:
     assert any("exchange other" in warning for warning in warnings(definitions("topic"), "other"))
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"exchanges": 1, "bindings": []}', b'{"bindings": [1]}'])
-def test_other_input_is_refused(data: bytes) -> None:
-    with pytest.raises(ConfigErrors, match="expected definitions"):
+def test_every_invalid_value_of_the_definitions_is_reported_with_its_path() -> None:
+    """A password is not shown, even where it does not belong."""
+    data: dict[str, list[dict[str, object]]] = json.loads(definitions("topic", binding("e", "q"), binding("e", "r")))
+    data["exchanges"][0]["arguments"] = 5
+    data["bindings"][0] |= {"destination_type": "hunter2", "arguments": None}
+    del data["bindings"][1]["source"]
+    with pytest.raises(ConfigErrors) as caught:
+        import_definitions(json.dumps(data).encode(), "d.json", "/")
+    ending = "as in the output of rabbitmqctl export_definitions"
+    assert str(caught.value).splitlines() == [
+        f"d.json: exchanges[0].arguments: seen a number, expected an object, {ending}",
+        f"d.json: bindings[0].destination_type: seen a string, expected queue or exchange, {ending}",
+        f"d.json: bindings[1].source: seen nothing, expected this key, {ending}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "seen a file that is not JSON"),
+        (b"[" * 100_000, "seen a file that is not JSON"),
+        (b"\xff", "seen a file that is not JSON"),
+        (b"[]", "seen a list, expected an object"),
+        (b"{}", "exchanges: seen nothing"),
+        (b'{"exchanges": 1, "bindings": []}', "exchanges: seen a number, expected a list"),
+        (b'{"exchanges": [], "bindings": [null]}', r"bindings\[0\]: seen null, expected an object"),
+    ],
+)
+def test_other_input_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(ConfigErrors, match=f"^definitions.json: {message}.*export_definitions"):
         import_definitions(data, "definitions.json", "/")
 
 
