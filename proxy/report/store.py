@@ -203,6 +203,8 @@ class Partials:
         size = max(largest, _cost(job) // self._task_count(job) + largest // 2)
         conf.set("spark.sql.files.maxPartitionBytes", str(size))
         conf.set("spark.sql.files.openCostInBytes", str(_OPEN_BYTES))
+        # By default, Spark divides the text of one file among all cores, which would make several segments of it.
+        conf.set("spark.sql.files.minPartitionNum", "1")
 
     def _task_count(self, job: Sequence[Entry]) -> int:
         cores = self._run.session.spark.sparkContext.defaultParallelism

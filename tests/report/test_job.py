@@ -255,6 +255,20 @@ def test_records_before_the_damage_of_a_segment_count(
     assert "read 0 new segments" in place.run()
 
 
+@pytest.mark.parametrize("whole", [True, False], ids=["segments read at once", "segments read line by line"])
+def test_a_large_uncompressed_segment_is_read_by_one_task(
+    place: Place, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """Spark divides text files among tasks by default, and a part of a segment would pass for the whole."""
+    if not whole:
+        monkeypatch.setattr(store, "_WHOLE_BYTES", 0)
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(place.input))  # so that Hadoop accesses the files
+    for name, count in (("a.jsonl", 9000), ("b.jsonl", 30), ("c.jsonl", 2000)):
+        segment(place.input, [publish(proxy=name, seq=seq) for seq in range(1, count + 1)], name=name)
+    assert "11,030 publishes in 3 segments" in place.run()
+    assert "read 0 new segments" in place.run()
+
+
 def test_a_missing_input_directory_is_an_error(place: Place) -> None:
     place.input.rmdir()
     with pytest.raises(ConfigError, match="no such directory"):
