@@ -385,6 +385,8 @@ def json_route(
             raise web.HTTPRequestTimeout(text="the body was not received in time\n") from None
         except web.RequestPayloadError:
             raise web.HTTPBadRequest(text="the body can't be decoded\n") from None
+        except ConnectionResetError:  # the client has disconnected; aiohttp would log an error
+            raise web.HTTPBadRequest(text="the body is incomplete\n") from None
         try:
             status, content = await asked(body)
         except ConfigErrors as errors:

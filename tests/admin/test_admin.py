@@ -131,6 +131,22 @@ async def test_a_request_that_is_no_http_is_the_clients_fault_and_logged_as_such
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
+async def test_a_client_that_disconnects_within_a_body_is_not_an_error_of_the_sidecar(
+    start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def page(_body: bytes) -> tuple[int, object]:
+        return 200, {}
+
+    base = await start(routes=[json_route("POST", "/page", page)])
+    _, writer = await asyncio.open_connection("127.0.0.1", int(base.rpartition(":")[2]))
+    writer.write(b"POST /page HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nabc")
+    await writer.drain()
+    await asyncio.sleep(0.2)
+    writer.close()
+    await asyncio.sleep(0.2)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 async def test_errors_in_files_and_messages_are_listed_with_status_422(
     start: Start, http: aiohttp.ClientSession
 ) -> None:
