@@ -583,7 +583,7 @@ class ConnectionState:
         self.lifecycle.end(Phase.REFUSING)
         for channel in self.channels.values():
             self.drop_content(channel)
-        if self.upstream.blocked or self.holds:  # the broker does not read our close, or further methods are needed
+        if self.upstream.blocked:  # the broker does not read our close
             self.end_refusal()
 
     def end_refusal(self) -> None:

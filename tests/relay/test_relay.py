@@ -249,12 +249,20 @@ def test_an_error_is_reported_once_if_the_broker_does_not_answer_the_close(end: 
     assert wire.sent() == b""
 
 
-@pytest.mark.parametrize("held", [True, False])
-def test_an_error_is_reported_at_once_if_no_replies_can_arrive(held: bool) -> None:
-    wire = Wire(routed("a", bound=() if held else ("a",))).open(confirm=True)
-    if not held:
-        wire.answer(BLOCKED)
-    wire.produce(publish(), say(2, commands.Basic.Get(queue="a")))
+def test_an_error_is_reported_at_once_while_the_broker_blocks_publishes() -> None:
+    wire = Wire(routed("a")).open(confirm=True)
+    wire.answer(BLOCKED)
+    wire.produce(publish(), WRONG)
+    assert closed(wire.sent())[:2] == (0, 504)
+
+
+def test_replies_precede_the_error_although_frames_are_held() -> None:
+    wire = Wire(routed("a", bound=())).open(confirm=True)
+    left = wire.produce(say(1, commands.Basic.Qos()), publish(), say(2, commands.Basic.Get(queue="a")))
+    assert [frame.name for frame in split(left)] == ["Basic.Qos", "Connection.Close"]
+    wire.relay.broker_sent(say(1, commands.Basic.QosOk()), 0.0)
+    assert wire.sent() == say(1, commands.Basic.QosOk())
+    wire.relay.broker_sent(GOODBYE_OK, 0.0)
     assert closed(wire.sent())[:2] == (0, 504)
 
 
