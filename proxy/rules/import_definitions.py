@@ -15,7 +15,6 @@ from itertools import groupby
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, BeforeValidator, ValidationError
-from pydantic_core import ErrorDetails
 
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.routing.bindings.compiled import CompiledBinding
@@ -153,7 +152,7 @@ def _parsed(data: bytes, source: str) -> _Definitions:
         raise ConfigErrors([ConfigError(source, 0, "", message)]) from None
 
 
-def _fault(source: str, detail: ErrorDetails) -> ConfigError:
+def _fault(source: str, detail: Mapping[str, Any]) -> ConfigError:
     path = ""
     for step in detail["loc"]:
         path = join(path, step)
