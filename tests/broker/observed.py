@@ -143,6 +143,11 @@ class Outside:
         named = {(row["destination_type"], row["destination"].encode()) for row in rows if not row["arguments"]}
         return named & self.bound(exchange)
 
+    def client_bindings(self, exchange: str) -> list[str]:
+        """Destinations of the clients' bindings that are stored on the broker, one name for each copy."""
+        rows = self.broker.api("GET", f"exchanges/{quoted(self.vhost)}/{quoted(exchange)}/bindings/source")
+        return sorted(row["destination"] for row in rows if "x-oxproxy" in row["arguments"])
+
     def bindings(self, exchange: str) -> set[tuple[str, bytes, bytes]]:
         path = f"exchanges/{quoted(self.vhost)}/{quoted(exchange)}/bindings/source"
         return {

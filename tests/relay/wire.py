@@ -56,10 +56,14 @@ class QueueEvents(list[tuple[object, ...]]):
 
     Args:
         queues: queues that rules name; None for all.
+
+    Attributes:
+        may_be_open: exchanges that may have been declared through another sidecar.
     """
 
     def __init__(self, queues: Iterable[bytes] | None = ()) -> None:
         super().__init__()
+        self.may_be_open: set[bytes] = set()
         self._queues = None if queues is None else frozenset(queues)
 
     def inventory(self) -> QueueInventory:
@@ -68,6 +72,7 @@ class QueueEvents(list[tuple[object, ...]]):
             lambda queue, exclusive: self.append(("declared", queue, exclusive)),
             lambda queue: self.append(("deleted", queue)),
             lambda exchange: self.append(("changed", exchange)),
+            lambda exchange: exchange in self.may_be_open,
         )
 
 

@@ -199,6 +199,8 @@ class Reconciler:
             result = await self.management.find(self.state.name, "exchange", name)
             info = result if isinstance(result, ExchangeInfo) else None
             self.store.exchange_found(before, name, info)
+            if info is not None:
+                self.names.exchanges[name] = info
         owned = self.state.exchanges.get(name)
         if owned is not None and owned.delivery is Delivery.CARRIER:
             await self.observer.read_bindings([owned])

@@ -17,7 +17,7 @@ and 1.7.2.5; RabbitMQ guides "Exchange to exchange bindings" and "Queues" (an em
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -29,7 +29,16 @@ from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel
 from proxy.relay.channel_state import DECLARING, ChannelEvent
 from proxy.relay.connection_state import ConnectionState, PermissionCheck, Phase
-from proxy.relay.declare.injected_methods import Steps, answer, inject, pass_on, reply_and_resume, run_steps
+from proxy.relay.declare.injected_methods import (
+    Steps,
+    answer,
+    inject,
+    look_up,
+    pass_on,
+    refuse_in_order,
+    reply_and_resume,
+    run_steps,
+)
 from proxy.relay.declare.storage import identity_key, kept_rows, refuse_nested, refuse_own_arguments, signed_copy
 from proxy.relay.declare.token_bindings import (
     Pin,
@@ -239,6 +248,9 @@ class ClientBindings:
     def bind(self, channel: Channel, frame: bytes) -> bool:
         """Handle queue.bind or exchange.bind; return whether to forward it unchanged."""
         request = self._read(channel, frame)
+        return self._after_lookup(channel, frame, request, self._unknown(request), self._bind)
+
+    def _bind(self, channel: Channel, request: BindRequest) -> bool:
         owned = self._owned(request)
         if owned is None:
             refusal = self._real_source_refusal(request)
@@ -258,7 +270,7 @@ class ClientBindings:
             return False
         try:
             request = self._read(channel, frame)
-            owned = self._owned(request)
+            owned = None if self._unknown(request) else self._owned(request)
             planned = None if owned is None else self._planned(channel, request, owned)
         except ProtocolError:
             return False  # the bind is refused when it is processed
@@ -437,8 +449,14 @@ class ClientBindings:
     # -- unbind ------------------------------------------------------------------------------------------------
 
     def unbind(self, channel: Channel, frame: bytes) -> bool:
-        """Handle queue.unbind or exchange.unbind; return whether it is forwarded unchanged."""
+        """Handle queue.unbind or exchange.unbind; return whether to forward it unchanged."""
         request = read_bind_request(channel, frame)
+        unknown = self._unknown(request)
+        if not unknown and self._may_be_elsewhere(request):
+            unknown = [request.source]
+        return self._after_lookup(channel, frame, request, unknown, self._unbind)
+
+    def _unbind(self, channel: Channel, request: BindRequest) -> bool:
         owned = self._owned(request)
         if owned is None:
             return pass_on(channel, request.method, request.nowait)
@@ -556,6 +574,65 @@ class ClientBindings:
 
     def _has_ended(self, owned: OwnedExchange) -> bool:
         return owned.ends and self._state.exchanges.get(owned.name) is owned
+
+    # -- declarations through other sidecars ---------------------------------------------------------------------
+
+    def _unknown(self, request: BindRequest) -> list[bytes]:
+        """Return the exchanges of a request that may have been declared through another sidecar a moment ago."""
+        names = [request.source, request.destination] if request.kind == EXCHANGE else [request.source]
+        return [name for name in names if self._connection.terms.inventory.may_be_open(name)]
+
+    def _may_be_elsewhere(self, request: BindRequest) -> bool:
+        """Return True if an unknown binding may have been made through another sidecar a moment ago."""
+        owned = self._owned(request)
+        if owned is None or owned.delivery is not Delivery.CARRIER or not self._state.shared:
+            return False
+        binding = self._binding(request, owned)
+        return binding.identity not in owned.clients and not self._state.router.exchanges[owned.name].has(binding)
+
+    def _after_lookup(
+        self,
+        channel: Channel,
+        frame: bytes,
+        request: BindRequest,
+        unknown: Sequence[bytes],
+        handle: Callable[[Channel, BindRequest], bool],
+    ) -> bool:
+        """Handle a bind or unbind after the given exchanges have been looked up; return whether to forward it.
+
+        If the bind of an open exchange were forwarded, the broker would store a binding that bypasses the rules.
+        """
+        if not unknown:
+            return handle(channel, request)
+        run_steps(self._look_up_first(channel, frame, request, unknown, handle))
+        return False
+
+    def _look_up_first(
+        self,
+        channel: Channel,
+        frame: bytes,
+        request: BindRequest,
+        unknown: Iterable[bytes],
+        handle: Callable[[Channel, BindRequest], bool],
+    ) -> Steps[None]:
+        connection = self._connection
+        connection.change(channel, ChannelEvent.DECLARE)
+        for name in unknown:
+            yield partial(look_up, connection, channel, name)
+        if channel.state is not DECLARING:
+            return
+        try:
+            forwards = handle(channel, request)
+        except ProtocolError as error:
+            error.about(request.method)
+            if error.scope is Scope.CONNECTION:
+                connection.fail(error)
+            else:
+                refuse_in_order(connection, channel, error)
+            return
+        if forwards:
+            connection.to_upstream.append(frame)
+            connection.pending.resume(channel)
 
     # -- state -------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ error texts of RabbitMQ 3.10 ("inequivalent arg").
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 
 from proxy.amqp import methods
@@ -27,8 +26,8 @@ from proxy.amqp.tables import decode_table
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel
 from proxy.relay.channel_state import DECLARING, ChannelEvent
-from proxy.relay.connection_state import ConnectionState, LookUpExchange
-from proxy.relay.declare.injected_methods import Steps, answer, inject, pass_on, reply_and_resume, run_steps
+from proxy.relay.connection_state import ConnectionState
+from proxy.relay.declare.injected_methods import Steps, answer, inject, look_up, pass_on, reply_and_resume, run_steps
 from proxy.relay.declare.storage import (
     ALTERNATE,
     CARRIER_TYPE,
@@ -210,7 +209,7 @@ class ClientExchanges:
         if request.exchange:
             # The lookup waits for the client's earlier requests, which may delete an exchange with this name.
             yield partial(inject, self._connection, channel, [])
-            exchange_type = yield partial(self._look_up, channel, request)
+            exchange_type = yield partial(look_up, self._connection, channel, request.exchange)
         else:  # the broker will refuse it
             self._connection.change(channel, ChannelEvent.DECLARE)
         try:
@@ -252,7 +251,7 @@ class ClientExchanges:
         else:
             yield partial(inject, self._connection, channel, [self._carrier_frame(channel, request, owned)])
             # Two clients may have declared it concurrently. The broker does not compare filters, so look it up again.
-            yield partial(self._look_up, channel, request)
+            yield partial(look_up, self._connection, channel, request.exchange)
         if channel.state is not DECLARING:
             return
         known = self._state.exchanges.get(owned.name)
@@ -262,9 +261,6 @@ class ClientExchanges:
             refuse_inequivalent(known, request, owned.arguments, self._state.name)
         self._connection.terms.inventory.changed(owned.name)
         self._declare_ok(channel, request)
-
-    def _look_up(self, channel: Channel, request: ExchangeDeclare, then: Callable[[str | None], None]) -> None:
-        self._connection.pending.requests.append(LookUpExchange(channel, request.exchange, then))
 
     def _make(self, request: ExchangeDeclare) -> tuple[OwnedExchange, Exchange]:
         """Check the arguments of a new open exchange and create it."""

@@ -18,7 +18,7 @@ from proxy.amqp.methods import method_frame, reply_of, reply_to
 from proxy.errors import ProtocolError
 from proxy.relay.channel import Channel, ExpectedReply
 from proxy.relay.channel_state import DECLARING, ChannelEvent
-from proxy.relay.connection_state import ConnectionState
+from proxy.relay.connection_state import ConnectionState, LookUpExchange
 
 T = TypeVar("T")
 #: Starts some work, and calls the given function when the work is done, with the result if there is one.
@@ -105,6 +105,11 @@ def refuse_in_order(connection: ConnectionState, channel: Channel, error: Protoc
     If one of them is an error to the broker, the client receives only that error.
     """
     inject(connection, channel, [], partial(connection.refuse, channel, error))
+
+
+def look_up(connection: ConnectionState, channel: Channel, exchange: bytes, then: Callable[[str | None], None]) -> None:
+    """Look up an exchange on the broker; the channel's frames must be held. See `LookUpExchange`."""
+    connection.pending.requests.append(LookUpExchange(channel, exchange, then))
 
 
 def count_unanswerable(connection: ConnectionState, channel: Channel) -> None:

@@ -190,8 +190,34 @@ def test_a_binding_made_through_both_sidecars_can_be_removed_through_either(
     assert here.reached("ox", {"n": 1}, "b") == ["b"]
     here.unbind("b", "ox", FIRST)
     # If a pass of one sidecar has seen the other's copy, a pin replaces that copy until later passes.
-    rows = outside.broker.api("GET", f"exchanges/{outside.vhost}/ox/bindings/source")
-    assert {row["destination"] for row in rows if "x-oxproxy" in row["arguments"]} == {"a"}
+    assert outside.client_bindings("ox") == ["a"]
+
+
+def test_an_exchange_declared_through_one_sidecar_is_bound_through_the_other(
+    pair: tuple[Application, Application], outside: Outside
+) -> None:
+    here, there = pair
+    for name in ("new", "next"):
+        here.exchange(name)
+    # If the other sidecar forwarded these binds, the broker would store them, and the rules would not apply.
+    there.bind("b", "new", FIRST)
+    there.chain("next", "ox", SECOND)
+    there.bind("b", "next", {})
+    assert [there.reached("new", {"n": n}, "b") for n in (1, 2)] == [["b"], []]
+    assert [there.reached("ox", {"n": n}, "b") for n in (1, 2)] == [[], ["b"]]
+    assert outside.client_bindings("new") == ["b"]
+
+
+@pytest.mark.parametrize("name", ["ox", "new"])
+def test_a_binding_made_through_one_sidecar_is_removed_through_the_other(
+    pair: tuple[Application, Application], outside: Outside, name: str
+) -> None:
+    here, there = pair
+    here.exchange(name)
+    here.bind("b", name, FIRST)
+    there.unbind("b", name, FIRST)
+    assert there.reached(name, {"n": 1}, "b") == []
+    assert "b" not in outside.client_bindings(name)
 
 
 # -- the snapshot, and bindings of rules -------------------------------------------------------------------------------
