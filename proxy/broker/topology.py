@@ -273,10 +273,6 @@ class Topology:
         """Look up an exchange on the broker; see `VhostTopology.lookup_exchange`."""
         return await self._vhosts[vhost].lookup_exchange(exchange) if vhost in self._vhosts else None
 
-    def may_be_open(self, vhost: str, exchange: bytes) -> bool:
-        """Return True if an exchange that is unknown here may be an open exchange; see `RelayRequests.may_be_open`."""
-        return vhost in self._vhosts and self._vhosts[vhost].requests.may_be_open(exchange)
-
     def changed(self, vhost: str, exchange: bytes) -> None:
         """Record that a client has changed an exchange or its bindings. Cheap, and never blocks."""
         if vhost in self._vhosts:

@@ -103,9 +103,6 @@ class ControlPlane(Protocol):
     async def lookup_exchange(self, vhost: str, exchange: bytes) -> str | None:
         """Look up an exchange on the broker; return its type, or None if it does not exist or is an open exchange."""
 
-    def may_be_open(self, vhost: str, exchange: bytes) -> bool:
-        """Return True if an exchange that is unknown here may be an open exchange."""
-
     def changed(self, vhost: str, exchange: bytes) -> None:
         """Record that a client has changed an exchange or its bindings."""
 
@@ -206,5 +203,4 @@ class Vhosts:
             partial(control.queue_declared, vhost),
             partial(control.queue_deleted, vhost),
             partial(control.changed, vhost),
-            partial(control.may_be_open, vhost),
         )

@@ -106,11 +106,13 @@ class ContentUnderWay:
 class HeldFrames:
     """Frames from the producer that are held while the channel is in one of the states in `HOLDING`."""
 
-    __slots__ = ("_backlog", "binds", "frames", "marking")
+    __slots__ = ("_backlog", "binds", "frames", "looked_up", "marking")
 
     def __init__(self, backlog: Backlog) -> None:
         self._backlog = backlog
         self.frames: list[bytes] = []
+        #: the exchange that is being looked up for the first frame, a publish; b"" if there is none
+        self.looked_up = b""
         #: unanswered binds in order, by identity: the reply if the bind is done, otherwise None. If the channel waits
         #: for nothing else, further binds need not wait.
         self.binds: dict[Hashable, bytes | None] = {}
@@ -125,7 +127,7 @@ class HeldFrames:
         self._backlog.held += sum(map(len, frames))
 
     def take(self) -> list[bytes]:
-        frames, self.frames = self.frames, []
+        frames, self.frames, self.looked_up = self.frames, [], b""
         self._backlog.held -= sum(map(len, frames))
         return frames
 

@@ -97,7 +97,7 @@ class BindDestinations(NamedTuple):
 
 
 class LookUpExchange(NamedTuple):
-    """Look up an exchange that a client declares, binds or unbinds, and that is unknown here.
+    """Look up an exchange that a client uses and that is unknown here.
 
     `answer` is called with the type of the broker's exchange, or with None if that exchange is an open exchange or does
     not exist. An open exchange is added to the state before the call.
@@ -141,17 +141,11 @@ class QueueInventory(NamedTuple):
     queue_deleted: Callable[[bytes], None]
     #: records that a client has declared, deleted, bound or unbound an exchange
     changed: Callable[[bytes], None]
-    #: whether an exchange that is unknown here may be an open exchange, declared through another sidecar
-    may_be_open: Callable[[bytes], bool]
 
 
 #: for virtual hosts without a control plane
 NO_INVENTORY: Final = QueueInventory(
-    lambda queue: False,
-    lambda queue, exclusive: None,
-    lambda queue: None,
-    lambda exchange: None,
-    lambda exchange: False,
+    lambda queue: False, lambda queue, exclusive: None, lambda queue: None, lambda exchange: None
 )
 
 

@@ -258,6 +258,8 @@ class VhostState:
     epoch: int = 0
     #: latest sequence number of a declaration made through this sidecar
     last_sequence: int = 0
+    #: the broker's exchanges that are known not to be open exchanges; None while exchanges can't be listed
+    plain_exchanges: set[bytes] | None = None
     #: names of the carriers of exchanges evaluated here
     carriers: frozenset[bytes] = field(init=False)
     #: the address table; None if there is none; set by `set_addresses`
@@ -308,6 +310,11 @@ class VhostState:
         place = (owned.type, owned.delivery, owned.carrier)
         same = owned.declared is None and new.declared is None and place == (new.type, new.delivery, new.carrier)
         return new if same else None
+
+    def may_be_open(self, name: bytes) -> bool:
+        """Return True if another sidecar may have declared an open exchange with this name that is unknown here."""
+        plain = self.plain_exchanges
+        return plain is not None and bool(name) and name not in plain and name not in self.exchanges
 
     def has_token(self, destination: Destination) -> bool:
         """Return True if messages reach a destination by a token. Exchanges that are evaluated here need no token."""
@@ -363,6 +370,8 @@ class VhostState:
 
     def add_exchange(self, owned: OwnedExchange, exchange: Exchange) -> None:
         self.exchanges[owned.name] = owned
+        if self.plain_exchanges is not None:
+            self.plain_exchanges.discard(owned.name)
         self.router.add(exchange)
         self._derive()
         self.changed()

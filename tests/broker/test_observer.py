@@ -202,6 +202,21 @@ async def test_failures_and_recoveries_are_logged_once(
     assert not observer.failures
 
 
+async def test_exchanges_may_be_open_if_the_last_list_did_not_contain_them(
+    observer: Observer, management: ManagementApi, outside: Outside
+) -> None:
+    known = observer._store.state
+    names = (b"", b"amq.topic", b"plain", b"elsewhere", b"missing")
+    assert not any(map(known.may_be_open, names))  # nothing has been listed yet
+    outside.make_exchange("plain")
+    outside.make_exchange("elsewhere", x_open_exchange=True, x_oxproxy="not readable")
+    await observer.list_names()
+    assert [known.may_be_open(name) for name in names] == [False, False, False, True, True]
+    management._base = "http://127.0.0.1:1"
+    await observer.list_names()
+    assert not any(map(known.may_be_open, names))
+
+
 async def test_without_the_management_api_nothing_is_observed(vhost: str) -> None:
     observed = ObservedState()
     observer = Observer(DeclarationStore(state(vhost, {})), None, observed, nothing_lacks)

@@ -351,6 +351,12 @@ async def test_an_exchange_declared_through_another_sidecar_is_looked_up(
     await app.bind(stored("ox", "a"))
     asked = [await topology.lookup_exchange(vhost, name) for name in (b"none", b"plain", b"topic", b"ox")]
     assert asked == [None, "direct", "topic", None]
+    assert [vhost_state.may_be_open(name) for name in (b"none", b"plain", b"topic", b"ox")] == [
+        True,
+        False,
+        False,
+        False,
+    ]
     assert routed(vhost_state, b"ox") == (b"a",)
     assert vhost_state.exchanges[b"ox"].bound == queues("a")
 

@@ -252,9 +252,6 @@ class NoControl:
     def queue_deleted(self, vhost: str, queue: bytes) -> None:
         self.asked.append(("deleted", queue))
 
-    def may_be_open(self, vhost: str, exchange: bytes) -> bool:
-        return False
-
     def state_of(self, vhost: str) -> VhostState | None:
         return self.state if self.state is not None and self.state.name == vhost else None
 

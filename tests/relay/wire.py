@@ -16,6 +16,7 @@ from proxy.relay.connection_state import (
     BindDestinations,
     ConnectionTerms,
     EnsureQueue,
+    LookUpExchange,
     Phase,
     QueueInventory,
     RelayLimits,
@@ -56,14 +57,10 @@ class QueueEvents(list[tuple[object, ...]]):
 
     Args:
         queues: queues that rules name; None for all.
-
-    Attributes:
-        may_be_open: exchanges that may have been declared through another sidecar.
     """
 
     def __init__(self, queues: Iterable[bytes] | None = ()) -> None:
         super().__init__()
-        self.may_be_open: set[bytes] = set()
         self._queues = None if queues is None else frozenset(queues)
 
     def inventory(self) -> QueueInventory:
@@ -72,7 +69,6 @@ class QueueEvents(list[tuple[object, ...]]):
             lambda queue, exclusive: self.append(("declared", queue, exclusive)),
             lambda queue: self.append(("deleted", queue)),
             lambda exchange: self.append(("changed", exchange)),
-            lambda exchange: exchange in self.may_be_open,
         )
 
 
@@ -232,6 +228,15 @@ class Wire:
         for queue in bound:
             self.state.exchanges[b"xo"].tokens.bind_ok(("queue", queue.encode()))
         self.relay.answer(request)
+        return self.upstream()
+
+    def looked_up(self, exchange: bytes, exchange_type: str | None = None) -> bytes:
+        """The control plane has looked up an exchange, its only request; return output upstream."""
+        (request,) = self.relay.connection.pending.requests
+        self.relay.connection.pending.requests.clear()
+        assert isinstance(request, LookUpExchange)
+        assert request.exchange == exchange
+        self.relay.answer(request, exchange_type)
         return self.upstream()
 
     def publishes(self) -> list[tuple[bytes, str, int, int]]:

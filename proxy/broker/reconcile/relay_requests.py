@@ -271,16 +271,6 @@ class RelayRequests:
         if changed:
             state.changed()
 
-    def may_be_open(self, name: bytes) -> bool:
-        """Return True if an exchange that is unknown here may have been declared through another sidecar.
-
-        Nothing is looked up while exchanges can't be listed, since the lookup would fail too.
-        """
-        listed = self._observed.exchanges.get(name)
-        # A listed open exchange that is not in the state has been deleted here; it may have been declared again.
-        known = name in self._state.exchanges or (listed is not None and not listed.kept)
-        return self._observed.exchanges_complete and not known and unnameable(name) is None
-
     def exchange_deleted(self, name: bytes) -> None:
         """Record that an exchange was deleted, along with all bindings from and to the exchange."""
         owned = self._state.exchanges.get(name)

@@ -580,7 +580,7 @@ class ClientBindings:
     def _unknown(self, request: BindRequest) -> list[bytes]:
         """Return the exchanges of a request that may have been declared through another sidecar a moment ago."""
         names = [request.source, request.destination] if request.kind == EXCHANGE else [request.source]
-        return [name for name in names if self._connection.terms.inventory.may_be_open(name)]
+        return [name for name in names if self._state.may_be_open(name)]
 
     def _may_be_elsewhere(self, request: BindRequest) -> bool:
         """Return True if an unknown binding may have been made through another sidecar a moment ago."""

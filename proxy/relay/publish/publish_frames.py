@@ -19,6 +19,7 @@ from proxy.relay.channel import HEADER_TO_COME, Channel, CollectedPublish, Conte
 from proxy.relay.channel_state import CONFIRM, TX, ChannelEvent
 from proxy.relay.connection_audit import table_offsets
 from proxy.relay.connection_state import BindDestinations, ConnectionState
+from proxy.relay.declare.injected_methods import look_up
 from proxy.relay.publish.outgoing import PUBLISH, Copy, Outgoing, copy_frames, refuse_reserved
 from proxy.relay.publish.plan import Plan
 from proxy.relay.publish.split_publish import fitting, send_collected
@@ -191,6 +192,17 @@ class PublishFrames:
                 plans.fail(self._connection.terms.user, channel.number, "unroutable", reason, address, header)
         if plan.tap is not None:
             plan.observe(plan.tap, publish.exchange, publish.routing_key, header, out)
+
+    def look_up(self, channel: Channel, method: bytes, exchange: bytes, header: bytes) -> None:
+        """Hold a publish until its exchange, which another sidecar may have declared, has been looked up.
+
+        If the publish were forwarded, the broker would route it without the rules.
+        """
+        connection = self._connection
+        connection.change(channel, ChannelEvent.WAIT, methods.BASIC_PUBLISH)
+        channel.held.keep([method, header])
+        channel.held.looked_up = exchange
+        look_up(connection, channel, exchange, lambda _: connection.pending.resume(channel))
 
     def _wait(self, publish: PendingPublish, header: bytes, plan: Plan, out: Outgoing) -> bool:
         """Hold a publish until its destinations are bound; return False if there is nothing to wait for."""

@@ -25,7 +25,8 @@ Processing
 Exceptions
     1. A publish is refused with a `ProtocolError`, which closes the channel or the connection.
     2. A publish takes the slow path (`_leave`, `PublishFrames`): it waits for a destination, is split, or is sent to
-       another broker.
+       another broker. A publish to an exchange that another sidecar may just have declared waits until the exchange
+       has been looked up.
     3. A publish has spent a regex budget. The frames after it wait for the next `read_producer`, so that other
        producers are served in the meantime.
 
@@ -146,9 +147,9 @@ class PublishPass:
     """
 
     __slots__ = (
-        "_after_fault", "_audit", "_connection", "_exchanges", "_frames", "_hits", "_known", "_largest",
-        "_message_bytes", "_passes_unknown", "_plans", "_publishes", "_relaying", "_rest", "_restores", "_sampling",
-        "_spent", "_start", "_upstream", "_upstream_largest", "interrupted",
+        "_after_fault", "_audit", "_connection", "_exchanges", "_frames", "_hits", "_known", "_largest", "_looked_up",
+        "_message_bytes", "_passes_unknown", "_plain", "_plans", "_publishes", "_relaying", "_rest", "_restores",
+        "_sampling", "_spent", "_start", "_upstream", "_upstream_largest", "interrupted",
     )  # fmt: skip
 
     def __init__(self, connection: ConnectionState) -> None:
@@ -165,6 +166,8 @@ class PublishPass:
         self._rest: Final = PartialFrame()
         #: offset at which to continue after an error in the current bytes
         self._after_fault = 0
+        #: the exchange of the resumed publish if that exchange has just been looked up; b"" otherwise
+        self._looked_up = b""
         #: whether a publish has spent a regex budget, so that the frames after it wait for the next `read_producer`
         self.interrupted = False
         # Set by `_begin` and `_look`; constant during one read.
@@ -179,6 +182,7 @@ class PublishPass:
         self._passes_unknown = False
         self._known: dict[bytes, Plan] = {}
         self._exchanges = connection.plans.state.exchanges
+        self._plain = connection.plans.state.plain_exchanges
 
     def read_producer(self, data: bytes) -> None:
         """Receive bytes from the producer; output is collected in the connection's state.
@@ -215,14 +219,16 @@ class PublishPass:
         waits = channel.state is WAITING
         if waits or (channel.state is DECLARING and not channel.held.binds):
             connection.change(channel, ChannelEvent.RESUME)
+        self._looked_up = channel.held.looked_up
         held = channel.held.take()
         rest = self._rest.take()
         self._frames.resuming = True
         if waits:
-            # Unbound destinations now count as missing, so the publish does not wait again.
+            # Destinations that are still unbound count as missing, so a publish waits for destinations only once.
             self._begin()
-            self._take_joined(held[0], held[1], channel, waited=True)
+            self._take_joined(held[0], held[1], channel, waited=not self._looked_up)
             del held[:2]
+        self._looked_up = b""
         for first in range(0, len(held), _HELD_AT_ONCE):
             current = connection.channels.get(number)
             if current is not None and current.held:
@@ -251,6 +257,7 @@ class PublishPass:
         self._passes_unknown = self._plans.passes_unknown
         state = self._plans.state
         self._exchanges = state.exchanges
+        self._plain = state.plain_exchanges
         self._restores = state.restores
         lifecycle = connection.lifecycle
         self._relaying = lifecycle.phase is Phase.OPEN and (lifecycle.last_frame is None or self._frames.resuming)
@@ -446,7 +453,14 @@ class PublishPass:
                 plan = self._plans.find(exchange, method[key_at + 1 : -2])
 
             if plan is None:
-                return self._pass(data, body_at, method, key_at, header, body_size, channel)
+                plain = self._plain
+                if plain is None or exchange in plain or exchange == self._looked_up:
+                    return self._pass(data, body_at, method, key_at, header, body_size, channel)
+                if self._start < at:
+                    self._upstream.append(data[self._start : at])
+                self._start = body_at
+                self._publishes.look_up(channel, method, exchange, header)
+                return body_at
 
             # The header table follows content type and content encoding. `last` is the offset of the frame-end octet.
             # If this octet is misread as a length, the resulting offset is also beyond the frame.

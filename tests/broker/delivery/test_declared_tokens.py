@@ -208,6 +208,20 @@ def test_an_exchange_declared_through_one_sidecar_is_bound_through_the_other(
     assert outside.client_bindings("new") == ["b"]
 
 
+def test_a_publish_to_an_exchange_declared_through_the_other_sidecar_is_evaluated(
+    pair: tuple[Application, Application],
+) -> None:
+    here, there = pair
+    here.exchange("new")
+    here.bind("b", "new", FIRST)
+    assert [there.reached("new", {"n": n}, "b") for n in (1, 2)] == [["b"], []]
+    here.exchange("plain", kind="fanout")
+    here.bind("b", "plain")
+    assert there.reached("plain", {}, "b") == ["b"]
+    there.publish("missing")
+    assert there.closed().code == 404
+
+
 @pytest.mark.parametrize("name", ["ox", "new"])
 def test_a_binding_made_through_one_sidecar_is_removed_through_the_other(
     pair: tuple[Application, Application], outside: Outside, name: str

@@ -7,7 +7,7 @@ from pamqp import commands
 
 from proxy.amqp.method_frames import QueueBind, QueueUnbind, read_method
 from proxy.amqp.tables import encode_table
-from proxy.relay.connection_state import BindDestinations, LookUpExchange, PermissionCheck
+from proxy.relay.connection_state import BindDestinations, PermissionCheck
 from proxy.relay.declare.storage import PIN, STORAGE
 from proxy.relay.declare.token_bindings import check_permission
 from proxy.relay.publish.plan import ClientRules
@@ -26,7 +26,6 @@ from tests.relay.wire import (
     OWN_BIND_OK,
     OWN_OPEN_OK,
     TYPE,
-    QueueEvents,
     Wire,
     owned,
     publish,
@@ -72,16 +71,6 @@ def marked(**rules: object) -> Wire:
     made = wire(**rules)
     made.state.exchanges[b"xo"].tokens.asserted(("queue", b"b"), 1, 0.0, object())
     return made
-
-
-def looked_up(made: Wire, name: bytes = b"xo", exchange_type: str | None = None) -> bytes:
-    """The exchange has been looked up on the broker; return the output to the broker."""
-    (request,) = made.relay.connection.pending.requests
-    made.relay.connection.pending.requests.clear()
-    assert isinstance(request, LookUpExchange)
-    assert request.exchange == name
-    made.relay.answer(request, exchange_type)
-    return made.upstream()
 
 
 def closed(made: Wire, data: bytes = b"") -> tuple[object, str]:
@@ -416,14 +405,14 @@ def test_a_bind_answered_after_a_reload_counts_for_the_new_rules() -> None:
 def test_a_strict_unbind_with_other_arguments_is_refused() -> None:
     made = bound()
     assert made.produce(UNBIND_OTHER) == b""
-    looked_up(made)
+    made.looked_up(b"xo")
     assert closed(made, made.refused()) == (406, "PRECONDITION_FAILED - binding arguments do not match")
 
 
 def test_an_unbind_with_other_arguments_succeeds_in_broker_mode() -> None:
     made = bound(strict_unbind=False)
     made.produce(UNBIND_OTHER)
-    assert names(looked_up(made)) == ["Queue.Unbind"]
+    assert names(made.looked_up(b"xo")) == ["Queue.Unbind"]
     assert made.answer(UNBIND_OK) == UNBIND_OK
     assert len(made.state.exchanges[b"xo"].clients) == 1
 
@@ -431,7 +420,7 @@ def test_an_unbind_with_other_arguments_succeeds_in_broker_mode() -> None:
 def test_unbinding_a_missing_binding_succeeds() -> None:
     made = bound()
     made.produce(queue_unbind(1, b"nobody", b"xo", b"", ENTRIES))
-    assert names(looked_up(made)) == ["Queue.Unbind"]
+    assert names(made.looked_up(b"xo")) == ["Queue.Unbind"]
     assert made.answer(UNBIND_OK) == UNBIND_OK
 
 
@@ -448,23 +437,22 @@ BIND_NEW, UNBIND_NEW = (made(1, b"b", b"new", b"", ENTRIES) for made in (queue_b
 
 def behind() -> Wire:
     """A connection to a sidecar that may not know the exchange ``new`` yet."""
-    events = QueueEvents()
-    events.may_be_open.add(b"new")
-    return Wire(routed("a"), events=events, rules=ClientRules()).open()
+    made = wire()
+    made.state.plain_exchanges = {b"amq.topic"}
+    return made
 
 
 def declared_elsewhere(made: Wire) -> None:
     """The open exchange ``new`` is found on the broker."""
     new = exchange(name="new")
     made.state.add_exchange(owned(new, declared=DeclaredExchange(True, False, False, b"", 1)), new)
-    made.events.may_be_open.clear()
 
 
 def test_a_bind_of_an_unknown_exchange_waits_until_it_has_been_looked_up() -> None:
     made = behind()
     assert made.produce(BIND_NEW, BIND) == b""
     declared_elsewhere(made)
-    (stored,) = split(looked_up(made, b"new"))
+    (stored,) = split(made.looked_up(b"new"))
     assert keys([stored]) == [token("queue", b"b")]
     first, second = split(made.answer(BIND_OK) + made.upstream())
     assert (first.name, second.name) == ("Queue.BindOk", "Queue.Bind")
@@ -475,7 +463,7 @@ def test_a_bind_of_an_unknown_exchange_waits_until_it_has_been_looked_up() -> No
 def test_a_bind_of_an_exchange_that_is_not_open_is_forwarded_after_the_lookup(frame: bytes) -> None:
     made = behind()
     assert made.produce(frame, BIND) == b""
-    forwarded = looked_up(made, b"new", "direct")
+    forwarded = made.looked_up(b"new", "direct")
     assert forwarded.startswith(frame)
     assert names(forwarded[len(frame) :]) == ["Queue.Bind"]
 
@@ -486,27 +474,28 @@ def test_a_bind_after_an_unanswered_one_waits_for_the_lookup() -> None:
     assert made.produce(BIND_NEW) == b""
     assert made.answer(BIND_OK) == BIND_OK
     declared_elsewhere(made)
-    assert names(looked_up(made, b"new")) == ["Queue.Bind"]
+    assert names(made.looked_up(b"new")) == ["Queue.Bind"]
 
 
 def test_a_bind_that_is_refused_after_the_lookup_names_the_bind() -> None:
     made = behind()
     made.produce(exchange_bind(1, b"new", b"amq.topic", b"#"))
     declared_elsewhere(made)
-    assert names(looked_up(made, b"new")) == ["Exchange.Declare"]
+    assert names(made.looked_up(b"new")) == ["Exchange.Declare"]
     assert closed(made, made.answer(DECLARE_OK))[0] == 540
     made = behind()
     made.produce(queue_bind(1, b"b", b"new", b"a.key", ENTRIES))
     declared_elsewhere(made)
-    looked_up(made, b"new")
+    made.looked_up(b"new")
     assert closed(made, made.refused())[0] == 406
 
 
 def test_an_exchange_is_not_bound_after_its_channel_was_closed_during_the_lookup() -> None:
     made = behind()
+    made.state.plain_exchanges = {b"nowhere"}
     made.produce(publish(to="nowhere"), BIND_NEW)
     made.answer(say(1, commands.Channel.Close(404, "NOT_FOUND - no exchange 'nowhere'", 60, 40)))
-    assert looked_up(made, b"new") == b""
+    assert made.looked_up(b"new") == b""
 
 
 def test_an_unknown_binding_is_looked_up_before_it_is_removed() -> None:
@@ -515,7 +504,7 @@ def test_an_unknown_binding_is_looked_up_before_it_is_removed() -> None:
     made.state.remove_binding(stored)
     assert made.produce(UNBIND) == b""
     made.state.add_binding(stored)
-    (unbind,) = split(looked_up(made))
+    (unbind,) = split(made.looked_up(b"xo"))
     assert unbound([unbind]) == [(token("queue", b"b"), True)]
     assert made.answer(UNBIND_OK) == UNBIND_OK
     assert not made.state.exchanges[b"xo"].clients

@@ -7,7 +7,6 @@ from pamqp import commands
 
 from proxy.amqp.method_frames import ExchangeDeclare, exchange_declare, exchange_delete, read_method
 from proxy.amqp.tables import decode_table, encode_table
-from proxy.relay.connection_state import LookUpExchange
 from proxy.relay.declare.storage import KEPT, MARK, unpack
 from proxy.relay.publish.plan import ClientRules
 from proxy.relay.vhost import Delivery
@@ -38,20 +37,11 @@ def preceding_reply(wire: Wire, *pieces: bytes) -> None:
     assert wire.answer(DECLARE_OK) == b""
 
 
-def looked_up(wire: Wire, exchange_type: str | None = None) -> bytes:
-    (request,) = wire.relay.connection.pending.requests
-    wire.relay.connection.pending.requests.clear()
-    assert isinstance(request, LookUpExchange)
-    assert request.exchange == b"mine"
-    wire.relay.answer(request, exchange_type)
-    return wire.upstream()
-
-
 def declaring(exchange_type: str | None = None, entries: bytes = LIMIT, **rules: object) -> Wire:
     """A client declares; the broker has replied to the preceding request, and the exchange has been looked up."""
     wire = Wire(rules=ClientRules(**rules)).open()  # type: ignore[arg-type]
     preceding_reply(wire, declare(entries))
-    looked_up(wire, exchange_type)
+    wire.looked_up(b"mine", exchange_type)
     return wire
 
 
@@ -64,7 +54,7 @@ def declared(entries: bytes = LIMIT) -> Wire:
 def answered(wire: Wire) -> bytes:
     """The broker replies with declare-ok, and the following lookup completes."""
     assert wire.answer(DECLARE_OK) == b""
-    assert looked_up(wire) == b""
+    assert wire.looked_up(b"mine") == b""
     return wire.producer()
 
 
@@ -78,7 +68,7 @@ def refusal(wire: Wire, data: bytes = b"") -> tuple[object, str]:
 def test_the_exchange_is_looked_up_before_it_is_declared() -> None:
     wire = Wire().open()
     preceding_reply(wire, declare())
-    (frame,) = split(looked_up(wire))
+    (frame,) = split(wire.looked_up(b"mine"))
     method = read_method(ExchangeDeclare, frame.payload)
     assert (method.exchange, method.exchange_type, method.durable) == (b"mine", b"direct", True)
     table = dict(decode_table(method.arguments, 0, len(method.arguments)))
@@ -95,9 +85,9 @@ def test_the_exchange_is_looked_up_before_it_is_declared() -> None:
 def test_input_after_a_declare_waits_for_its_reply() -> None:
     wire = Wire().open()
     preceding_reply(wire, declare(nowait=True) + publish(to="mine"))
-    looked_up(wire)
+    wire.looked_up(b"mine")
     assert wire.answer(DECLARE_OK) == b""
-    left = looked_up(wire)
+    left = wire.looked_up(b"mine")
     assert wire.producer() == b""
     assert names(left) == ["Basic.Publish", "Header", "Body"]
 
@@ -105,7 +95,7 @@ def test_input_after_a_declare_waits_for_its_reply() -> None:
 def test_flags_are_forwarded_unchanged() -> None:
     wire = Wire().open()
     preceding_reply(wire, declare(durable=False, auto_delete=True, internal=True))
-    (frame,) = split(looked_up(wire))
+    (frame,) = split(wire.looked_up(b"mine"))
     method = read_method(ExchangeDeclare, frame.payload)
     assert (method.durable, method.auto_delete, method.internal) == (False, True, True)
 
@@ -208,7 +198,7 @@ def test_of_two_concurrent_declares_the_one_that_differs_is_refused() -> None:
     owned, exchange = other.state.exchanges[b"mine"], other.state.router.exchanges[b"mine"]
     owned.arguments = ((b"max-payload-size", Value("I", 99)),)
     wire.state.add_exchange(owned, exchange)
-    looked_up(wire)
+    wire.looked_up(b"mine")
     assert refusal(wire)[0] == 406
 
 
@@ -268,7 +258,7 @@ def test_a_declare_on_a_channel_closed_in_the_meantime_is_not_answered() -> None
     wire = Wire().open()
     preceding_reply(wire, declare())
     wire.answer(say(1, commands.Channel.Close(406, "PRECONDITION_FAILED - no", 60, 40)))
-    assert looked_up(wire) == b""
+    assert wire.looked_up(b"mine") == b""
     assert b"mine" not in wire.state.exchanges
 
 
@@ -297,7 +287,7 @@ def test_deleting_an_exchange_removes_all_its_bindings() -> None:
 def test_deleting_an_exchange_removes_bindings_that_target_it() -> None:
     wire = Wire(routed("q")).open()
     preceding_reply(wire, declare())
-    looked_up(wire)
+    wire.looked_up(b"mine")
     answered(wire)
     wire.produce(exchange_bind(1, b"mine", b"xo", b""))
     wire.answer(say(1, commands.Exchange.BindOk()))

@@ -5,7 +5,7 @@ import struct
 import pytest
 from pamqp import base, commands
 
-from proxy.relay.connection_state import LookUpExchange, Phase, RelayLimits
+from proxy.relay.connection_state import Phase, RelayLimits
 from tests.client import HEARTBEAT, content_header, frame, method, names, split
 from tests.relay.wire import (
     AHEAD,
@@ -527,9 +527,7 @@ def test_a_held_close_is_answered_if_the_sidecar_closes_the_channel() -> None:
     wire = Wire(routed("a")).open()
     wire.produce(say(1, commands.Exchange.Declare(0, "x", "x-open")), CLOSE)
     wire.answer(say(1, commands.Exchange.DeclareOk()))
-    (request,) = wire.relay.connection.pending.requests
-    assert isinstance(request, LookUpExchange)
-    wire.relay.answer(request, "topic")
+    wire.looked_up(b"x", "topic")
     assert names(wire.producer()) == ["Channel.Close", "Channel.CloseOk"]
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pamqp import commands
 
 from proxy.amqp.tables import encode_table
-from proxy.relay.vhost import Delivery, VhostState
+from proxy.relay.vhost import DeclaredExchange, Delivery, VhostState
 from proxy.routing.decision import QueueNames
 from proxy.values import Table, Value
 from tests import client
@@ -45,6 +45,76 @@ def counts(wire: Wire) -> tuple[object, ...]:
     """All counters of publishes."""
     relay = wire.counters.relays["/"]
     return relay.publishes_passed, relay.bytes_passed, sorted(wire.publishes())
+
+
+# -- exchanges declared through other sidecars ------------------------------------------------------------------------
+
+
+def behind() -> Wire:
+    """A connection to a sidecar that knows only the exchanges ``xo`` and ``amq.direct``."""
+    of = routed("a")
+    of.plain_exchanges = {b"amq.direct"}
+    return Wire(of).open(1, 2, confirm=True)
+
+
+def declared_elsewhere(wire: Wire, bound: Iterable[str]) -> None:
+    """The open exchange ``new``, which routes to ``b``, is found on the broker."""
+    made = exchange(to_queue("b"), name="new")
+    tokens = [("queue", name.encode()) for name in bound]
+    wire.state.add_exchange(owned(made, declared=DeclaredExchange(True, False, False, b"", 1), bound=tokens), made)
+
+
+@pytest.mark.parametrize("cuts", [[], [10], [40], [41, 60]])
+def test_a_publish_to_an_unknown_exchange_waits_until_it_has_been_looked_up(cuts: list[int]) -> None:
+    wire, message, later = behind(), publish(to="new"), publish(to="amq.direct")
+    assert in_pieces(wire, message + later, cuts) == b""
+    assert wire.produce(publish(channel=2, to="amq.direct")) == publish(channel=2, to="amq.direct")
+    declared_elsewhere(wire, bound=["b"])
+    assert wire.looked_up(b"new") == with_tokens(message, "b") + later
+    assert wire.produce(message) == with_tokens(message, "b")
+    assert wire.answer(ack(1), ack(2)) == ack(1) + ack(2)
+
+
+@pytest.mark.parametrize("exchange_type", [None, "fanout"])
+def test_a_publish_to_an_exchange_that_is_not_open_is_forwarded_after_the_lookup(exchange_type: str | None) -> None:
+    wire, message = behind(), publish(to="new")
+    assert wire.produce(publish(), message) == with_tokens(publish(), "a")
+    assert wire.looked_up(b"new", exchange_type) == message
+    assert wire.produce(message) == b""  # this test does not add the exchange to the known exchanges
+    assert wire.looked_up(b"new", exchange_type) == message
+
+
+def test_a_publish_waits_for_its_destination_after_the_lookup() -> None:
+    wire, message = behind(), publish(to="new")
+    wire.produce(message)
+    declared_elsewhere(wire, bound=[])
+    assert wire.looked_up(b"new") == b""
+    request = wire.request()
+    wire.state.exchanges[b"new"].tokens.bind_ok(("queue", b"b"))
+    wire.relay.answer(request)
+    assert wire.upstream() == with_tokens(message, "b")
+
+
+def test_a_channel_closed_during_the_lookup_publishes_nothing() -> None:
+    wire = behind()
+    wire.produce(publish(to="amq.direct"), publish(to="new"))
+    wire.answer(say(1, commands.Channel.Close(404, "NOT_FOUND", 60, 40)))
+    assert wire.produce(say(1, commands.Channel.CloseOk())) == say(1, commands.Channel.CloseOk())
+    wire.open(confirm=True)
+    assert wire.produce(publish(to="amq.direct")) == publish(to="amq.direct")
+    assert wire.looked_up(b"new") == b""
+
+
+@pytest.mark.parametrize("to", ["", "amq.direct"])
+def test_known_exchanges_are_not_looked_up(to: str) -> None:
+    wire, message = behind(), publish(to=to)
+    assert wire.produce(message) == message
+
+
+def test_while_exchanges_can_not_be_listed_none_is_looked_up() -> None:
+    wire, message = behind(), publish(to="new")
+    wire.state.plain_exchanges = None
+    assert wire.produce(message) == message
 
 
 # -- output -----------------------------------------------------------------------------------------------------------
