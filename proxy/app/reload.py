@@ -133,6 +133,8 @@ class Reload:
         self._watches = (FileWatch(files, loaded.rules.version), FileWatch(tls_files, ""))
         self._watches[1].take()
         self._one_at_a_time = asyncio.Lock()
+        #: time in the event loop at which to try again to activate valid rules; None if the last attempt succeeded
+        self._again_at: float | None = None
 
     async def compile_in_thread(self, compiling: Callable[[], _Compiled]) -> _Compiled:
         """Run a compilation of rules in a thread, never concurrently with a reload."""
@@ -157,18 +159,14 @@ class Reload:
     async def watch(self) -> None:
         for path in await asyncio.to_thread(self._lone_mounts):
             _log.warning("file is mounted without its directory (subPath) and will never change", file=path)
-        again_at = None
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(POLL_SECONDS)
-            if again_at is not None and loop.time() >= again_at:
-                again_at = None
+            if self._again_at is not None and loop.time() >= self._again_at:
+                self._again_at = None
                 self._watches[0].again()
-            if not await asyncio.to_thread(self._look):
-                continue
-            answer = await self.reload("file")
-            if answer.errors and not answer.invalid:
-                again_at = loop.time() + RETRY_SECONDS
+            if await asyncio.to_thread(self._look):
+                await self.reload("file")
 
     async def reload(self, reason: str) -> ReloadReport:
         """Load the files and, if they are valid, activate them; `reason` is the cause, for the log."""
@@ -177,6 +175,8 @@ class Reload:
             answer = replace(answer, version=self.loaded.rules.version, at=time.time(), reason=reason)
             changed = await asyncio.to_thread(self._settings)
             self.last = answer = replace(answer, restart=changed.keys)
+            unavailable = bool(answer.errors) and not answer.invalid
+            self._again_at = asyncio.get_running_loop().time() + RETRY_SECONDS if unavailable else None
         self._counters.rules.reloads["error" if answer.errors else "ok"] += 1
         if answer.errors:
             _log.error("reload failed", reason=reason, rules=answer.version, errors=list(answer.errors))

@@ -115,13 +115,17 @@ async def watch_files(reload: ScriptedReload, change: Callable[[], object], atte
         await asyncio.gather(watching, return_exceptions=True)
 
 
+@pytest.mark.parametrize("reason", ["file", "signal"])
 async def test_valid_rules_are_retried_after_a_failed_activation(
-    reload: ScriptedReload, monkeypatch: pytest.MonkeyPatch
+    reload: ScriptedReload, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     monkeypatch.setattr("proxy.app.reload.RETRY_SECONDS", 0.01)
-    reload.results = [ReloadReport(["the broker is away"])]
-    await watch_files(reload, lambda: reload.file.write_text(AFTER), 2)
-    assert reload.counters.reloads == {"ok": 1, "error": 1}
+    reload.results = [ReloadReport(["the broker is away"])] * 2
+    if reason == "signal":
+        reload.file.write_text(AFTER)
+        await reload.reload(reason)
+    await watch_files(reload, lambda: reload.file.write_text(AFTER), 3)
+    assert reload.counters.reloads == {"ok": 1, "error": 2}
 
 
 @pytest.mark.parametrize(
