@@ -638,6 +638,25 @@ async def test_after_a_lost_connection_everything_is_declared_and_bound_again(
     assert len(has(events, "control connection failed")) <= 3
 
 
+async def test_old_tokens_are_unbound_after_a_lost_connection(
+    make: Make, outside: Outside, vhost: str, running: Callable[[VhostTopology], None]
+) -> None:
+    outside.make_queues("a", "b")
+    known = state(vhost, {"documents": queues("a", "b"), "dropped": queues("a")})
+    topology = await make(known, connect=False, grace_seconds=0, refresh_seconds=60, retry_seconds=0.01)
+    running(topology)
+    await until(lambda: topology.health.ready)
+    rules, evaluated = router({"documents": queues("b")}), {b"documents": owned("documents")}
+    retirement = await topology.reconciler.prepare(evaluated, rules, [])
+    topology.reconciler.swap(evaluated, rules)
+    known.handover_seconds = 0.0
+    await topology.connection.close()
+    async with asyncio.timeout(30):
+        await topology.retire(retirement)
+    assert outside.plainly_bound("documents") == queues("b")
+    assert outside.bound("dropped") == set()
+
+
 async def test_an_unreachable_broker_is_logged_once_and_retried(
     make: Make, vhost: str, running: Callable[[VhostTopology], None]
 ) -> None:

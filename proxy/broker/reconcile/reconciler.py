@@ -409,11 +409,19 @@ class Reconciler:
 
         Returns:
             The actions that unbind the tokens' replacements (pins), to be run after `handover_seconds`.
+
+        Raises:
+            UpstreamError: the connection was lost. The tokens remain to be retired.
         """
         # Waits while new rules are being prepared, since `prepare` may have just bound these tokens.
         async with self._one_at_a_time:
             due = [token for token in tokens if token.exchange.tokens.retire(token.destination)]
-            pins = await self.executor.hand_over(due)
+            try:
+                pins = await self.executor.hand_over(due)
+            except UpstreamError:
+                for token in due:
+                    token.exchange.tokens.release(token.destination)
+                raise
             for token in due:
                 token.exchange.tokens.unbound(token.destination)
             return pins

@@ -16,7 +16,9 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from secrets import token_hex
+from typing import TypeVar
 
 import structlog
 
@@ -34,6 +36,7 @@ from proxy.relay.tokens import Tokens
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.router import Router
 
+T = TypeVar("T")
 #: Minimum pause before a requested pass, which handles all requests made during the pause.
 _PAUSE_SECONDS = 0.05
 #: Minimum pauses before a requested and before a regular pass, as multiples of the duration of the last pass. The load
@@ -343,11 +346,22 @@ class VhostTopology:
         """Unbind tokens that only the old rules need, after publishes evaluated with the old rules have been sent."""
         self.reconciler.release(tokens)
         await asyncio.sleep(self._settings.grace_seconds)
-        pins = await self.reconciler.unbind(tokens)
+        pins = await self._until_done(partial(self.reconciler.unbind, tokens))
         await asyncio.sleep(self.state.handover_seconds)
         # On carriers that are still in use, passes remove unneeded tokens.
         gone = [action for action in pins if action.exchange.carrier not in self.state.carriers]
-        await self.reconciler.executor.unbind(gone)
+        await self._until_done(partial(self.reconciler.executor.unbind, gone))
+
+    async def _until_done(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run work on the broker; if the connection is lost, run it again once the virtual host is connected."""
+        while True:
+            await self.requests.connected.wait()
+            try:
+                return await work()
+            except UpstreamError as error:
+                if error.failure is UpstreamFailure.REFUSED:
+                    raise
+            await asyncio.sleep(self._settings.retry_seconds)
 
     async def close(self) -> None:
         """Stop all tasks and close the connection; declarations on the broker are kept."""
