@@ -361,6 +361,29 @@ async def test_an_exchange_declared_through_another_sidecar_is_looked_up(
     assert vhost_state.exchanges[b"ox"].bound == queues("a")
 
 
+async def test_a_lookup_finds_all_bindings_although_the_exchange_changes_meanwhile(
+    start: Start, app: Client, outside: Outside, vhost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside.make_queues("elsewhere", "here")
+    await app.declare("ox")
+    vhost_state = known(topology := await start(), vhost)
+    await app.bind(stored("ox", "elsewhere", (), 1))
+    management = topology._management
+    assert management is not None
+    listing = management.changed_bindings
+
+    async def meanwhile(*asked: Any) -> Any:
+        monkeypatch.undo()
+        answer = await listing(*asked)
+        vhost_state.add_binding(stored("ox", "here", (), 2))
+        await app.bind(stored("ox", "here", (), 2))
+        return answer
+
+    monkeypatch.setattr(management, "changed_bindings", meanwhile)
+    await topology.lookup_exchange(vhost, b"ox")
+    assert routed(vhost_state, b"ox") == (b"elsewhere", b"here")
+
+
 async def test_a_virtual_host_is_followed_after_its_first_client_connects(
     start: Start, app: Client, outside: Outside, vhost: str
 ) -> None:

@@ -33,10 +33,12 @@ from proxy.broker.task_supervisor import Supervisor, end_if_cancelled
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.token_table import LEASE_SECONDS
 from proxy.relay.tokens import Tokens
-from proxy.relay.vhost import OwnedExchange, VhostState
+from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.router import Router
 
 T = TypeVar("T")
+#: Maximum number of attempts to look up an exchange that changes at the same time.
+_LOOKUPS = 3
 #: Minimum pause before a requested pass, which handles all requests made during the pause.
 _PAUSE_SECONDS = 0.05
 #: Minimum pauses before a requested and before a regular pass, as multiples of the duration of the last pass. The load
@@ -308,7 +310,7 @@ class VhostTopology:
         self._after_changes(changes)
 
     async def lookup_exchange(self, name: bytes) -> str | None:
-        """Look up an exchange on the broker.
+        """Look up an exchange and its bindings on the broker.
 
         Returns:
             The type of the exchange if no client declared it. None if the exchange does not exist, if a client declared
@@ -318,7 +320,12 @@ class VhostTopology:
             UpstreamError: the management API did not respond.
         """
         changes = self.reconciler.store.changes
-        info = await self.reconciler.find(name)
+        for _ in range(_LOOKUPS):
+            info = await self.reconciler.find(name)
+            owned = self.state.exchanges.get(name)
+            # If the exchange changed in the meantime, the list of its bindings has only been applied in part.
+            if owned is None or owned.delivery is Delivery.QUEUE or self.reconciler.store.listings.settled(owned):
+                break
         self._after_changes(changes)
         return None if info is None or name in self.state.exchanges else info.type
 
