@@ -452,8 +452,8 @@ class ClientBindings:
         """Handle queue.unbind or exchange.unbind; return whether to forward it unchanged."""
         request = read_bind_request(channel, frame)
         unknown = self._unknown(request)
-        if not unknown and self._may_be_elsewhere(request):
-            unknown = [request.source]
+        if self._may_be_elsewhere(request):
+            unknown.append(request.source)
         return self._after_lookup(channel, frame, request, unknown, self._unbind)
 
     def _unbind(self, channel: Channel, request: BindRequest) -> bool:

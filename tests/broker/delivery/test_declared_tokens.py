@@ -222,6 +222,16 @@ def test_a_publish_to_an_exchange_declared_through_the_other_sidecar_is_evaluate
     assert there.closed().code == 404
 
 
+def test_an_exchange_bound_through_one_sidecar_is_unbound_through_the_other(
+    pair: tuple[Application, Application], outside: Outside
+) -> None:
+    here, there = pair
+    here.exchange("next")
+    here.chain("next", "ox", SECOND)
+    there.unchain("next", "ox", SECOND)
+    assert outside.client_bindings("ox") == ["a"]
+
+
 @pytest.mark.parametrize("name", ["ox", "new"])
 def test_a_binding_made_through_one_sidecar_is_removed_through_the_other(
     pair: tuple[Application, Application], outside: Outside, name: str
