@@ -45,6 +45,7 @@ from aiormq.channel import EXCEPTION_MAPPING
 from aiormq.exceptions import (
     AMQPError,
     ChannelClosed,
+    ChannelInvalidStateError,
     ConnectionClosed,
     InvalidFrameError,
     ProbableAuthenticationError,
@@ -251,6 +252,8 @@ async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) ->
 
 def cause_of(error: BaseException) -> str:
     """Return a brief description of an exception raised by aiormq or a socket."""
+    if isinstance(error, ChannelInvalidStateError):  # its text contains the address of an object
+        return "channel closed"
     text = str(error.args[-1]) if error.args else ""
     return text or type(error).__name__
 

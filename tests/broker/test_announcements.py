@@ -106,6 +106,19 @@ async def test_a_refusal_by_the_broker_is_logged_and_nothing_is_announced(
     assert len(has(events, "changes are not announced")) == 1
 
 
+async def test_a_lost_connection_is_logged_and_nothing_more_is_announced(broker: Broker, vhost: str) -> None:
+    connection = ControlConnection(settings(broker), vhost)
+    await connection.connect()
+    announcements = Announcements(connection, vhost, Receiver(), Supervisor())
+    await announcements.subscribe()
+    await connection.close()
+    with capture_logs() as events:
+        announcements.announce(b"ox")
+        await announcements.close()
+    assert [event["error"] for event in has(events, "changes are not announced")] == ["channel closed"]
+    assert not announcements.active
+
+
 async def test_malformed_messages_are_ignored(sidecar: Sidecar, broker: Broker, vhost: str) -> None:
     receiver = Receiver()
     await sidecar(receiver)
