@@ -381,10 +381,17 @@ class ClientBindings:
         """Verify that the rows on which a newly stored binding relies still exist; otherwise, bind pins."""
         table, now = self._table(planned.owned), self._connection.traffic.now
         lacking = [name for name in (*relies, *planned.routes) if not table.holds(name, since, now)]
-        if lacking:
-            pins = [new_pin(self._connection, planned.owned, destination) for destination in lacking]
+        pins = [new_pin(self._connection, planned.owned, name) for name in lacking if name in planned.tokens]
+        if pins:
             yield partial(inject, self._connection, planned.channel, self._pin_steps(planned.channel, pins))
             self._note_pins(pins)
+        for name in lacking:
+            if name not in planned.tokens:
+                # A route's destination may have just been deleted; the bind must still succeed.
+                pin = new_pin(self._connection, planned.owned, name)
+                refusal = yield partial(self._pin_aside, planned.channel, pin)
+                if refusal is None:
+                    self._note_pins([pin])
 
     def _check_first(self, planned: _Bind) -> Steps[None]:
         """Check what the client may bind, then store the binding. After a refusal, no rows remain."""
@@ -437,6 +444,14 @@ class ClientBindings:
 
     def _pin_steps(self, channel: Channel, pins: Iterable[Pin]) -> list[bytes]:
         return [frame for pin in pins for frame in pin.frames(channel.number)]
+
+    def _pin_aside(self, channel: Channel, pin: Pin, then: Callable[[str | None], None]) -> None:
+        """Bind a pin so that a refusal does not close the client's channel; `then` is called with the refusal."""
+        sidecar_channel = self._connection.upstream.sidecar_channel
+        if sidecar_channel.number is None:
+            inject(self._connection, channel, self._pin_steps(channel, [pin]), partial(then, None))
+        else:
+            sidecar_channel.run(pin.frames(sidecar_channel.number), then)
 
     def _note_pins(self, pins: Iterable[Pin]) -> None:
         for pin in pins:
@@ -517,14 +532,10 @@ class ClientBindings:
         pin = new_pin(self._connection, owned, receiver)
         if handed_over:
             pin = pin._replace(replaced=())
-        sidecar_channel = self._connection.upstream.sidecar_channel
-        refusal = None
-        if sidecar_channel.number is None:
-            yield partial(inject, self._connection, channel, self._pin_steps(channel, [pin]))
-        else:
-            # The pin may be refused because the queue has just been deleted; the unbind must still succeed.
+        if self._connection.upstream.sidecar_channel.number is not None:
             yield partial(inject, self._connection, channel, [])
-            refusal = yield partial(sidecar_channel.run, pin.frames(sidecar_channel.number))
+        # The pin may be refused because the queue has just been deleted; the unbind must still succeed.
+        refusal = yield partial(self._pin_aside, channel, pin)
         if refusal is None and not handed_over:
             self._note_pins([pin])
 

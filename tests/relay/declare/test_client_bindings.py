@@ -617,6 +617,22 @@ def test_granted_bindings_are_removed_with_the_last_binding_of_the_client() -> N
     assert not made.state.exchanges[b"xo"].reaches
 
 
+def test_a_bind_succeeds_although_a_queue_of_its_route_has_just_been_deleted() -> None:
+    made, _ = reaching(b"b", b"c", x_addq_ontrue="c")
+    made.answer(OWN_BIND_OK)
+    made.answer(OWN_BIND_OK)
+    made.answer(BIND_OK)
+    made.upstream()
+    made.state.exchanges[b"xo"].tokens.deleted(C)
+    other = OTHER + encode_table(((b"x-addq-ontrue", Value("S", b"c")),))
+    (stored,) = split(made.produce(queue_bind(1, b"b", b"xo", b"", other)))
+    assert made.answer(BIND_OK) == b""
+    (pin,) = split(made.upstream())
+    assert (pin.channel, keys([stored, pin])[1]) == (OWN, token(*C))
+    assert made.answer(say(OWN, commands.Channel.Close(404, "NOT_FOUND", 50, 20))) == BIND_OK
+    assert len(made.state.exchanges[b"xo"].clients) == 2
+
+
 def test_an_unbind_on_a_channel_closed_by_the_broker_is_not_answered() -> None:
     """Granted bindings are removed on the sidecar's channel. The client's channel gets no frame after its close."""
     made, _ = reaching(b"b", b"c", x_addq_ontrue="c")
