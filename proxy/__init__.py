@@ -1,4 +1,4 @@
-"""oxproxy: an AMQP 0-9-1 sidecar that routes messages by content in front of an existing RabbitMQ.
+"""oxproxy: an AMQP 0-9-1 sidecar that routes messages by content in front of an existing RabbitMQ broker.
 
 A package imports only packages to its right in this list: cli > app > admin > net > (broker | rules | config | audit |
 observe) > relay > amqp > routing > addressing > (yamlfile | values | errors). Only the command line imports `report`,

@@ -103,7 +103,7 @@ _CONNECTIONS = Row(
         ),
         Lines(
             "Workers and control tasks",
-            "Workers that respond, restarts, and failures of control plane tasks.",
+            "Number of responding workers, restarts, and failures of control plane tasks.",
             [
                 Query(f"count({chosen('oxproxy_workers')})", "workers that respond"),
                 Query(rate("oxproxy_worker_restarts_total"), "{{instance}} restarts per second"),

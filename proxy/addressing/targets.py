@@ -159,7 +159,7 @@ class Rewrites:
 
 
 class AddressBook:
-    """Resolves publishes with the address table and the configured brokers.
+    """Finds the targets of publishes in the address table and among the configured brokers.
 
     Args:
         brokers: names of the configured brokers.

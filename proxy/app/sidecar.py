@@ -282,7 +282,7 @@ class Sidecar:
     async def _control(self, tasks: Tasks, listener: Listener) -> None:
         """Synchronise the broker with the rules, then accept producers."""
         if self._following is None:
-            gc.collect()  # before the client declarations are loaded, which contain no reference cycles
+            gc.collect()  # now, since it is off while client declarations are loaded, which create no reference cycles
             try:
                 with without_collection():
                     await self._topology.start()

@@ -29,7 +29,7 @@ _CONFIGURATIONS = (Path("oxproxy.yaml"), Path("/etc/oxproxy/oxproxy.yaml"))
 #: Timeout for a response, in seconds. Compiling ten thousand bindings takes one second.
 _ANSWER_SECONDS = 60.0
 _UNUSABLE = 422
-_NO_SIDECAR = "the response is not {}; expected the admin address of a sidecar"
+_NO_SIDECAR = "the response is not {}; check that this is the admin address of a sidecar"
 #: ``file:line:column``; line and column only if known
 _PLACE = re.compile(r"(.*?)(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?", re.DOTALL)
 #: The loopback address to use instead of each wildcard address, to which clients can't connect on some systems.

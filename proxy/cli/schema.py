@@ -47,7 +47,7 @@ def _written(default: object) -> object:
 
 
 def json_schema(model: type[FileModel], title: str) -> dict[str, object]:
-    """Return the JSON Schema (draft 2020-12) of a file."""
+    """Return the JSON Schema (draft 2020-12) of one kind of file."""
     schema = model.model_json_schema(schema_generator=_Schema)
     for section in (schema, *schema.get("$defs", {}).values()):
         section.pop("title", None)

@@ -270,7 +270,11 @@ METRICS: tuple[MetricSpec, ...] = (
         relays("failed_translations"),
         "Destinations whose address translation failed; each causes a nack.",
     ),
-    _number("upstream_blocked", relays("upstream_blocked"), "Links that RabbitMQ has blocked (memory or disk alarm)."),
+    _number(
+        "upstream_blocked",
+        relays("upstream_blocked"),
+        "Upstream connections that RabbitMQ has blocked (memory or disk alarm).",
+    ),
     _number(
         "paused_producers",
         relays("paused_producers"),

@@ -42,7 +42,7 @@ class AuditSink:
         remotes: Iterable[str] = (),
         rule: int | None = None,
     ) -> str:
-        """Return the fields that depend only on the decision, and include the version of the rules.
+        """Return the version of the rules, and the fields that depend only on the decision.
 
         Args:
             outcome: one of `proxy.relay.counters.OUTCOMES`.

@@ -121,7 +121,7 @@ def _step(
     jump: int | None,
     message: Message,
 ) -> BindingStep:
-    # The searches of the binding's condition have already been charged.
+    # The regex searches in the binding's condition have already been charged to the budget.
     with message.uncharged():
         operators = tuple(
             OperatorStep(operator.key, operator.expected, operator.verdict(message), operator.seen(message))

@@ -275,7 +275,7 @@ class Exchange:
 
     @property
     def sees_queues(self) -> bool:
-        """True if the exchange chooses among all queues. After a change, this is cheaper than `interest`."""
+        """True if the exchange chooses among all queues. After changes of bindings, cheaper than `interest`."""
         return self._interest.sees_queues
 
     @property

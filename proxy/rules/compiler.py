@@ -145,7 +145,7 @@ def _unknown(key: str, value: Value) -> str:
         return f'unknown operator {head}; to test a header of that name, use "x-?hkv= {key}"'
     named = OPERATORS[head].named
     if named and not rest:
-        return f'seen {head} without a name, expected "{head} NAME" with the name of a {named} after one space'
+        return f'seen {head} without a name, expected "{head} NAME", the name of a {named} after exactly one space'
     if space and not named:
         return f"seen a name after {head}, expected {head} without a name"
     return f"seen {_shown(value)}, expected {OPERATORS[head].expected}"

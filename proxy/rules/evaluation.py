@@ -54,8 +54,8 @@ class Evaluation:
     """What the rules and the address table do with a message.
 
     Args:
-        message: the message as the evaluated exchange receives it: after a translation, another object than the
-            original message.
+        message: the message as the evaluated exchange receives it. After a translation, this is a different object from
+            the original message.
         decision: None if no exchange is evaluated.
     """
 

@@ -104,9 +104,7 @@ def _tagged(node: Scalar) -> Value:
     read = _TAGS.get(node.tag or "")
     if read is None:
         expected = ", ".join(sorted(_TAGS))
-        raise _RefusedError(
-            node.place, f"seen the tag {node.tag}, expected one of {expected}; or put strings in quotes"
-        )
+        raise _RefusedError(node.place, f"seen the tag {node.tag}, expected one of {expected}, or a string in quotes")
     return read(node)
 
 

@@ -63,7 +63,7 @@ MATCH_TYPES = OperatorSection(
     "true if",
     "`x-match`",
     (
-        _ENTRY(("all",), "", "all operators are true, or there are no operators (default)", "x-match: all"),
+        _ENTRY(("all",), "", "all operators are true, or there are none (the default match type)", "x-match: all"),
         _ENTRY(("any",), "", "at least one operator is true", "x-match: any"),
         _ENTRY(
             ("set", "set N"),

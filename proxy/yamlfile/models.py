@@ -49,7 +49,7 @@ _VARIABLE = re.compile(r"\$\{\w[^}]*\}|\$\(\w+\)|\{\{.+?\}\}")
 
 
 class Keys:
-    """A mapping in a file with its dotted path, which locates the keys for errors that are found later.
+    """A mapping in a file and its dotted path. Provides the positions of keys for errors found after parsing.
 
     Args:
         node: the mapping, or the node that the file contains instead of a mapping.

@@ -89,7 +89,7 @@ def test_an_unroutable_publish_is_recorded_without_undisclosed_values(site: Site
 
 def test_a_publish_to_missing_destinations_is_recorded(site: Site) -> None:
     (record,) = new(site, 3)
-    assert (record["result"], record["reason"]) == ("unroutable", "no destination exists")
+    assert (record["result"], record["reason"]) == ("unroutable", "none of the selected destinations exists")
 
 
 def test_a_publish_that_is_too_large_is_recorded_as_rejected(site: Site) -> None:

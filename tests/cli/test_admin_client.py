@@ -69,7 +69,9 @@ def test_metrics_are_read_with_escaped_labels() -> None:
 def test_a_page_without_metrics_is_an_error() -> None:
     with answering(lambda path, headers: (200, "text/html", b"<html>\n</html>\n"), 0) as port:
         client = AdminClient(f"http://127.0.0.1:{port}", "oxproxy top")
-        with pytest.raises(ConfigErrors, match="the response is not a metrics page; expected the admin address"):
+        with pytest.raises(
+            ConfigErrors, match="the response is not a metrics page; check that this is the admin address"
+        ):
             client.metrics()
 
 

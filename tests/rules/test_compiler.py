@@ -99,7 +99,7 @@ def test_errors_of_several_bindings_and_of_the_exchange_are_reported_together() 
         ('"x-?rkre": 5', "seen the number 5, expected a regular expression (string)"),
         (
             '"x-?hkv=": 5',
-            'seen x-?hkv= without a name, expected "x-?hkv= NAME" with the name of a header after one space',
+            'seen x-?hkv= without a name, expected "x-?hkv= NAME", the name of a header after exactly one space',
         ),
         ('"x-?rk= a": b', "seen a name after x-?rk=, expected x-?rk= without a name"),
         ("x-order: ten", 'seen the string "ten", expected an integer from 100 to 999999'),

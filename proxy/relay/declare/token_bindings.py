@@ -84,7 +84,7 @@ def new_pin(connection: ConnectionState, owned: OwnedExchange, destination: Dest
 
 
 def note_pin(state: VhostState, pin: Pin, binder: object | None) -> None:
-    """Record that the broker has bound a pin and unbound the pins that it replaces."""
+    """Record that the broker has created a pin, and removed the earlier pins that this pin replaces."""
     owned = state.now(pin.owned) or pin.owned
     owned.tokens.asserted(pin.destination, pin.row, pin.sent_at, binder, pin.replaced)
     check_tokens(state, owned, pin.destination, pin.tokens)
@@ -103,7 +103,7 @@ def tokens_of(state: VhostState, queue: bytes) -> list[tuple[OwnedExchange, Dest
 
 
 def own_tokens(connection: ConnectionState, binding: Binding) -> list[tuple[OwnedExchange, Destination]]:
-    """Return the tokens of the connection's exclusive queues that a new binding makes necessary on further carriers.
+    """Return (exchange, queue) for each exclusive queue that, because of a new binding, needs tokens on a carrier.
 
     A binding of an exclusive queue may route messages that other exchanges evaluated here pass on to its exchange. A
     binding between two such exchanges may route messages to exclusive queues bound to the second one.

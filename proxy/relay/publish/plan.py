@@ -508,7 +508,7 @@ class Plan:
         if decision.outcome is not Outcome.ROUTED or state.addresses is not None:
             return ""
         names = [("queue", name) for name in decision.queues] + [("exchange", name) for name in decision.exchanges]
-        return "no destination exists" if all(name in state.missing for name in names) else ""
+        return "none of the selected destinations exists" if all(name in state.missing for name in names) else ""
 
     def observe(self, tap: Tap, exchange: bytes, routing_key: bytes, header: bytes, out: Outgoing) -> None:
         plans = self._plans

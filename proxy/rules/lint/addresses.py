@@ -1,6 +1,6 @@
 """Reports errors and warnings about address tables, before the tables are used.
 
-No message contains a translation, which may contain a password.
+No error or warning contains a translation, since translations may contain passwords.
 
 Sources: the messenger-addressing specification, Part 2 and 3.2; 3.4 for loops.
 """
