@@ -269,9 +269,9 @@ class Topology:
         """
         return await self._vhosts[vhost].requests.bind(exchange, destinations) if vhost in self._vhosts else set()
 
-    async def lookup_exchange(self, vhost: str, exchange: bytes) -> str | None:
-        """Look up an exchange on the broker; see `VhostTopology.lookup_exchange`."""
-        return await self._vhosts[vhost].lookup_exchange(exchange) if vhost in self._vhosts else None
+    async def look_up(self, vhost: str, exchange: bytes, destination: Destination | None = None) -> str | None:
+        """Look up an exchange, or its bindings to a destination; see `VhostTopology.look_up`."""
+        return await self._vhosts[vhost].look_up(exchange, destination) if vhost in self._vhosts else None
 
     def changed(self, vhost: str, exchange: bytes) -> None:
         """Record that a client has changed an exchange or its bindings. Cheap, and never blocks."""

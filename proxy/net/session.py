@@ -282,7 +282,7 @@ class Session:
                 elif isinstance(request, BindDestinations):
                     await self._bind(control, vhost, request)
                 else:
-                    exchange_type = await control.lookup_exchange(vhost, request.exchange)
+                    exchange_type = await control.look_up(vhost, request.exchange, request.destination)
         except (TimeoutError, UpstreamError) as error:
             self._log.warning("control plane did not respond", request=type(request).__name__, error=str(error))
         finally:

@@ -100,8 +100,12 @@ class ControlPlane(Protocol):
     async def adopt(self, vhost: str, state: VhostState) -> None:
         """Start managing another virtual host. Its client declarations are loaded when this method returns."""
 
-    async def lookup_exchange(self, vhost: str, exchange: bytes) -> str | None:
-        """Look up an exchange on the broker; return its type, or None if it does not exist or is an open exchange."""
+    async def look_up(self, vhost: str, exchange: bytes, destination: Destination | None) -> str | None:
+        """Look up an exchange, or its bindings to a destination, on the broker.
+
+        Returns:
+            The type of the exchange; None if it does not exist or is an open exchange, or if a destination is given.
+        """
 
     def changed(self, vhost: str, exchange: bytes) -> None:
         """Record that a client has changed an exchange or its bindings."""

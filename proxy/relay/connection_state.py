@@ -97,15 +97,17 @@ class BindDestinations(NamedTuple):
 
 
 class LookUpExchange(NamedTuple):
-    """Look up an exchange that a client uses and that is unknown here.
+    """Look up an exchange that a client uses and that is unknown here, or unknown bindings of an exchange.
 
     `answer` is called with the type of the broker's exchange, or with None if that exchange is an open exchange or does
-    not exist. An open exchange is added to the state before the call.
+    not exist. An open exchange, or its bindings, are added to the state before the call.
     """
 
     channel: Channel
     exchange: bytes
     answer: Callable[[str | None], None]
+    #: if given, the exchange is known, and its bindings to this destination are looked up
+    destination: Destination | None = None
 
 
 Request: TypeAlias = EnsureQueue | BindDestinations | LookUpExchange

@@ -30,6 +30,7 @@ from tests.broker.clients import AUTO_DELETE, Client, client, declare_here, stor
 from tests.broker.observed import Outside, has, owned, queues, reconcile, router, settings, state, until
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
+from tests.routing.building import arguments
 
 Start = Callable[..., Awaitable[Topology]]
 
@@ -349,7 +350,7 @@ async def test_an_exchange_declared_through_another_sidecar_is_looked_up(
     outside.make_exchange("topic", "topic")
     await app.declare("ox")
     await app.bind(stored("ox", "a"))
-    asked = [await topology.lookup_exchange(vhost, name) for name in (b"none", b"plain", b"topic", b"ox")]
+    asked = [await topology.look_up(vhost, name) for name in (b"none", b"plain", b"topic", b"ox")]
     assert asked == [None, "direct", "topic", None]
     assert [vhost_state.may_be_open(name) for name in (b"none", b"plain", b"topic", b"ox")] == [
         True,
@@ -361,13 +362,15 @@ async def test_an_exchange_declared_through_another_sidecar_is_looked_up(
     assert vhost_state.exchanges[b"ox"].bound == queues("a")
 
 
-async def test_a_lookup_finds_all_bindings_although_the_exchange_changes_meanwhile(
+async def test_bindings_of_a_destination_are_looked_up_although_they_change_meanwhile(
     start: Start, app: Client, outside: Outside, vhost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outside.make_queues("elsewhere", "here")
+    outside.make_queues("a", "b")
     await app.declare("ox")
+    elsewhere, here, gone = (stored("ox", "a", arguments({"x-?hkv= n": n}), n) for n in (1, 2, 3))
+    await app.bind(gone)
     vhost_state = known(topology := await start(), vhost)
-    await app.bind(stored("ox", "elsewhere", (), 1))
+    await app.bind(elsewhere, stored("ox", "b"))
     management = topology._management
     assert management is not None
     listing = management.changed_bindings
@@ -375,13 +378,16 @@ async def test_a_lookup_finds_all_bindings_although_the_exchange_changes_meanwhi
     async def meanwhile(*asked: Any) -> Any:
         monkeypatch.undo()
         answer = await listing(*asked)
-        vhost_state.add_binding(stored("ox", "here", (), 2))
-        await app.bind(stored("ox", "here", (), 2))
+        await app.unbind(gone)
+        await app.bind(here)
+        vhost_state.remove_binding(gone)
+        vhost_state.add_binding(here)
         return answer
 
     monkeypatch.setattr(management, "changed_bindings", meanwhile)
-    await topology.lookup_exchange(vhost, b"ox")
-    assert routed(vhost_state, b"ox") == (b"elsewhere", b"here")
+    await topology.look_up(vhost, b"ox", ("queue", b"a"))
+    found = vhost_state.exchanges[b"ox"].clients.values()
+    assert {item.binding.identity for item in found} == {item.binding.identity for item in (elsewhere, here)}
 
 
 async def test_a_virtual_host_is_followed_after_its_first_client_connects(

@@ -263,7 +263,7 @@ class NoControl:
         await self.answering.wait()
         self.followed = True
 
-    async def lookup_exchange(self, vhost: str, exchange: bytes) -> str | None:
+    async def look_up(self, vhost: str, exchange: bytes, destination: Destination | None) -> str | None:
         self.asked.append(("look up", exchange))
         return None
 

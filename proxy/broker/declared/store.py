@@ -293,6 +293,13 @@ class BindingListings:
             last.applied = (before.exchange, owned.changes) if is_applied else None
             return superfluous
 
+    def found(self, owned: OwnedExchange, listed: Iterable[BindingInfo]) -> None:
+        """Add the clients' bindings in a list that does not contain all bindings of an exchange."""
+        for info in listed:
+            if info.stores and (decoded := self._decode(owned, info)) is not None:
+                identity, stored = decoded
+                self._store.add_binding(stored, identity)
+
     def _is_same(self, owned: OwnedExchange, before: BindingsBefore) -> bool:
         """Return True if the exchange is still the same object as when its bindings were requested."""
         state = self._state

@@ -57,6 +57,8 @@ Retired: TypeAlias = tuple[BindToken, ...]
 HANDOVER_LOOKS = 3
 #: Number of client bindings carried over to new rules between two pauses in which other tasks may run.
 _STEP = 64
+#: Maximum number of attempts to look up bindings that change at the same time.
+_LOOKUPS = 3
 
 log = structlog.get_logger(__name__)
 
@@ -208,6 +210,24 @@ class Reconciler:
             self.state.changed()
         self.changed()
         return info
+
+    async def find_bindings(self, name: bytes, destination: Destination) -> None:
+        """Look up the bindings of an exchange to one destination, and add clients' bindings that are unknown.
+
+        Raises:
+            UpstreamError: the management API did not respond.
+        """
+        for _ in range(_LOOKUPS):
+            owned = self.state.exchanges.get(name)
+            if self.management is None or owned is None or owned.delivery is Delivery.QUEUE:
+                return
+            before = dict(owned.receivers.get(destination, {}))
+            listed = await self.management.changed_bindings(self.state.name, owned.carrier, b"", [destination])
+            # If these bindings changed in the meantime, the list may contain removed bindings.
+            if listed and self.state.exchanges.get(name) is owned and owned.receivers.get(destination, {}) == before:
+                self.store.listings.found(owned, listed[1])
+                self.changed()
+                return
 
     async def reconcile(
         self,

@@ -33,12 +33,11 @@ from proxy.broker.task_supervisor import Supervisor, end_if_cancelled
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.token_table import LEASE_SECONDS
 from proxy.relay.tokens import Tokens
-from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
+from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.router import Router
+from proxy.values import Destination
 
 T = TypeVar("T")
-#: Maximum number of attempts to look up an exchange that changes at the same time.
-_LOOKUPS = 3
 #: Minimum pause before a requested pass, which handles all requests made during the pause.
 _PAUSE_SECONDS = 0.05
 #: Minimum pauses before a requested and before a regular pass, as multiples of the duration of the last pass. The load
@@ -309,23 +308,23 @@ class VhostTopology:
         self.requests.queue_deleted(queue)
         self._after_changes(changes)
 
-    async def lookup_exchange(self, name: bytes) -> str | None:
-        """Look up an exchange and its bindings on the broker.
+    async def look_up(self, name: bytes, destination: Destination | None = None) -> str | None:
+        """Look up an exchange and its bindings, or only its bindings to a destination, on the broker.
 
         Returns:
             The type of the exchange if no client declared it. None if the exchange does not exist, if a client declared
-            it (it is then added to the state), or if there is no management API (the broker then compares types).
+            it (it is then added to the state), if there is no management API (the broker then compares types), or if
+            only bindings were looked up.
 
         Raises:
             UpstreamError: the management API did not respond.
         """
         changes = self.reconciler.store.changes
-        for _ in range(_LOOKUPS):
+        info = None
+        if destination is None:
             info = await self.reconciler.find(name)
-            owned = self.state.exchanges.get(name)
-            # If the exchange changed in the meantime, the list of its bindings has only been applied in part.
-            if owned is None or owned.delivery is Delivery.QUEUE or self.reconciler.store.listings.settled(owned):
-                break
+        else:
+            await self.reconciler.find_bindings(name, destination)
         self._after_changes(changes)
         return None if info is None or name in self.state.exchanges else info.type
 

@@ -66,6 +66,8 @@ CHECKED_AT_ONCE = 500
 _REFUSED = "403 ACCESS_REFUSED - "
 #: The broker's error texts for destinations that a client may not bind.
 Refusals: TypeAlias = Mapping[Destination, str]
+#: An exchange to look up; with a destination, its bindings to this destination.
+Unknown: TypeAlias = tuple[bytes, Destination | None]
 #: Maximum number of unanswered binds on one channel; further binds wait. They are sent when the number has dropped to
 #: `_REFILL_AT`, so that the broker is busy while the sidecar prepares further binds.
 _BINDS_AT_ONCE, _REFILL_AT = 256, 128
@@ -468,7 +470,7 @@ class ClientBindings:
         request = read_bind_request(channel, frame)
         unknown = self._unknown(request)
         if self._may_be_elsewhere(request):
-            unknown.append(request.source)
+            unknown.append((request.source, request.receiver))
         return self._after_lookup(channel, frame, request, unknown, self._unbind)
 
     def _unbind(self, channel: Channel, request: BindRequest) -> bool:
@@ -588,10 +590,10 @@ class ClientBindings:
 
     # -- declarations through other sidecars ---------------------------------------------------------------------
 
-    def _unknown(self, request: BindRequest) -> list[bytes]:
+    def _unknown(self, request: BindRequest) -> list[Unknown]:
         """Return the exchanges of a request that may have been declared through another sidecar a moment ago."""
         names = [request.source, request.destination] if request.kind == EXCHANGE else [request.source]
-        return [name for name in names if self._state.may_be_open(name)]
+        return [(name, None) for name in names if self._state.may_be_open(name)]
 
     def _may_be_elsewhere(self, request: BindRequest) -> bool:
         """Return True if an unknown binding may have been made through another sidecar a moment ago."""
@@ -606,10 +608,10 @@ class ClientBindings:
         channel: Channel,
         frame: bytes,
         request: BindRequest,
-        unknown: Sequence[bytes],
+        unknown: Sequence[Unknown],
         handle: Callable[[Channel, BindRequest], bool],
     ) -> bool:
-        """Handle a bind or unbind after the given exchanges have been looked up; return whether to forward it.
+        """Handle a bind or unbind after what is unknown has been looked up; return whether to forward it.
 
         If the bind of an open exchange were forwarded, the broker would store a binding that bypasses the rules.
         """
@@ -623,13 +625,13 @@ class ClientBindings:
         channel: Channel,
         frame: bytes,
         request: BindRequest,
-        unknown: Iterable[bytes],
+        unknown: Iterable[Unknown],
         handle: Callable[[Channel, BindRequest], bool],
     ) -> Steps[None]:
         connection = self._connection
         connection.change(channel, ChannelEvent.DECLARE)
-        for name in unknown:
-            yield partial(look_up, connection, channel, name)
+        for name, destination in unknown:
+            yield partial(look_up, connection, channel, name, destination=destination)
         if channel.state is not DECLARING:
             return
         try:

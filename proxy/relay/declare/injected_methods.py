@@ -19,6 +19,7 @@ from proxy.errors import ProtocolError
 from proxy.relay.channel import Channel, ExpectedReply
 from proxy.relay.channel_state import DECLARING, ChannelEvent
 from proxy.relay.connection_state import ConnectionState, LookUpExchange
+from proxy.values import Destination
 
 T = TypeVar("T")
 #: Starts some work, and calls the given function when the work is done, with the result if there is one.
@@ -107,9 +108,18 @@ def refuse_in_order(connection: ConnectionState, channel: Channel, error: Protoc
     inject(connection, channel, [], partial(connection.refuse, channel, error))
 
 
-def look_up(connection: ConnectionState, channel: Channel, exchange: bytes, then: Callable[[str | None], None]) -> None:
-    """Look up an exchange on the broker; the channel's frames must be held. See `LookUpExchange`."""
-    connection.pending.requests.append(LookUpExchange(channel, exchange, then))
+def look_up(
+    connection: ConnectionState,
+    channel: Channel,
+    exchange: bytes,
+    then: Callable[[str | None], None],
+    destination: Destination | None = None,
+) -> None:
+    """Look up an exchange, or some of its bindings, on the broker; the channel's frames must be held.
+
+    See `LookUpExchange` for the arguments.
+    """
+    connection.pending.requests.append(LookUpExchange(channel, exchange, then, destination))
 
 
 def count_unanswerable(connection: ConnectionState, channel: Channel) -> None:
