@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import pytest
 from pamqp import commands
 
-from tests.broker.delivery.applications import Application
+from tests.broker.delivery.applications import Application, declared
 from tests.producer import Closed, Producer
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
@@ -161,10 +162,13 @@ class World:
             unbind(bound.destination, bound.exchange, bound.arguments)
             model.remove({bound})
 
-    def differences(self) -> dict[tuple[int, str, int], object]:
-        """Where messages go through each sidecar, if this differs from the model."""
-        wrong: dict[tuple[int, str, int], object] = {}
+    def differences(self) -> dict[object, object]:
+        """Where messages go through each sidecar, and the bindings that it knows, if these differ from the model."""
+        wrong: dict[object, object] = {}
         for at, app in enumerate(self._apps):
+            known = +Counter(declared(self._sidecars[at], self._vhost))
+            if known != (counts := Counter(bound.exchange for bound in self.model.bindings)):
+                wrong[at] = (known, counts)
             for exchange in EXCHANGES:
                 for number in NUMBERS:
                     there = exchange in self.model.exchanges
