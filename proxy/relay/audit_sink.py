@@ -6,10 +6,11 @@ The interface is separate from `connection_audit` and imports nothing from relay
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable
 
 
-class AuditSink:
+class AuditSink(ABC):
     """The audit log as used by the relay.
 
     This is not a protocol, since compiled code looks up a protocol's methods by name, which costs 0.14 us per line.
@@ -23,14 +24,15 @@ class AuditSink:
         self.ruled_only = ruled_only
         self.names = names
 
+    @abstractmethod
     def opening(self) -> str:
         """Return the beginning of every line for the publishes in the current read."""
-        raise NotImplementedError
 
+    @abstractmethod
     def origin(self, conn: str, user: str, vhost: str, ch: int) -> str:
         """Return a channel's fields, which follow the opening of a line and precede the number of the publish."""
-        raise NotImplementedError
 
+    @abstractmethod
     def decided(
         self,
         exchange: bytes,
@@ -50,16 +52,16 @@ class AuditSink:
             remotes: names of the destinations on other brokers, without credentials.
             rule: index of the address table's rule that was applied.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
         """Return the allow-listed headers as text for a line.
 
         Args:
             entries: (name, letter and value bytes), as returned by `proxy.amqp.tables.pick`.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def line(
         self,
         begin: str,
@@ -81,12 +83,12 @@ class AuditSink:
             headers: the allow-listed headers, from `headers`.
             decide_us: duration of the decision in microseconds; negative if the decision was cached.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def append(self, lines: bytes, count: int) -> None:
         """Append `count` whole lines with the same opening."""
-        raise NotImplementedError
 
+    @abstractmethod
     def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
         """Record the broker's response to a publish.
 
@@ -94,4 +96,3 @@ class AuditSink:
             result: acked, nacked, returned or lost.
             confirm_us: microseconds from the publish to its confirm, if measured.
         """
-        raise NotImplementedError

@@ -14,6 +14,7 @@ key with a value of the wrong type".
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
@@ -44,14 +45,14 @@ _REGEX_HEADERS: Final[tuple[FactName, ...]] = tuple((HEADER, name) for name in P
 _by_header = attrgetter("name")
 
 
-class Match:
+class Match(ABC):
     """The condition of a binding: its operators, combined by a match type."""
 
     __slots__ = ()
 
+    @abstractmethod
     def truth(self, message: Message) -> bool:
         """Return True if the binding is true for a message."""
-        raise NotImplementedError
 
     @property
     def required(self) -> tuple[IndexKey, ...]:
