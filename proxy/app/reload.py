@@ -133,7 +133,7 @@ class Reload:
         self._watches = (FileWatch(files, loaded.rules.version), FileWatch(tls_files, ""))
         self._watches[1].take()
         self._one_at_a_time = asyncio.Lock()
-        #: time in the event loop at which to try again to activate valid rules; None if the last attempt succeeded
+        #: time in the event loop at which to try again to activate valid rules; None if there is nothing to try again
         self._again_at: float | None = None
 
     async def compile_in_thread(self, compiling: Callable[[], _Compiled]) -> _Compiled:

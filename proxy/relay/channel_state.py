@@ -30,7 +30,7 @@ class ChannelState(Enum):
     #: the producer's Channel.Open was sent upstream
     OPENING = "opening"
     OPEN = "open"
-    WAITING = "waiting for a destination"
+    WAITING = "holding a publish"
     #: our own methods are running for a declaration by the producer
     DECLARING = "declaring"
     #: the producer's Channel.Close was sent upstream
@@ -62,8 +62,8 @@ class ChannelEvent(Enum):
     BROKER_OPEN_OK = "Channel.OpenOk from the broker"
     BROKER_CLOSE = "Channel.Close from the broker"
     BROKER_CLOSE_OK = "Channel.CloseOk from the broker"
-    #: destinations of a publish are not bound yet
-    WAIT = "wait for destinations"
+    #: destinations of a publish are not bound yet, or its exchange has to be looked up
+    WAIT = "hold a publish"
     #: a declaration from the producer requires our own methods
     DECLARE = "run the proxy's own methods"
     #: destinations were bound, or our own methods were answered

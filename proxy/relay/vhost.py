@@ -258,7 +258,8 @@ class VhostState:
     epoch: int = 0
     #: latest sequence number of a declaration made through this sidecar
     last_sequence: int = 0
-    #: the broker's exchanges that are known not to be open exchanges; None while exchanges can't be listed
+    #: the broker's exchanges, including the default exchange, that are known not to be open exchanges; None while
+    #: exchanges can't be listed
     plain_exchanges: set[bytes] | None = None
     #: names of the carriers of exchanges evaluated here
     carriers: frozenset[bytes] = field(init=False)
@@ -314,7 +315,7 @@ class VhostState:
     def may_be_open(self, name: bytes) -> bool:
         """Return True if another sidecar may have declared an open exchange with this name that is unknown here."""
         plain = self.plain_exchanges
-        return plain is not None and bool(name) and name not in plain and name not in self.exchanges
+        return plain is not None and name not in plain and name not in self.exchanges
 
     def has_token(self, destination: Destination) -> bool:
         """Return True if messages reach a destination by a token. Exchanges that are evaluated here need no token."""

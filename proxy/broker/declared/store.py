@@ -479,6 +479,7 @@ class DeclarationStore:
 
     def exchanges_listed(self, before: ExchangesBefore, listed: Mapping[bytes, ExchangeInfo]) -> None:
         """Apply a listing of all exchanges, some of which may have been created, deleted or replaced elsewhere."""
+        self.state.plain_exchanges = {b"", *(name for name, info in listed.items() if not info.kept)}
         unverified, self._unverified = self._unverified, set()
         believed = self.state.epoch == before.epoch
         for name, info in listed.items():
@@ -494,6 +495,9 @@ class DeclarationStore:
             self._found(before, info, believed=True)
         elif before.has(self.state.exchanges.get(name)):
             self.exchange_gone(name)
+        plain = self.state.plain_exchanges
+        if plain is not None and info is not None and name not in self.state.exchanges:
+            plain.add(name)
 
     def exchange_gone(self, name: bytes) -> None:
         """Forget a deleted client exchange and its bindings."""

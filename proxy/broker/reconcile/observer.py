@@ -168,10 +168,8 @@ class Observer:
         names.queues_complete, names.exchanges_complete = False, False
         if queues is not None:
             names.queues_listed(queues_before, queues)
-        state = self._store.state
-        state.plain_exchanges = None
+        self._store.state.plain_exchanges = None
         if exchanges is not None:
-            state.plain_exchanges = {name for name, info in exchanges.items() if not info.kept}
             names.exchanges_listed(exchanges)
             self._store.exchanges_listed(exchanges_before, exchanges)
 

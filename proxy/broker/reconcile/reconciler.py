@@ -201,9 +201,6 @@ class Reconciler:
             result = await self.management.find(self.state.name, "exchange", name)
             info = result if isinstance(result, ExchangeInfo) else None
             self.store.exchange_found(before, name, info)
-            plain = self.state.plain_exchanges
-            if plain is not None and info is not None and name not in self.state.exchanges:
-                plain.add(name)
         owned = self.state.exchanges.get(name)
         if owned is not None and owned.delivery is Delivery.CARRIER:
             await self.observer.read_bindings([owned])

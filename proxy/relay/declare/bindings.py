@@ -17,7 +17,7 @@ and 1.7.2.5; RabbitMQ guides "Exchange to exchange bindings" and "Queues" (an em
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple, TypeAlias
 
@@ -250,7 +250,11 @@ class ClientBindings:
     def bind(self, channel: Channel, frame: bytes) -> bool:
         """Handle queue.bind or exchange.bind; return whether to forward it unchanged."""
         request = self._read(channel, frame)
-        return self._after_lookup(channel, frame, request, self._unknown(request), self._bind)
+        unknown = self._unknown(request)
+        if not unknown:
+            return self._bind(channel, request)
+        run_steps(self._look_up_first(channel, frame, request, unknown, self._bind))
+        return False
 
     def _bind(self, channel: Channel, request: BindRequest) -> bool:
         owned = self._owned(request)
@@ -471,7 +475,10 @@ class ClientBindings:
         unknown = self._unknown(request)
         if self._may_be_elsewhere(request):
             unknown.append((request.source, request.receiver))
-        return self._after_lookup(channel, frame, request, unknown, self._unbind)
+        if not unknown:
+            return self._unbind(channel, request)
+        run_steps(self._look_up_first(channel, frame, request, unknown, self._unbind))
+        return False
 
     def _unbind(self, channel: Channel, request: BindRequest) -> bool:
         owned = self._owned(request)
@@ -603,23 +610,6 @@ class ClientBindings:
         binding = self._binding(request, owned)
         return binding.identity not in owned.clients and not self._state.router.exchanges[owned.name].has(binding)
 
-    def _after_lookup(
-        self,
-        channel: Channel,
-        frame: bytes,
-        request: BindRequest,
-        unknown: Sequence[Unknown],
-        handle: Callable[[Channel, BindRequest], bool],
-    ) -> bool:
-        """Handle a bind or unbind after what is unknown has been looked up; return whether to forward it.
-
-        If the bind of an open exchange were forwarded, the broker would store a binding that bypasses the rules.
-        """
-        if not unknown:
-            return handle(channel, request)
-        run_steps(self._look_up_first(channel, frame, request, unknown, handle))
-        return False
-
     def _look_up_first(
         self,
         channel: Channel,
@@ -628,6 +618,10 @@ class ClientBindings:
         unknown: Iterable[Unknown],
         handle: Callable[[Channel, BindRequest], bool],
     ) -> Steps[None]:
+        """Handle a bind or unbind after what is unknown has been looked up.
+
+        If the bind of an open exchange were forwarded, the broker would store a binding that bypasses the rules.
+        """
         connection = self._connection
         connection.change(channel, ChannelEvent.DECLARE)
         for name, destination in unknown:

@@ -600,12 +600,18 @@ def test_without_reach_limits_no_permissions_are_checked() -> None:
     assert stored.binding.reach is None
 
 
-def test_granted_bindings_are_removed_with_the_last_binding_of_the_client() -> None:
+def granted() -> Wire:
+    """A client has bound ``b`` with a route to ``c``, which it may bind."""
     made, _ = reaching(b"b", b"c", x_addq_ontrue="c")
     made.answer(OWN_BIND_OK)
     made.answer(OWN_BIND_OK)
     made.answer(BIND_OK)
     made.upstream()
+    return made
+
+
+def test_granted_bindings_are_removed_with_the_last_binding_of_the_client() -> None:
+    made = granted()
     made.produce(queue_unbind(1, b"b", b"xo", b"", TO_C))
     assert made.answer(UNBIND_OK, UNBIND_OK) == b""
     (frame,) = split(made.upstream())
@@ -618,11 +624,7 @@ def test_granted_bindings_are_removed_with_the_last_binding_of_the_client() -> N
 
 
 def test_a_bind_succeeds_although_a_queue_of_its_route_has_just_been_deleted() -> None:
-    made, _ = reaching(b"b", b"c", x_addq_ontrue="c")
-    made.answer(OWN_BIND_OK)
-    made.answer(OWN_BIND_OK)
-    made.answer(BIND_OK)
-    made.upstream()
+    made = granted()
     made.state.exchanges[b"xo"].tokens.deleted(C)
     other = OTHER + encode_table(((b"x-addq-ontrue", Value("S", b"c")),))
     (stored,) = split(made.produce(queue_bind(1, b"b", b"xo", b"", other)))

@@ -53,7 +53,7 @@ def counts(wire: Wire) -> tuple[object, ...]:
 def behind() -> Wire:
     """A connection to a sidecar that knows only the exchanges ``xo`` and ``amq.direct``."""
     of = routed("a")
-    of.plain_exchanges = {b"amq.direct"}
+    of.plain_exchanges = {b"", b"amq.direct"}
     return Wire(of).open(1, 2, confirm=True)
 
 
