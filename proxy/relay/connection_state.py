@@ -96,7 +96,7 @@ class BindDestinations(NamedTuple):
     permission_checks: tuple[PermissionCheck, ...] = ()
 
 
-class LookUpExchange(NamedTuple):
+class LookUp(NamedTuple):
     """Look up an exchange that a client uses and that is unknown here, or unknown bindings of an exchange.
 
     `answer` is called with the type of the broker's exchange, or with None if that exchange is an open exchange or does
@@ -110,7 +110,7 @@ class LookUpExchange(NamedTuple):
     destination: Destination | None = None
 
 
-Request: TypeAlias = EnsureQueue | BindDestinations | LookUpExchange
+Request: TypeAlias = EnsureQueue | BindDestinations | LookUp
 
 
 class RelayLimits(NamedTuple):

@@ -53,7 +53,7 @@ class Relay:
         self._go_on()
 
     def answer(self, request: Request, exchange_type: str | None = None) -> None:
-        """Resume the channel of a finished or abandoned request; `exchange_type` is the result of `LookUpExchange`."""
+        """Resume the channel of a finished or abandoned request; `exchange_type` is the result of `LookUp`."""
         if isinstance(request, EnsureQueue):
             self.connection.pending.released.append(request.channel)
         elif isinstance(request, BindDestinations):

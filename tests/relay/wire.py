@@ -16,7 +16,7 @@ from proxy.relay.connection_state import (
     BindDestinations,
     ConnectionTerms,
     EnsureQueue,
-    LookUpExchange,
+    LookUp,
     Phase,
     QueueInventory,
     RelayLimits,
@@ -234,7 +234,7 @@ class Wire:
         """The control plane has looked up an exchange, its only request; return output upstream."""
         (request,) = self.relay.connection.pending.requests
         self.relay.connection.pending.requests.clear()
-        assert isinstance(request, LookUpExchange)
+        assert isinstance(request, LookUp)
         assert request.exchange == exchange
         self.relay.answer(request, exchange_type)
         return self.upstream()

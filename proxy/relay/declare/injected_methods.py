@@ -18,7 +18,7 @@ from proxy.amqp.methods import method_frame, reply_of, reply_to
 from proxy.errors import ProtocolError
 from proxy.relay.channel import Channel, ExpectedReply
 from proxy.relay.channel_state import DECLARING, ChannelEvent
-from proxy.relay.connection_state import ConnectionState, LookUpExchange
+from proxy.relay.connection_state import ConnectionState, LookUp
 from proxy.values import Destination
 
 T = TypeVar("T")
@@ -117,9 +117,9 @@ def look_up(
 ) -> None:
     """Look up an exchange, or some of its bindings, on the broker; the channel's frames must be held.
 
-    See `LookUpExchange` for the arguments.
+    See `LookUp` for the arguments.
     """
-    connection.pending.requests.append(LookUpExchange(channel, exchange, then, destination))
+    connection.pending.requests.append(LookUp(channel, exchange, then, destination))
 
 
 def count_unanswerable(connection: ConnectionState, channel: Channel) -> None:
