@@ -147,8 +147,8 @@ class Lane:
         self.waiting: deque[RemoteMessage] = deque()
         #: sent messages that have not been confirmed yet, by delivery tag, ascending
         self.unconfirmed: dict[int, RemoteMessage] = {}
-        #: sent messages that may be returned, in order
-        self._mandatory: deque[RemoteMessage] = deque()
+        #: sent messages that may still be returned, by delivery tag, ascending
+        self._mandatory: dict[int, RemoteMessage] = {}
         self.number = 0
 
     @property
@@ -162,9 +162,11 @@ class Lane:
         self._tag = 0
         self._low = 1
         self._methods.clear()
+        self._mandatory.clear()
         link.to_send += (channel_open(number), confirm_select(number))
 
     def close(self) -> None:
+        """Release the lane's channel on the link; the lane has no messages."""
         link, self._link = self._link, None
         if link is not None and self.number:
             link.to_send.append(channel_close(self.number, 200, b"done"))
@@ -195,7 +197,7 @@ class Lane:
             method = basic_publish(number, message.exchange, message.routing_key, mandatory=message.mandatory)
             self._methods[key] = method
         if message.mandatory:
-            self._mandatory.append(message)
+            self._mandatory[tag] = message
         link.to_send += (
             method,
             frame(HEADER, number, message.header),
@@ -214,11 +216,10 @@ class Lane:
             low, self._low = self._low, max(self._low, last + 1)
             tags = range(low, last + 1)
         for confirmed_tag in tags:
+            self._mandatory.pop(confirmed_tag, None)
             message = self.unconfirmed.pop(confirmed_tag, None)
             if message is None:
                 continue
-            if self._mandatory and self._mandatory[0] is message:
-                self._mandatory.popleft()
             if result is RemoteResult.NACKED:
                 self._settle(message, result, "refused by the broker")
             else:
@@ -228,7 +229,7 @@ class Lane:
         """Handle a return. Returns arrive in the order of the publishes, so no earlier message is returned later."""
         seen = _fingerprint(header)
         while self._mandatory:
-            message = self._mandatory.popleft()
+            message = self._mandatory.pop(next(iter(self._mandatory)))
             if (
                 message.exchange == exchange
                 and message.routing_key == routing_key

@@ -126,3 +126,20 @@ def test_each_message_is_settled_once_and_acked_only_by_the_broker(
     assert [len(message.results) for message in course.messages] == [1] * len(course.messages)
     acked = [index for index, message in enumerate(course.messages) if message.results == [RemoteResult.ACKED]]
     assert set(acked) <= course.acked
+
+
+def test_a_message_acked_early_does_not_take_the_return_of_a_later_one() -> None:
+    far = RemoteBroker().open()
+    lane = far.ready(far.lane())
+    slow, fast, back = (Told(b"same", b"key", mandatory=True) for _ in range(3))
+    lane.send(slow)
+    lane.send(fast)
+    far.ack(2)
+    far.ack(1)
+    lane.send(back)
+    far.say(commands.Basic.Return(312, "NO_ROUTE", "e", "key"))
+    far.link.receive(client.content(1, None, b"same"))
+    far.ack(3)
+    assert [message.results for message in (slow, fast, back)] == [
+        [RemoteResult.ACKED], [RemoteResult.ACKED], [RemoteResult.RETURNED]
+    ]  # fmt: skip
