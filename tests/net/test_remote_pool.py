@@ -174,6 +174,51 @@ async def test_an_abandoned_lane_closes_when_everything_is_settled() -> None:
         assert sent_message.results == [RemoteResult.ACKED]
 
 
+async def test_messages_of_closed_channels_are_sent_before_those_of_newer_ones() -> None:
+    async with stage(RemoteLimits(deadline_seconds=30.0)) as made:
+        made.broker.refuse = True
+        for number in range(20):
+            publisher = made.publisher()
+            publisher.send(message(b"%d" % number))
+            publisher.close()
+        connection = made.pool.connection(FAR, "/")
+        assert not isinstance(connection, str)
+        await eventually(lambda: connection.failure.startswith("refused: 403"))
+        made.broker.refuse = False
+        peer = await made.broker.link()
+        for channel in range(1, 21):
+            await ready(peer, channel)
+        assert [(await peer.published())[1] for _ in range(20)] == [b"%d" % number for number in range(20)]
+
+
+async def test_more_producers_than_channels_share_the_channels() -> None:
+    async with stage() as made:
+        made.broker.tune.channel_max = 2
+        busy, idle, late = (made.publisher() for _ in range(3))
+        first, peer = await made.sent(busy)
+        second = message(b"second")
+        idle.send(second)
+        await ready(peer, 2)
+        await peer.published()
+        third = message(b"third")
+        late.send(third)
+        # The second lane is busy, so its channel is released when its message is settled.
+        peer.call(commands.Basic.Ack(1, False), 2)
+        assert ((await peer.frame()).name, second.results) == ("Channel.Close", [RemoteResult.ACKED])
+        peer.call(commands.Channel.CloseOk(), 2)
+        await ready(peer, 2)
+        assert (await peer.published())[1] == b"third"
+        assert (first.results, third.results) == ([], [])
+        # The lane that has released its channel gets a channel again for its next message.
+        peer.call(commands.Basic.Ack(1, False), 2)
+        await eventually(lambda: third.results == [RemoteResult.ACKED])
+        idle.send(message(b"fourth"))
+        assert (await peer.frame()).name == "Channel.Close"
+        peer.call(commands.Channel.CloseOk(), 2)
+        await ready(peer, 2)
+        assert (await peer.published())[1] == b"fourth"
+
+
 async def test_a_link_to_the_sidecar_itself_is_refused() -> None:
     async with stage() as made:
         made.pool.listening = [("127.0.0.1", made.broker.port)]

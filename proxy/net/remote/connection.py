@@ -62,9 +62,12 @@ class RemoteConnection:
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._read_pauses = ReadPauses()
-        self._lanes: set[Lane] = set()
+        #: in the order of their creation, which is the order in which they get channels on a new link
+        self._lanes: dict[Lane, None] = {}
         #: lanes that still have messages in progress although the producer's channel is closed
         self._leaving: set[Lane] = set()
+        #: whether messages wait because all channels of the link are in use
+        self._crowded = False
         #: number of unconfirmed messages
         self.under_way = 0
         self._bytes = 0
@@ -85,22 +88,36 @@ class RemoteConnection:
 
     def lane(self) -> Lane:
         lane = Lane(self._settled)
-        self._lanes.add(lane)
+        self._lanes[lane] = None
         self.unused_since = None
-        link = self._link
-        if link is not None and link.open:
-            link.attach(lane)
-            self.flush_soon()
         return lane
 
     def send(self, lane: Lane, message: RemoteMessage) -> None:
         self.under_way += 1
         self._bytes += message.size_bytes
         lane.send(message)
+        link = self._link
+        if not lane.number and not self._crowded and link is not None and link.open and not link.attach(lane):
+            self._assign_channels(link)
         if not self.full:
             self._weigh()
         if not self._flushing:
             self.flush_soon()
+
+    def _assign_channels(self, link: RemoteLink) -> None:
+        """Give a channel to each lane whose messages wait for one; if there are too few, idle lanes release theirs."""
+        waiting = [lane for lane in self._lanes if lane.waiting and not lane.number]
+        missing = len(waiting)
+        for lane in waiting:
+            if not link.attach(lane):
+                break
+            missing -= 1
+        if missing and not self._crowded:
+            self._warn("all channels of the link to another broker are in use")
+        self._crowded = missing > 0
+        idle = [lane for lane in self._lanes if lane.number and lane.idle]
+        for lane in idle[: max(0, missing - link.channels_closing)]:
+            lane.close()
 
     def leave(self, lane: Lane) -> None:
         """Close the lane of a closed channel once the lane has no messages in progress."""
@@ -110,7 +127,7 @@ class RemoteConnection:
     def _retire(self, lane: Lane) -> None:
         if lane.idle:
             self._leaving.discard(lane)
-            self._lanes.discard(lane)
+            self._lanes.pop(lane, None)
             lane.close()
             if not self._lanes:
                 self.unused_since = monotonic()
@@ -122,11 +139,14 @@ class RemoteConnection:
         self._counters.results[result.value] += 1
         if self.full:
             self._weigh()
-        if reason and monotonic() >= self._log_after:
+        if reason:
+            self._warn("message to another broker failed", result=result.value, reason=reason)
+
+    def _warn(self, event: str, **fields: str) -> None:
+        """Log a warning, but at most one in _LOG_SECONDS."""
+        if monotonic() >= self._log_after:
             self._log_after = monotonic() + _LOG_SECONDS
-            _log.warning(
-                "message to another broker failed", remote=self.endpoint.label, result=result.value, reason=reason
-            )
+            _log.warning(event, remote=self.endpoint.label, **fields)
 
     def _weigh(self) -> None:
         limits = self.endpoint.limits
@@ -162,6 +182,8 @@ class RemoteConnection:
         link.receive(data)
         if link.open and not was_open:
             self._opened(link)
+        elif self._crowded and link.open:
+            self._assign_channels(link)
         self._flush()
         if self.under_way >= AHEAD_MESSAGES and self._socket is not None:
             self._read_pauses.begin(self._socket, len(data))
@@ -176,10 +198,8 @@ class RemoteConnection:
         self._stands.set()
         self.failure = ""
         _log.info("remote broker connected", remote=self.endpoint.label)
-        for lane in self._lanes:
-            if not link.attach(lane):
-                _log.warning("all channels of the link to another broker are in use", remote=self.endpoint.label)
-                return
+        self._crowded = False
+        self._assign_channels(link)
 
     def _made(self) -> None:
         socket = self._socket
@@ -274,6 +294,9 @@ class RemoteConnection:
                 lane.expire(now - deadline, why)
             for lane in tuple(self._leaving):
                 self._retire(lane)
+            if self._crowded and link is not None and link.open:
+                self._assign_channels(link)
+                self.flush_soon()
             if link is not None and link.open and link.heartbeat:
                 if now - self._said >= link.heartbeat / 2:
                     link.to_send.append(HEARTBEAT_FRAME)

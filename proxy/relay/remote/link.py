@@ -352,6 +352,11 @@ class RemoteLink:
             at = stop
         return at
 
+    @property
+    def channels_closing(self) -> int:
+        """Number of channels that become available once the broker has answered their close."""
+        return len(self._closing)
+
     def attach(self, lane: Lane) -> bool:
         """Assign a channel to a lane; return False if no channel number is available."""
         if self._free:
