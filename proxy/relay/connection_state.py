@@ -253,13 +253,13 @@ class ConnectionTraffic:
 class RemoteBrokers(NamedTuple):
     """Connections to other brokers, for publishes that the address table redirects to them."""
 
-    #: returns a new publisher to a broker, or the reason why there is none
-    publisher: Callable[[Remote], RemotePublisher | str]
+    #: returns a publisher to a broker for a producer's channel, or the reason why there is none
+    publisher: Callable[[Remote, int], RemotePublisher | str]
     #: called when a result from another broker has produced output
     notify: Callable[[], None]
 
 
-NO_REMOTES: Final = RemoteBrokers(lambda remote: "no links", lambda: None)
+NO_REMOTES: Final = RemoteBrokers(lambda remote, channel: "no links", lambda: None)
 
 
 class ConnectionTerms(NamedTuple):

@@ -30,7 +30,7 @@ class RecordingRemotes(list[RemoteMessage]):
         self.left = 0
         self.woken = 0
 
-    def publisher(self, remote: Remote) -> RemotePublisher | str:
+    def publisher(self, remote: Remote, channel: int) -> RemotePublisher | str:
         return "unknown" if remote.host == b"missing.example" else self
 
     def send(self, message: RemoteMessage) -> None:

@@ -124,6 +124,11 @@ class RemoteConnection:
         self._leaving.add(lane)
         self._retire(lane)
 
+    def reuse(self, lane: Lane) -> bool:
+        """Use the lane of a closed channel for a new one, so that the order is kept; False if the lane is closed."""
+        self._leaving.discard(lane)
+        return lane in self._lanes
+
     def _retire(self, lane: Lane) -> None:
         if lane.idle:
             self._leaving.discard(lane)

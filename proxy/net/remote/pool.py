@@ -149,14 +149,20 @@ class ProducerRemotes:
         self._full = full
         self._was_full = False
         self._used: set[RemoteConnection] = set()
+        #: by link and number of the producer's channel
+        self._lanes: dict[tuple[RemoteConnection, int], Lane] = {}
 
-    def publisher(self, remote: Remote) -> RemotePublisher | str:
+    def publisher(self, remote: Remote, channel: int) -> RemotePublisher | str:
+        """Return a publisher for a new channel of the producer, or the reason why there is none."""
         connection = self._pool.connection(remote, self._vhost)
         if isinstance(connection, str):
             return connection
         self._used.add(connection)
         self.look()
-        return _LanePublisher(connection, connection.lane())
+        lane = self._lanes.get((connection, channel))
+        if lane is None or not connection.reuse(lane):
+            lane = self._lanes[connection, channel] = connection.lane()
+        return _LanePublisher(connection, lane)
 
     def look(self) -> None:
         """Check whether any link in use is full, and report a change."""

@@ -115,7 +115,7 @@ def remote_publisher(connection: ConnectionState, channel: Channel, remote: Remo
         return None
     publisher = channel.remote_publishers.get(remote)
     if publisher is None:
-        created = connection.remotes.publisher(remote)
+        created = connection.remotes.publisher(remote, channel.number)
         if isinstance(created, str):  # not cached, since an address rule may take the host from the address
             connection.plans.counters.failed_translations += 1
             return None
