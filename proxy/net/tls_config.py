@@ -78,8 +78,8 @@ class SidecarTls:
         use_contexts = self.read(brokers)
 
         def use() -> None:
-            remotes.brokers = brokers
             use_contexts()
+            remotes.use(brokers)
 
         return use
 

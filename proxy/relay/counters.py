@@ -349,10 +349,15 @@ class AuditCounters:
 
 @dataclass(slots=True, eq=False)
 class RemoteCounters:
-    """One broker named in address rules: whether its link is open, and the number of publishes to it by result."""
+    """One broker named in address rules: its open links, and the number of publishes to it by result."""
 
-    up: bool = False
+    #: number of open links; usually 0 or 1
+    links: int = 0
     results: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("acked", "nacked", "returned", "lost"), 0))
+
+    @property
+    def up(self) -> bool:
+        return self.links > 0
 
 
 @dataclass(slots=True, eq=False)

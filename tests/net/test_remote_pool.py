@@ -222,6 +222,53 @@ async def test_more_producers_than_channels_share_the_channels() -> None:
         assert (await peer.published())[1] == b"fourth"
 
 
+async def test_open_channels_follow_a_broker_and_unconfirmed_messages_stay_on_the_old_link() -> None:
+    async with stage() as made:
+        publisher = made.publisher()
+        first, old = await made.sent(publisher)
+        other = FakeBroker()
+        await other.start()
+        made.pool.use({"/": {b"far": RemoteBroker("127.0.0.1", other.port, limits=LIMITS)}})
+        second = message(b"second")
+        publisher.send(second)
+        new = await other.link()
+        await ready(new)
+        assert (await new.published())[1] == b"second"
+        old.call(commands.Basic.Ack(1, False))
+        assert [(await old.frame()).name for _ in range(2)] == ["Channel.Close", "Connection.Close"]
+        new.call(commands.Basic.Ack(1, False))
+        await eventually(lambda: (first.results, second.results) == ([RemoteResult.ACKED], [RemoteResult.ACKED]))
+        assert made.counters.remotes["far"].up
+        assert len(made.pool.status()) == 1
+        await other.stop()
+
+
+async def test_waiting_messages_of_closed_channels_follow_a_broker() -> None:
+    async with stage() as made:
+        made.broker.refuse = True
+        publisher, waiting = made.publisher(), message(b"waiting")
+        publisher.send(waiting)
+        publisher.close()
+        other = FakeBroker()
+        await other.start()
+        made.pool.use({"/": {b"far": RemoteBroker("127.0.0.1", other.port, limits=LIMITS)}})
+        new = await other.link()
+        await ready(new)
+        assert (await new.published())[1] == b"waiting"
+        new.call(commands.Basic.Ack(1, False))
+        assert (await new.frame()).name == "Channel.Close"
+        assert waiting.results == [RemoteResult.ACKED]
+        await other.stop()
+
+
+async def test_new_limits_apply_to_an_open_link() -> None:
+    async with stage() as made:
+        publisher = made.publisher()
+        sent, _ = await made.sent(publisher)
+        made.pool.use({"/": {b"far": RemoteBroker("127.0.0.1", made.broker.port, limits=RemoteLimits(0.1))}})
+        await eventually(lambda: sent.results == [RemoteResult.LOST])
+
+
 async def test_a_link_to_the_sidecar_itself_is_refused() -> None:
     async with stage() as made:
         made.pool.listening = [("127.0.0.1", made.broker.port)]

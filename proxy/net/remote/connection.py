@@ -12,9 +12,11 @@ import asyncio
 import random
 from collections.abc import Callable
 from time import monotonic
+from typing import Final
 
 import structlog
 
+from proxy.addressing.targets import Remote
 from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.errors import ConfigError
 from proxy.net.link import Link, ReadPauses
@@ -42,7 +44,7 @@ class RemoteConnection:
 
     Args:
         ourselves: returns True if the two addresses of a socket show that the socket is connected to this process.
-        changed: called when `full` has changed.
+        changed: called when `full` has changed, or when the link is replaced and unused.
     """
 
     def __init__(
@@ -62,8 +64,8 @@ class RemoteConnection:
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._read_pauses = ReadPauses()
-        #: in the order of their creation, which is the order in which they get channels on a new link
-        self._lanes: dict[Lane, None] = {}
+        #: lanes with their publishers, in the order of their creation, in which they also get channels on a new link
+        self.lanes: dict[Lane, LanePublisher] = {}
         #: lanes that still have messages in progress although the producer's channel is closed
         self._leaving: set[Lane] = set()
         #: whether messages wait because all channels of the link are in use
@@ -83,12 +85,14 @@ class RemoteConnection:
         self._log_after = 0.0
         self.failure = "not connected yet"
         self.unused_since: float | None = monotonic()
+        #: whether the configuration no longer contains the endpoint, so that the link ends when it is unused
+        self.replaced = False
 
     # -- lanes -----------------------------------------------------------------------------------------------------
 
-    def lane(self) -> Lane:
+    def lane(self, publisher: LanePublisher) -> Lane:
         lane = Lane(self._settled)
-        self._lanes[lane] = None
+        self.lanes[lane] = publisher
         self.unused_since = None
         return lane
 
@@ -106,7 +110,7 @@ class RemoteConnection:
 
     def _assign_channels(self, link: RemoteLink) -> None:
         """Give a channel to each lane whose messages wait for one; if there are too few, idle lanes release theirs."""
-        waiting = [lane for lane in self._lanes if lane.waiting and not lane.number]
+        waiting = [lane for lane in self.lanes if lane.waiting and not lane.number]
         missing = len(waiting)
         for lane in waiting:
             if not link.attach(lane):
@@ -115,7 +119,7 @@ class RemoteConnection:
         if missing and not self._crowded:
             self._warn("all channels of the link to another broker are in use")
         self._crowded = missing > 0
-        idle = [lane for lane in self._lanes if lane.number and lane.idle]
+        idle = [lane for lane in self.lanes if lane.number and lane.idle]
         for lane in idle[: max(0, missing - link.channels_closing)]:
             lane.close()
 
@@ -124,19 +128,30 @@ class RemoteConnection:
         self._leaving.add(lane)
         self._retire(lane)
 
+    def take_waiting(self, lane: Lane) -> list[RemoteMessage]:
+        """Remove and return the messages of a lane that have not been sent yet."""
+        messages = list(lane.waiting)
+        lane.waiting.clear()
+        self.under_way -= len(messages)
+        self._bytes -= sum(message.size_bytes for message in messages)
+        self._weigh()
+        return messages
+
     def reuse(self, lane: Lane) -> bool:
-        """Use the lane of a closed channel for a new one, so that the order is kept; False if the lane is closed."""
+        """Use the lane of a closed channel for a new one; return False if the lane is closed."""
         self._leaving.discard(lane)
-        return lane in self._lanes
+        return lane in self.lanes
 
     def _retire(self, lane: Lane) -> None:
         if lane.idle:
             self._leaving.discard(lane)
-            self._lanes.pop(lane, None)
+            self.lanes.pop(lane, None)
             lane.close()
-            if not self._lanes:
-                self.unused_since = monotonic()
             self.flush_soon()
+            if not self.lanes:
+                self.unused_since = monotonic()
+                if self.replaced:
+                    self._changed()
 
     def _settled(self, message: RemoteMessage, result: RemoteResult, reason: str) -> None:
         self.under_way -= 1
@@ -199,7 +214,7 @@ class RemoteConnection:
 
     def _opened(self, link: RemoteLink) -> None:
         self._attempts = 0
-        self._counters.up = True
+        self._counters.links += 1
         self._stands.set()
         self.failure = ""
         _log.info("remote broker connected", remote=self.endpoint.label)
@@ -230,8 +245,7 @@ class RemoteConnection:
         """Close the link, after which `run` reconnects."""
         if self._over.is_set():
             return
-        self.failure = reason
-        self._counters.up = False
+        self._not_open(reason)
         self._over.set()
         self._stands.set()
         if self._socket is not None:
@@ -289,13 +303,13 @@ class RemoteConnection:
 
     async def _tick(self) -> None:
         """Check deadlines and heartbeats."""
-        deadline = self.endpoint.limits.deadline_seconds
         while True:
+            deadline = self.endpoint.limits.deadline_seconds
             await asyncio.sleep(min(1.0, deadline / 10))
             now = monotonic()
             link = self._link
             why = self.failure or ("the broker is blocking publishes" if link and link.paused else "no channel")
-            for lane in tuple(self._lanes):
+            for lane in tuple(self.lanes):
                 lane.expire(now - deadline, why)
             for lane in tuple(self._leaving):
                 self._retire(lane)
@@ -311,7 +325,7 @@ class RemoteConnection:
 
     def give_up(self, why: str = _STOPPING) -> None:
         """Report all messages in progress as lost; `why` is for the log."""
-        for lane in self._lanes:
+        for lane in self.lanes:
             lane.expire(float("inf"), why)
 
     def _stop(self) -> None:
@@ -321,4 +335,69 @@ class RemoteConnection:
         self.give_up()
         if self._socket is not None:
             self._socket.close()
-        self._counters.up = False
+        self._not_open(_STOPPING)
+
+    def _not_open(self, reason: str) -> None:
+        if not self.failure:
+            self._counters.links -= 1
+        self.failure = reason
+
+
+class LanePublisher:
+    """Sends the publishes of one producer's channel over a lane.
+
+    Args:
+        remote: the broker, as specified by the address table.
+        vhost: virtual host of the producer.
+        connection: the link.
+        used: called with each link that the publisher uses.
+    """
+
+    __slots__ = ("_closed", "_connection", "_lane", "_used", "remote", "vhost")
+
+    def __init__(
+        self, remote: Remote, vhost: str, connection: RemoteConnection, used: Callable[[RemoteConnection], None]
+    ) -> None:
+        self.remote: Final = remote
+        self.vhost: Final = vhost
+        self._used = used
+        self._closed = False
+        self._use(connection)
+
+    def _use(self, connection: RemoteConnection) -> None:
+        self._connection = connection
+        self._lane = connection.lane(self)
+        if not self._closed:
+            self._used(connection)
+
+    def send(self, message: RemoteMessage) -> None:
+        self._connection.send(self._lane, message)
+
+    def close(self) -> None:
+        self._closed = True
+        self._connection.leave(self._lane)
+
+    def reopen(self, connection: RemoteConnection) -> bool:
+        """Use the publisher for a further channel of the producer, so that the order of the messages is kept.
+
+        Returns:
+            False if this is not possible, since the lane is closed or belongs to another link.
+        """
+        if self._connection is not connection or not connection.reuse(self._lane):
+            return False
+        self._closed = False
+        return True
+
+    def continues_on(self, lane: Lane) -> bool:
+        """Return True if messages wait in this lane, or may still be sent over it."""
+        return self._lane is lane and (not self._closed or bool(lane.waiting))
+
+    def move(self, connection: RemoteConnection) -> None:
+        """Continue on another link, with the messages that have not been sent yet; the others stay on the old link."""
+        old_connection, old_lane = self._connection, self._lane
+        self._use(connection)
+        for message in old_connection.take_waiting(old_lane):
+            self.send(message)
+        old_connection.leave(old_lane)
+        if self._closed:
+            self.close()

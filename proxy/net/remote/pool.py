@@ -14,12 +14,12 @@ from time import monotonic
 from typing import Any
 
 from proxy.addressing.targets import Remote
-from proxy.net.remote.connection import IDLE_SECONDS, RemoteConnection
+from proxy.net.remote.connection import IDLE_SECONDS, LanePublisher, RemoteConnection
 from proxy.net.remote.endpoints import Endpoint, RemoteBroker, endpoint
 from proxy.net.tasks import Tasks
 from proxy.net.tls import TlsContexts
 from proxy.relay.counters import Counters, RemoteCounters
-from proxy.relay.remote.link import Lane, RemoteMessage, RemotePublisher
+from proxy.relay.remote.link import RemotePublisher
 from proxy.yamlfile.hosts import is_own_address
 
 #: Maximum number of concurrent links. A limit is needed because a rule may take the host from the address.
@@ -80,7 +80,24 @@ class RemotePool:
             )
             self._connections[target] = connection
             self._running[target] = self._tasks.start(connection.run(), f"link to {target.label}")
+        connection.endpoint = target  # its limits may have changed
+        connection.replaced = False
         return connection
+
+    def use(self, brokers: Mapping[str, Mapping[bytes, RemoteBroker]]) -> None:
+        """Put configured brokers into use. Open channels and waiting messages follow a broker to its new endpoint."""
+        self.brokers = brokers
+        connections = tuple(self._connections.values())
+        for connection in connections:
+            connection.replaced = True
+        for connection in connections:
+            for lane, publisher in tuple(connection.lanes.items()):
+                if not publisher.continues_on(lane):
+                    continue
+                target = self.connection(publisher.remote, publisher.vhost)
+                if not isinstance(target, str) and target is not connection:
+                    publisher.move(target)
+        self._drop_idle()
 
     def status(self) -> list[dict[str, object]]:
         """Return the broker, connection state, error and number of unconfirmed messages for each link."""
@@ -118,7 +135,8 @@ class RemotePool:
     def _drop_idle(self) -> None:
         now = monotonic()
         for key, connection in tuple(self._connections.items()):
-            if connection.unused_since is not None and now - connection.unused_since > IDLE_SECONDS:
+            since = connection.unused_since
+            if since is not None and (connection.replaced or now - since > IDLE_SECONDS):
                 del self._connections[key]
                 self._running.pop(key).cancel()
 
@@ -132,6 +150,7 @@ class RemotePool:
     def _changed(self) -> None:
         for port in self._ports:
             port.look()
+        self._drop_idle()
 
     def close_port(self, port: ProducerRemotes) -> None:
         self._ports.discard(port)
@@ -149,20 +168,22 @@ class ProducerRemotes:
         self._full = full
         self._was_full = False
         self._used: set[RemoteConnection] = set()
-        #: by link and number of the producer's channel
-        self._lanes: dict[tuple[RemoteConnection, int], Lane] = {}
+        #: by broker and number of the producer's channel
+        self._publishers: dict[tuple[Remote, int], LanePublisher] = {}
 
     def publisher(self, remote: Remote, channel: int) -> RemotePublisher | str:
         """Return a publisher for a new channel of the producer, or the reason why there is none."""
         connection = self._pool.connection(remote, self._vhost)
         if isinstance(connection, str):
             return connection
+        publisher = self._publishers.get((remote, channel))
+        if publisher is None or not publisher.reopen(connection):
+            publisher = self._publishers[remote, channel] = LanePublisher(remote, self._vhost, connection, self._use)
+        return publisher
+
+    def _use(self, connection: RemoteConnection) -> None:
         self._used.add(connection)
         self.look()
-        lane = self._lanes.get((connection, channel))
-        if lane is None or not connection.reuse(lane):
-            lane = self._lanes[connection, channel] = connection.lane()
-        return _LanePublisher(connection, lane)
 
     def look(self) -> None:
         """Check whether any link in use is full, and report a change."""
@@ -174,19 +195,3 @@ class ProducerRemotes:
     def close(self) -> None:
         """Release the links when the connection is closed. Accepted messages are still sent."""
         self._pool.close_port(self)
-
-
-class _LanePublisher:
-    """A lane with its link."""
-
-    __slots__ = ("_connection", "_lane")
-
-    def __init__(self, connection: RemoteConnection, lane: Lane) -> None:
-        self._connection = connection
-        self._lane = lane
-
-    def send(self, message: RemoteMessage) -> None:
-        self._connection.send(self._lane, message)
-
-    def close(self) -> None:
-        self._connection.leave(self._lane)

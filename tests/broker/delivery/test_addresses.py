@@ -15,6 +15,7 @@ from tests.broker.delivery.distance import QUOTED, SECRET, VHOST, Far
 from tests.broker.delivery.site import Site, standing
 from tests.broker.delivery.test_audit import records
 from tests.broker.observed import Outside
+from tests.private_broker import free_port
 from tests.producer import Closed, Message, Producer, Settled, until, value
 from tests.rabbitmq import Broker
 
@@ -420,3 +421,32 @@ def test_new_rules_change_the_table_and_the_brokers(broker: Broker, far: Far, tm
         until(lambda: site.metric("rules_reload_total", result="ok"))
         assert sent(producer, "k", body=b"reloaded").acked
         assert far.take("one")[-1] == b"reloaded"
+
+
+def test_open_channels_and_waiting_messages_follow_a_broker_to_its_new_address(
+    broker: Broker, far: Far, tmp_path: Path
+) -> None:
+    def rules(port: int) -> str:
+        login = f"username: mover, password: {json.dumps(SECRET)}, vhost: {json.dumps(VHOST)}, deadline: 60s"
+        return (
+            f"brokers: {{new: {{address: '127.0.0.1:{port}', {login}}}}}\n"
+            "addresses: [{pattern: k, translation: new/queue/one}]\n"
+        )
+
+    def links(site: Site) -> list[dict[str, object]]:
+        status: list[dict[str, object]] = json.loads(site.sidecar.get("/status"))["remotes"]
+        return status
+
+    far.take("one")
+    with standing(broker, tmp_path, rules(free_port())) as site:
+        producer = site.producer()
+        producer.publish("", "k", body=b"waits")
+        until(lambda: links(site))
+        (tmp_path / "rules.yaml").write_text(f"vhost: {site.vhost}\n{rules(far.broker.port)}")
+        os.kill(site.sidecar.process_id, signal.SIGHUP)
+        until(lambda: site.metric("rules_reload_total", result="ok"))
+        producer.publish("", "k", body=b"follows")
+        producer.settle_all(2)
+        assert far.take("one") == [b"waits", b"follows"]
+        assert [link["connected"] for link in links(site)] == [True]
+        assert site.metric("remote_up", broker="new") == 1
