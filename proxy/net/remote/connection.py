@@ -12,11 +12,9 @@ import asyncio
 import random
 from collections.abc import Callable
 from time import monotonic
-from typing import Final
 
 import structlog
 
-from proxy.addressing.targets import Remote
 from proxy.amqp.frames import HEARTBEAT_FRAME
 from proxy.errors import ConfigError
 from proxy.net.link import Link, ReadPauses
@@ -64,8 +62,9 @@ class RemoteConnection:
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._read_pauses = ReadPauses()
-        #: lanes with their publishers, in the order of their creation, in which they also get channels on a new link
-        self.lanes: dict[Lane, LanePublisher] = {}
+        #: lanes in the order of their creation, in which they also get channels on a new link; with the function that
+        #: is called when the lane is closed
+        self._lanes: dict[Lane, Callable[[Lane], None]] = {}
         #: lanes that still have messages in progress although the producer's channel is closed
         self._leaving: set[Lane] = set()
         #: whether messages wait because all channels of the link are in use
@@ -90,9 +89,10 @@ class RemoteConnection:
 
     # -- lanes -----------------------------------------------------------------------------------------------------
 
-    def lane(self, publisher: LanePublisher) -> Lane:
+    def lane(self, closed: Callable[[Lane], None]) -> Lane:
+        """Create a lane; `closed` is called with the lane after `leave`, once it has no messages in progress."""
         lane = Lane(self._settled)
-        self.lanes[lane] = publisher
+        self._lanes[lane] = closed
         self.unused_since = None
         return lane
 
@@ -110,7 +110,7 @@ class RemoteConnection:
 
     def _assign_channels(self, link: RemoteLink) -> None:
         """Give a channel to each lane whose messages wait for one; if there are too few, idle lanes release theirs."""
-        waiting = [lane for lane in self.lanes if lane.waiting and not lane.number]
+        waiting = [lane for lane in self._lanes if lane.waiting and not lane.number]
         missing = len(waiting)
         for lane in waiting:
             if not link.attach(lane):
@@ -119,7 +119,7 @@ class RemoteConnection:
         if missing and not self._crowded:
             self._warn("all channels of the link to another broker are in use")
         self._crowded = missing > 0
-        idle = [lane for lane in self.lanes if lane.number and lane.idle]
+        idle = [lane for lane in self._lanes if lane.number and lane.idle]
         for lane in idle[: max(0, missing - link.channels_closing)]:
             lane.close()
 
@@ -137,18 +137,18 @@ class RemoteConnection:
         self._weigh()
         return messages
 
-    def reuse(self, lane: Lane) -> bool:
-        """Use the lane of a closed channel for a new one; return False if the lane is closed."""
+    def stay(self, lane: Lane) -> None:
+        """Undo `leave`, since the producer has opened its channel again. This keeps the order of the messages."""
         self._leaving.discard(lane)
-        return lane in self.lanes
 
     def _retire(self, lane: Lane) -> None:
         if lane.idle:
             self._leaving.discard(lane)
-            self.lanes.pop(lane, None)
+            closed = self._lanes.pop(lane)
             lane.close()
             self.flush_soon()
-            if not self.lanes:
+            closed(lane)
+            if not self._lanes:
                 self.unused_since = monotonic()
                 if self.replaced:
                     self._changed()
@@ -309,7 +309,7 @@ class RemoteConnection:
             now = monotonic()
             link = self._link
             why = self.failure or ("the broker is blocking publishes" if link and link.paused else "no channel")
-            for lane in tuple(self.lanes):
+            for lane in tuple(self._lanes):
                 lane.expire(now - deadline, why)
             for lane in tuple(self._leaving):
                 self._retire(lane)
@@ -325,7 +325,7 @@ class RemoteConnection:
 
     def give_up(self, why: str = _STOPPING) -> None:
         """Report all messages in progress as lost; `why` is for the log."""
-        for lane in self.lanes:
+        for lane in self._lanes:
             lane.expire(float("inf"), why)
 
     def _stop(self) -> None:
@@ -341,63 +341,3 @@ class RemoteConnection:
         if not self.failure:
             self._counters.links -= 1
         self.failure = reason
-
-
-class LanePublisher:
-    """Sends the publishes of one producer's channel over a lane.
-
-    Args:
-        remote: the broker, as specified by the address table.
-        vhost: virtual host of the producer.
-        connection: the link.
-        used: called with each link that the publisher uses.
-    """
-
-    __slots__ = ("_closed", "_connection", "_lane", "_used", "remote", "vhost")
-
-    def __init__(
-        self, remote: Remote, vhost: str, connection: RemoteConnection, used: Callable[[RemoteConnection], None]
-    ) -> None:
-        self.remote: Final = remote
-        self.vhost: Final = vhost
-        self._used = used
-        self._closed = False
-        self._use(connection)
-
-    def _use(self, connection: RemoteConnection) -> None:
-        self._connection = connection
-        self._lane = connection.lane(self)
-        if not self._closed:
-            self._used(connection)
-
-    def send(self, message: RemoteMessage) -> None:
-        self._connection.send(self._lane, message)
-
-    def close(self) -> None:
-        self._closed = True
-        self._connection.leave(self._lane)
-
-    def reopen(self, connection: RemoteConnection) -> bool:
-        """Use the publisher for a further channel of the producer, so that the order of the messages is kept.
-
-        Returns:
-            False if this is not possible, since the lane is closed or belongs to another link.
-        """
-        if self._connection is not connection or not connection.reuse(self._lane):
-            return False
-        self._closed = False
-        return True
-
-    def continues_on(self, lane: Lane) -> bool:
-        """Return True if messages wait in this lane, or may still be sent over it."""
-        return self._lane is lane and (not self._closed or bool(lane.waiting))
-
-    def move(self, connection: RemoteConnection) -> None:
-        """Continue on another link, with the messages that have not been sent yet; the others stay on the old link."""
-        old_connection, old_lane = self._connection, self._lane
-        self._use(connection)
-        for message in old_connection.take_waiting(old_lane):
-            self.send(message)
-        old_connection.leave(old_lane)
-        if self._closed:
-            self.close()

@@ -14,12 +14,12 @@ from time import monotonic
 from typing import Any
 
 from proxy.addressing.targets import Remote
-from proxy.net.remote.connection import IDLE_SECONDS, LanePublisher, RemoteConnection
+from proxy.net.remote.connection import IDLE_SECONDS, RemoteConnection
 from proxy.net.remote.endpoints import Endpoint, RemoteBroker, endpoint
 from proxy.net.tasks import Tasks
 from proxy.net.tls import TlsContexts
 from proxy.relay.counters import Counters, RemoteCounters
-from proxy.relay.remote.link import RemotePublisher
+from proxy.relay.remote.link import Lane, RemoteMessage, RemotePublisher
 from proxy.yamlfile.hosts import is_own_address
 
 #: Maximum number of concurrent links. A limit is needed because a rule may take the host from the address.
@@ -87,16 +87,10 @@ class RemotePool:
     def use(self, brokers: Mapping[str, Mapping[bytes, RemoteBroker]]) -> None:
         """Put configured brokers into use. Open channels and waiting messages follow a broker to its new endpoint."""
         self.brokers = brokers
-        connections = tuple(self._connections.values())
-        for connection in connections:
-            connection.replaced = True
-        for connection in connections:
-            for lane, publisher in tuple(connection.lanes.items()):
-                if not publisher.continues_on(lane):
-                    continue
-                target = self.connection(publisher.remote, publisher.vhost)
-                if not isinstance(target, str) and target is not connection:
-                    publisher.move(target)
+        for connection in self._connections.values():
+            connection.replaced = True  # until one of its publishers asks for the same link again
+        for port in tuple(self._ports):
+            port.renew()
         self._drop_idle()
 
     def status(self) -> list[dict[str, object]]:
@@ -167,31 +161,95 @@ class ProducerRemotes:
         self._vhost = vhost
         self._full = full
         self._was_full = False
-        self._used: set[RemoteConnection] = set()
-        #: by broker and number of the producer's channel
-        self._publishers: dict[tuple[Remote, int], LanePublisher] = {}
+        self._closed = False
+        #: by broker and number of the producer's channel; a publisher is removed when its lane is closed
+        self._publishers: dict[tuple[Remote, int], _LanePublisher] = {}
 
     def publisher(self, remote: Remote, channel: int) -> RemotePublisher | str:
         """Return a publisher for a new channel of the producer, or the reason why there is none."""
         connection = self._pool.connection(remote, self._vhost)
         if isinstance(connection, str):
             return connection
-        publisher = self._publishers.get((remote, channel))
-        if publisher is None or not publisher.reopen(connection):
-            publisher = self._publishers[remote, channel] = LanePublisher(remote, self._vhost, connection, self._use)
+        key = remote, channel
+        publisher = self._publishers.get(key)
+        if publisher is None:
+            publisher = self._publishers[key] = _LanePublisher(connection, lambda: self._remove(key))
+        else:
+            publisher.reopen()
+        self.look()
         return publisher
 
-    def _use(self, connection: RemoteConnection) -> None:
-        self._used.add(connection)
+    def renew(self) -> None:
+        """Move the publishers to the links that result from the configured brokers."""
+        for (remote, _), publisher in tuple(self._publishers.items()):
+            if publisher.may_send:
+                connection = self._pool.connection(remote, self._vhost)
+                if not isinstance(connection, str) and connection is not publisher.connection:
+                    publisher.move(connection)
         self.look()
 
     def look(self) -> None:
         """Check whether any link in use is full, and report a change."""
-        full = any(connection.full for connection in self._used)
+        if self._closed:
+            return
+        full = any(publisher.connection.full for publisher in self._publishers.values())
         if full != self._was_full:
             self._was_full = full
             self._full(full)
 
     def close(self) -> None:
         """Release the links when the connection is closed. Accepted messages are still sent."""
-        self._pool.close_port(self)
+        self._closed = True
+        self._end()
+
+    def _remove(self, key: tuple[Remote, int]) -> None:
+        del self._publishers[key]
+        self._end()
+
+    def _end(self) -> None:
+        if self._closed and not self._publishers:
+            self._pool.close_port(self)
+
+
+class _LanePublisher:
+    """Sends the publishes of one producer's channel over a lane; `ended` is called when the lane is closed."""
+
+    __slots__ = ("_closed", "_ended", "_lane", "connection")
+
+    def __init__(self, connection: RemoteConnection, ended: Callable[[], None]) -> None:
+        self._ended = ended
+        self._closed = False
+        self.connection = connection
+        self._lane = connection.lane(self._lane_closed)
+
+    @property
+    def may_send(self) -> bool:
+        """True if the channel is open, or messages wait to be sent."""
+        return not self._closed or bool(self._lane.waiting)
+
+    def send(self, message: RemoteMessage) -> None:
+        self.connection.send(self._lane, message)
+
+    def close(self) -> None:
+        self._closed = True
+        self.connection.leave(self._lane)
+
+    def reopen(self) -> None:
+        """Use the publisher for a new channel with the same number."""
+        self._closed = False
+        self.connection.stay(self._lane)
+
+    def move(self, connection: RemoteConnection) -> None:
+        """Continue on another link, with the messages that have not been sent yet; the others stay on the old link."""
+        old_connection, old_lane = self.connection, self._lane
+        self.connection = connection
+        self._lane = connection.lane(self._lane_closed)
+        for message in old_connection.take_waiting(old_lane):
+            self.send(message)
+        old_connection.leave(old_lane)
+        if self._closed:
+            self.close()
+
+    def _lane_closed(self, lane: Lane) -> None:
+        if lane is self._lane:
+            self._ended()
