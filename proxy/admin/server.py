@@ -46,7 +46,7 @@ def _is_error(record: logging.LogRecord) -> bool:
     return False
 
 
-#: For aiohttp's server, which logs invalid requests as errors with a traceback.
+#: For aiohttp's server, which would log invalid requests as errors with a traceback if there were no filter.
 _http_log = logging.getLogger(f"{__name__}.http")
 _http_log.addFilter(_is_error)
 
@@ -189,12 +189,14 @@ class AdminServer:
             host = request.headers.get("Host", "")
             # Any web page in an operator's browser can reach loopback. Browsers send an Origin header; tools do not.
             if request.headers.get("Origin", f"http://{host}") != f"http://{host}":
-                raise web.HTTPForbidden(text="not available to other pages in a browser\n")
+                raise web.HTTPForbidden(text="refused, because the request comes from another web page\n")
             site, mode = request.headers.get("Sec-Fetch-Site", "none"), request.headers.get("Sec-Fetch-Mode")
             if site not in ("none", "same-origin") and mode != "navigate":  # links to the console are allowed
-                raise web.HTTPForbidden(text="not available to other pages in a browser\n")
+                raise web.HTTPForbidden(text="refused, because the request comes from another web page\n")
             if not self._is_named(host):
-                text = f"Host {host}: expected localhost, an address, or a name in admin.hosts\n"
+                text = (
+                    f"Host {host}: expected localhost, an IP address, the name of this host, or a name in admin.hosts\n"
+                )
                 raise web.HTTPForbidden(text=text)
             return await handler(request)
 

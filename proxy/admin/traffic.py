@@ -170,7 +170,7 @@ def quantile(histogram: Histogram, counts: Sequence[int], share: float) -> float
     Args:
         histogram: has the bounds of the buckets.
         counts: number of observations in each bucket.
-        share: 0.5 for the median.
+        share: the quantile, from 0 to 1; 0.5 is the median.
     """
     cumulative = list(accumulate(counts))
     total = cumulative[-1]

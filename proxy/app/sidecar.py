@@ -334,7 +334,7 @@ class Sidecar:
             await asyncio.sleep(_WATCH_SECONDS)
 
     def not_ready(self) -> list[str]:
-        reasons = [f"vhost {name}: inventory and carriers are not complete yet" for name in self._topology.waiting]
+        reasons = [f"vhost {name}: the first reconcile pass has not succeeded yet" for name in self._topology.waiting]
         reasons += self._topology.supervisor.failing
         if self._audit is not None and self._audit.failure and (self._audit.strict or self._audit.full):
             reasons.append(f"audit log: {self._audit.failure}")

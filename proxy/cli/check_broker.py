@@ -144,7 +144,7 @@ async def _ask_amqp(settings: ControlSettings, default_vhost: str, findings: Fin
             for action, failure in executor.failures.items():
                 exchange, why = declares[action], failure.why
                 if exchange.rule.carrier_type == "auto" and "current is 'topic'" in why:
-                    why += ". --broker http(s)://... recognizes topic exchanges that are carriers"
+                    why += "; if it is a carrier, use --broker http(s)://..., which recognizes topic carriers"
                 findings.errors.append(exchange.place.error(exchange.path, why))
         finally:
             await connection.close()
@@ -282,7 +282,8 @@ async def _permissions(management: ManagementApi, vhost: str, user: str) -> Perm
     except UpstreamError as error:
         raise _wrong(f"{asked}: {error}; expected a user with the tag administrator in the address") from error
     if permissions is None:
-        raise _wrong(f"{asked}: the broker's internal database has none; set them with `rabbitmqctl set_permissions`")
+        text = f"the control user {user!r} has no permissions in virtual host {vhost} in the broker's internal database"
+        raise _wrong(f"{text}; set them with `rabbitmqctl set_permissions`")
     return permissions
 
 

@@ -146,7 +146,7 @@ COMMANDS = {
         "the files named in the configuration.",
         (
             ("oxproxy rules show", "all active files"),
-            ("oxproxy rules diff", "effect of a reload"),
+            ("oxproxy rules diff", "what a reload would change"),
             ("oxproxy rules diff rules/orders.yaml", "one file"),
         ),
         no="diff: the files differ",

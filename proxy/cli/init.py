@@ -12,7 +12,7 @@ from proxy.config.secrets import SECRET_BYTES
 from proxy.errors import ConfigError, ConfigErrors
 
 _SETTINGS = """\
-# Configuration of oxproxy. `oxproxy check oxproxy.yaml` checks it and the rules files that it names. All keys and
+# Configuration of oxproxy. `oxproxy check oxproxy.yaml` checks this file and the rules files named in it. All keys and
 # defaults are described in docs/reference/configuration.md. Environment variables override keys: for example,
 # OXPROXY_UPSTREAM__ADDRESS overrides upstream.address.
 
@@ -30,7 +30,7 @@ rules: [rules/*.yaml]                    # relative to this file
 
 declared:                                # declarations of clients over AMQP
   secrets:                               # sign clients' bindings; the same for every sidecar of the broker
-    - file: secrets/current              # the first secret signs; signatures by any of them are accepted
+    - file: secrets/current              # the first secret signs; signatures made with any of them are accepted
 
 admin:
   address: 127.0.0.1:15693               # /metrics /livez /readyz /status

@@ -56,7 +56,7 @@ def _head(admin: AdminClient, status: Mapping[str, Any]) -> Iterator[str]:
     yield from (_row("not ready", reason) for reason in reasons)
     yield from (_row("degraded", reason) for reason in status.get("degraded", ()))
     if status.get("worker") is not None:
-        yield _row("worker", f"{status['worker']} of several; each has its own admin address")
+        yield _row("worker", f"{status['worker']} (each worker has its own admin address)")
     yield _row("rules", status.get("rules", ""))
     reload = status.get("last_reload")
     if reload:

@@ -169,8 +169,8 @@ class AuditSection(FileModel):
     scope: Literal["all", "ruled"] = "all"
     """which publishes are recorded: `all`, or only publishes to exchanges that the sidecar evaluates (`ruled`)"""
     mode: Literal["best_effort", "backpressure", "strict"] = "best_effort"
-    """if the disk can't keep up, `best_effort` drops and counts records, and `backpressure` pauses producers; `strict`
-    also confirms a publish only after its record is on disk"""
+    """if the disk can't keep up, `best_effort` drops and counts records; `backpressure` and `strict` pause producers.
+    `strict` confirms a publish only after its record is on disk"""
     instance: Text | None = None
     """name of this sidecar in records and file names; `null`: the host name"""
     buffer_mib: Annotated[int, Whole(1, 4096)] = 32

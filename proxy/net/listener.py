@@ -288,7 +288,7 @@ class Listener:
         _log.warning("too many connections", limit=limit, reason=reason, peer=name, repeat=reason)
         if len(self._sessions) - len(self._admitted) >= TOLD_AT_ONCE:
             return ""
-        return f"connection refused: limit of {limit} {text} is reached"
+        return f"connection refused: the limit of {limit} {text} has been reached"
 
     def _ended(self, session: Session) -> None:
         self._sessions.discard(session)

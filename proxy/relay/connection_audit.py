@@ -35,8 +35,9 @@ from proxy.relay.channel_state import CONFIRM
 #: once, since the broker returns a message before confirming it.
 _MANDATORY: Final = 4096
 _MANDATORY_CONFIRMING: Final = 65536
-#: in the first octet of the property flags: delivery mode; priority, correlation id, reply-to and expiration
+#: in the first octet of the property flags: delivery mode
 _DELIVERY_MODE: Final = 0x10
+#: in the same octet: priority, correlation id, reply-to and expiration
 _BETWEEN: Final = 0x0F
 #: in the second octet: message id
 _MESSAGE_ID: Final = 0x80

@@ -73,7 +73,7 @@ class BrokerModel(FileModel):
     username: Annotated[str, Expected("the name of a user")] = NOTHING
     """user name, unless the translation contains one"""
     password: Password = NOTHING
-    """password; only for brokers on loopback"""
+    """password; with a warning unless the broker is on loopback"""
     password_env: Annotated[str, Expected("the name of an environment variable")] = NOTHING
     """environment variable that contains the password"""
     password_file: _FileName = NOTHING

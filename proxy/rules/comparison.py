@@ -93,7 +93,7 @@ class _Counts:
 
 
 class RulesComparison:
-    """Compares the results for publishes, and keeps counts and examples."""
+    """Compares the results of two sets of rules for each publish, and keeps counts and examples."""
 
     def __init__(self, live: ComparedRules, candidate: ComparedRules) -> None:
         self.live = live

@@ -159,7 +159,8 @@ def _causes(details: list[ErrorDetails]) -> list[ErrorDetails]:
 def _plain(node: Node) -> object:
     """Convert a tree to input for pydantic. Nodes that no type accepts are not converted.
 
-    These are local tags, floats, and nodes for missing values. Floats are valid only as converted durations and times.
+    These are local tags, floats, and nodes for missing values. A float in a file is never valid; the only valid floats
+    are durations and times that have been converted from text.
     """
     if isinstance(node, Mapping):
         return {key.text: _plain(child) for key, child in node.entries}

@@ -294,7 +294,9 @@ async def test_a_guarded_page_checks_the_host_header(
     async with http.get(base + "/status", headers={"Host": host}) as response:
         assert response.status == status
         if status == 403:
-            assert await response.text() == (f"Host {host}: expected localhost, an address, or a name in admin.hosts\n")
+            assert await response.text() == (
+                f"Host {host}: expected localhost, an IP address, the name of this host, or a name in admin.hosts\n"
+            )
     async with http.get(base + "/metrics", headers={"Host": host}) as response:
         assert response.status == 200
 

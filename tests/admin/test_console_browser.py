@@ -203,7 +203,7 @@ async def test_a_failed_publish_is_shown_and_loaded_into_the_form_by_keyboard(ta
     await shows(tab, "/unrouted/.test(document.getElementById('answer').textContent)")
     walk: Any = await tab.value("document.getElementById('answer').textContent")
     assert '"unheard of"' in walk
-    assert "Decided without headers that are not known: <script>" in walk
+    assert "Decided without headers whose values are unknown: <script>" in walk
     summaries = "[...document.querySelectorAll('.walk summary')].map(each => each.textContent).join('\\n')"
     assert "? not known asks" in await tab.value(summaries)
     assert "✗ false both" in await tab.value(summaries)  # its kind is known and differs

@@ -72,7 +72,7 @@ def test_producers_are_accepted_when_inventory_and_carriers_are_complete(
     until(lambda: running.get("/livez")[0] == 200)  # another worker may have written the line
     status, page = running.get("/readyz")
     assert status == 503
-    assert f"vhost {outside.vhost}: inventory and carriers are not complete yet" in page
+    assert f"vhost {outside.vhost}: the first reconcile pass has not succeeded yet" in page
     assert not running.listens()
     with Tap(outside.broker.host, outside.broker.port, later):
         running.await_ready()

@@ -103,7 +103,7 @@ async def test_a_refusal_by_the_broker_is_logged_and_nothing_is_announced(
         refused = await sidecar(Receiver())
     refused.announce(b"ox")
     await refused.close()
-    assert len(has(events, "changes are not announced")) == 1
+    assert len(has(events, "client declarations are not announced to other sidecars")) == 1
 
 
 async def test_a_lost_connection_is_logged_and_nothing_more_is_announced(broker: Broker, vhost: str) -> None:
@@ -115,7 +115,9 @@ async def test_a_lost_connection_is_logged_and_nothing_more_is_announced(broker:
     with capture_logs() as events:
         announcements.announce(b"ox")
         await announcements.close()
-    assert [event["error"] for event in has(events, "changes are not announced")] == ["channel closed"]
+    assert [event["error"] for event in has(events, "client declarations are not announced to other sidecars")] == [
+        "channel closed"
+    ]
     assert not announcements.active
 
 

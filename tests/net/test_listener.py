@@ -66,7 +66,7 @@ async def test_connections_above_the_limit_are_refused_until_one_ends() -> None:
             await stage.producer()
             for _ in range(3):
                 close = await refusal(await stage.connect())
-                assert close == (530, "NOT_ALLOWED - connection refused: limit of 2 connections is reached")
+                assert close == (530, "NOT_ALLOWED - connection refused: the limit of 2 connections has been reached")
             await eventually(lambda: stage.counters.downstream.results["refused"] == 3)
             assert stage.counters.limits.rejected_connections == {"connections": 3, "connections_per_peer": 0}
             assert stage.counters.downstream.open == 2
@@ -80,7 +80,10 @@ async def test_connections_above_the_limit_per_address_are_refused_until_one_end
     async with staged(listener_limits=ListenerLimits(connections_per_peer=1, close_seconds=0.1)) as stage:
         first, _ = await stage.producer()
         close = await refusal(await stage.connect())
-        assert close == (530, "NOT_ALLOWED - connection refused: limit of 1 connections from 127.0.0.1 is reached")
+        assert close == (
+            530,
+            "NOT_ALLOWED - connection refused: the limit of 1 connections from 127.0.0.1 has been reached",
+        )
         assert stage.counters.limits.rejected_connections["connections_per_peer"] == 1
         await first.disconnect()
         await eventually(lambda: stage.counters.downstream.open == 0)
@@ -160,7 +163,10 @@ async def test_a_tls_connection_above_the_limit_is_refused_after_its_handshake(a
         context = authority.client()
         surplus = Peer(*await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname="localhost"))
         stage.peers.append(surplus)
-        assert await refusal(surplus) == (530, "NOT_ALLOWED - connection refused: limit of 1 connections is reached")
+        assert await refusal(surplus) == (
+            530,
+            "NOT_ALLOWED - connection refused: the limit of 1 connections has been reached",
+        )
 
 
 async def test_a_drain_ends_tls_handshakes_and_closes_the_address(authority: Authority) -> None:

@@ -71,7 +71,7 @@ def test_a_broker_with_all_connection_settings_is_read() -> None:
         ),
         (
             f"addresses: [{{pattern: '*', translation: 'amqp://u:{SECRET}@$1'}}]",
-            "addresses[0].hosts: missing; the domain of the translation contains variables: list the permitted "
+            "addresses[0].hosts: missing; the host of the translation contains variables: list the permitted "
             "hosts, or * for any",
         ),
         (

@@ -101,7 +101,7 @@ async function explain(event) {
 
 function summary(found, message) {
   return element('div', { class: 'card' }, element('h3', {}, 'Result'), element('p', { class: 'outcome' }, result(found)),
-    ...(message.unknown.length ? [element('p', { class: 'note warn' }, 'Decided without headers that are not known: ', ...listed(message.unknown))] : []),
+    ...(message.unknown.length ? [element('p', { class: 'note warn' }, 'Decided without headers whose values are unknown: ', ...listed(message.unknown))] : []),
     ...(Object.keys(found.missing).length ? [table(['missing destination', 'reason'], Object.entries(found.missing))] : []),
     ...found.failed.map(each => element('p', { class: 'note bad' }, name(each))),
     element('p', { class: 'muted' }, 'Rules ', name(found.rules), ', virtual host ', name(found.vhost), `, at ${found.at}`))

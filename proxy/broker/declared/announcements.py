@@ -116,7 +116,7 @@ class Announcements:
             self._heard(heard[1])
 
     def _failed(self, error: BaseException) -> None:
-        log.warning("changes are not announced", vhost=self._vhost, error=cause_of(error))
+        log.warning("client declarations are not announced to other sidecars", vhost=self._vhost, error=cause_of(error))
 
 
 def encode_announcement(sender: bytes, names: set[bytes]) -> bytes:

@@ -53,13 +53,13 @@ def carrier_difference(exchange: OwnedExchange, info: ExchangeInfo | None) -> st
     differs += ["alternate-exchange"] if listed_alternate != alternate else []
     if not differs:
         return None
-    return f"{_shown(exchange)} exists on the broker and differs ({', '.join(differs)}): {_WAYS_OUT}"
+    return f"{_shown(exchange)} exists on the broker with other properties ({', '.join(differs)}): {_WAYS_OUT}"
 
 
 def declare_conflict(exchange: OwnedExchange, code: int, text: str, username: str) -> str:
     """Describe the broker's refusal to declare a carrier."""
     if code == 406:
-        return f"{_shown(exchange)} exists on the broker and differs: {_WAYS_OUT} (broker: {text})"
+        return f"{_shown(exchange)} exists on the broker with other properties: {_WAYS_OUT} (broker: {text})"
     if code == 403:
         more = "configure permission on it"
         if exchange.alternate is not None:

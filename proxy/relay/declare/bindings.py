@@ -676,8 +676,8 @@ class ClientBindings:
         receiver = self._evaluated_destination(request)
         if receiver is not None and receiver.delivery is Delivery.QUEUE and owned.delivery is Delivery.CARRIER:
             text = (
-                f"exchange '{shown(receiver.name)}' with delivery queue is not on the broker, where bindings of "
-                f"'{shown(owned.name)}' with delivery carrier are stored"
+                f"exchange '{shown(receiver.name)}' can't be bound to '{shown(owned.name)}': it has delivery queue, so "
+                "it is not on the broker, where the binding would be stored"
             )
             raise ProtocolError(540, text)
 

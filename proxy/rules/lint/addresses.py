@@ -73,7 +73,7 @@ def _error(rule: AddressRule) -> tuple[str, str] | None:
     """Return the key and the message of an error; None if the rule can be used."""
     template = TranslationTemplate(rule.translation or b"")
     if has_variable_domain(template):
-        message = "missing; the domain of the translation contains variables: list the permitted hosts, or * for any"
+        message = "missing; the host of the translation contains variables: list the permitted hosts, or * for any"
         return ("hosts", message) if rule.hosts is None else None
     try:
         address = parse_address(with_placeholders(template))

@@ -76,7 +76,7 @@ def test_without_the_management_api_the_error_comes_from_the_declare(
 ) -> None:
     outside.make_exchange("taken", "topic")
     error = refusal(CARRIED, management=False)
-    assert f"exchange taken exists on the broker and differs: {WAYS_OUT}" in error
+    assert f"exchange taken exists on the broker with other properties: {WAYS_OUT}" in error
     assert "received 'direct' but current is 'topic'" in error
 
 
@@ -90,7 +90,7 @@ def test_an_unmarked_direct_exchange_is_an_error(outside: Outside, refusal: Call
 def test_a_carrier_with_another_alternate_exchange_is_an_error(outside: Outside, refusal: Callable[..., str]) -> None:
     outside.make_exchange("taken", "direct", x_open_exchange=True, alternate_exchange="other")
     error = refusal(CARRIED)
-    assert f"exchange taken exists on the broker and differs: {WAYS_OUT}" in error
+    assert f"exchange taken exists on the broker with other properties: {WAYS_OUT}" in error
     assert "inequivalent arg 'alternate-exchange'" in error
 
 
