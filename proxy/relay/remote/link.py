@@ -341,7 +341,7 @@ class RemoteLink:
                 return at
             if data[stop - 1] != FRAME_END:
                 raise ProtocolError(501, f"frame on channel {number} does not end with octet 206")
-            if size == ACK_BYTES and self.open:
+            if size == ACK_BYTES and kind == METHOD and self.open:
                 _, _, _, method, tag, multiple, _ = ACK_FRAME.unpack_from(data, at)
                 lane = self._lanes.get(number) if method == methods.BASIC_ACK else None
                 if lane is not None:

@@ -143,3 +143,15 @@ def test_a_message_acked_early_does_not_take_the_return_of_a_later_one() -> None
     assert [message.results for message in (slow, fast, back)] == [
         [RemoteResult.ACKED], [RemoteResult.ACKED], [RemoteResult.RETURNED]
     ]  # fmt: skip
+
+
+def test_a_returned_body_that_looks_like_an_ack_confirms_nothing() -> None:
+    far = RemoteBroker().open()
+    lane = far.ready(far.lane())
+    body = b"\x00\x3c\x00\x50" + (1).to_bytes(8, "big") + b"\x00"
+    waiting, back = Told(b"waiting"), Told(body, b"b", mandatory=True)
+    lane.send(waiting)
+    lane.send(back)
+    far.say(commands.Basic.Return(312, "NO_ROUTE", "e", "b"))
+    far.link.receive(client.content(1, None, body))
+    assert waiting.results == []
