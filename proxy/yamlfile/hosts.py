@@ -54,11 +54,18 @@ def parse_address(text: str, least: int = 1) -> HostPort:
     host, port = parts[1] or parts[2], int(parts[3])
     if port < least:
         raise ValueError(f"a port from {least} to {MOST_PORT}")
+    if not can_be_looked_up(host):
+        raise ValueError("host:port with a name whose parts between dots have 1 to 63 characters")
+    return HostPort(host, port)
+
+
+def can_be_looked_up(host: str) -> bool:
+    """Return False if the system can't look up a host name, for example since a part between dots is empty."""
     try:
         host.encode("idna")  # as the name lookup does
     except UnicodeError:
-        raise ValueError("host:port with a name whose parts between dots have 1 to 63 characters") from None
-    return HostPort(host, port)
+        return False
+    return True
 
 
 def is_own_address(host: str, port: int, listening: Collection[tuple[str, int]]) -> bool:

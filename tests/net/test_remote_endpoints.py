@@ -67,6 +67,11 @@ def test_a_host_of_an_address_needs_no_configuration() -> None:
     assert (made.label, made.host, made.port, made.tls) == ("h.example:5671", "h.example", 5671, ClientTls())
 
 
+@pytest.mark.parametrize("host", [b"a..b", b"a" * 64 + b".example", b"b\xe9.example"])
+def test_a_host_that_cannot_be_looked_up_is_an_error(host: bytes) -> None:
+    assert endpoint(Remote(b"", host, None, None), {}, "home") == "a host whose name is not valid"
+
+
 def test_a_broker_removed_from_the_configuration_is_an_error() -> None:
     assert named(b"gone") == "a broker that is no longer configured"
 

@@ -312,12 +312,3 @@ async def test_an_abandoned_message_is_lost_and_a_later_ack_has_no_effect() -> N
         peer.call(commands.Basic.Ack(1, False))
         await made.pool.drain(20.0)
         assert (sent_message.results, waiting.results) == ([RemoteResult.LOST], [RemoteResult.LOST])
-
-
-async def test_messages_to_a_host_that_cannot_be_encoded_are_lost_at_their_deadline() -> None:
-    async with stage() as made:
-        made.pool.brokers = {"/": {b"far": RemoteBroker("a..b", 5672, limits=RemoteLimits(0.2))}}
-        for _ in range(2):
-            sent_message = message()
-            made.publisher().send(sent_message)
-            await eventually(lambda told=sent_message: told.results == [RemoteResult.LOST])  # type: ignore[misc]

@@ -285,8 +285,6 @@ class RemoteConnection:
                 await self._stands.wait()
         except TimeoutError:
             self._end("no response in time")
-        except UnicodeError:  # from the IDNA encoding; an address may contain any host
-            self._end("the host name is not valid")
         except (OSError, ConfigError) as error:
             self._end(words(error) if tls is None else tls.words(error))
         if not self._over.is_set():

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from proxy.addressing.targets import Remote
 from proxy.net.tls import ClientTls
 from proxy.relay.remote.link import Credentials
+from proxy.yamlfile.hosts import can_be_looked_up
 
 #: Default user name and password of AMQP clients.
 _GUEST = b"guest"
@@ -74,6 +75,8 @@ def endpoint(remote: Remote, brokers: Mapping[bytes, RemoteBroker], vhost: str) 
         tls = ClientTls() if remote.tls else None
         credentials = Credentials(remote.user or _GUEST, _password(remote, None), vhost.encode())
         host = remote.host.decode("ascii", "replace")
+        if not can_be_looked_up(host):
+            return "a host whose name is not valid"
         return Endpoint(remote.label, host, remote.port or 5672, tls, credentials, RemoteLimits())
     broker = brokers.get(remote.broker)
     if broker is None:
