@@ -79,10 +79,13 @@ class RemoteTargets(NamedTuple):
     Args:
         targets: targets on other brokers.
         failed: failed translations. If there are any, the publish can't be acked.
+        plain: whether only the address table redirects the publish, so that the producer's CC and BCC have their usual
+            meaning. Exchanges that are evaluated here ignore them, so the other broker must not route by them.
     """
 
     targets: tuple[Target, ...]
     failed: tuple[FailedTranslation, ...]
+    plain: bool = False
 
 
 class Outgoing:
@@ -349,7 +352,7 @@ def table_entries(entries: bytes, copy: Copy, original: OriginalAddress) -> byte
     if copy.plain:
         kept = without(entries, 0, len(entries), OURS) if b"x-original-" in entries else entries
         key = original.routing_key if copy.routing_key is None else copy.routing_key
-        return kept + entry(original, OriginalAddress(copy.exchange, key))
+        return kept + entry(original, OriginalAddress(copy.exchange, key)) if copy.moved else kept
     aside = b""
     cut = _CUT
     if copy.hide_cc and b"CC" in entries:
@@ -363,7 +366,7 @@ def table_entries(entries: bytes, copy: Copy, original: OriginalAddress) -> byte
     if b"BCC" in entries and _first_bcc_is_no_array(entries):
         return entries  # forwarded unchanged, so that the broker answers with its own 406
     if not copy.moved:
-        return kept + bcc_entry(copy.bcc)
+        return kept + aside + bcc_entry(copy.bcc)
     key = original.routing_key if copy.routing_key is None else copy.routing_key
     return kept + aside + entry(original, OriginalAddress(copy.exchange, key)) + bcc_entry(copy.bcc)
 
@@ -415,6 +418,24 @@ def copy_frames(copy: Copy, original: OriginalAddress, method: bytes, header: by
         key = original.routing_key if copy.routing_key is None else copy.routing_key
         method = readdressed_method(method, shortstr(copy.exchange) + shortstr(key))
     return method, frame(HEADER, U16.unpack_from(header, 1)[0], payload)
+
+
+def remote_header(target: Target, plain: bool, original: OriginalAddress, header: bytes) -> bytes:
+    """Encode the content header frame of the copy for a target on another broker.
+
+    Args:
+        plain: see `RemoteTargets`.
+        original: the producer's address.
+        header: the producer's whole content header frame.
+
+    Raises:
+        ProtocolError: the header is malformed (502).
+    """
+    moved = OriginalAddress(*target.publication) != original
+    if plain and not moved and b"x-original-" not in header:
+        return header
+    copy = Copy(*target.publication, (), moved=moved, hide_cc=not plain, plain=plain)
+    return copy_frames(copy, original, b"", header)[1]
 
 
 def readdressed_method(method: bytes, address: bytes) -> bytes:

@@ -529,9 +529,9 @@ def _translated(plans: Plans, source: PublishSource, target: Target | FailedTran
     exchanges: tuple[bytes, ...] = ()
     remotes: tuple[str, ...] = ()
     if isinstance(target, FailedTranslation):
-        remote_targets = RemoteTargets((), (target,))
+        remote_targets = RemoteTargets((), (target,), plain=True)
     elif target.remote is not None:
-        remote_targets = RemoteTargets((target,), ())
+        remote_targets = RemoteTargets((target,), (), plain=True)
         remotes = labels((target,))
     else:
         copies = (Copy(*target.publication, (), moved=True, plain=True),)

@@ -20,7 +20,7 @@ from proxy.relay.channel_state import CONFIRM, TX, ChannelEvent
 from proxy.relay.connection_audit import table_offsets
 from proxy.relay.connection_state import BindDestinations, ConnectionState
 from proxy.relay.declare.injected_methods import look_up
-from proxy.relay.publish.outgoing import PUBLISH, Copy, Outgoing, copy_frames, refuse_reserved
+from proxy.relay.publish.outgoing import PUBLISH, Outgoing, copy_frames, refuse_reserved, remote_header
 from proxy.relay.publish.plan import Plan
 from proxy.relay.publish.split_publish import fitting, send_collected
 from proxy.relay.remote.forwarding import send_alone
@@ -152,15 +152,12 @@ class PublishFrames:
         connection = self._connection
         channel = publish.channel
         target = out.remote_alone
-        if target is None or target.remote is None or publish.mandatory or channel.mode is TX:
+        if target is None or out.remote_targets is None or publish.mandatory or channel.mode is TX:
             return False
-        publisher = channel.remote_publishers.get(target.remote)
+        publisher = None if target.remote is None else channel.remote_publishers.get(target.remote)
         if publisher is None or (channel.mode is CONFIRM and channel.confirms.ledger is None):
             return False  # `leave` creates the publisher and the ledger for the first publish
-        sent = header
-        if target.publication != (publish.exchange, publish.routing_key):
-            copy = Copy(*target.publication, (), moved=True, plain=True)
-            sent = copy_frames(copy, out.address_of(publish.routing_key), b"", header)[1]
+        sent = remote_header(target, out.remote_targets.plain, out.address_of(publish.routing_key), header)
         self._record(publish, header, plan, out, len(body), took_us)
         confirms = channel.confirms
         traffic = connection.traffic

@@ -14,7 +14,7 @@ from proxy.addressing.targets import Remote, Target
 from proxy.relay.channel import Channel, CollectedPublish, PendingPublish
 from proxy.relay.channel_state import CONFIRM, CONFIRMABLE
 from proxy.relay.connection_state import ConnectionState, Phase
-from proxy.relay.publish.outgoing import Copy, RemoteTargets, copy_frames
+from proxy.relay.publish.outgoing import RemoteTargets, remote_header
 from proxy.relay.remote.link import RemoteMessage, RemotePublisher, RemoteResult
 
 #: Results that mean that a broker has accepted responsibility for a message.
@@ -31,10 +31,9 @@ class _Copy(RemoteMessage):
     ) -> None:
         publish = collected.publish
         exchange, key = target.publication
-        header = collected.header
-        if target.publication != (publish.exchange, publish.routing_key):
-            copy = Copy(exchange, key, (), moved=True, plain=True)
-            header = copy_frames(copy, collected.original, b"", header)[1]
+        remote_targets = collected.remote_targets
+        plain = remote_targets is not None and remote_targets.plain
+        header = remote_header(target, plain, collected.original, collected.header)
         super().__init__(exchange, key, publish.mandatory, header[7:-1], bytes(collected.body), connection.traffic.now)
         self._connection = connection
         self._publish = publish

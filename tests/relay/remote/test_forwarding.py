@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
+from proxy.amqp.properties import header_table
+from proxy.amqp.tables import pick
 from proxy.relay.remote.link import RemoteResult
 from tests import client
 from tests.client import names, split
+from tests.producer import headers
 from tests.relay.address_table_wire import Linked, to
-from tests.relay.wire import ack, address_of, closed, publish, routed, say
+from tests.relay.wire import REPORT, ack, address_of, closed, publish, routed, say
 
 
 @pytest.mark.parametrize("result", [RemoteResult.NACKED, RemoteResult.LOST])
@@ -133,3 +136,28 @@ def test_a_confirm_waits_for_the_end_of_a_content_to_the_producer() -> None:
     assert wire.producer() == b""
     output = wire.answer(body.raw)
     assert names(output) == ["Body", "Basic.Ack"]
+
+
+def _names_of(header: bytes) -> list[bytes]:
+    whole = client.frame(2, 1, header)
+    _, first, last = header_table(whole)
+    return [name for name, _ in pick(whole, first, last, None)]
+
+
+def test_another_broker_does_not_route_by_cc_and_bcc_of_a_publish_to_an_evaluated_exchange() -> None:
+    wire = Linked(routed("away"))
+    keys = headers({"CC": ["secret"], "BCC": ["other"]})
+    for _ in range(2):  # the second publish takes the short way
+        wire.produce(publish("k", (*REPORT, *keys)))
+    assert [_names_of(message.header) for message in wire.remotes] == [
+        [b"type", b"x-original-cc", b"x-original-address"]
+    ] * 2
+    wire.produce(publish("out/q", keys, to=""))
+    assert _names_of(wire.remotes[2].header) == [b"CC", b"BCC", b"x-original-address"]
+
+
+def test_a_forged_original_address_is_removed_although_the_address_stays_the_same() -> None:
+    wire = Linked()
+    forged = headers({"x-original-address": {"exchange": "", "routing-key": "k"}, "a": 1})
+    wire.produce(publish("same/x", forged, to=""), publish("same/x", headers({"a": 1}), to=""))
+    assert [_names_of(message.header) for message in wire.remotes] == [[b"a"], [b"a"]]
