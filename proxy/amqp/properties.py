@@ -12,9 +12,11 @@ would be inserted at the wrong offset.
 from __future__ import annotations
 
 import struct
+from collections.abc import Hashable
 from functools import lru_cache
 from typing import Final, NoReturn
 
+from proxy.amqp.tables import pick
 from proxy.errors import ProtocolError
 
 CONTENT_TYPE: Final = 0x8000
@@ -24,6 +26,7 @@ HEADERS: Final = 0x2000
 _LENGTH: Final = struct.Struct(">I")
 _TIMESTAMP: Final = struct.Struct(">Q")
 _MALFORMED = (IndexError, struct.error)
+_BCC: Final = b"BCC"
 
 _TEXT: Final = "short string"
 _TABLE: Final = "table"
@@ -135,3 +138,19 @@ def _present(flags: int) -> tuple[tuple[str, str], ...]:
 
 def _malformed() -> NoReturn:
     raise ProtocolError(502, "malformed properties in a content header")
+
+
+def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
+    """Return a key for the address and header of a publish, which is the same when the broker returns the publish.
+
+    Args:
+        header: a whole content header frame.
+
+    Raises:
+        ProtocolError: the header is malformed (502).
+    """
+    at, first, last = header_table(header)
+    # The broker removes BCC. If it does, RabbitMQ writes L (64 bits, unsigned) as l; other letters are unchanged
+    # (tested with 3.10.8). RabbitMQ 4.0 also sorts the entries by name, and keeps only the first with the same name.
+    entries = {name: raw.replace(b"L", b"l") for name, raw in reversed(pick(header, first, last, None)) if name != _BCC}
+    return exchange, routing_key, header[11:at], tuple(sorted(entries.items())), header[last:]

@@ -29,13 +29,13 @@ from proxy.amqp.frames import (
     check_head,
 )
 from proxy.amqp.method_frames import Return, read_method
+from proxy.amqp.properties import fingerprint
 from proxy.errors import ProtocolError
 from proxy.relay.broker_methods import BrokerMethods
 from proxy.relay.channel import HEADER_TO_COME, Channel
 from proxy.relay.channel_state import DISCARDING
 from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.original_address import ADDRESS_HEADER, restored_content
-from proxy.relay.publish.split_publish import fingerprint
 
 #: size of a Basic.Ack frame in bytes, and of the part before the two lower octets of the delivery tag
 _ACK_FRAME_BYTES: Final = 21

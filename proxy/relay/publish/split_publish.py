@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 from proxy.amqp.frames import body_frames
-from proxy.amqp.properties import header_table
-from proxy.amqp.tables import pick
+from proxy.amqp.properties import fingerprint
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, CollectedPublish, PendingPublish
 from proxy.relay.channel_state import CONFIRM
@@ -24,7 +23,6 @@ from proxy.relay.publish.outgoing import PUBLISH, Copy, Outgoing, copy_frames
 from proxy.relay.remote.forwarding import copy_ids, send_remote_copies
 
 _CONTENT_TOO_LARGE = 311
-_BCC = b"BCC"
 #: bytes of a BCC entry before its keys (name, letter, length), and bytes before each key (letter, length)
 _AROUND_KEYS, _AROUND_KEY = 9, 5
 
@@ -75,19 +73,6 @@ def send_collected(connection: ConnectionState, collected: CollectedPublish) -> 
         confirms.returns.expect(confirms.published, [*sent, *names])
     if remote_targets is not None:
         send_remote_copies(connection, collected, remote_targets, names)
-
-
-def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
-    """Return the address and header of a publish without BCC, which the broker removes before it returns a message.
-
-    Raises:
-        ProtocolError: the header is malformed (502).
-    """
-    at, first, last = header_table(header)
-    # If BCC was removed, RabbitMQ writes L (64 bits, unsigned) as l; other letters are unchanged (tested with 3.10.8).
-    # RabbitMQ 4.0 also sorts the entries by name.
-    entries = sorted((name, raw.replace(b"L", b"l")) for name, raw in pick(header, first, last, None) if name != _BCC)
-    return exchange, routing_key, header[11:at], tuple(entries), header[last:]
 
 
 def ledger_of(channel: Channel) -> Ledger:

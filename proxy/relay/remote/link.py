@@ -5,9 +5,9 @@ protocol, or when the socket is lost. `failure` then contains the reason.
 
 A lane tracks the publishes from one producer's channel to another broker, and the result of each publish. A lane
 outlives links. When a link is lost, waiting messages are sent over the next link, and unconfirmed messages count as
-lost, since nothing is sent twice. On a link, the lane has its own channel, so that a channel error (such as a missing
-exchange or a wrong user-id) affects only publishes from one producer's channel. This module uses no sockets and no
-clock.
+lost, since nothing is sent twice. On a link, a lane that is in use has its own channel, so that a channel error (such
+as a missing exchange or a wrong user-id) affects only publishes from one producer's channel. This module uses no
+sockets and no clock.
 
 Source: the messenger-addressing specification, 3.4 "Confirms"; AMQP 0-9-1 spec, 2.2.4 to 2.2.10, 4.2.3; RFC 4616;
 RabbitMQ guides "Publisher confirms", "Blocked connections" and "authentication_failure_close".
@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import Enum
+from itertools import takewhile
 from typing import Final, Protocol
 
 from proxy.amqp import methods
@@ -52,13 +53,11 @@ from proxy.amqp.method_frames import (
     read_method,
 )
 from proxy.amqp.methods import NAMES, arguments, method_frame, method_of
-from proxy.amqp.properties import header_table
+from proxy.amqp.properties import fingerprint
 from proxy.amqp.tables import encode_table
 from proxy.errors import ProtocolError
 from proxy.values import Table, Value
 
-#: offset of the first property in the payload of a content header
-_PROPERTIES_AT: Final = 14
 #: Our own frame_max in bytes. The broker may propose a lower value.
 FRAME_MAX = 131_072
 #: Heartbeat interval in seconds, if the broker proposes none.
@@ -131,7 +130,8 @@ class Lane:
     """
 
     __slots__ = (
-        "_link", "_low", "_mandatory", "_methods", "_ready", "_settled", "_tag", "number", "unconfirmed", "waiting",
+        "_fingerprints", "_link", "_low", "_methods", "_ready", "_returnable", "_settled", "_tag", "number",
+        "unconfirmed", "waiting",
     )  # fmt: skip
 
     def __init__(self, settled: Callable[[RemoteMessage, RemoteResult, str], None]) -> None:
@@ -147,8 +147,9 @@ class Lane:
         self.waiting: deque[RemoteMessage] = deque()
         #: sent messages that have not been confirmed yet, by delivery tag, ascending
         self.unconfirmed: dict[int, RemoteMessage] = {}
-        #: sent messages that may still be returned, by delivery tag, ascending
-        self._mandatory: dict[int, RemoteMessage] = {}
+        #: sent messages that may still be returned: the fingerprint by delivery tag, and the tags by fingerprint
+        self._fingerprints: dict[int, Hashable] = {}
+        self._returnable: dict[Hashable, deque[int]] = {}
         self.number = 0
 
     @property
@@ -162,7 +163,7 @@ class Lane:
         self._tag = 0
         self._low = 1
         self._methods.clear()
-        self._mandatory.clear()
+        self._forget_mandatory()
         link.to_send += (channel_open(number), confirm_select(number))
 
     def close(self) -> None:
@@ -187,6 +188,14 @@ class Lane:
         if len(message.header) + OVERHEAD > link.frame_max:
             self._settle(message, RemoteResult.NACKED, "its headers exceed the broker's maximum frame size")
             return
+        header = frame(HEADER, number, message.header)
+        seen: Hashable = None
+        if message.mandatory:
+            try:
+                seen = fingerprint(message.exchange, message.routing_key, header)
+            except ProtocolError:
+                self._settle(message, RemoteResult.NACKED, "its headers are malformed")
+                return
         self._tag = tag = self._tag + 1
         self.unconfirmed[tag] = message
         key = (message.exchange, message.routing_key, message.mandatory)
@@ -197,12 +206,9 @@ class Lane:
             method = basic_publish(number, message.exchange, message.routing_key, mandatory=message.mandatory)
             self._methods[key] = method
         if message.mandatory:
-            self._mandatory[tag] = message
-        link.to_send += (
-            method,
-            frame(HEADER, number, message.header),
-            *body_frames(number, message.body, link.frame_max),
-        )
+            self._fingerprints[tag] = seen
+            self._returnable.setdefault(seen, deque()).append(tag)
+        link.to_send += (method, header, *body_frames(number, message.body, link.frame_max))
 
     def selected(self) -> None:
         self._ready = True
@@ -216,7 +222,8 @@ class Lane:
             low, self._low = self._low, max(self._low, last + 1)
             tags = range(low, last + 1)
         for confirmed_tag in tags:
-            self._mandatory.pop(confirmed_tag, None)
+            if confirmed_tag in self._fingerprints:
+                self._not_returnable(confirmed_tag)
             message = self.unconfirmed.pop(confirmed_tag, None)
             if message is None:
                 continue
@@ -226,17 +233,29 @@ class Lane:
                 self._settle(message, RemoteResult.RETURNED if message.returned else result, "")
 
     def returned(self, exchange: bytes, routing_key: bytes, header: bytes) -> None:
-        """Handle a return. Returns arrive in the order of the publishes, so no earlier message is returned later."""
-        seen = _fingerprint(header)
-        while self._mandatory:
-            message = self._mandatory.pop(next(iter(self._mandatory)))
-            if (
-                message.exchange == exchange
-                and message.routing_key == routing_key
-                and _fingerprint(message.header) == seen
-            ):
-                message.returned = True
-                return
+        """Handle a return; `header` is the content header frame.
+
+        Of several messages with the same fingerprint, the oldest is chosen, since the broker routes them alike.
+        """
+        tags = self._returnable.get(fingerprint(exchange, routing_key, header))
+        if tags is None:
+            return
+        tag = tags[0]
+        self._not_returnable(tag)
+        message = self.unconfirmed.get(tag)
+        if message is not None:
+            message.returned = True
+
+    def _not_returnable(self, tag: int) -> None:
+        seen = self._fingerprints.pop(tag)
+        tags = self._returnable[seen]
+        tags.remove(tag)
+        if not tags:
+            del self._returnable[seen]
+
+    def _forget_mandatory(self) -> None:
+        self._fingerprints.clear()
+        self._returnable.clear()
 
     def closed(self, reason: str) -> None:
         """After the broker's close, count unconfirmed messages as nacked and send waiting messages on a new channel."""
@@ -252,7 +271,7 @@ class Lane:
 
     def _fail(self, result: RemoteResult, reason: str) -> None:
         messages, self.unconfirmed = list(self.unconfirmed.values()), {}
-        self._mandatory.clear()
+        self._forget_mandatory()
         for message in messages:
             self._settle(message, result, reason)
 
@@ -260,22 +279,15 @@ class Lane:
         """Report as lost all unsettled messages that arrived before a given time."""
         while self.waiting and self.waiting[0].since < before:
             self._settle(self.waiting.popleft(), RemoteResult.LOST, why)
-        while self.unconfirmed:
-            tag, message = next(iter(self.unconfirmed.items()))
-            if message.since >= before:
-                return
+        late = list(takewhile(lambda sent: sent[1].since < before, self.unconfirmed.items()))
+        for tag, _ in late:
             del self.unconfirmed[tag]
+        for _, message in late:
             self._settle(message, RemoteResult.LOST, "not confirmed in time")
 
     def _settle(self, message: RemoteMessage, result: RemoteResult, reason: str) -> None:
         self._settled(message, result, reason)
         message.settled(result)
-
-
-def _fingerprint(header: bytes) -> Hashable:
-    """Return a content header without its table, which may change when the broker returns the message."""
-    at, _, last = header_table(header, _PROPERTIES_AT, len(header))
-    return header[4:at], header[last:]
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,7 +427,7 @@ class RemoteLink:
             exchange, key = self._returned.pop(frame.channel)
             lane = self._lanes.get(frame.channel)
             if lane is not None:
-                lane.returned(exchange, key, frame.payload)
+                lane.returned(exchange, key, frame.raw)
 
     def _logging_in(self, frame: RawFrame) -> None:
         if frame.kind != METHOD or frame.channel:

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.amqp.properties import fingerprint
 from proxy.amqp.tables import encode_table
 from proxy.errors import ProtocolError
 from proxy.relay.confirm_ledger import WAITING_RETURNS
-from proxy.relay.publish.split_publish import fingerprint
 from proxy.relay.tokens import token
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.values import Table, Value

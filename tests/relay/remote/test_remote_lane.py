@@ -4,8 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands
 
+from proxy.amqp.tables import encode_table
 from proxy.relay.remote.link import RemoteResult
 from tests import client
+from tests.producer import headers
 from tests.relay.remote_broker import RemoteBroker, Told
 
 
@@ -155,3 +157,25 @@ def test_a_returned_body_that_looks_like_an_ack_confirms_nothing() -> None:
     far.say(commands.Basic.Return(312, "NO_ROUTE", "e", "b"))
     far.link.receive(client.content(1, None, body))
     assert waiting.results == []
+
+
+def test_a_return_belongs_to_the_message_with_the_same_headers() -> None:
+    far = RemoteBroker().open()
+    lane = far.ready(far.lane())
+    routed, back = Told(b"one", mandatory=True), Told(b"two", mandatory=True)
+    for message, number in ((routed, 1), (back, 2)):
+        message.header = client.content_header(0, 3, encode_table(headers({"to": number})))[7:-1]
+        lane.send(message)
+    far.say(commands.Basic.Return(312, "NO_ROUTE", "e", "k"))
+    far.link.receive(client.content(1, headers({"to": 2}), b"two"))
+    far.ack(2, multiple=True)
+    assert (routed.results, back.results) == ([RemoteResult.ACKED], [RemoteResult.RETURNED])
+
+
+def test_a_mandatory_message_with_malformed_headers_is_refused() -> None:
+    far = RemoteBroker().open()
+    lane = far.ready(far.lane())
+    message = Told(mandatory=True)
+    message.header = client.content_header(0, 4, encode_table(headers({"to": 1})))[7:-2]
+    lane.send(message)
+    assert (message.results, far.sent()) == ([RemoteResult.NACKED], b"")
