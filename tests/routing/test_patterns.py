@@ -148,6 +148,13 @@ HOSTILE = [
     (rb"(?:\b\w*)*z|q", b"a "),
     (rb"(?(?=a*+z)x|y)|q", b"a"),
     (rb"(a*?)*?z|q", b"a"),
+    (rb"(?:[^z]*+b)|q", b"a"),
+    (rb"(?<=a)(?:.*+)z|q", b"a"),
+    (rb"(?:(?!\w*+z)\w)+z|q", b"a"),
+    (rb"(?:\p{L}*+1)|q", b"a"),
+    (rb"(?:\X++)+b|q", b"a"),
+    (rb"(?i)(\w+).*\1z|q", b"aA"),
+    (rb"(*UTF)(*UCP)(?i)(\w+)\1*+z|q", "é".encode()),
 ]
 SIZES = (20, 60, 200, 1_000, 5_000, 30_000, 131_000)
 #: CPU nanoseconds of one search, and of all searches of a decision: twice the values of an idle machine.
@@ -250,6 +257,92 @@ def test_the_counting_form_of_a_pattern_matches_like_the_plain_form() -> None:
             plain = pattern.search(subject, Budget())
             counted = pattern._search_charged(subject, 1 << 60, Budget())
             assert (source, subject, plain) == (source, subject, counted)
+
+
+#: Pieces of which a pattern may consist that is difficult to search at a bounded cost.
+PIECES = (
+    *(
+        "a",
+        "b",
+        "a*",
+        "b+",
+        ".*",
+        "a*+",
+        ".?+",
+        "(a)",
+        "(a|b)",
+        "(?:ab)*",
+        "(?>a*)",
+        "(?=b)",
+        "(?!a)",
+        "(?<=a)",
+        "(?<!b)",
+    ),
+    *(
+        r"\1",
+        r"(?<n>a|b+)",
+        r"(?P=n)",
+        r"\k<n>",
+        r"\g{-1}",
+        "(?1)",
+        "(?&n)",
+        "(?(1)a|b)",
+        "(?(?=a)a|b)",
+        r"\X",
+        r"\b",
+        "$",
+    ),
+    *(
+        "^",
+        "|",
+        "(?i)",
+        "(?s)",
+        "(?x)",
+        " # a\n",
+        " # b",
+        r"\Qa*",
+        r"\E",
+        "(?R)?",
+        "(*COMMIT)",
+        "(*SKIP)",
+        r"\K",
+        r"\G",
+    ),
+)
+
+
+@settings(max_examples=1500, deadline=None)
+@given(st.sampled_from(("", "(*UTF)", "(*UCP)(*UTF)")), st.lists(st.sampled_from(PIECES), max_size=7), st.text("abA\n"))
+def test_both_forms_of_a_difficult_pattern_agree(setting: str, pieces: list[str], subject: str) -> None:
+    try:
+        compiled = Pattern((setting + "".join(pieces)).encode())
+    except InvalidPattern:
+        return
+    plain = compiled.search(subject.encode(), Budget())
+    counted = compiled._search_charged(subject.encode(), 1 << 60, Budget())
+    assert plain == counted or None in (plain, counted)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "subject"),
+    [
+        (rb"report.*(?=high)", b"report high" + b"k" * 489),
+        (rb"(?<!x)report.*(?=high)", b"k" * 489 + b"report high"),
+        (rb"(?P<w>[a-z]{2,}).*?(?P=w)", b"ab " * 166 + b"xy-xy"),
+        (rb"(\w+).*\1", b" ".join(b"%d" % number for number in range(130))),
+        (rb"(.+)\1", bytes(range(75, 255)) + b"aa"),
+        (rb"\b(\w+)\b.*\b\1\b", b" ".join(b"w%d" % number for number in range(50)) + b" zz zz"),
+        (rb"\X+high", b"k" * 996 + b"high"),
+        (rb"(?>\w+\s?)+$", b"several words " * 35),
+        (rb"^(?=.*\d)(?=.*[a-z])(?=.*[A-Z]).{8,}$", b"aB" + b"k" * 500 + b"3"),
+        (rb"^(\((?:[^()]++|(?1))*\))$", b"(" * 80 + b"x" * 80 + b")" * 80),
+        (rb'"(?:[^"\\]++|\\.)*+"', b"k" * 250 + b'"a \\" b"' + b"k" * 250),
+        (rb"(?x) error .* (?=code) # a comment", b"x" * 250 + b"error" + b"y" * 250 + b"code"),
+        (r"(*UTF)(*UCP)\w+.*(?=\bé\b)".encode(), "é".encode() * 100 + b" " + "é".encode()),
+    ],
+)
+def test_patterns_with_uncounted_scans_match_long_subjects(pattern: bytes, subject: bytes) -> None:
+    assert search(pattern, subject) is True
 
 
 def test_a_pattern_can_lower_its_limit_but_not_raise_it() -> None:

@@ -16,8 +16,9 @@ pattern has two forms:
    possessification. It is a single search from one offset, in which each scanned character that backtracking releases
    counts as a match step. The limit applies to the whole search. Only the interpreter counts in this way: machine code
    does not count scanned characters that the next literal can't follow (measured: 3 s for ``[a-y]*z|q`` on 131,000
-   bytes). Constructs that scan without match steps (``_UNCOUNTED``) have no counted form; the worst case of the plain
-   form is charged for them.
+   bytes). With constructs that scan without match steps (``_SCANS``, ``_COMPARES``), each step is charged for a scan of
+   the whole subject, so such patterns reach the limit on shorter subjects. Verbs and calls of the whole pattern
+   (``_WHOLE``) have no counted form; the worst case of the plain form is charged for them.
 
 **Cost of a decision.** A `Budget` has the same unit as the match limit: one match step, about 10 ns. A search is tried
 with increasing limits, each of which is charged. The charge therefore exceeds the actual cost by at most a constant
@@ -63,9 +64,11 @@ _HEAP_KIB = 4096
 _STACK_BYTES = 4 << 20
 
 #: Estimated work for a match step; number of bytes copied with the interpreter's frame that count as one unit of work;
-#: and work for a scanned character if the pattern contains a `_SLOW` construct. In other patterns, a scanned character
-#: counts as one unit. A compared character always counts as one unit.
+#: and work for a scanned character in the plain form if the pattern contains a `_SLOW` construct. In other patterns, a
+#: scanned character counts as one unit. A compared character always counts as one unit.
 _DECISION, _FRAME_BYTES, _SLOW_WALK = 40, 6, 8
+#: Work for a character that the counted form scans without a match step, also with a `_SLOW_SCANS` construct.
+_SCAN, _SLOW_SCAN = 3, 16
 #: Default budget for a decision in units, about 10 ms.
 DEFAULT_BUDGET = 1_000_000
 #: Largest charge for one search.
@@ -83,10 +86,16 @@ _WALKS = re.compile(rb"[*+]|,\}|\\[XRkg1-9]|\(\?[P&R(0-9+-]")
 #: Constructs that take longer for each scanned character: Unicode properties, references, calls.
 _SLOW = re.compile(rb"\(\*U|\\[XRkg1-9]|\(\?[P&R0-9+-]")
 _COUNTS = re.compile(rb"\{([0-9]{1,9})(?:,([0-9]{1,9}))?")
-#: Constructs that scan without match steps, or whose meaning changes within a group: possessive and atomic groups,
-#: look-around, calls, conditions, verbs and settings, references, free spacing.
-_UNCOUNTED = re.compile(rb"[*+?}]\+|\(\*|\(\?(?!:|#|\||P?<[^=!]|'|[imsUJ-]+[:)])|\\[1-9gkXQ]")
-_OFFSETS = b"(?s:.*?)(?:%s)"
+#: Constructs that scan without match steps even in the counted form: possessive and atomic groups, look-around, calls,
+#: conditions; and free spacing and quoting, which may hide them. References only compare.
+_SCANS = re.compile(rb"[*+?}]\+|\(\?(?!:|#|\||P?<[^=!]|P=|'|[imsUJ-]+[:)])|\\[QEX]|\\g[<']")
+_COMPARES = re.compile(rb"\\[1-9gk]|\(\?P=")
+#: Constructs with which these scans take longer.
+_SLOW_SCANS = re.compile(rb"\(\*U|\\[XRpP]|\\g[<']|\(\?(?:P>|[&0-9+-])")
+#: Constructs whose meaning would change in the counted form: verbs, and calls of the whole pattern.
+_WHOLE = re.compile(rb"\(\*|\(\?(?:R|0)|\\g[<'][+-]?0")
+#: Settings, which must come first in a pattern.
+_SETTINGS = re.compile(rb"\A(?:\(\*(?:UTF|UCP)\))*")
 
 _SIZES = tuple(ctypes.c_size_t(size) for size in range(256))
 #: Number of subject sizes that share a match context for free searches, and its logarithm.
@@ -276,11 +285,22 @@ class _Code:
         counts = [int(most or least) for least, most in _COUNTS.findall(source)]
         straight = len(source) * prod(counts) if b"){" in source else len(source) + sum(counts)
         frame = 0 if self.jit else pcre2.info(self.handle, _INFO_FRAMESIZE)
-        self.weight: int = _DECISION + frame // _FRAME_BYTES + straight
+        weight = _DECISION + frame // _FRAME_BYTES + straight
+        self.weight: int = weight * 3 // 2 if text.startswith(b"(*U") else weight  # a step in Unicode takes longer
 
     def __del__(self) -> None:
         if self._free is not None:
             self._free(self.handle)
+
+
+def _scan_work(text: bytes) -> int:
+    """Return the work for a character that the counted form scans without match steps; 0 if each scan has steps."""
+    scans = _SCANS.search(text)
+    if scans is None and _COMPARES.search(text) is None:
+        return 0
+    if _SLOW_SCANS.search(text):
+        return _SLOW_SCAN
+    return _SCAN if scans else 1
 
 
 class Pattern:
@@ -299,6 +319,7 @@ class Pattern:
         "_free_contexts",
         "_handle",
         "_match",
+        "_scan",
         "_text",
         "_walk",
         "_weight",
@@ -321,8 +342,9 @@ class Pattern:
         self._anchored: Final = self._code.anchored
         self._weight: Final = self._code.weight
         self._walk: Final = 0 if _WALKS.search(text) is None else _SLOW_WALK if _SLOW.search(text) else 1
+        self._scan: Final = _scan_work(text)
         #: The counted form; None until it is needed; the plain form if there is no counted form.
-        self._counted: _Code | None = self._code if _UNCOUNTED.search(text) else None
+        self._counted: _Code | None = None
         #: Match contexts of free searches, by subject size in steps of _SIZE_STEP; None if a search may be charged.
         self._free_contexts: Final = tuple(
             self._free_context(self._worst_case(largest)) for largest in range(_SIZE_STEP - 1, 256, _SIZE_STEP)
@@ -387,7 +409,7 @@ class Pattern:
         if code is None:
             code = self._counted = self._compile_counted()
         if code is not self._code:
-            work = code.weight
+            work = code.weight + len(subject) * self._scan
         limit = _power(_FREE_WORK // work)
         free = limit > 0
         limit = limit or 1
@@ -421,11 +443,20 @@ class Pattern:
         return None
 
     def _compile_counted(self) -> _Code:
-        text = b"(?:%s)" % self._text if self._code.anchored else _OFFSETS % self._text
-        try:
-            return _Code(text, _ANCHORED | _NO_AUTO_POSSESS, self._text, counted=True)
-        except InvalidPattern:  # PCRE2's limits for size and nesting
+        """Return the counted form, or the plain form if there is no counted form."""
+        text = _SETTINGS.sub(b"", self._text)
+        settings = self._text.removesuffix(text)
+        if _WHOLE.search(text):
             return self._code
+        offsets = b"" if self._code.anchored else b"(?s:.*?)"
+        # The end of the pattern may be quoted (\\Q), or be a comment, which ends at a line break.
+        for end in (b"\\E)", b"\n)"):
+            try:
+                form = b"%s%s(?:%s%s" % (settings, offsets, text, end)
+                return _Code(form, _ANCHORED | _NO_AUTO_POSSESS, self._text, counted=True)
+            except InvalidPattern:
+                continue
+        return self._code  # PCRE2's limits for size and nesting
 
 
 _kept = lru_cache(maxsize=_KEPT)(Pattern)
