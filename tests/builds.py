@@ -22,6 +22,7 @@ from proxy.amqp.tables import (
     encode_table,
     encode_value,
     pick,
+    refuse_undecodable,
     too_deep,
     without,
 )
@@ -85,6 +86,7 @@ def codec(data: bytes) -> str:
         lambda: pick(data, 2, len(data) + 1, _NAMES),
         lambda: without(data, 0, len(data), _NAMES),
         lambda: too_deep(data),
+        lambda: refuse_undecodable(data, 0, len(data)),
         lambda: decode_value(data),
         lambda: encode_value(decode_value(data)),
         lambda: decode_table(data, 0, len(data)),

@@ -16,7 +16,7 @@ from collections.abc import Hashable
 from functools import lru_cache
 from typing import Final, NoReturn
 
-from proxy.amqp.tables import pick
+from proxy.amqp.tables import pick, refuse_undecodable
 from proxy.errors import ProtocolError
 
 CONTENT_TYPE: Final = 0x8000
@@ -27,6 +27,8 @@ _LENGTH: Final = struct.Struct(">I")
 _TIMESTAMP: Final = struct.Struct(">Q")
 _MALFORMED = (IndexError, struct.error)
 _BCC: Final = b"BCC"
+
+_NONE: Final[frozenset[str]] = frozenset()
 
 _TEXT: Final = "short string"
 _TABLE: Final = "table"
@@ -129,6 +131,17 @@ def decode_properties(
     if at != end:
         _malformed()
     return properties
+
+
+def refuse_undecodable_header(header: bytes) -> None:
+    """Refuse a whole content header frame that RabbitMQ can't decode. RabbitMQ would close the connection with 541.
+
+    Raises:
+        ProtocolError: 502, for malformed properties, or as for `refuse_undecodable`.
+    """
+    _, first, last = header_table(header)
+    refuse_undecodable(header, first, last)
+    decode_properties(header, 21, len(header) - 1, header[19] << 8 | header[20], _NONE)
 
 
 @lru_cache(maxsize=1024)

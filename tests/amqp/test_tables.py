@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import cast
 
 import pytest
@@ -16,6 +17,7 @@ from proxy.amqp.tables import (
     encode_table,
     encode_value,
     pick,
+    refuse_undecodable,
     too_deep,
     without,
 )
@@ -239,3 +241,48 @@ def test_too_deep_agrees_with_decoding(letters: list[str], before: Table) -> Non
 @given(st.binary(max_size=40))
 def test_malformed_bytes_are_not_too_deep(entries: bytes) -> None:
     assert too_deep(entries) is None
+
+
+def _finite(value: Value) -> bool:
+    match value.letter, value.value:
+        case (("f" | "d"), float() as number):
+            return math.isfinite(number)
+        case "A", tuple() as elements:
+            return all(map(_finite, elements))
+        case "F", tuple() as entries:
+            return all(_finite(entry) for _, entry in entries)
+    return True
+
+
+@given(tables, st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)), max_size=2))
+def test_a_table_is_undecodable_if_it_is_malformed_or_a_number_is_not_finite(
+    table: Table, changes: list[tuple[int, int]]
+) -> None:
+    spoilt = bytearray(encode_table(table))
+    for at, octet in changes:
+        if at < len(spoilt):
+            spoilt[at] = octet
+    entries = bytes(spoilt)
+    try:
+        decodable = _finite(Value("F", decode_table(b"ahead" + entries + b"V", 5, 5 + len(entries))))
+    except ProtocolError:
+        decodable = False
+    with nullcontext() if decodable else pytest.raises(ProtocolError):
+        refuse_undecodable(b"ahead" + entries + b"V", 5, 5 + len(entries))
+
+
+@pytest.mark.parametrize("letter", ["f", "d"])
+@pytest.mark.parametrize("number", [float("inf"), float("-inf"), float("nan")])
+@pytest.mark.parametrize("outer", ["", "A", "F"])
+def test_numbers_that_are_not_finite_are_undecodable(letter: str, number: float, outer: str) -> None:
+    value = Value(letter, number)
+    if outer:
+        value = Value(outer, (value,) if outer == "A" else ((b"k", value),))
+    entries = encode_table(((b"a", Value("V", None)), (b"n", value)))
+    with pytest.raises(ProtocolError, match="infinite or not a number"):
+        refuse_undecodable(entries, 0, len(entries))
+
+
+def test_a_deep_table_is_decodable() -> None:
+    entries = b"\1a" + _nested(20_000)
+    refuse_undecodable(entries, 0, len(entries))

@@ -69,7 +69,13 @@ from proxy.amqp.frames import (
     check_head,
     frame,
 )
-from proxy.amqp.properties import CONTENT_ENCODING, CONTENT_TYPE, HEADERS, header_table
+from proxy.amqp.properties import (
+    CONTENT_ENCODING,
+    CONTENT_TYPE,
+    HEADERS,
+    header_table,
+    refuse_undecodable_header,
+)
 from proxy.amqp.tables import VALUE_SIZES
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import HEADER_TO_COME, Channel, ContentUnderWay, PendingPublish
@@ -704,6 +710,8 @@ class PublishPass:
         Raises:
             ProtocolError: the publish is refused.
         """
+        if out.remote_targets is not None:  # an error of the other broker would affect other producers
+            refuse_undecodable_header(header)
         if self._start < at:
             self._upstream.append(data[self._start : at])
         key_at = 14 + method[13]

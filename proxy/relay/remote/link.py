@@ -85,7 +85,7 @@ class RemoteMessage:
 
     Args:
         mandatory: whether the message is returned if the broker has no queue for it.
-        header: payload of the content header frame.
+        header: payload of a content header frame that RabbitMQ can decode (`refuse_undecodable_header`).
         since: time of arrival on the driver's monotonic clock.
     """
 
@@ -189,13 +189,6 @@ class Lane:
             self._settle(message, RemoteResult.NACKED, "its headers exceed the broker's maximum frame size")
             return
         header = frame(HEADER, number, message.header)
-        seen: Hashable = None
-        if message.mandatory:
-            try:
-                seen = fingerprint(message.exchange, message.routing_key, header)
-            except ProtocolError:
-                self._settle(message, RemoteResult.NACKED, "its headers are malformed")
-                return
         self._tag = tag = self._tag + 1
         self.unconfirmed[tag] = message
         key = (message.exchange, message.routing_key, message.mandatory)
@@ -206,6 +199,7 @@ class Lane:
             method = basic_publish(number, message.exchange, message.routing_key, mandatory=message.mandatory)
             self._methods[key] = method
         if message.mandatory:
+            seen = fingerprint(message.exchange, message.routing_key, header)
             self._fingerprints[tag] = seen
             self._returnable.setdefault(seen, deque()).append(tag)
         link.to_send += (method, header, *body_frames(number, message.body, link.frame_max))

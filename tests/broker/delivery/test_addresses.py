@@ -288,6 +288,18 @@ def test_a_missing_exchange_of_one_producer_does_not_affect_another(site: Site, 
     assert len(far.take("one")) == 20
 
 
+def test_headers_that_no_broker_can_decode_end_only_the_connection_of_their_producer(site: Site, far: Far) -> None:
+    good, bad = site.producer(), site.producer()
+    for number in range(50):
+        good.publish("", "far/one", body=b"%d" % number)
+        if number == 25:
+            bad.publish("", "far/one", {"n": float("nan")})
+    closed = bad.closed(0)
+    assert (closed.code, closed.text) == (502, "SYNTAX_ERROR - a number in the headers is infinite or not a number")
+    good.settle_all(50)
+    assert len(far.take("one")) == 50
+
+
 @pytest.mark.parametrize("key", ["strange/one", "unknown/one", "stranger/one", "nobody/one"])
 def test_an_unreachable_or_foreign_broker_causes_a_nack_at_the_deadline(producer: Producer, key: str) -> None:
     assert not sent(producer, key).acked

@@ -68,6 +68,19 @@ def test_a_malformed_header_ends_the_connection_on_both_paths() -> None:
     assert len(wire.remotes) == 1
 
 
+@pytest.mark.parametrize("properties", [b"\0\0\0\7\1nf\x7f\xc0\0\0", b"\0\0\0\6\1aA\0\0\0\1U", b"\0\0\0\0\1"])
+@pytest.mark.parametrize("mandatory", [True, False])
+def test_a_header_that_a_broker_cannot_decode_ends_only_the_producers_connection(
+    properties: bytes, mandatory: bool
+) -> None:
+    wire = Linked()
+    method, header, body = split(to("out/q", mandatory=mandatory))
+    spoilt = client.frame(2, 1, header.payload[:12] + b"\x20\0" + properties)
+    wire.produce(method.raw, spoilt, body.raw)
+    assert closed(wire.producer())[:2] == (0, 502)
+    assert wire.remotes == []
+
+
 def test_remote_publishes_keep_their_order_among_local_ones() -> None:
     wire = Linked()
     for _ in range(2):

@@ -170,12 +170,3 @@ def test_a_return_belongs_to_the_message_with_the_same_headers() -> None:
     far.link.receive(client.content(1, headers({"to": 2}), b"two"))
     far.ack(2, multiple=True)
     assert (routed.results, back.results) == ([RemoteResult.ACKED], [RemoteResult.RETURNED])
-
-
-def test_a_mandatory_message_with_malformed_headers_is_refused() -> None:
-    far = RemoteBroker().open()
-    lane = far.ready(far.lane())
-    message = Told(mandatory=True)
-    message.header = client.content_header(0, 4, encode_table(headers({"to": 1})))[7:-2]
-    lane.send(message)
-    assert (message.results, far.sent()) == ([RemoteResult.NACKED], b"")
