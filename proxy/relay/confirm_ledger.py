@@ -155,10 +155,10 @@ class Ledger:
 
 
 class _Whole:
-    __slots__ = ("copies", "producer_tag")
+    __slots__ = ("copies", "number")
 
-    def __init__(self, producer_tag: int, copies: tuple[Hashable, ...]) -> None:
-        self.producer_tag = producer_tag
+    def __init__(self, number: int, copies: tuple[Hashable, ...]) -> None:
+        self.number = number
         #: copies that have not been returned yet
         self.copies = list(copies)
 
@@ -167,7 +167,8 @@ class Returns:
     """Joins the returns of publishes that were sent as several copies.
 
     A copy is identified by a fingerprint of the parts that do not change when the broker returns the copy. If several
-    publishes have the same fingerprint, the oldest is chosen, since the producer can't distinguish them.
+    publishes have the same fingerprint, the oldest is chosen, since the producer can't distinguish them. Publishes are
+    numbered from the start of the channel, because delivery tags start with Confirm.Select.
     """
 
     __slots__ = ("_copies", "_order")
@@ -180,9 +181,9 @@ class Returns:
         """Return True if a Basic.Return from the broker may belong to a tracked publish."""
         return bool(self._copies)
 
-    def expect(self, producer_tag: int, copies: Iterable[Hashable]) -> None:
-        """Add a mandatory publish, with the fingerprints of its copies."""
-        whole = _Whole(producer_tag, tuple(copies))
+    def expect(self, number: int, copies: Iterable[Hashable]) -> None:
+        """Add a mandatory publish: its number on the channel, and the fingerprints of its copies."""
+        whole = _Whole(number, tuple(copies))
         self._order.append(whole)
         for copy in whole.copies:
             self._copies.setdefault(copy, deque()).append(whole)
@@ -202,11 +203,11 @@ class Returns:
         self._order.remove(whole)
         return True
 
-    def settled(self, producer_tag: int) -> None:
+    def settled(self, number: int) -> None:
         """Forget a confirmed publish, which can no longer be returned."""
-        for whole in self._order:  # in ascending order if the channel has confirms
-            if whole.producer_tag >= producer_tag:
-                if whole.producer_tag == producer_tag:
+        for whole in self._order:  # in ascending order
+            if whole.number >= number:
+                if whole.number == number:
                     self._order.remove(whole)
                     self._forget(whole)
                 return

@@ -500,7 +500,7 @@ class ConnectionState:
         """Send our own ack or nack for a publish that involved several brokers or several upstream publishes."""
         confirms = channel.confirms
         if confirms.returns:
-            confirms.returns.settled(producer_tag)
+            confirms.returns.settled(confirms.before + producer_tag)
         confirms.settled.settle(producer_tag, False, confirms.published)
         if not acked:
             self.note_nack(channel, producer_tag)

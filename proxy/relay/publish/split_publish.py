@@ -70,7 +70,7 @@ def send_collected(connection: ConnectionState, collected: CollectedPublish) -> 
     if publish.mandatory and len(sent) + len(names) > 1:
         if confirms.returns is None:
             confirms.returns = Returns()
-        confirms.returns.expect(confirms.published, [*sent, *names])
+        confirms.returns.expect(confirms.total, [*sent, *names])
     if remote_targets is not None:
         send_remote_copies(connection, collected, remote_targets, names)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pamqp import commands
 
 from proxy.amqp.properties import fingerprint
 from proxy.amqp.tables import encode_table
@@ -14,7 +15,7 @@ from proxy.relay.confirm_ledger import WAITING_RETURNS
 from proxy.relay.tokens import token
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.values import Table, Value
-from tests.client import Frame, content, names, split
+from tests.client import Frame, content, method, names, split
 from tests.relay.wire import (
     REPORT,
     TUNING,
@@ -242,6 +243,16 @@ def test_returns_of_confirmed_publishes_are_not_awaited() -> None:
     wire.produce(publish(mandatory=True))
     wire.answer(ack(2, True))
     assert not wire.relay.connection.channels[1].confirms.returns
+
+
+def test_returns_from_before_confirm_select_are_joined_after_a_confirm_with_an_equal_tag() -> None:
+    wire = Wire(several("e")).open()
+    earlier = parts(wire.produce(publish("earlier", mandatory=True)))
+    wire.produce(method(1, commands.Confirm.Select()))
+    wire.answer(method(1, commands.Confirm.SelectOk()))
+    wire.produce(publish("later", mandatory=True))
+    assert wire.answer(ack(2, True)) == ack(1)
+    assert [names(wire.answer(back(copy)))[:1] for copy in earlier] == [[], ["Basic.Return"]]
 
 
 def test_without_confirms_only_the_latest_awaited_returns_are_joined() -> None:
