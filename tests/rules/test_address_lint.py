@@ -72,7 +72,7 @@ def test_warnings_of_a_rule(pattern: bytes, translation: bytes, expected: list[t
 
 
 def test_a_list_of_hosts_permits_a_captured_domain() -> None:
-    assert found(b"*", b"amqp://u:p@$1", hosts=(b"*",)) == []
+    assert found(b"*", b"amqps://u:p@$1", hosts=(b"*",)) == []
 
 
 def test_a_configured_broker_is_not_reported_as_a_host() -> None:

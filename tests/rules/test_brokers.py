@@ -124,6 +124,11 @@ def test_a_broker_in_two_files_is_an_error() -> None:
         ("addresses: [{pattern: 'a*', translation: /$2}]", "variables above $1 are always empty"),
         ("addresses: [{pattern: a, translation: '/${HOME}'}]", "$ without a number means the whole original address"),
         (f"addresses: [{{pattern: a, translation: 'amqp://u:{SECRET}@h.example/q'}}]", "in plain text"),
+        (f"addresses: [{{pattern: 'a/*', translation: 'amqp://u:{SECRET}@$1/q', hosts: ['*']}}]", "in plain text"),
+        (
+            f"addresses: [{{pattern: 'a/*', translation: 'u:{SECRET}@$1/q', hosts: ['[::1]:5672', 'h.example']}}]",
+            "in plain text",
+        ),
         (f"brokers: {{a: {{address: 'h:1', tls: {{}}, username: u, password: {SECRET}}}}}", "a password in plain text"),
         ("brokers: {a: {address: 'h:1', username: u, password_env: P}}", "without tls the password is sent"),
     ],
@@ -139,6 +144,15 @@ def test_a_translation_to_the_name_of_a_configured_broker_is_not_a_warning() -> 
         warnings("{brokers: {COLOSSUS: {address: '127.0.0.1:1'}}, addresses: [{pattern: a, translation: COLOSSUS}]}")
         == []
     )
+
+
+def test_a_password_for_this_machine_or_with_tls_is_not_a_warning() -> None:
+    hosts = "[localhost, '127.0.0.2:1', '::1', '[::1]', '[::1]:5672']"
+    local = f"{{pattern: 'a/*', translation: 'amqp://u:{SECRET}@$1/q', hosts: {hosts}}}"
+    encrypted = f"{{pattern: 'b/*', translation: 'amqps://u:{SECRET}@$1/q', hosts: ['*']}}"
+    broker_login = f"{{pattern: 'c/*', translation: 'u:{SECRET}@$1/q', hosts: [a]}}"
+    brokers = "brokers: {a: {address: 'h:1', tls: {}}}"
+    assert warnings(f"{{{brokers}, addresses: [{local}, {encrypted}, {broker_login}]}}") == []
 
 
 def with_password_file(folder: Path, name: str) -> BrokerRule:

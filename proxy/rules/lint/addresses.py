@@ -88,11 +88,14 @@ def _error(rule: AddressRule) -> tuple[str, str] | None:
 
 def _warnings(rule: AddressRule, wildcards: int, brokers: Collection[bytes]) -> Iterator[str]:
     translation = rule.translation or b""
-    highest = max((part for part in TranslationTemplate(translation).parts if isinstance(part, int)), default=0)
+    template = TranslationTemplate(translation)
+    highest = max((part for part in template.parts if isinstance(part, int)), default=0)
     if highest > wildcards:
         yield f"variables above ${wildcards} are always empty: the pattern has no more wildcards"
     if _ODD_DOLLAR.search(_DOLLAR.sub(b"", translation)):
         yield "$ without a number means the whole original address; write $0, or $$ for a literal $"
+    if _exposes_password(rule, template, brokers):
+        yield "sends a password in plain text; write amqps://"
     address = fixed_domain(rule)
     if address is None:
         return
@@ -104,9 +107,25 @@ def _warnings(rule: AddressRule, wildcards: int, brokers: Collection[bytes]) -> 
         near = difflib.get_close_matches(address.host.decode("utf-8", "replace").lower(), names, 1, 0.75)
         if near:
             yield f"names a host that is not a configured broker; did you mean the broker {near[0]}?"
-    if address.password is not None and not address.tls and not is_loopback(address.host.decode("ascii", "replace")):
-        if address.scheme is not None or address.host not in brokers:
-            yield "sends a password in plain text; write amqps://"
+
+
+def _exposes_password(rule: AddressRule, template: TranslationTemplate, brokers: Collection[bytes]) -> bool:
+    """Return True if the rule may send a password without TLS to another machine."""
+    try:
+        address = parse_address(with_placeholders(template))
+    except InvalidAddress:
+        return False
+    if address.password is None or address.tls:
+        return False
+    permitted = (rule.hosts or ()) if has_variable_domain(template) else (address.host,)
+    if address.scheme is None:  # a configured broker has its own settings
+        permitted = tuple(host for host in permitted if host not in brokers)
+    return not all(_is_local(host.decode("ascii", "replace")) for host in permitted)
+
+
+def _is_local(host: str) -> bool:
+    """Return True for a loopback address or localhost, with or without a port."""
+    return any(is_loopback(name.strip("[]")) for name in (host, host.rpartition(":")[0]))
 
 
 # -- loops -------------------------------------------------------------------------------------------------------------
