@@ -43,21 +43,20 @@ from proxy.relay.declare.storage import (
 from proxy.relay.declare.token_bindings import withdraw
 from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange
 from proxy.routing.bindings.exchange_types import OPEN
-from proxy.routing.error_texts import TYPE_NAMES
+from proxy.routing.error_texts import TYPE_NAMES, format_term
 from proxy.routing.exchange import Exchange
 from proxy.values import EXCHANGE, Table, Value, shown
 
+#: compared arguments: those of the plugin in its order, then those of the sidecar
 _COMPARED = (
     ALTERNATE,
-    CARRIER_TYPE,
-    b"max-headers-depth",
-    b"max-headers-depth-silent",
-    b"max-headers-size",
-    b"max-headers-size-silent",
-    b"max-payload-size",
-    b"max-payload-size-silent",
     b"min-payload-size",
+    b"max-payload-size",
     b"min-payload-size-silent",
+    b"max-payload-size-silent",
+    b"max-headers-depth",
+    b"max-headers-size",
+    CARRIER_TYPE,
     DELIVERY,
 )
 #: properties of the exchanges that the control plane declares for rules files
@@ -75,8 +74,10 @@ def refuse_inequivalent(owned: OwnedExchange, request: ExchangeDeclare, table: T
             compared.append((name, f"'{str(received).lower()}'", f"'{str(current).lower()}'"))
     before, now = dict(owned.arguments), dict(table)
     for key in _COMPARED:
-        if not _equal(now.get(key), before.get(key)):
-            compared.append((shown(key), _shown(now.get(key)), _shown(before.get(key))))
+        received_value, current_value = now.get(key), before.get(key)
+        if not _equal(received_value, current_value):
+            texts = _shown(received_value, current_value), _shown(current_value, received_value)
+            compared.append((shown(key), *texts))
     if compared:
         raise _inequivalent(owned.name, vhost, *compared[0])
 
@@ -100,13 +101,16 @@ def _inequivalent(exchange: bytes, vhost: str, argument: str, received: str, cur
 def _equal(value: Value | None, other: Value | None) -> bool:
     if value is None or other is None:
         return value is other
-    return value.value == other.value and isinstance(value.value, bool) == isinstance(other.value, bool)
+    return type(value.value) is type(other.value) and value.value == other.value
 
 
-def _shown(value: Value | None) -> str:
+def _shown(value: Value | None, other: Value | None) -> str:
+    """Print a value as the broker does, which prints its type only if the other value is missing."""
     if value is None:
         return "none"
-    text = shown(value.value) if isinstance(value.value, bytes) else str(value.value)
+    text = shown(value.value) if isinstance(value.value, bytes) else format_term(value)
+    if other is not None:
+        return f"'{text}'"
     return f"the value '{text}' of type '{TYPE_NAMES.get(value.letter, value.letter)}'"
 
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.broker.delivery.applications import Application
+from proxy.amqp.method_frames import queue_declare
+from tests.broker.delivery.applications import Application, entries
 from tests.broker.observed import Outside
 from tests.producer import until
 from tests.rabbitmq import Broker
@@ -95,6 +96,21 @@ def test_an_open_exchange_is_not_direct_and_a_direct_exchange_is_not_open(app: A
             f"PRECONDITION_FAILED - inequivalent arg 'type' for exchange '{name}' {where}: "
             "received 'x-open' but current is 'direct'"
         )
+
+
+@pytest.mark.parametrize(("before", "now"), [(6, 5), (6, None), (None, 5), (6, 2**40)])
+def test_an_inequivalent_number_is_refused_with_the_text_of_the_broker(
+    app: Application, before: int | None, now: int | None
+) -> None:
+    """The broker itself compares numbers of queues only."""
+    filters = [{} if size is None else {"max-payload-size": size} for size in (before, now)]
+    app.exchange("ox", filters[0])
+    text = app.refused(app.declaring("ox", filters[1])).text
+    limits = [entries({} if size is None else {"x-max-length": size}) for size in (before, now)]
+    app.send(queue_declare(1, b"q", limits[0]))
+    app.expect("Queue.DeclareOk")
+    of_queue = app.refused(queue_declare(1, b"q", limits[1])).text
+    assert text.replace("max-payload-size", "x-max-length").replace("exchange 'ox'", "queue 'q'") == of_queue
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,12 @@ def test_flags_are_forwarded_unchanged() -> None:
 
 
 @pytest.mark.parametrize(
-    "now", [*((limit(10, letter),) for letter in "bBsuIilLT"), (limit(10), (b"color", Value("S", b"red")))]
+    "now",
+    [
+        *((limit(10, letter),) for letter in "bBsuIilLT"),
+        (limit(10), (b"color", Value("S", b"red"))),
+        (limit(10), (b"max-headers-size-silent", Value("I", 1))),
+    ],
 )
 def test_an_equivalent_declare_is_sent_to_the_broker_for_its_permission_check(now: Table) -> None:
     """Integers of any width are equal, and arguments without effect are not compared."""
@@ -139,7 +144,15 @@ def test_an_exchange_dropped_by_a_listing_during_a_repeated_declare_exists_after
             b"x-open",
             (limit(11, "l"),),
             {},
-            "'max-payload-size': the value '11' of type 'long', the value '10' of type 'signedint'",
+            "'max-payload-size': '11', '10'",
+        ),
+        (b"x-open", ((b"max-payload-size", Value("d", 10.0)),), {}, "'max-payload-size': '10.0', '10'"),
+        (b"x-open", ((b"max-payload-size", Value("t", True)),), {}, "'max-payload-size': 'true', '10'"),
+        (
+            b"x-open",
+            ((b"max-headers-size", Value("I", 1)), (b"max-payload-size-silent", Value("I", 1)), limit(10)),
+            {},
+            "'max-payload-size-silent': the value '1' of type 'signedint', none",
         ),
         (b"x-open", (), {}, "'max-payload-size': none, the value '10' of type 'signedint'"),
         (
