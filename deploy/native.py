@@ -4,6 +4,10 @@
 written to ``proxy/_native``, where `proxy.native` finds them. Nothing is done if the existing modules are up to date.
 Only `proxy.native` is imported from the project, and only mypy and setuptools are needed from other packages.
 
+mypyc does not support import cycles (including type-only imports), fields of type ``object`` in named tuples or
+dataclasses, ``is`` between tuples, integers beyond 2^53 as ``float``, subclasses in modules that are not listed, or
+patched module globals.
+
 Exit status: 0 if the modules were compiled or there was nothing to do; 1 if compilation failed; 3 if there is no C
 compiler or Python's headers are missing.
 """

@@ -9,7 +9,6 @@ headers of a nacked publish are not known here, only in the audit log.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import deque
 from collections.abc import Callable
 from itertools import islice
@@ -26,8 +25,6 @@ from proxy.values import text
 KEPT, KEPT_BYTES = 200, 2 << 20
 #: Publishes that reach no queue are recorded until this many seconds after the last request.
 WATCHED_SECONDS = 300.0
-#: The error text for an invalid regex contains the regex, which is a header's value and must not be shown.
-_PATTERN = re.compile(r"Invalid regex '.*': ", re.DOTALL)
 
 
 class RecentPublishes:
@@ -121,10 +118,19 @@ class RecentPublishes:
             "user": privacy.shown("user", failed.user),
             "channel": failed.channel,
             "result": failed.result,
-            "reason": _PATTERN.sub("Invalid regex: ", failed.reason),
+            "reason": _without_regex(failed.reason),
             "exchange": None if failed.exchange is None else text(failed.exchange),
             "routing_key": None if failed.routing_key is None else privacy.shown("rk", failed.routing_key),
             "size": size,
             "header_names": names,
             "headers": headers,
         }
+
+
+def _without_regex(reason: str) -> str:
+    """Remove the regex from the error text for an invalid regex: it is a header's value, which must not be shown."""
+    before, invalid, quoted = reason.partition("Invalid regex")
+    explanation = quoted.rpartition("'")[2]
+    if explanation.endswith("..."):  # the truncated regex itself; an explanation is never truncated
+        explanation = ""
+    return before + invalid + explanation

@@ -22,6 +22,7 @@ _OPENING = "PRECONDITION_FAILED - "
 #: and three dots are added.
 _LONGEST = 255
 _KEPT = 252
+_ROOM = _LONGEST - len(_OPENING)
 
 _LINE = 80
 _PRINTABLE = frozenset((*range(0x20, 0x7F), *range(0xA0, 0x100), *b"\n\r\t\v\b\f\x1b"))
@@ -72,17 +73,22 @@ def encode_error_text(text: str) -> bytes:
     The text is truncated so that the name and the text fit into a short string. As in the broker, the encoding is
     Latin-1 if possible, otherwise UTF-8. Texts in UTF-8 are truncated between characters.
     """
-    room = _LONGEST - len(_OPENING)
-    try:
-        encoded = text.encode("latin-1")
-    except UnicodeEncodeError:
-        encoded = text.encode()
-        if len(encoded) > room:
-            return encoded[: _KEPT - len(_OPENING)].decode(errors="ignore").encode() + b"..."
+    encoded, encoding = _encoded(text)
+    if len(encoded) <= _ROOM:
         return encoded
-    if len(encoded) > room:
-        return encoded[: _KEPT - len(_OPENING)] + b"..."
-    return encoded
+    return encoded[: _KEPT - len(_OPENING)].decode(encoding, errors="ignore").encode(encoding) + b"..."
+
+
+def fits(text: str) -> bool:
+    """Return True if `encode_error_text` does not truncate a text."""
+    return len(_encoded(text)[0]) <= _ROOM
+
+
+def _encoded(text: str) -> tuple[bytes, str]:
+    try:
+        return text.encode("latin-1"), "latin-1"
+    except UnicodeEncodeError:
+        return text.encode(), "utf-8"
 
 
 def decode_text(text: bytes) -> str:

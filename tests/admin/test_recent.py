@@ -27,6 +27,8 @@ exchanges:
       - {queue: good, arguments: {"x-?hkv= amount": 1}}
       - {queue: small, arguments: {"x-?hkv= amount": 2}}
       - {queue: nowhere, arguments: {"x-?hkv= amount": 3}}
+  - name: asking
+    bindings: [{queue: good, arguments: {x-msg-addq-ontrue: ""}}]
 """
 
 
@@ -96,6 +98,23 @@ def test_a_publish_that_is_too_large_is_recorded_as_rejected(site: Site) -> None
     (record,) = new(site, 1, body=b"x" * 1001)
     assert (record["result"], record["size"], record["header_names"]) == ("rejected", 1001, ["amount", "secret"])
     assert record["reason"] == "406 message size 1001 is larger than configured max size 1000"
+
+
+@pytest.mark.parametrize(
+    ("regex", "explanation"),
+    [
+        ("(hunter2", ": missing closing parenthesis at offset 8"),
+        ("(hunter2': hunter2" + "x" * 194, ""),
+        ("(hunter2': hunter2" + "x" * 400, ""),
+    ],
+)
+def test_a_regex_from_a_header_is_not_shown(site: Site, regex: str, explanation: str) -> None:
+    before = recent(site)["count"]
+    with site.producer() as producer:
+        producer.publish("asking", table={"x-addqre-ontrue": regex})
+        assert "hunter2" in producer.closed().text
+    (record,) = recent(site, before)["publishes"]
+    assert record["reason"] == f"406 Invalid regex{explanation}"
 
 
 def test_a_returned_publish_is_recorded_as_unroutable_and_returned(site: Site) -> None:

@@ -152,12 +152,21 @@ def test_a_silent_filter_of_a_nested_exchange_drops_only_its_destinations() -> N
     assert (decision.outcome, decision.queues) == (Outcome.ROUTED, (b"q1",))
 
 
-def test_a_long_producer_regex_error_is_truncated() -> None:
-    decision = decide(
-        exchange(to_queue("q", {"x-msg-addq-ontrue": ""})), facts(headers={"x-addqre-ontrue": "(" + "a" * 400})
-    )
+@pytest.mark.parametrize(
+    ("size", "rest"),
+    [
+        (174, b"': missing closing parenthesis at offset 174"),
+        (175, b"'"),
+        (217, b"'"),
+        (218, b"..."),
+        (400, b"..."),
+    ],
+)
+def test_the_reason_why_a_regex_is_invalid_does_not_truncate_the_regex(size: int, rest: bytes) -> None:
+    regex = "(" + "a" * (size - 1)
+    decision = decide(exchange(to_queue("q", {"x-msg-addq-ontrue": ""})), facts(headers={"x-addqre-ontrue": regex}))
     assert decision.outcome is Outcome.REJECTED
-    assert decision.error == b"Invalid regex '(" + b"a" * (230 - 16) + b"..."
+    assert decision.error == (b"Invalid regex '" + regex.encode())[: 233 - 3 if rest == b"..." else None] + rest
 
 
 def test_matching_bindings_are_listed_with_their_exchange() -> None:

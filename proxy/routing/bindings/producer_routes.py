@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple, cast
 
 from proxy.routing.bindings.patterns import InvalidPattern, Pattern, compile_pattern
-from proxy.routing.error_texts import decode_text, encode_error_text
+from proxy.routing.error_texts import decode_text, encode_error_text, fits
 from proxy.values import EXCHANGE, QUEUE, Destination, Table, Value
 
 RESULTS = (b"true", b"false")
@@ -93,5 +93,7 @@ def begins_with_character(text: bytes) -> bool:
 
 
 def invalid_regex(source: bytes, reason: str) -> str:
-    """Return the error text for an invalid regex: the text of the open-exchange plugin, followed by the reason."""
-    return f"Invalid regex '{decode_text(source)}': {reason}"
+    """Return the error text of the open-exchange plugin for an invalid regex, followed by the reason if both fit."""
+    specified = f"Invalid regex '{decode_text(source)}'"
+    explained = f"{specified}: {reason}"
+    return explained if fits(explained) else specified
