@@ -29,7 +29,7 @@ _CHANGES = Row(
         ),
         Number(
             "Last reload",
-            "Time since the rules in force were loaded.",
+            "Time since the active rules were loaded.",
             [Query(f"time() - max({chosen('oxproxy_rules_last_reload_success_timestamp_seconds')})")],
             "s",
             height=8,

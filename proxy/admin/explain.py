@@ -1,4 +1,4 @@
-"""``POST /explain``: the queues that a message would reach according to the rules in force, and the reasons.
+"""``POST /explain``: the queues that a message would reach according to the active rules, and the reasons.
 
 Client declarations and the known queues are included. `proxy.rules.explain` evaluates the message, so ``oxproxy
 explain`` returns the same result for the same message, rules and queues.
@@ -30,7 +30,7 @@ from proxy.rules.ruleset import ExchangeRule, Rules, VhostRules
 
 
 class ExplainPage:
-    """Explains messages according to the rules in force; `clock` returns seconds since the epoch."""
+    """Explains messages according to the active rules; `clock` returns seconds since the epoch."""
 
     def __init__(
         self,

@@ -103,7 +103,7 @@ class RecentPublishes:
         self._changed(self)
 
     def _shown(self, number: int, failed: FailedPublish) -> dict[str, object]:
-        """Return the parts of a publish that may be shown: the fields of an audit line, and the header names."""
+        """Return the parts of a publish that may be shown: the fields of an audit record, and the header names."""
         privacy = self._privacy
         try:
             names: list[str] | None = [text(name) for name in failed.header_names()] if failed.header else None

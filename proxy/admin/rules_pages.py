@@ -1,4 +1,4 @@
-"""Shows the rules in force: files as written, their routes, notes on lines, and differences from the files on disk."""
+"""Shows the active rules: files as written, their routes, notes on lines, and differences from the files on disk."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Compiling: TypeAlias = Callable[[Callable[[], str]], Awaitable[str]]
 
 
 class RulesPages:
-    """Shows the rules in force.
+    """Shows the active rules.
 
     Args:
         missing: returns missing destinations with the reasons, by virtual host.

@@ -5,6 +5,6 @@ Only this package imports uvloop.
 - `sidecar`: one process from start to drain, with start order, readiness and status. Start reading here.
 - `composition`: converts sections of the configuration to the arguments of other packages.
 - `reload`: reloads the rules on request, on SIGHUP and when files change.
-- `shadow`: compares a second set of rules with the rules in force on live traffic.
+- `shadow`: compares a second set of rules with the active rules on live traffic.
 - `workers`: the supervisor of several sidecars on one port, which restarts them and forwards signals.
 """

@@ -142,7 +142,7 @@ def audit_policy(settings: Settings) -> AuditPolicy | None:
 
 
 def audit_privacy(settings: Settings) -> Privacy:
-    """Return which parts of a message may be shown, in audit lines and elsewhere."""
+    """Return which parts of a message may be shown, in audit records and elsewhere."""
     audit = settings.audit
     shown = frozenset(name.encode() for name in audit.headers)
     return Privacy(shown, frozenset(audit.hash), audit.hash_key)

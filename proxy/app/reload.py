@@ -65,7 +65,7 @@ class ReloadReport:
         errors: why the new rules are not in force; empty if they are in force.
         invalid: whether the errors are in the files rather than caused by the broker.
         missing: destinations of the new rules that can't be reached now, such as queues that no client has declared.
-        version: version of the rules in force after the reload.
+        version: version of the active rules after the reload.
         at: time in seconds since the epoch.
         reason: cause of the reload: request, signal or file.
         restart: changed keys of the configuration that require a restart.

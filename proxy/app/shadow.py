@@ -1,4 +1,4 @@
-"""Shadow rules: compares a second set of rules with the rules in force, by their decisions on live traffic.
+"""Shadow rules: compares a second set of rules with the active rules, by their decisions on live traffic.
 
 The candidate is compiled in a thread. Publishes to exchanges in either set of rules are buffered, up to a limit, and
 compared later in short batches. Under load, some publishes are skipped and counted. Without a candidate, there is no
@@ -75,10 +75,10 @@ class _Run:
 
 
 class Shadow:
-    """Compares a single candidate with the rules in force.
+    """Compares a single candidate with the active rules.
 
     Args:
-        reload: provides the rules in force.
+        reload: provides the active rules.
         vhosts: provides the publishes.
         privacy: which parts of a message may be shown.
         tasks: runs the comparison.
@@ -250,7 +250,7 @@ class Shadow:
                     await asyncio.sleep(0)
 
     def _example(self, observed: ObservedDecision) -> dict[str, object]:
-        """Return the parts of a message that may be shown; the settings for audit lines apply."""
+        """Return the parts of a message that may be shown; the settings for audit records apply."""
         privacy = self._privacy
         headers = privacy.header_values(observed.raw_headers(privacy.headers))
         return {"routing_key": privacy.shown("rk", observed.routing_key), "headers": headers}

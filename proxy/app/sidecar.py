@@ -258,7 +258,7 @@ class Sidecar:
                 ruled_only=self._settings.audit.scope == "ruled",
             )
             await self._audit.start()
-            # The audit log is closed last, since publishes are confirmed and audit lines are written until then.
+            # The audit log is closed last, since publishes are confirmed and audit records are written until then.
             stack.push_async_callback(self._audit.close, self._settings.shutdown.deadline_seconds)
         rules_of_clients = client_rules(self._settings, self._secrets)
         vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, rules_of_clients, publish_log)

@@ -125,7 +125,7 @@ class PublishLog(AuditSink):
     Args:
         instance: name of this sidecar, for the field ``proxy``.
         privacy: which data may appear in lines.
-        rules: returns the version of the rules in force.
+        rules: returns the version of the active rules.
         append: accepts lines, such as `AuditWriter.append`.
         wall: returns seconds since 1970.
         ruled_only: whether publishes to exchanges without rules are omitted.

@@ -1,4 +1,4 @@
-"""Buffers audit lines in the event loop and hands them to the writer thread in batches.
+"""Buffers audit records in the event loop and hands them to the writer thread in batches.
 
 `append` adds lines to a list, and whole batches are passed to the thread (`writer_thread`). If the disk or the thread
 can't keep up, `best_effort` mode drops and counts lines; `backpressure` and `strict` modes set `full`, so that
@@ -164,7 +164,7 @@ class AuditWriter:
         left = max(_CLOSE_SECONDS, began + deadline_seconds - time.monotonic())
         done = await asyncio.to_thread(self._closer.stop, left)
         if self._gap is not None:
-            _log.error("audit lines lost at shutdown", count=self._gap.dropped, reason=self.failure)
+            _log.error("audit records lost at shutdown", count=self._gap.dropped, reason=self.failure)
         if done and self._ended.is_set():
             self._claim.release()
         else:
@@ -238,7 +238,7 @@ class AuditWriter:
     def _drop(self, gap: _Gap) -> None:
         self._counters.dropped += gap.dropped
         self._remember(gap)
-        _log.warning("audit lines dropped", count=gap.dropped, reason=self.failure or "slow", repeat="audit")
+        _log.warning("audit records dropped", count=gap.dropped, reason=self.failure or "slow", repeat="audit")
 
     def _remember(self, gap: _Gap) -> None:
         if self._gap is None:

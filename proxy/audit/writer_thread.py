@@ -1,4 +1,4 @@
-"""Writes batches of audit lines to the current segment, in a thread, and handles disk errors.
+"""Writes batches of audit records to the current segment, in a thread, and handles disk errors.
 
 The thread takes all batches from its queue and writes them as one group, with one system call and, in strict mode, one
 sync (group commit). If lines may be dropped, a failed write drops and reports its lines; otherwise, the write is

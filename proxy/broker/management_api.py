@@ -502,7 +502,7 @@ class VhostDiscovery:
             except UpstreamError as error:
                 self.fault = str(error)
                 if error.failure is UpstreamFailure.REFUSED or loop.time() >= until:
-                    log.error("client declarations can't be read from the broker", error=self.fault)
+                    log.error("virtual hosts with client declarations can't be listed", error=self.fault)
                     return set()
             await asyncio.sleep(self._settings.retry_seconds)
 

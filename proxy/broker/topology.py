@@ -303,7 +303,7 @@ class Topology:
             keeps = f"stored in {snapshot}" if snapshot is not None else "not stored"
             reasons.append(f"no management API: client declarations are {keeps} and not shared with other sidecars")
         elif self._discovery.fault:
-            reasons.append(f"client declarations can't be read from the broker: {self._discovery.fault}")
+            reasons.append(f"virtual hosts with client declarations can't be listed: {self._discovery.fault}")
         if self._recorder.fault:
             reasons.append(self._recorder.fault)
         for name, vhost in sorted(self._vhosts.items()):

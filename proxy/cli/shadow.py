@@ -61,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def compare(files: Sequence[Path], admins: Sequence[AdminClient], seconds: float | None) -> list[Report]:
-    """Let running sidecars compare rules files with the rules in force.
+    """Let running sidecars compare rules files with the active rules.
 
     Args:
         files: the candidate's files, which are compiled as one set.
@@ -103,7 +103,7 @@ def _wait(admins: Sequence[AdminClient], seconds: float | None) -> None:
 def print_tables(report: Report, console: Console | None = None) -> None:
     console = console or rich_console()
     console.print(
-        f"candidate {report['candidate']} compared with the rules in force {report['live']} for "
+        f"candidate {report['candidate']} compared with the active rules {report['live']} for "
         f"{report['seconds']:.0f} s: {report['compared']} publishes compared, "
         f"{report['equal']} equal, {report['different']} different",
         soft_wrap=True,

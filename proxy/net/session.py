@@ -249,13 +249,13 @@ class Session:
             self._flush(self.relay, monotonic())
 
     def audit_durable(self, sequence: int) -> None:
-        """Release confirms that waited for audit lines up to this number, which are now on disk."""
+        """Release confirms that waited for audit records up to this number, which are now on disk."""
         if self.relay is not None and (delayed_confirms := self.relay.connection.delayed_confirms):
             delayed_confirms.durable(sequence)
             self._flush(self.relay, monotonic())
 
     def audit_failing(self) -> None:
-        """Handle a disk that rejects audit lines or does not respond."""
+        """Handle a disk that rejects audit records or does not respond."""
         if self.relay is not None and (delayed_confirms := self.relay.connection.delayed_confirms):
             delayed_confirms.failing()
             self._flush(self.relay, monotonic())

@@ -52,7 +52,7 @@ class SidecarTls:
             ca, certificate, key = (path_in(settings.folder, name) for name in (tls.ca, tls.certificate, tls.key))
             self.upstream = ClientTls(ca, tls.server_name, certificate, key, tls.verify)
             self.sections["upstream.tls"] = self.upstream
-        #: TLS settings of connections to brokers named by the rules in force
+        #: TLS settings of connections to brokers named by the active rules
         self._remote: list[ClientTls] = []
 
     def read(self, brokers: Mapping[str, Mapping[bytes, RemoteBroker]]) -> Callable[[], None]:
@@ -84,7 +84,7 @@ class SidecarTls:
         return use
 
     def files(self) -> list[Path]:
-        """List the files named by TLS settings in the configuration and by brokers in the rules in force."""
+        """List the files named by TLS settings in the configuration and by brokers in the active rules."""
         return sorted({path for tls in (*self.sections.values(), *self._remote) for path in files_of(tls)})
 
     def providers(self) -> dict[tuple[str, int], ContextProvider]:

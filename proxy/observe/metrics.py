@@ -166,7 +166,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "rules_info",
         "version",
         lambda counters: [((counters.rules.version,), 1)],
-        "Version (short hash) of the rules in force; always 1.",
+        "Version (short hash) of the active rules; always 1.",
     ),
     _metric(
         "rules_reload_total",
@@ -177,7 +177,7 @@ METRICS: tuple[MetricSpec, ...] = (
     _number(
         "rules_last_reload_success_timestamp_seconds",
         lambda counters: counters.rules.last_success_seconds,
-        "Time when the rules in force were loaded.",
+        "Time when the active rules were loaded.",
     ),
     _number("workers", lambda counters: counters.workers, "Configured workers; each is a separate scrape target."),
     _number(
@@ -337,11 +337,11 @@ METRICS: tuple[MetricSpec, ...] = (
         by_label(lambda counters: counters.control_failures),
         "Unexpected exceptions in tasks of the control plane; each is logged with its traceback and retried.",
     ),
-    _number("audit_lines_total", lambda counters: counters.audit.lines, "Audit lines written to disk."),
+    _number("audit_lines_total", lambda counters: counters.audit.lines, "Audit records written to disk."),
     _number(
         "audit_dropped_total",
         lambda counters: counters.audit.dropped,
-        "Audit lines dropped because the disk or the writer could not keep up.",
+        "Audit records dropped because the disk or the writer could not keep up.",
     ),
     _number(
         "audit_bytes_total",
@@ -351,7 +351,7 @@ METRICS: tuple[MetricSpec, ...] = (
     _number(
         "audit_failing",
         lambda counters: counters.audit.failing,
-        "1 while the disk rejects audit lines or does not respond.",
+        "1 while the disk rejects audit records or does not respond.",
     ),
     _metric("remote_up", "broker", remote_up, "1 if the link to another broker is up, else 0."),
     _metric(

@@ -19,7 +19,7 @@ Nothing here opens a socket, reads a clock or draws a random number: `net` drive
 | whether the token of a destination is bound, and what to bind and unbind | `token_table` |
 | destination tokens, grant keys and signatures | `tokens` |
 | ``x-original-address`` and ``x-original-cc`` | `original_address` |
-| audit lines of a connection, and confirms that wait for these lines | `connection_audit` |
+| audit records of a connection, and confirms that wait for these records | `connection_audit` |
 | the interface of the audit log | `audit_sink` |
 | counters | `counters` |
 | publish rate limits per user | `rate_limits` |

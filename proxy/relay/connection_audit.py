@@ -1,10 +1,10 @@
-"""Writes audit lines for the publishes on one connection, and delays confirms until their lines are on disk.
+"""Writes audit records for the publishes on one connection, and delays confirms until their lines are on disk.
 
 There is one line per publish, and a settle line if the result of the publish becomes known later. The publish path
 renders complete lines and appends all lines of one read together; the audit log defines the format of lines and files
 (`audit_sink`).
 
-In `strict` mode, no confirm is sent before the audit line of its publish is on disk. Only confirms (acks, nacks and
+In `strict` mode, no confirm is sent before the audit record of its publish is on disk. Only confirms (acks, nacks and
 Tx.CommitOk) wait, until the last line of their channel is on disk. Nacks must wait too, since a nack with `multiple`
 that overtook an ack would include the acked publish. All other frames may overtake the confirms. This includes returns,
 which have to precede the acks of their publishes anyway.
@@ -103,7 +103,7 @@ class AuditCommits(Protocol):
 
 
 class DelayedConfirms:
-    """Confirms on one connection that wait for their audit lines.
+    """Confirms on one connection that wait for their audit records.
 
     Args:
         lines: the audit log.
@@ -200,7 +200,7 @@ class DelayedConfirms:
 
 
 class ConnectionAudit:
-    """Writes the audit lines for one producer connection.
+    """Writes the audit records for one producer connection.
 
     Args:
         conn: id of the connection.

@@ -462,11 +462,11 @@ class ConnectionState:
 
     @property
     def delayed_confirms(self) -> DelayedConfirms | None:
-        """Confirms that wait for their audit lines; None if confirms need not wait."""
+        """Confirms that wait for their audit records; None if confirms need not wait."""
         return self.audit.delayed_confirms if self.audit is not None else None
 
     def delay_confirm(self, channel: Channel, confirm: bytes) -> bool:
-        """Delay a confirm for the producer if it has to wait for an audit line; return whether it was delayed."""
+        """Delay a confirm for the producer if it has to wait for an audit record; return whether it was delayed."""
         delayed_confirms = self.delayed_confirms
         if self.audit is None or delayed_confirms is None:
             return False

@@ -336,7 +336,7 @@ class LimitCounters:
 
 @dataclass(slots=True, eq=False)
 class AuditCounters:
-    """Numbers of audit lines written and dropped, and of bytes written (before compression).
+    """Numbers of audit records written and dropped, and of bytes written (before compression).
 
     `failing` is a gauge: whether the disk currently rejects lines.
     """

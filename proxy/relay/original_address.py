@@ -1,10 +1,10 @@
 """Headers with the original address of a message that was sent with a different exchange or routing key.
 
 If we change the exchange or routing key of a publish, we add `x-original-address`: a table with the original and the
-new pair of exchange and routing key. `x-original-cc` stores a producer's CC if the broker must not route by it. For
-consumers and producers that connect through a sidecar, both headers are removed and the original is restored. This is
-done only if the message still has the pair that we set and this configuration can produce that pair, so that a forged
-header has no effect.
+new pair of exchange and routing key. `x-original-cc` stores a producer's CC if the broker must not route by it. In
+deliveries, get-oks and returns that pass through a sidecar, both headers are removed, and the original exchange,
+routing key and CC are restored. This is done only if the message still has the pair that we set and this configuration
+can produce that pair, so that a forged header has no effect.
 
 Source: the messenger-addressing specification, 3.3.
 """

@@ -175,7 +175,7 @@ class OwnedExchange:
 
     @property
     def takes_exchanges(self) -> bool:
-        """True if the destinations may include exchanges, which receive messages with tokens as routing keys."""
+        """True if the destinations may include exchanges: no `*` of a topic exchange matches the tokens."""
         return self.form in (TokenForm.DIRECT, TokenForm.EIGHT_WORDS)
 
     def reach(self, client: str) -> Reach:

@@ -56,7 +56,8 @@ BLOOM_BITS, BLOOM_HASHES = 10, 4
 
 #: Number of bytes of text aggregated in one step, and number of bytes decompressed in one step.
 _GROUP, _CHUNK = 96 << 20, 4 << 20
-#: Longer lines are truncated. DuckDB must accept this length plus a chunk, or three times as much if not UTF-8.
+#: Longer lines of a whole segment are split into parts of at most this length plus a chunk. DuckDB must accept three
+#: times this length, since a byte that is not UTF-8 becomes a character of three bytes.
 _LONGEST_LINE, _LONGEST_OBJECT = 8 << 20, 3 * (8 << 20) + 3 * _CHUNK + 2
 _BLANK = b" \t\r\n"
 _LINES_AT_ONCE = 4096

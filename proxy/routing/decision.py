@@ -56,7 +56,7 @@ class Interest:
     properties: frozenset[str] = frozenset()  # names of the properties that matter
     #: sorted boundaries; two sizes with equal ``bisect_right(body_sizes, size)`` are equivalent
     body_sizes: tuple[int, ...] = ()
-    clock: bool = False  # whether there is a datetime operator: a decision is then valid for one second
+    clock: bool = False  # whether there is a clock operator: a decision is then valid for one second
     queues: bool = False  # whether the list of queues matters: a decision is then valid for one version of the list
 
 

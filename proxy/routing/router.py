@@ -103,7 +103,7 @@ class Router:
         Args:
             exchange: the name of an exchange of this router.
             facts: the facts of the message. Facts that `interest` does not name may be missing.
-            now: seconds since the epoch, for datetime operators.
+            now: seconds since the epoch, for clock operators.
             queues: the queues of the virtual host, for regex routes.
             draw: returns an index below its argument; called only for random picks.
             trace: receives the steps of the evaluation.

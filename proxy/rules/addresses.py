@@ -2,7 +2,7 @@
 
 The package `addressing` defines patterns and translations, and `lint.addresses` checks them.
 
-Source: the messenger-addressing specification, Part 2 and section 3.2; the interface of rules files.
+Source: the messenger-addressing specification, Part 2 and section 3.2; docs/reference/addresses.md.
 """
 
 from __future__ import annotations

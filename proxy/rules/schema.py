@@ -123,7 +123,7 @@ class ExchangeModel(FileModel):
     delivery: Literal["carrier", "queue"] = CARRIER
     """carrier: through an exchange on the broker; queue: to each queue, without such an exchange"""
     carrier: Annotated[bytes, Name("the name of an exchange")] = NOTHING
-    """exchange on the broker that carries the messages"""
+    """name of the carrier exchange on the broker; default: the name of the exchange"""
     carrier_type: Literal["auto", "direct", "topic"] = "auto"
     """type of the carrier if it has to be declared; auto: topic on RabbitMQ before 3.13 with many destinations,
     otherwise direct"""
@@ -141,7 +141,7 @@ class RulesModel(FileModel):
     vhost: Annotated[str, Parsed("the name of a virtual host", _vhost)] = "/"
     """virtual host of this file"""
     timezone: Annotated[tzinfo, Parsed("a time zone such as Europe/Berlin", zone, tzinfo)] = NOTHING
-    """time zone of dtl operators, such as Europe/Berlin; default: the system's"""
+    """time zone of the clock operators for local time (x-?dtl…), such as Europe/Berlin; default: the system's"""
     queues: Annotated[tuple[QueueModel, ...], LISTED] = ()
     """queues to declare"""
     exchanges: Annotated[tuple[ExchangeModel, ...], LISTED] = ()

@@ -1,4 +1,4 @@
-"""Creates audit lines of publishes as the publish path does."""
+"""Creates audit records of publishes as the publish path does."""
 
 from __future__ import annotations
 

@@ -197,7 +197,7 @@ async def test_best_effort_drops_lines_beyond_the_buffer_and_counts_them(tmp_pat
     assert gap["from"] <= gap["to"] <= gap["ts"]
     assert gap["proxy"] == "m"
     assert counters.lines == len(kept) + 1
-    assert {entry["event"] for entry in logs} == {"audit lines dropped"}
+    assert {entry["event"] for entry in logs} == {"audit records dropped"}
 
 
 async def test_best_effort_continues_when_the_disk_has_space_again(
@@ -300,7 +300,7 @@ async def test_close_does_not_wait_for_a_failing_disk(tmp_path: Path, monkeypatc
         await audit.close(0.05)
     assert counters.dropped == 1
     assert durable == []
-    assert "audit lines lost at shutdown" in [entry["event"] for entry in logs]
+    assert "audit records lost at shutdown" in [entry["event"] for entry in logs]
 
 
 async def test_strict_reports_lines_as_durable_only_after_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

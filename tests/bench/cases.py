@@ -251,7 +251,7 @@ def above(label: str, case: str, target: float) -> Row:
 
 
 MOST_ABOVE, MOST_AUDIT = (1.2 if BUILD == "compiled" else 4.5), 1.5
-"""Targets in microseconds: cost of a publish in excess of copying, and additional cost of an audit line."""
+"""Targets in microseconds: cost of a publish in excess of copying, and additional cost of an audit record."""
 
 
 def real_rows() -> Iterator[Row]:

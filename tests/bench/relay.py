@@ -65,7 +65,7 @@ def wire(audited: bool) -> Wire:
 
 
 def _ignore(_lines: bytes, _count: int) -> None:
-    """Discard audit lines."""
+    """Discard audit records."""
 
 
 def reads(differs: tuple[str, ...], name: str) -> list[bytes]:

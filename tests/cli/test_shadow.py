@@ -58,9 +58,7 @@ def printed(report: Report) -> str:
 
 def test_the_report_has_totals_exchanges_examples_and_bindings() -> None:
     text = printed(REPORT)
-    compared = (
-        "candidate bbb compared with the rules in force aaa for 60 s: 12 publishes compared, 8 equal, 4 different"
-    )
+    compared = "candidate bbb compared with the active rules aaa for 60 s: 12 publishes compared, 8 equal, 4 different"
     assert compared in text
     assert "5 not comparable" in text
     assert "7 skipped" in text

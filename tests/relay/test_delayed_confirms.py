@@ -1,4 +1,4 @@
-"""Tests that confirms, and only confirms, wait until the audit lines of their publishes are written."""
+"""Tests that confirms, and only confirms, wait until the audit records of their publishes are written."""
 
 from __future__ import annotations
 

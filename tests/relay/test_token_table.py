@@ -556,7 +556,7 @@ class RuledPeer(Peer):
         self.table = TokenTable()
         self.table.handover_seconds = LOOK_SECONDS
         self.lanes = [Lane()]
-        #: the rules in force need the destination; new rules that are being prepared do
+        #: the active rules need the destination; new rules that are being prepared do
         self.wants = self.prepares = False
         #: when rules that needed it were replaced, until its plain row is unbound
         self.released_at: float | None = None

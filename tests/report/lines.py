@@ -1,4 +1,4 @@
-"""Creates audit lines and segments for tests."""
+"""Creates audit records and segments for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests that publishes through a sidecar, audit lines, numbers in the report and messages in queues agree."""
+"""Tests that publishes through a sidecar, audit records, numbers in the report and messages in queues agree."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// Shadow: compares candidate rules with the rules in force on live traffic.
+// Shadow: compares candidate rules with the active rules on live traffic.
 
 import { at, badge, count, duration, element, facts, name, table, visible, whole } from './dom.js'
 import { json, state } from './feed.js'
@@ -26,7 +26,7 @@ export function show(topic) {
     element('button', { type: 'button', id: 'stop', class: 'main', onclick: stop }, 'Stop comparing'),
     ...found.exchanges.map(exchange => element('div', { class: 'card' },
       element('h3', {}, 'Exchange ', name(exchange.exchange), ' ', badge(exchange.different ? `${whole(exchange.different)} differ` : 'no difference', exchange.different ? 'warn' : 'good')),
-      element('div', { class: 'wide' }, table(['publishes', 'rules in force', 'candidate', 'example'], exchange.differences.map(each => [
+      element('div', { class: 'wide' }, table(['publishes', 'active rules', 'candidate', 'example'], exchange.differences.map(each => [
         each.publishes, result(each.live, each.candidate), result(each.candidate, each.live), example(each.example)]), `All ${whole(exchange.compared)} are routed to the same destinations.`)),
       ...(exchange.further_differences ? [element('p', { class: 'muted' }, `And ${whole(exchange.further_differences)} with other differences.`)] : []))),
     ...(found.exchanges.length ? [] : [element('p', { class: 'card muted' }, 'Nothing has been published yet to any exchange in either set of rules.')]))

@@ -312,9 +312,9 @@ class VhostTopology:
         """Look up an exchange and its bindings, or only its bindings to a destination, on the broker.
 
         Returns:
-            The type of the exchange if no client declared it. None if the exchange does not exist, if a client declared
-            it (it is then added to the state), if there is no management API (the broker then compares types), or if
-            only bindings were looked up.
+            The type of the exchange if the sidecar does not evaluate it. None if the exchange does not exist, if a
+            client declared it (it is then added to the state), if there is no management API (the broker then compares
+            types), or if only bindings were looked up.
 
         Raises:
             UpstreamError: the management API did not respond.

@@ -271,8 +271,11 @@ class ClientExchanges:
         rules = self._connection.plans.rules
         table = decode_table(request.arguments, 0, len(request.arguments))
         delivery = chosen_member(Delivery, dict(table).get(DELIVERY), rules.delivery)
-        if delivery is None or wanted_type(table) is None:
-            raise ProtocolError(406, "Invalid exchange argument.", Scope.CHANNEL)
+        if delivery is None:
+            raise ProtocolError(406, "Invalid exchange argument x-delivery: expected carrier or queue", Scope.CHANNEL)
+        if wanted_type(table) is None:
+            text = "Invalid exchange argument x-carrier-type: expected auto, direct or topic"
+            raise ProtocolError(406, text, Scope.CHANNEL)
         declared = DeclaredExchange(
             request.durable, request.auto_delete, request.internal, request.arguments, self._connection.next_sequence()
         )

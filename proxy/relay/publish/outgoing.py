@@ -96,7 +96,7 @@ class Outgoing:
         copies: upstream publishes; empty if the publish is refused or forwarded untouched.
         untouched: whether the publish is forwarded byte for byte to the broker's own exchange (``unmatched: pass``).
         unbound: destinations that must be bound before the publish can be sent.
-        record: the constant part of the audit lines.
+        record: the constant part of the audit records.
         remote_targets: targets on other brokers, and failed translations; None if there are none.
         exchange: exchange named by the producer.
         original: the producer's address, if it is the same for all these messages; None if the address consists of

@@ -174,7 +174,7 @@ class Plans:
         self._by_exchange: dict[bytes, Plan] = {}
         #: plans for publishes to other exchanges, needed for the address table or the tap; None if these publishes pass
         self._by_address: dict[tuple[bytes, bytes], Plan | None] = {}
-        #: constant parts of the audit lines for publishes that pass, by exchange
+        #: constant parts of the audit records for publishes that pass, by exchange
         self._passed_records: dict[bytes, str] = {}
         #: observes publishes; set by `set_tap`
         self.tap: Tap | None = None
@@ -246,7 +246,7 @@ class Plans:
         return plans_by_address[address]
 
     def passed_record(self, exchange: bytes) -> str:
-        """Return the constant part of the audit lines for publishes to an exchange that is not evaluated here."""
+        """Return the constant part of the audit records for publishes to an exchange that is not evaluated here."""
         record = self._passed_records.get(exchange)
         if record is None:
             assert self.journal is not None  # noqa: S101 -- only called for audited connections

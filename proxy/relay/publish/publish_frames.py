@@ -169,7 +169,7 @@ class PublishFrames:
     def _record(
         self, publish: PendingPublish, header: bytes, plan: Plan, out: Outgoing, body_size: int, took_us: float
     ) -> None:
-        """Count a publish, write its audit line, and report it to a tap."""
+        """Count a publish, write its audit record, and report it to a tap."""
         channel = publish.channel
         out.count.publishes += 1
         out.count.body_bytes += body_size

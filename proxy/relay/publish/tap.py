@@ -30,7 +30,7 @@ class ObservedDecision(NamedTuple):
         exchange: exchange named by the producer.
         routing_key: routing key given by the producer.
         header: content header frame of the publish.
-        decision: the decision by the rules in force; empty if no rules were evaluated.
+        decision: the decision by the active rules; empty if no rules were evaluated.
         at: seconds since the epoch.
     """
 

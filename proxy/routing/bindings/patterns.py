@@ -12,13 +12,14 @@ pattern has two forms:
    worst case of a search is the product of the match limit, the number of offsets and the length of a scan; the limit
    is chosen so that this product is small. PCRE2 skips offsets at which no match can begin, so most searches take less
    than a microsecond, but only the worst case is known in advance.
-2. The *counted* form is the pattern preceded by a lazy repeat over the offsets, anchored and without automatic
-   possessification. It is a single search from one offset, in which each scanned character that backtracking releases
-   counts as a match step. The limit applies to the whole search. Only the interpreter counts in this way: machine code
-   does not count scanned characters that the next literal can't follow (measured: 3 s for ``[a-y]*z|q`` on 131,000
-   bytes). With constructs that scan without match steps (``_SCANS``, ``_COMPARES``), each step is charged for a scan of
-   the whole subject, so such patterns reach the limit on shorter subjects. Verbs and calls of the whole pattern
-   (``_WHOLE``) have no counted form; the worst case of the plain form is charged for them.
+2. The *counted* form is the pattern, preceded by ``(?s:.*?)`` unless it is anchored, and compiled with
+   ``PCRE2_ANCHORED`` and ``PCRE2_NO_AUTO_POSSESS``. It is a single search from one offset, in which each scanned
+   character that backtracking releases counts as a match step. The limit applies to the whole search. Only the
+   interpreter counts in this way: machine code does not count scanned characters that the next literal can't follow
+   (measured: 3 s for ``[a-y]*z|q`` on 131,000 bytes). With constructs that scan without match steps (``_SCANS``,
+   ``_COMPARES``), each step is charged for a scan of the whole subject, so such patterns reach the limit on shorter
+   subjects. Verbs and calls of the whole pattern (``_WHOLE``) have no counted form; the worst case of the plain form is
+   charged for them.
 
 **Cost of a decision.** A `Budget` has the same unit as the match limit: one match step, about 10 ns. A search is tried
 with increasing limits, each of which is charged. The charge therefore exceeds the actual cost by at most a constant
@@ -27,8 +28,8 @@ factor, and the same search always costs the same. Searches that cost little mor
 tried first until the worst cases of such searches add up to a quarter of the budget (``Budget.unproven``). Therefore,
 all searches with one budget together cost at most 1.25 times the budget, plus four microseconds per search.
 
-Every call holds the interpreter lock (``PyDLL``), since a search takes less time than releasing and reacquiring the
-lock. All patterns can therefore share one match data block and one JIT stack.
+Every call holds the interpreter lock (``PyDLL``), since most searches take less time than releasing and reacquiring the
+lock, and the limits bound the others. All patterns can therefore share one match data block and one JIT stack.
 
 Sources: pcre2api(3), "The match context"; pcre2jit(3), "Controlling the JIT stack"; pcre2_chartables.c for the layout
 of character tables.
@@ -69,7 +70,7 @@ _STACK_BYTES = 4 << 20
 _DECISION, _FRAME_BYTES, _SLOW_WALK = 40, 6, 8
 #: Work for a character that the counted form scans without a match step, also with a `_SLOW_SCANS` construct.
 _SCAN, _SLOW_SCAN = 3, 16
-#: Default budget for a decision in units, about 10 ms.
+#: Default budget for one owner's searches in a decision, in units; about 10 ms.
 DEFAULT_BUDGET = 1_000_000
 #: Largest charge for one search.
 _SEARCH_UNITS = 330_000

@@ -116,7 +116,7 @@ class Effects:
 
     @property
     def asks_producer(self) -> bool:
-        """True if the producer's headers are read, in which case an invalid regex in them is detected."""
+        """True if a visit reads the routes of producers; an invalid regex in them then closes the channel."""
         return bool(self.granted_add or self.granted_delete or self.add_queues or self.delete_queues)
 
     @property

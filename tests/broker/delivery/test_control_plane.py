@@ -207,7 +207,7 @@ def test_an_unexpected_exception_delays_readiness_and_is_counted_and_retried(
             text = caught.value.read().decode()
             assert (caught.value.code, text.splitlines()[0]) == (503, "not ready")
             assert f"control task vhost of vhost {site.vhost}: failed with AttributeError" in text
-            assert site.producer().send_settled("letters").acked  # rules in force still decide
+            assert site.producer().send_settled("letters").acked  # active rules still decide
             with Application(site.sidecar.port, vhost) as second:  # another virtual host is not affected
                 second.exchange("ox")
                 second.queues("bound")

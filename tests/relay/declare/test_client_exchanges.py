@@ -257,7 +257,10 @@ def test_in_queue_delivery_a_declare_is_refused_if_the_broker_has_the_exchange()
 def test_an_unknown_delivery_kind_is_refused() -> None:
     wire = Wire().open()
     wire.produce(declare(encode_table(((b"x-delivery", Value("S", b"pigeon")),))))
-    assert refusal(wire, wire.refused()) == (406, "PRECONDITION_FAILED - Invalid exchange argument.")
+    assert refusal(wire, wire.refused()) == (
+        406,
+        "PRECONDITION_FAILED - Invalid exchange argument x-delivery: expected carrier or queue",
+    )
 
 
 def test_the_default_exchange_is_refused_by_the_broker() -> None:

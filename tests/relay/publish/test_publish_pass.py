@@ -247,7 +247,7 @@ def test_changed_rules_apply_from_the_next_publish() -> None:
 
 @pytest.mark.parametrize("stop", [1, 2])
 def test_rules_changed_during_a_publish_decide_it_once(stop: int) -> None:
-    """A publish is decided when its header is complete, by the rules in force at that time."""
+    """A publish is decided when its header is complete, by the active rules at that time."""
     message = publish(body=b"x" * 100_000)
     sent = split(message)
     wire = Wire(routed("a")).open()
