@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.routing.decision import Decision, Facts, Interest, Outcome, Trace
+from proxy.routing.bindings.patterns import Budget, compile_pattern
+from proxy.routing.decision import Decision, Facts, Interest, Outcome, QueueNames, Trace
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from proxy.values import EXCHANGE, QUEUE, Value
@@ -278,3 +279,44 @@ def test_the_cost_of_a_message_does_not_depend_on_bindings_with_other_values(
     )
     assert decide(made, facts("k7", {"type": "t5"})).queues == (b"k7", b"q5")
     assert len(made._index.candidates(message(facts("k7", {"type": "t5"})))) == 2
+
+
+# -- regular expressions of routes ------------------------------------------------------------------------------------
+
+_SLOW_NAMES = QueueNames((b"a" * 12 + b"b",), 1)
+_SLOW = "^(a+)+$"
+
+
+def test_equal_messages_have_equal_destinations_if_a_route_is_costly() -> None:
+    budget = Budget()
+    compile_pattern(_SLOW.encode()).search(_SLOW_NAMES.names[0], budget)
+    units = Budget().left - budget.left + 1000
+    router = Router(
+        [
+            exchange(
+                to_queue("one", {"x-order": 100, "x-addqre-ontrue": _SLOW}),
+                to_queue("two", {"x-order": 200, "x-?rk!re": _SLOW}),
+            )
+        ]
+    )
+    first, second = (
+        router.decide(b"xo", facts("a" * 12 + "b"), NOW, _SLOW_NAMES, draw_last, None, units) for _ in range(2)
+    )
+    assert first.spent_budgets
+    assert (first.queues, first.spent_budgets) == (second.queues, second.spent_budgets)
+
+
+def test_a_route_selects_nothing_if_the_budget_is_spent_although_the_result_is_cached() -> None:
+    router = Router(
+        [
+            exchange(
+                to_queue("one", {"x-order": 100, "x-?rkre": _SLOW}),
+                to_queue("two", {"x-order": 200, "x-addqre-ontrue": "^a"}),
+            )
+        ]
+    )
+    other, costly = (
+        router.decide(b"xo", facts(key), NOW, _SLOW_NAMES, draw_last, None, 10_000) for key in ("z", "a" * 30 + "b")
+    )
+    assert set(other.queues) == {b"two", *_SLOW_NAMES.names}
+    assert costly.queues == (b"two",)

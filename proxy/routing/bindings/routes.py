@@ -8,7 +8,7 @@ Source: the open-exchange specification, sections 7 and 8.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator
+from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -22,6 +22,32 @@ from proxy.values import QUEUE, Destination
 
 #: The order at which a stop continues, which is higher than the order of any binding.
 STOP: Final = 1_000_000
+
+
+class _Selection:
+    """The result of a regex route: the queues that were searched, and the destinations.
+
+    Args:
+        before: `Budget.left` and `Budget.unproven` before the searches.
+        after: the same after the searches.
+    """
+
+    __slots__ = ("after", "before", "destinations", "is_free", "match_limit_hits", "queues")
+
+    def __init__(
+        self,
+        queues: QueueNames | None = None,
+        before: tuple[int, int] = (0, 0),
+        after: tuple[int, int] = (0, 0),
+        match_limit_hits: int = 0,
+        destinations: Sequence[Destination] = (),
+    ) -> None:
+        self.queues = queues
+        self.before = before
+        self.after = after
+        self.match_limit_hits = match_limit_hits
+        self.destinations = destinations
+        self.is_free: bool = before == after and not match_limit_hits
 
 
 class QueueRoute:
@@ -41,20 +67,26 @@ class QueueRoute:
         self.pattern = pattern
         self.negated = negated
         self.only_one = only_one
-        #: The list of queues, the selection, and the number of match-limit hits. They are stored in a single attribute,
-        #: since another thread may use the same route for an explanation.
-        self._kept: tuple[QueueNames | None, list[Destination], int] = (None, [], 0)
+        #: replaced as a whole, since another thread may use the same route for an explanation
+        self._kept = _Selection()
 
     def select(self, message: Message, reach: Reach | None = None) -> Collection[Destination]:
         """Return the destinations for this message that are within reach."""
-        queues, selected, limited = self._kept
-        if message.queues is not queues:
-            before = message.budget.match_limit_hits
-            selected = _matching(PatternRoute(self.pattern, self.negated), message)
-            if not message.budget.exceeded:
-                self._kept = (message.queues, selected, message.budget.match_limit_hits - before)
+        budget = message.budget
+        state = (budget.left, budget.unproven)
+        kept = self._kept
+        if kept.queues is message.queues and not budget.spent and (kept.is_free or kept.before == state):
+            # The searches are charged again, so that equal messages have the same destinations.
+            if not kept.is_free:
+                budget.left, budget.unproven = kept.after
+                budget.match_limit_hits += kept.match_limit_hits
+            selected = kept.destinations
         else:
-            message.budget.match_limit_hits += limited
+            hits = budget.match_limit_hits
+            selected = _matching(PatternRoute(self.pattern, self.negated), message)
+            if not budget.exceeded:
+                after = (budget.left, budget.unproven)
+                self._kept = _Selection(message.queues, state, after, budget.match_limit_hits - hits, selected)
         if not self.only_one:
             return selected if reach is None else reach.limit(selected, message.unchecked)
         if reach is not None and selected:
