@@ -32,7 +32,7 @@ def route(
     routed: set[Destination] = set()
     floor = 0
     for compiled in entries:
-        if floor > compiled.order:
+        if floor > compiled.order and not compiled.binding.last:
             continue
         true = compiled.truth(message)
         if true:
@@ -67,7 +67,7 @@ def route_traced(
     routed: set[Destination] = set()
     floor = 0
     for compiled in entries:
-        if floor > compiled.order:
+        if floor > compiled.order and not compiled.binding.last:
             continue
         before = frozenset(routed)
         spent, message.spent_budgets = message.spent_budgets, frozenset()

@@ -179,13 +179,13 @@ _destinations = st.one_of(
 
 
 def _bindings(keys: SearchStrategy[bytes], tables: SearchStrategy[Table]) -> SearchStrategy[list[Binding]]:
-    def numbered(drawn: list[tuple[tuple[str, bytes], bytes, Table]]) -> list[Binding]:
+    def numbered(drawn: list[tuple[tuple[str, bytes], bytes, Table, int]]) -> list[Binding]:
         return [
-            Binding(b"xo", kind, name, key, declared, sequence=at % 3)
-            for at, ((kind, name), key, declared) in enumerate(drawn)
+            Binding(b"xo", kind, name, key, declared, sequence=at % 3, last=not rarely)
+            for at, ((kind, name), key, declared, rarely) in enumerate(drawn)
         ]
 
-    return st.lists(st.tuples(_destinations, keys, tables), max_size=8).map(numbered)
+    return st.lists(st.tuples(_destinations, keys, tables, st.integers(0, 4)), max_size=8).map(numbered)
 
 
 #: Bindings by exchange type; open exchanges refuse a few of them.

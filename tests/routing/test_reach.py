@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.routing.bindings.binding import Reach
+from proxy.routing.bindings.binding import NO_REACH, Binding, Reach
+from proxy.routing.decision import Trace
 from proxy.values import EXCHANGE, QUEUE
 from tests.routing.building import Plain, decide, draw_last, exchange, facts, many, queue_names, queues, to_queue
+from tests.routing.random_rules import visit_every_binding
 
 _NAMES = queue_names("a", "b", "c")
 
@@ -100,3 +102,57 @@ def test_a_pick_with_nothing_within_reach_picks_nothing() -> None:
 def test_reach_does_not_distinguish_bindings(reach: Reach) -> None:
     assert replace(to_queue("a"), reach=reach) == to_queue("a")
     assert replace(to_queue("a"), reach=reach).identity == to_queue("a").identity
+
+
+# -- bindings without a valid signature -------------------------------------------------------------------------------
+
+
+def unsigned(name: str, entries: dict[str, Plain]) -> Binding:
+    return replace(to_queue(name, entries), last=True, reach=NO_REACH)
+
+
+@pytest.mark.parametrize(
+    "routes",
+    [
+        {"x-addq-ontrue": "other"},
+        {"x-addqre-ontrue": "."},
+        {"x-delq-ontrue": "secret"},
+        {"x-delqre-ontrue": "."},
+        {"x-delq!re-ontrue": "^own$"},
+        {"x-msg-addq-ontrue": "", "x-msg-delq-ontrue": ""},
+        {"x-stop-ontrue": ""},
+    ],
+)
+def test_routes_of_an_unsigned_binding_have_no_effect(routes: dict[str, Plain]) -> None:
+    made = exchange(to_queue("secret"), unsigned("own", routes), unsigned("later", {"x-order": 20_000}))
+    for headers in ({}, {"x-addq-ontrue": "other", "x-delq-ontrue": "secret"}, {"x-addqre-ontrue": "("}):
+        assert queues(made, facts(headers=headers)) == ["later", "own", "secret"]
+
+
+def test_routes_of_a_false_unsigned_binding_have_no_effect() -> None:
+    made = exchange(to_queue("secret"), unsigned("own", {"x-?hkex": "no", "x-delq-onfalse": "secret"}))
+    assert queues(made) == ["secret"]
+
+
+def test_an_unsigned_binding_can_delete_its_own_destination_only() -> None:
+    routes: dict[str, Plain] = {"x-del-dest": "", "x-delq-ontrue": "secret"}
+    assert queues(exchange(to_queue("secret"), to_queue("own"), unsigned("own", routes))) == ["secret"]
+
+
+def test_a_goto_does_not_skip_unsigned_bindings() -> None:
+    made = exchange(to_queue("first", {"x-order": 100, "x-goto-ontrue": 500}), unsigned("own", {"x-order": 200}))
+    assert queues(made) == ["first", "own"]
+    assert decide(made, trace=Trace()).queues == (b"first", b"own")
+
+
+def test_the_index_does_not_change_whether_unsigned_bindings_are_visited() -> None:
+    indexed, naive = (
+        exchange(
+            to_queue("first", {"x-order": 100, "x-goto-ontrue": 500}),
+            to_queue("second", {"x-order": 600, "x-?hkv= type": "a", "x-goto-ontrue": 700}),
+            unsigned("own", {"x-order": 200}),
+        )
+        for _ in range(2)
+    )
+    visit_every_binding(naive)
+    assert queues(indexed) == queues(naive)

@@ -24,6 +24,7 @@ from proxy.routing.bindings.operators import (
     Operator,
     Topic,
 )
+from proxy.routing.bindings.routes import Effects
 from proxy.routing.error_texts import TYPE_NAMES, format_binary, format_term, precondition_failed
 from proxy.values import Value
 
@@ -42,6 +43,9 @@ def compile_open(binding: Binding, local_time: tzinfo) -> CompiledBinding:
     draft = Draft(destination, local_time)
     match_type = read_arguments(by_name(binding.arguments), draft)
     effects = {result: effects_draft.finished() for result, effects_draft in draft.effects.items()}
+    if binding.last:  # without a valid signature, a binding affects only its own destination
+        deletes_own = True in effects and destination in effects[True].delete
+        effects = {True: Effects(delete=frozenset((destination,)))} if deletes_own else {}
     return CompiledBinding(
         binding,
         draft.order or DEFAULT_ORDER,
