@@ -230,3 +230,11 @@ def test_other_contents_are_unchanged(header: bytes) -> None:
 def test_a_removed_rule_restores_nothing() -> None:
     deliver, header = method(1, METHODS[0]), content_header(1, 4, entry(FROM, TO))
     assert restored_content(replace(QUEUE, exchanges={}), deliver, header) == (deliver, header)
+
+
+@pytest.mark.parametrize("original", [OriginalAddress(b"xo", b"k" * 256), OriginalAddress(b"e" * 256, b"key")])
+def test_a_forged_name_that_is_too_long_for_a_delivery_is_not_restored(original: OriginalAddress) -> None:
+    state = routed("q", delivery=Delivery.QUEUE)
+    state.set_addresses(AddressBook(AddressTable([AddressRule(b"/exchange/%/*", b"/queue/q")])))
+    deliver, header = method(1, METHODS[0]), content_header(1, 4, entry(original, TO))
+    assert restored_content(state, deliver, header) == (deliver, header)
