@@ -123,6 +123,8 @@ _RESERVED_FIRST: Final = 0x78
 _CONTENT_TYPE_BIT: Final = CONTENT_TYPE >> 8
 _CONTENT_ENCODING_BIT: Final = CONTENT_ENCODING >> 8
 _HEADERS_BIT: Final = HEADERS >> 8
+#: flag in the last octet of a Basic.Publish
+_IMMEDIATE_BIT: Final = 2
 #: entries with further routing keys; all entries that may have to be removed
 _CUT_KEYS: Final = CUT_CC | CUT_BCC
 _CUT_ALL: Final = _CUT_KEYS | CUT_OURS
@@ -712,6 +714,8 @@ class PublishPass:
         """
         if out.remote_targets is not None:  # an error of the other broker would affect other producers
             refuse_undecodable_header(header)
+            if method[-2] & _IMMEDIATE_BIT:
+                raise ProtocolError(540, "immediate=true")  # RabbitMQ's answer and text
         if self._start < at:
             self._upstream.append(data[self._start : at])
         key_at = 14 + method[13]

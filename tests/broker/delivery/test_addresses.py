@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from pamqp import commands
 
+from tests import client
 from tests.broker.delivery.distance import QUOTED, SECRET, VHOST, Far
 from tests.broker.delivery.site import Site, standing
 from tests.broker.delivery.test_audit import records
@@ -462,3 +463,29 @@ def test_open_channels_and_waiting_messages_follow_a_broker_to_its_new_address(
         assert far.take("one") == [b"waits", b"follows"]
         assert [link["connected"] for link in links(site)] == [True]
         assert site.metric("remote_up", broker="new") == 1
+
+
+def test_an_immediate_publish_to_another_broker_is_refused_as_by_the_broker(site: Site) -> None:
+    texts = set()
+    for port in (site.sidecar.port, site.broker.port):
+        with Producer(port, site.vhost).open() as producer:
+            producer.call(commands.Basic.Publish(exchange="", routing_key="far/one", immediate=True))
+            producer.send(client.content(1, None, b"x"))
+            closed = producer.closed(0)
+            texts.add((closed.code, closed.text, closed.method))
+    assert len(texts) == 1
+
+
+def test_a_consumer_survives_a_forged_address_with_a_name_that_is_too_long(site: Site) -> None:
+    fields = {"exchange": b"plainly", "routing-key": b"k" * 300, "new-exchange": b"", "new-routing-key": b"a"}
+    site.direct.publish("", "a", {"x-original-address": fields}, body=b"forged")
+    reader = site.producer()
+    messages: list[Message] = []
+
+    def there() -> bool:
+        message = reader.get("a")
+        messages.extend([message] if message is not None else [])
+        return bool(messages)
+
+    until(there)
+    assert messages[0].body == b"forged"

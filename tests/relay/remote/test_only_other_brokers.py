@@ -88,3 +88,13 @@ def test_remote_publishes_keep_their_order_among_local_ones() -> None:
         assert [frame.payload for frame in split(left) if frame.kind == 3] == [b"1", b"2"]
     assert len(wire.remotes) == 6
     assert [frame.arguments["delivery_tag"] for frame in split(wire.answer(ack(4, multiple=True)))] == [2, 5, 7, 10]
+
+
+@pytest.mark.parametrize("confirm", [True, False])
+def test_an_immediate_publish_is_refused_as_by_the_broker(confirm: bool) -> None:
+    wire = Linked(confirm=confirm)
+    method, header, body = split(to("out/q"))
+    immediate = method.payload[:-1] + bytes((method.payload[-1] | 2,))
+    wire.produce(client.frame(1, 1, immediate), header.raw, body.raw)
+    assert closed(wire.producer())[:2] == (0, 540)
+    assert wire.remotes == []
