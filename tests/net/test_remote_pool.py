@@ -10,10 +10,11 @@ import pytest
 from pamqp import commands
 
 from proxy.addressing.targets import Remote
+from proxy.net.remote.connection import IDLE_SECONDS
 from proxy.net.remote.endpoints import RemoteBroker, RemoteLimits
 from proxy.net.remote.pool import ProducerRemotes, RemotePool
 from proxy.net.tasks import Tasks
-from proxy.net.tls import TlsContexts
+from proxy.net.tls import ClientTls, TlsContexts
 from proxy.relay.counters import Counters
 from proxy.relay.remote.link import RemotePublisher, RemoteResult
 from tests.net.stage import FakeBroker, Peer, eventually
@@ -312,3 +313,67 @@ async def test_an_abandoned_message_is_lost_and_a_later_ack_has_no_effect() -> N
         peer.call(commands.Basic.Ack(1, False))
         await made.pool.drain(20.0)
         assert (sent_message.results, waiting.results) == ([RemoteResult.LOST], [RemoteResult.LOST])
+
+
+async def test_an_open_channel_does_not_use_a_link_without_tls_if_a_reload_configures_tls() -> None:
+    plain = Remote(b"far", b"far", None, False)
+    async with stage() as made:
+        publisher = made.port().publisher(plain, 1)
+        assert not isinstance(publisher, str)
+        _, old = await made.sent(publisher)
+        waiting = [message(), message()]
+        made.pool.use({"/": {b"far": RemoteBroker("127.0.0.1", made.broker.port, ClientTls(), limits=LIMITS)}})
+        for late in waiting:
+            publisher.send(late)
+        assert [late.results for late in waiting] == [[RemoteResult.NACKED]] * 2
+        made.pool.use({"/": {b"far": RemoteBroker("127.0.0.1", made.broker.port, limits=LIMITS)}})
+        publisher.send(message(b"after"))
+        assert (await old.published())[1] == b"after"
+
+
+async def test_a_channel_reopened_after_a_reload_uses_the_new_address() -> None:
+    async with stage() as made:
+        port = made.port()
+        publisher = port.publisher(FAR, 1)
+        assert not isinstance(publisher, str)
+        await made.sent(publisher)
+        publisher.close()
+        other = FakeBroker()
+        await other.start()
+        made.pool.use({"/": {b"far": RemoteBroker("127.0.0.1", other.port, limits=LIMITS)}})
+        reopened = port.publisher(FAR, 1)
+        assert not isinstance(reopened, str)
+        reopened.send(message(b"second"))
+        new = await other.link()
+        await ready(new)
+        assert (await new.published())[1] == b"second"
+        await other.stop()
+
+
+async def test_all_messages_are_given_up_although_an_idle_link_ends() -> None:
+    async with stage() as made:
+        full = made.publisher()
+        messages = [message() for _ in range(LIMITS.messages)]
+        idle, last = (Remote(name, name, None, None) for name in (b"idle", b"last"))
+        brokers = {
+            name: RemoteBroker("127.0.0.1", made.broker.port, user=name, limits=LIMITS) for name in (b"idle", b"last")
+        }
+        made.pool.brokers = {"/": {**made.pool.brokers["/"], **brokers}}
+        link = made.pool.connection(idle, "/")
+        assert not isinstance(link, str)
+        for each in messages:
+            full.send(each)
+        publisher = made.port().publisher(last, 1)
+        assert not isinstance(publisher, str)
+        messages.append(message())
+        publisher.send(messages[-1])
+        assert link.unused_since is not None
+        link.unused_since -= IDLE_SECONDS + 1
+        made.pool.give_up()
+        assert [each.results for each in messages] == [[RemoteResult.LOST]] * len(messages)
+
+
+async def test_a_host_with_a_zero_byte_is_refused() -> None:
+    async with stage() as made:
+        refused = made.port().publisher(Remote(b"", b"10.0.0.1\0x", 5672, False), 1)
+        assert refused == "a host whose name is not valid"

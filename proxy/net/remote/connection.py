@@ -128,6 +128,12 @@ class RemoteConnection:
         self._leaving.add(lane)
         self._retire(lane)
 
+    def refuse(self, message: RemoteMessage, reason: str) -> None:
+        """Report a message as refused that can't be sent over any link."""
+        self._counters.results[RemoteResult.NACKED.value] += 1
+        self._warn("message to another broker failed", result=RemoteResult.NACKED.value, reason=reason)
+        message.settled(RemoteResult.NACKED)
+
     def take_waiting(self, lane: Lane) -> list[RemoteMessage]:
         """Remove and return the messages of a lane that have not been sent yet."""
         messages = list(lane.waiting)

@@ -117,7 +117,7 @@ class RemotePool:
 
     def give_up(self) -> None:
         """Report all messages in progress as lost, so that connected producers get nacks."""
-        for connection in self._connections.values():
+        for connection in tuple(self._connections.values()):  # a result may end an idle link
             connection.give_up()
 
     def _counters_of(self, label: str) -> RemoteCounters:
@@ -176,6 +176,7 @@ class ProducerRemotes:
             publisher = self._publishers[key] = _LanePublisher(connection, lambda: self._remove(key))
         else:
             publisher.reopen()
+            publisher.use(connection)
         self.look()
         return publisher
 
@@ -183,9 +184,7 @@ class ProducerRemotes:
         """Move the publishers to the links that result from the configured brokers."""
         for (remote, _), publisher in tuple(self._publishers.items()):
             if publisher.may_send:
-                connection = self._pool.connection(remote, self._vhost)
-                if not isinstance(connection, str) and connection is not publisher.connection:
-                    publisher.move(connection)
+                publisher.use(self._pool.connection(remote, self._vhost))
         self.look()
 
     def look(self) -> None:
@@ -214,11 +213,13 @@ class ProducerRemotes:
 class _LanePublisher:
     """Sends the publishes of one producer's channel over a lane; `ended` is called when the lane is closed."""
 
-    __slots__ = ("_closed", "_ended", "_lane", "connection")
+    __slots__ = ("_closed", "_ended", "_lane", "_refusal", "connection")
 
     def __init__(self, connection: RemoteConnection, ended: Callable[[], None]) -> None:
         self._ended = ended
         self._closed = False
+        #: why the broker can't be used any more; empty if it can
+        self._refusal = ""
         self.connection = connection
         self._lane = connection.lane(self._lane_closed)
 
@@ -228,7 +229,10 @@ class _LanePublisher:
         return not self._closed or bool(self._lane.waiting)
 
     def send(self, message: RemoteMessage) -> None:
-        self.connection.send(self._lane, message)
+        if self._refusal:
+            self.connection.refuse(message, self._refusal)
+        else:
+            self.connection.send(self._lane, message)
 
     def close(self) -> None:
         self._closed = True
@@ -239,7 +243,18 @@ class _LanePublisher:
         self._closed = False
         self.connection.stay(self._lane)
 
-    def move(self, connection: RemoteConnection) -> None:
+    def use(self, connection: RemoteConnection | str) -> None:
+        """Use the link that results from the configured brokers. If there is none, refuse messages for that reason."""
+        self._refusal = connection if isinstance(connection, str) else ""
+        if isinstance(connection, str):
+            for message in self.connection.take_waiting(self._lane):
+                self.send(message)
+            if self._closed:
+                self.close()
+        elif connection is not self.connection:
+            self._move(connection)
+
+    def _move(self, connection: RemoteConnection) -> None:
         """Continue on another link, with the messages that have not been sent yet; the others stay on the old link."""
         old_connection, old_lane = self.connection, self._lane
         self.connection = connection
