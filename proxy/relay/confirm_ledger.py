@@ -155,10 +155,12 @@ class Ledger:
 
 
 class _Whole:
-    __slots__ = ("copies", "number")
+    __slots__ = ("copies", "kept", "number")
 
     def __init__(self, number: int, copies: tuple[Hashable, ...]) -> None:
         self.number = number
+        #: whether a copy is known not to be returned, so that the publish is not returned either
+        self.kept = False
         #: copies that have not been returned yet
         self.copies = list(copies)
 
@@ -195,13 +197,17 @@ class Returns:
         waiting = self._copies.get(copy)
         if waiting is None:
             return True
-        whole = waiting[0]
-        self._remove(copy, whole)
-        whole.copies.remove(copy)
-        if whole.copies:
-            return False
-        self._order.remove(whole)
-        return True
+        whole = next((whole for whole in waiting if not whole.kept), waiting[0])
+        self._take(copy, whole)
+        return not whole.copies and not whole.kept
+
+    def kept(self, copy: Hashable) -> None:
+        """Record that another broker has not returned a copy. The returns of the other copies are not relayed."""
+        waiting = self._copies.get(copy)
+        if waiting is not None:
+            whole = waiting[0]
+            whole.kept = True
+            self._take(copy, whole)
 
     def settled(self, number: int) -> None:
         """Forget a confirmed publish, which can no longer be returned."""
@@ -211,6 +217,12 @@ class Returns:
                     self._order.remove(whole)
                     self._forget(whole)
                 return
+
+    def _take(self, copy: Hashable, whole: _Whole) -> None:
+        self._remove(copy, whole)
+        whole.copies.remove(copy)
+        if not whole.copies:
+            self._order.remove(whole)
 
     def _forget(self, whole: _Whole) -> None:
         for copy in whole.copies:

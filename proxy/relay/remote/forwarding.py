@@ -143,6 +143,8 @@ def _settle(
     confirms = channel.confirms
     if content is not None and (not confirms.returns or confirms.returns.returned(mark)):
         connection.send_return(publish, *content)
+    if content is None and confirms.returns:
+        confirms.returns.kept(mark)
     if tag and confirms.ledger is not None:
         done = confirms.ledger.settle_remote(tag, acked)
         if done is not None:

@@ -161,3 +161,15 @@ def test_a_forged_original_address_is_removed_although_the_address_stays_the_sam
     forged = headers({"x-original-address": {"exchange": "", "routing-key": "k"}, "a": 1})
     wire.produce(publish("same/x", forged, to=""), publish("same/x", headers({"a": 1}), to=""))
     assert [_names_of(message.header) for message in wire.remotes] == [[b"a"], [b"a"]]
+
+
+def test_without_confirms_a_return_is_not_attributed_to_an_equal_publish_that_another_broker_routed() -> None:
+    wire = Linked(routed("q", "away"), confirm=False)
+    wire.produce(publish("k", mandatory=True))
+    wire.remotes.settle(RemoteResult.ACKED)
+    assert wire.producer() == b""
+    sent = split(wire.produce(publish("k", mandatory=True)))
+    home = wire.answer(say(1, commands.Basic.Return(312, "NO_ROUTE", "xo", "k")), sent[1].raw + sent[2].raw)
+    assert home == b""
+    wire.remotes.settle(RemoteResult.RETURNED)
+    assert names(wire.producer()) == ["Basic.Return", "Header", "Body"]
