@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Final, Protocol
 
 from proxy.amqp import methods
@@ -66,6 +66,8 @@ _TOP_CHANNEL = 65535
 _CAPABILITIES = (b"publisher_confirms", b"basic.nack", b"connection.blocked", b"authentication_failure_close")
 #: Maximum number of cached method frames. The cache key is exchange, routing key and mandatory flag.
 _KEPT_METHODS = 256
+#: Maximum number of expired mandatory messages per lane whose returns are still recognised.
+_KEPT_EXPIRED = 4096
 
 
 class RemoteResult(Enum):
@@ -225,6 +227,9 @@ class Lane:
                 self._settle(message, result, "refused by the broker")
             else:
                 self._settle(message, RemoteResult.RETURNED if message.returned else result, "")
+        # Otherwise, an ack with `multiple` would have to visit all tags that were acked one by one.
+        while self._low <= self._tag and self._low not in self.unconfirmed and self._low not in self._fingerprints:
+            self._low += 1
 
     def returned(self, exchange: bytes, routing_key: bytes, header: bytes) -> None:
         """Handle a return; `header` is the content header frame.
@@ -276,6 +281,10 @@ class Lane:
         late = list(takewhile(lambda sent: sent[1].since < before, self.unconfirmed.items()))
         for tag, _ in late:
             del self.unconfirmed[tag]
+        # These may still be returned, but must not accumulate if the broker never confirms them.
+        excess = len(self._fingerprints) - len(self.unconfirmed) - _KEPT_EXPIRED
+        for tag in tuple(islice(self._fingerprints, max(excess, 0))):
+            self._not_returnable(tag)
         for _, message in late:
             self._settle(message, RemoteResult.LOST, "not confirmed in time")
 

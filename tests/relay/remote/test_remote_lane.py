@@ -170,3 +170,24 @@ def test_a_return_belongs_to_the_message_with_the_same_headers() -> None:
     far.link.receive(client.content(1, headers({"to": 2}), b"two"))
     far.ack(2, multiple=True)
     assert (routed.results, back.results) == ([RemoteResult.ACKED], [RemoteResult.RETURNED])
+
+
+def test_the_number_of_expired_messages_whose_returns_are_recognised_is_limited() -> None:
+    far = RemoteBroker().open()
+    lane = far.ready(far.lane())
+    for number in range(5000):
+        lane.send(Told(key=b"%d" % number, mandatory=True, since=float(number)))
+        far.link.to_send.clear()
+        lane.expire(number + 1.0, "late")
+    assert lane.idle
+    assert len(lane._fingerprints) == len(lane._returnable) == 4096
+
+
+def test_an_ack_of_several_messages_does_not_visit_those_acked_before() -> None:
+    far = RemoteBroker().open()
+    lane = far.ready(far.lane())
+    for _ in range(4):
+        lane.send(Told())
+    for tag in (2, 1, 3):
+        lane.confirmed(tag, False, RemoteResult.ACKED)
+    assert lane._low == 4
