@@ -13,11 +13,11 @@ from datetime import UTC
 from proxy.amqp.method_frames import exchange_declare
 from proxy.amqp.tables import encode_table
 from proxy.broker.connection import ControlConnection, ControlSettings
-from proxy.broker.declared.store import declared_exchange, stored_binding, with_copies
+from proxy.broker.declared.store import declared_exchange, stored_binding
 from proxy.broker.methods import Bind
 from proxy.relay.declare.storage import exchange_arguments, kept_rows, signed_copy
 from proxy.relay.tokens import token
-from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange, StoredBinding, VhostState
+from proxy.relay.vhost import BindingCopy, DeclaredExchange, Delivery, OwnedExchange, StoredBinding, VhostState
 from proxy.routing.router import Router
 from proxy.values import Table, Value
 from tests.broker.observed import bind_token, every_token
@@ -33,14 +33,14 @@ def stored(
     exchange: str, queue: str, arguments: Table = (), sequence: int = 1, key: str = "", kind: str = "queue"
 ) -> StoredBinding:
     """A client's binding, as in the state."""
-    names = exchange.encode(), kind, queue.encode(), key.encode()
-    made = stored_binding(*names, encode_table(arguments), [])
+    place = exchange.encode(), (kind, queue.encode()), key.encode()
+    made = stored_binding(*place, encode_table(arguments), [BindingCopy(sequence, "", b"")])
     return copied(made, sequence)
 
 
 def storage_key(kind: str, destination: bytes, routing_key: bytes, entries: bytes) -> bytes:
     """The key under which a client's binding is stored on a direct carrier."""
-    return stored_binding(b"", kind, destination, routing_key, entries, []).key
+    return stored_binding(b"", (kind, destination), routing_key, entries, [BindingCopy(1, "", b"")]).key
 
 
 def copied(
@@ -50,13 +50,11 @@ def copied(
     key = token(*made.destination) if mark else made.key
     state = VhostState(vhost, Router(()))
     binding, carrier = made.binding, made.binding.exchange
-    return with_copies(
-        made,
-        [
-            signed_copy(state, carrier, replace(binding, sequence=sequence), made.entries, key, client)
-            for sequence in sequences
-        ],
-    )
+    copies = [
+        signed_copy(state, carrier, replace(binding, sequence=sequence), made.entries, key, client)
+        for sequence in sequences
+    ]
+    return stored_binding(binding.exchange, made.destination, binding.routing_key, made.entries, copies)
 
 
 def declare_here(

@@ -38,10 +38,11 @@ def test_records_contain_declarations_of_clients_but_not_of_files(known: VhostSt
         3,
     )
     assert [
-        (binding.vhost, binding.exchange, binding.destination, binding.sequences) for binding in records.bindings
+        (binding.vhost, binding.exchange, binding.destination, [copy.sequence for copy in binding.copies])
+        for binding in records.bindings
     ] == [
-        ("/", b"ox", b"q", (4,)),
-        ("ruled", b"documents", b"b", (5,)),
+        ("/", b"ox", ("queue", b"q"), [4]),
+        ("ruled", b"documents", ("queue", b"b"), [5]),
     ]
 
 

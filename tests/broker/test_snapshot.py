@@ -4,6 +4,7 @@ import json
 import os
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,8 @@ from proxy.broker.declared.snapshot import (
     load_snapshot,
     save_snapshot,
 )
-from proxy.relay.vhost import DeclaredExchange, Delivery
+from proxy.relay.tokens import token
+from proxy.relay.vhost import BindingCopy, DeclaredExchange, Delivery
 
 NAMES = st.binary(max_size=20)
 NUMBERS = st.integers(0, 2**64 - 1)
@@ -29,19 +31,23 @@ EXCHANGES = st.builds(
     st.sampled_from(Delivery),
     st.builds(DeclaredExchange, st.booleans(), st.booleans(), st.booleans(), NAMES, NUMBERS),
 )
+COPIES = st.builds(
+    BindingCopy,
+    NUMBERS,
+    st.text(max_size=5),
+    st.binary(min_size=1, max_size=255),
+    st.binary(max_size=64),
+    st.just(0),  # not in the file
+)
 BINDINGS = st.builds(
     BindingRecord,
     st.text(max_size=10),
     NAMES,
-    st.sampled_from(["queue", "exchange"]),
+    st.tuples(st.sampled_from(["queue", "exchange"]), NAMES),
     NAMES,
     NAMES,
-    NAMES,
-    st.lists(NUMBERS, min_size=1, max_size=3).map(tuple),
-    st.lists(st.text(max_size=5), max_size=3).map(tuple),
-    st.lists(NUMBERS, max_size=3).map(tuple),
-    st.lists(st.binary(max_size=64), max_size=3).map(tuple),
-    st.lists(st.binary(max_size=255), max_size=3).map(tuple),
+    st.lists(COPIES, min_size=1, max_size=3).map(tuple),
+    st.frozensets(NUMBERS, max_size=3),
 )
 RECORDS = st.builds(SnapshotRecords, st.lists(EXCHANGES).map(tuple), st.lists(BINDINGS).map(tuple))
 ONE = SnapshotRecords((ExchangeRecord("/", b"ox", Delivery.QUEUE, DeclaredExchange(True, False, False, b"\xff", 1)),))
@@ -53,19 +59,26 @@ def test_what_is_written_is_read_back(records: SnapshotRecords) -> None:
     assert decode(encode(records)) == records
 
 
-def test_a_file_of_a_version_without_marks_is_read() -> None:
-    record = BindingRecord("/", b"ox", "queue", b"q", b"", b"", (4, 6), ("guest",))
-    line = encode(SnapshotRecords((), (record,))).partition(b"\n")[2].replace(b",[],[],[]]", b"]")
-    assert line.count(b"[") == 3
+def decoded(*lists: list[Any]) -> tuple[BindingCopy, ...]:
+    """The copies in a file whose only line is a binding with these lists."""
+    line = json.dumps(["binding", "/", "ox", "queue", "q", "", "", *lists]).encode() + b"\n"
     checksum = blake2b(line, digest_size=16).hexdigest().encode()
-    assert decode(b"oxproxy-snapshot 1 " + checksum + b"\n" + line).bindings == (record,)
+    [record] = decode(b"oxproxy-snapshot 1 " + checksum + b"\n" + line).bindings
+    return record.copies
+
+
+def test_a_file_of_a_version_without_marks_is_read() -> None:
+    assert decoded([4, 6], ["guest"]) == (BindingCopy(4, "guest", b""), BindingCopy(6, "", b""))
+
+
+def test_marks_in_a_file_of_a_version_without_keys_have_the_token_as_key() -> None:
+    assert decoded([4, 6], [], [4]) == (BindingCopy(4, "", token("queue", b"q")), BindingCopy(6, "", b""))
 
 
 def test_version_0_1_reads_the_file() -> None:
     """Version 0.1 reads every list after the clients as sequences."""
-    record = BindingRecord(
-        "/", b"ox", "queue", b"q", b"", b"", (4, 6), ("me", "you"), (4,), (b"00ab", b""), (b"k", b"l")
-    )
+    copies = BindingCopy(4, "me", b"k", b"00ab"), BindingCopy(6, "you", b"l")
+    record = BindingRecord("/", b"ox", ("queue", b"q"), b"", b"", copies, frozenset({4}))
     _, *values = json.loads(encode(SnapshotRecords((), (record,))).partition(b"\n")[2])
     *_, sequences, clients, marks, signatures, keys = values
     assert (sequences, clients, marks) == ([4, 6], ["me", "you"], [4])

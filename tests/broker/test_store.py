@@ -8,7 +8,8 @@ from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, Snapsh
 from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.management_api import ExchangeInfo
 from proxy.relay.declare.storage import pack
-from proxy.relay.vhost import DeclaredExchange, Delivery, VhostState
+from proxy.relay.tokens import token
+from proxy.relay.vhost import BindingCopy, DeclaredExchange, Delivery, VhostState
 from proxy.routing.router import Router
 from proxy.values import Table, Value
 from tests.broker.clients import declare_here, stored, text
@@ -210,7 +211,13 @@ def test_the_number_of_logged_errors_is_limited(store: DeclarationStore) -> None
 
 def records(delivery: Delivery, *more: BindingRecord) -> SnapshotRecords:
     exchange = ExchangeRecord("/", b"ox", delivery, DeclaredExchange(True, False, False, b"", 3))
-    return SnapshotRecords((exchange,), (BindingRecord("/", b"ox", "queue", b"q", b"", b"", (4, 6), (), (4,)), *more))
+    copies = BindingCopy(4, "", token("queue", b"q")), BindingCopy(6, "", b"")
+    binding = BindingRecord("/", b"ox", ("queue", b"q"), b"", b"", copies, frozenset({4}))
+    return SnapshotRecords((exchange,), (binding, *more))
+
+
+def record(vhost: str, queue: bytes, entries: bytes = b"") -> BindingRecord:
+    return BindingRecord(vhost, b"ox", ("queue", queue), b"", entries, (BindingCopy(1, "", b""),))
 
 
 @pytest.mark.parametrize("carriers", [True, False])
@@ -234,7 +241,7 @@ async def test_exchanges_with_a_carrier_are_loaded_from_a_snapshot_only_without_
 async def test_a_snapshot_restores_clients_bindings_of_a_files_exchange() -> None:
     known = state("/", {"ox": queues("a")}, owned("ox", Delivery.QUEUE))
     store = DeclarationStore(known)
-    elsewhere = BindingRecord("elsewhere", b"ox", "queue", b"other", b"", b"", (1,))
+    elsewhere = record("elsewhere", b"other")
     await store.remember(records(Delivery.CARRIER, elsewhere), carriers=False)
     assert known.exchanges[b"ox"].declared is None
     assert [client.binding.destination for client in known.exchanges[b"ox"].clients.values()] == [b"q"]
@@ -243,8 +250,8 @@ async def test_a_snapshot_restores_clients_bindings_of_a_files_exchange() -> Non
 async def test_an_invalid_record_is_logged_and_the_others_are_loaded(
     store: DeclarationStore, known: VhostState
 ) -> None:
-    odd = BindingRecord("/", b"ox", "queue", b"odd", b"", b"\x01a?", (1,))
-    invalid = BindingRecord("/", b"ox", "queue", b"invalid", b"", encode_table(((b"x-no", text("")),)), (1,))
+    odd = record("/", b"odd", b"\x01a?")
+    invalid = record("/", b"invalid", encode_table(((b"x-no", text("")),)))
     broken = ExchangeRecord("/", b"broken", Delivery.QUEUE, DeclaredExchange(True, False, False, b"\x01a?", 3))
     snapshot = records(Delivery.QUEUE, odd, invalid)
     with capture_logs() as events:

@@ -5,7 +5,7 @@ from datetime import UTC
 import pytest
 
 from proxy.amqp.tables import encode_table
-from proxy.broker.declared.store import binding_from_listing, declared_exchange, exchange_from_listing, with_copies
+from proxy.broker.declared.store import binding_from_listing, declared_exchange, exchange_from_listing
 from proxy.broker.management_api import BindingInfo, ExchangeInfo
 from proxy.relay.declare.storage import pack
 from proxy.relay.tokens import Secrets, TokenForm, token
@@ -127,6 +127,6 @@ def test_a_signature_with_another_secret_is_invalid() -> None:
 def test_signed_copies_come_first_then_the_lowest_sequence() -> None:
     made = copied(stored("ox", "q"), 9, 3, 5)
     assert (made.sequences, made.binding.sequence) == ((3, 5, 9), 3)
-    unsigned = with_copies(made, [made.copies[0]._replace(sequence=1, client="you", secret=None)])
+    unsigned = stored("ox", "q")._replace(copies=(made.copies[0]._replace(sequence=1, client="you", secret=None),))
     both = unsigned.merged_with(made)
     assert (both.sequences, both.binding.sequence, both.client) == ((3, 5, 9, 1), 3, "")

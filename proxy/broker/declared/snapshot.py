@@ -28,7 +28,9 @@ from typing import Any, NamedTuple
 import structlog
 
 from proxy.broker.task_supervisor import Supervisor
+from proxy.relay.tokens import token
 from proxy.relay.vhost import BindingCopy, DeclaredExchange, Delivery, VhostState
+from proxy.values import Destination
 
 _MAGIC = b"oxproxy-snapshot"
 _VERSION = b"1"
@@ -48,36 +50,17 @@ class BindingRecord(NamedTuple):
 
     Args:
         exchange: the source exchange, which a client or a rules file declared.
-        sequences: the sequence number of each copy on the broker.
+        copies: all copies on the broker, without `secret`. In files of older versions, only marks have keys.
         marks: sequence numbers of the copies whose key is the destination's token.
-        signatures: the signature of each copy; empty for an unsigned copy.
-        keys: the key of each copy on the carrier.
     """
 
     vhost: str
     exchange: bytes
-    destination_type: str
-    destination: bytes
+    destination: Destination
     routing_key: bytes
     entries: bytes
-    sequences: tuple[int, ...]
-    clients: tuple[str, ...] = ()
-    marks: tuple[int, ...] = ()
-    signatures: tuple[bytes, ...] = ()
-    keys: tuple[bytes, ...] = ()
-
-    def copies(self, mark: bytes, key: bytes) -> list[BindingCopy]:
-        """Return the copies of the binding.
-
-        Args:
-            mark: the destination's token. If the file has no keys, this token is the key of the copies in `marks`.
-            key: the key of the other copies if the file has no keys.
-        """
-        rows = zip_longest(self.sequences, self.clients, self.keys, self.signatures)
-        return [
-            BindingCopy(sequence, client or "", at or (mark if sequence in self.marks else key), signature or b"")
-            for sequence, client, at, signature in rows
-        ]
+    copies: tuple[BindingCopy, ...]
+    marks: frozenset[int] = frozenset()
 
 
 class GrantRecord(NamedTuple):
@@ -89,8 +72,7 @@ class GrantRecord(NamedTuple):
 
     vhost: str
     exchange: bytes
-    destination_type: str
-    destination: bytes
+    destination: Destination
     key: bytes
 
 
@@ -169,8 +151,8 @@ def decode(data: bytes) -> SnapshotRecords:
             if kind == "exchange":
                 exchanges.append(_exchange(*values))
             elif kind == "grant":
-                vhost, exchange, destination_type, destination, key = values
-                grants.append(GrantRecord(vhost, _bytes(exchange), destination_type, _bytes(destination), _bytes(key)))
+                vhost, exchange, destination_type, name, key = values
+                grants.append(GrantRecord(vhost, _bytes(exchange), (destination_type, _bytes(name)), _bytes(key)))
             else:
                 bindings.append(_binding(*values))
     except (TypeError, KeyError, IndexError, AttributeError) as error:
@@ -184,19 +166,20 @@ def _rows(records: SnapshotRecords) -> Iterator[Iterable[object]]:
         kept = (*flags, _packed(exchange.declared.entries), exchange.declared.sequence)
         yield "exchange", exchange.vhost, _text(exchange.name), exchange.delivery.value, *kept
     for binding in records.bindings:
-        names = (
-            _text(binding.exchange),
-            binding.destination_type,
-            _text(binding.destination),
-            _text(binding.routing_key),
+        destination_type, name = binding.destination
+        names = _text(binding.exchange), destination_type, _text(name), _text(binding.routing_key)
+        copies = (
+            [copy.sequence for copy in binding.copies],
+            [copy.client for copy in binding.copies],
+            sorted(binding.marks),
+            # Written as numbers, since version 0.1 expects that all lists after the list of clients contain numbers.
+            [_number(copy.signature) for copy in binding.copies],
+            [_number(copy.key) for copy in binding.copies],
         )
-        copies = (binding.sequences, binding.clients, binding.marks)
-        # Written as numbers, since version 0.1 expects that all lists after the list of clients contain numbers.
-        more = (tuple(map(_number, binding.signatures)), tuple(map(_number, binding.keys)))
-        yield "binding", binding.vhost, *names, _packed(binding.entries), *copies, *more
+        yield "binding", binding.vhost, *names, _packed(binding.entries), *copies
     for grant in records.grants:
-        names = (_text(grant.exchange), grant.destination_type, _text(grant.destination), _text(grant.key))
-        yield "grant", grant.vhost, *names
+        destination_type, name = grant.destination
+        yield "grant", grant.vhost, _text(grant.exchange), destination_type, _text(name), _text(grant.key)
 
 
 def _line(row: Iterable[object]) -> bytes:
@@ -209,15 +192,23 @@ def _exchange(vhost: str, name: str, delivery: str, *values: Any) -> ExchangeRec
     return ExchangeRecord(vhost, _bytes(name), Delivery(delivery), declared)
 
 
-def _binding(vhost: str, exchange: str, kind: str, destination: str, *values: Any) -> BindingRecord:  # as above
-    key, entries, sequences, clients, *more = values  # files written by older versions have no marks
-    numbers = tuple(int(number) for number in sequences)
-    if not numbers:
+def _binding(vhost: str, exchange: str, kind: str, name: str, *values: Any) -> BindingRecord:  # as above
+    routing_key, entries, sequences, clients, *more = values  # files written by older versions have no marks
+    if not sequences:
         raise ValueError("a binding without a sequence number")
-    names = (_bytes(exchange), kind, _bytes(destination), _bytes(key))
+    destination = kind, _bytes(name)
     marks, signatures, keys, *_ = (*(tuple(map(int, row)) for row in more), (), (), ())
-    written = tuple(map(_of_number, signatures)), tuple(map(_of_number, keys))
-    return BindingRecord(vhost, *names, b64decode(entries), numbers, tuple(map(str, clients)), marks, *written)
+    copies = tuple(
+        BindingCopy(
+            int(sequence),
+            str(client or ""),
+            _of_number(key) or (token(*destination) if sequence in marks else b""),
+            _of_number(signature),
+        )
+        for sequence, client, key, signature in zip_longest(sequences, clients, keys, signatures, fillvalue=0)
+    )
+    content = destination, _bytes(routing_key), b64decode(entries)
+    return BindingRecord(vhost, _bytes(exchange), *content, copies, frozenset(marks))
 
 
 def _checksum(lines: bytes) -> bytes:
@@ -340,21 +331,7 @@ def records_of(states: Iterable[VhostState]) -> SnapshotRecords:
             if owned.declared is not None:
                 exchanges.append(ExchangeRecord(state.name, name, owned.delivery, owned.declared))
             for stored in owned.clients.values():
-                binding = stored.binding
-                bindings.append(
-                    BindingRecord(
-                        state.name,
-                        name,
-                        binding.destination_type,
-                        binding.destination,
-                        binding.routing_key,
-                        stored.entries,
-                        stored.sequences,
-                        tuple(copy.client for copy in stored.copies),
-                        tuple(copy.sequence for copy in stored.copies if copy.key != stored.key),
-                        tuple(copy.signature for copy in stored.copies),
-                        tuple(copy.key for copy in stored.copies),
-                    )
-                )
-            grants += [GrantRecord(state.name, name, *destination, key) for key, destination in owned.grants.items()]
+                content = stored.destination, stored.binding.routing_key, stored.entries
+                bindings.append(BindingRecord(state.name, name, *content, stored.copies, stored.marks))
+            grants += [GrantRecord(state.name, name, destination, key) for key, destination in owned.grants.items()]
     return SnapshotRecords(tuple(exchanges), tuple(bindings), tuple(grants))

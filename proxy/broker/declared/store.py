@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from typing import NamedTuple, TypeAlias
 
@@ -37,7 +37,7 @@ from proxy.relay.declare.storage import (
     topic_form,
     unpack,
 )
-from proxy.relay.tokens import TokenForm, token
+from proxy.relay.tokens import TokenForm
 from proxy.relay.vhost import (
     BindingCopy,
     DeclaredExchange,
@@ -97,7 +97,7 @@ def binding_from_listing(state: VhostState, exchange: bytes, carrier: bytes, inf
     one_word = info.routing_key.startswith(RESERVED_WORD) or (owned is not None and owned.is_topic)
     copy = BindingCopy(kept.sequence, kept.client, info.routing_key, info.signature.encode())
     copy = verified(state, carrier, destination, kept.routing_key, kept.entries, copy)
-    stored = stored_binding(exchange, *destination, kept.routing_key, kept.entries, [copy], one_word=one_word)
+    stored = stored_binding(exchange, destination, kept.routing_key, kept.entries, [copy], one_word=one_word)
     if not info.under_token and stored.key != info.routing_key:
         raise ValueError("it belongs to another binding")
     return stored
@@ -113,8 +113,7 @@ def verified(
 
 def stored_binding(
     exchange: bytes,
-    destination_type: str,
-    destination: bytes,
+    destination: Destination,
     routing_key: bytes,
     entries: bytes,
     copies: Iterable[BindingCopy],
@@ -124,26 +123,13 @@ def stored_binding(
     """Create a client's binding from its parts.
 
     Args:
-        copies: all copies; empty if they are added later.
+        copies: all copies; a copy without a key has the storage key.
         one_word: whether the carrier is a topic exchange, where storage keys consist of one word.
     """
     ordered = sorted_copies(copies)
-    binding = Binding(
-        exchange,
-        destination_type,
-        destination,
-        routing_key,
-        _table(entries),
-        sequence=ordered[0].sequence if ordered else 0,
-    )
-    return StoredBinding(binding, entries, identity_key(binding.identity, one_word=one_word), ordered)
-
-
-def with_copies(stored: StoredBinding, copies: Iterable[BindingCopy]) -> StoredBinding:
-    """Return a binding with the given copies. The copy with the lowest sequence number takes effect."""
-    ordered = sorted_copies(copies)
-    binding = replace(stored.binding, sequence=ordered[0].sequence if ordered else 0)
-    return stored._replace(binding=binding, copies=ordered)
+    binding = Binding(exchange, *destination, routing_key, _table(entries), sequence=ordered[0].sequence)
+    key = identity_key(binding.identity, one_word=one_word)
+    return StoredBinding(binding, entries, key, tuple(copy if copy.key else copy._replace(key=key) for copy in ordered))
 
 
 def _table(entries: bytes) -> Table:
@@ -596,7 +582,7 @@ class DeclarationStore:
         for grant in records.grants:
             owned = self.state.exchanges.get(grant.exchange) if grant.vhost == self.state.name else None
             if owned is not None:
-                owned.grant(grant.key, (grant.destination_type, grant.destination))
+                owned.grant(grant.key, grant.destination)
         for number, binding in enumerate(records.bindings):
             if number % _STEP == _STEP - 1:
                 await asyncio.sleep(0)
@@ -615,14 +601,11 @@ class DeclarationStore:
 
     def _remembered(self, owned: OwnedExchange, record: BindingRecord) -> StoredBinding:
         """Create a binding from a snapshot. The signatures of copies on the broker are verified as usual."""
-        key = record.routing_key
-        names = record.exchange, record.destination_type, record.destination
-        stored = stored_binding(*names, key, record.entries, [], one_word=owned.is_topic)
-        copies = record.copies(token(*stored.destination), stored.key)
+        content = record.destination, record.routing_key, record.entries
+        copies = record.copies
         if owned.delivery is Delivery.CARRIER:
-            signed = owned.carrier, stored.destination, key, record.entries
-            copies = [verified(self.state, *signed, copy) for copy in copies]
-        return with_copies(stored, copies)
+            copies = tuple(verified(self.state, owned.carrier, *content, copy) for copy in copies)
+        return stored_binding(record.exchange, *content, copies, one_word=owned.is_topic)
 
     def bindings(self) -> list[StoredBinding]:
         """Return a copy of the current bindings, since a pass must not assess bindings made after its start."""
