@@ -127,9 +127,9 @@ class Adoption:
         lacking: list[tuple[bytes, Destination]] = []
         for carrier, tokens, bindings in await self._bindings(vhost):
             current = {
-                (info.destination_type, info.destination)
+                info.destination
                 for info in bindings
-                if info.routing_key in tokens.of(info.destination_type, info.destination)[:: len(tokens.keys)]
+                if info.routing_key in tokens.of(*info.destination)[:: len(tokens.keys)]
             }
             bound = carrier_tokens(bindings, tokens).bound
             lacking += [(carrier, destination) for destination in sorted(bound - current)]

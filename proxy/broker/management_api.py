@@ -84,8 +84,7 @@ class BindingInfo(NamedTuple):
         pin: distinguishes bindings that have the same token and no stored data; empty for the plain binding.
     """
 
-    destination_type: str
-    destination: bytes
+    destination: Destination
     routing_key: bytes
     properties_key: str
     kept: str = ""
@@ -95,7 +94,7 @@ class BindingInfo(NamedTuple):
     @property
     def under_token(self) -> bool:
         """True if the routing key is the destination's unkeyed token, or has the form of a keyed token."""
-        return is_keyed(self.routing_key) or self.routing_key == token(self.destination_type, self.destination)
+        return is_keyed(self.routing_key) or self.routing_key == token(*self.destination)
 
     @property
     def stores(self) -> bool:
@@ -103,7 +102,7 @@ class BindingInfo(NamedTuple):
         return self.routing_key.startswith((STORAGE, STORAGE_WORD)) or (bool(self.kept) and self.under_token)
 
     def __str__(self) -> str:
-        named = describe((self.destination_type, self.destination))
+        named = describe(self.destination)
         if is_keyed(self.routing_key):  # the token of a destination is secret
             return f"{named} with a token"
         return f"{named} with key {shown(self.routing_key)!r}"
@@ -137,8 +136,7 @@ def exchange_info(item: Mapping[str, Any]) -> ExchangeInfo:
 def binding_info(item: Mapping[str, Any]) -> BindingInfo:
     arguments = item.get("arguments") or _NO_ARGUMENTS
     return BindingInfo(
-        item["destination_type"],
-        item["destination"].encode(),
+        (item["destination_type"], item["destination"].encode()),
         item["routing_key"].encode(),
         item["properties_key"],
         _own_text(arguments, _KEPT),
@@ -344,8 +342,8 @@ class ManagementApi:
 
     async def remove_binding(self, vhost: str, exchange: bytes, binding: BindingInfo) -> None:
         """Remove one binding, regardless of its arguments."""
-        letter = binding.destination_type[0]
-        names = (vhost, "e", exchange, letter, binding.destination, binding.properties_key)
+        kind, name = binding.destination
+        names = (vhost, "e", exchange, kind[0], name, binding.properties_key)
         await self._request("DELETE", "/bindings/" + "/".join(_quoted(name) for name in names))
 
     async def close(self) -> None:

@@ -238,9 +238,7 @@ async def _observe(
             conflicts.add(exchange.name)
         elif info is not None:
             bindings = await management.bindings(vhost, exchange.carrier)
-            bound = {
-                (binding.destination_type, binding.destination): binding for binding in bindings if binding.under_token
-            }
+            bound = {binding.destination: binding for binding in bindings if binding.under_token}
             tokens[exchange.name] = set(bound)
             surplus += _surplus(exchange, desired, bindings, bound)
     return Observation(names, tokens, surplus=surplus, conflicts=conflicts)

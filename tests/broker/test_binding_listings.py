@@ -36,7 +36,7 @@ def listings(known: VhostState, ox: OwnedExchange) -> BindingListings:
 def row(binding: StoredBinding) -> BindingInfo:
     copy = binding.copies[0]
     kept = pack(copy.sequence, binding.entries, binding.binding.routing_key, copy.client).decode()
-    return BindingInfo(*binding.destination, copy.key, "", kept, copy.signature.decode())
+    return BindingInfo(binding.destination, copy.key, "", kept, copy.signature.decode())
 
 
 def rows(*bindings: StoredBinding) -> list[BindingInfo]:
@@ -66,7 +66,7 @@ async def test_a_listing_adds_and_removes_bindings(
 async def test_tokens_and_foreign_bindings_are_not_taken_for_stored_ones(
     listings: BindingListings, ox: OwnedExchange
 ) -> None:
-    others = [BindingInfo("queue", b"q", key, "", row(A).kept) for key in (b"", b"key", b"x.o.p.e.n.x.q.0123")]
+    others = [BindingInfo(("queue", b"q"), key, "", row(A).kept) for key in (b"", b"key", b"x.o.p.e.n.x.q.0123")]
     with capture_logs() as events:
         await listings.take(ox, listings.before(ox), others)
     assert ox.clients == {}
@@ -220,7 +220,7 @@ async def test_a_listing_of_an_exchange_deleted_meanwhile_is_ignored(
 
 async def test_damaged_rows_are_logged_once_and_ignored(listings: BindingListings, ox: OwnedExchange) -> None:
     damaged = [
-        BindingInfo("queue", b"a", STORAGE + b"by.hand", "", ""),
+        BindingInfo(("queue", b"a"), STORAGE + b"by.hand", "", ""),
         row(A)._replace(routing_key=B.key),
         row(A)._replace(kept=row(A).kept[:-4] + "!!!!"),
     ]
@@ -239,7 +239,7 @@ async def test_only_new_rows_are_decoded(
     decode = listings._decode
 
     def counting(exchange: OwnedExchange, info: BindingInfo) -> object:
-        decoded.append(info.destination)
+        decoded.append(info.destination[1])
         return decode(exchange, info)
 
     monkeypatch.setattr(listings, "_decode", counting)

@@ -18,7 +18,7 @@ TOKENS = [key for kind, name in product(("queue", "exchange"), (b"a", b"public")
 
 
 def binding(name: str, key: bytes, kind: str = "queue") -> BindingInfo:
-    return BindingInfo(kind, name.encode(), key, key.decode())
+    return BindingInfo((kind, name.encode()), key, key.decode())
 
 
 def topic_matches(pattern: bytes, key: bytes) -> bool:

@@ -99,7 +99,7 @@ def test_a_full_pass_declares_every_carrier_so_that_the_broker_compares() -> Non
 
 def test_unverified_tokens_are_bound_again_and_surplus_bindings_removed_last() -> None:
     exchange = owned("x")
-    surplus = RemoveBinding(b"x", BindingInfo("queue", b"a", b"by hand", "by%20hand"), "foreign binding removed")
+    surplus = RemoveBinding(b"x", BindingInfo(("queue", b"a"), b"by hand", "by%20hand"), "foreign binding removed")
     verify = BindToken(exchange, ("queue", b"a"))
     observation = observed(names("a", "b", carriers=["x"]), "a", unverified=[verify], surplus=[surplus])
     actions = diff(rules("a", "b", exchange=exchange), [], observation)

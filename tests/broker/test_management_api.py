@@ -106,7 +106,7 @@ async def test_bindings_of_one_exchange_are_listed_where_listing_all_would_fail(
         channel.queue_bind("q", "amq.topic", "odd~key", {"argument": 1})
     outside.bind("amq.direct", "q", "key")
     [binding] = await management.bindings(vhost, b"amq.direct")
-    assert (binding.destination_type, binding.destination, binding.routing_key) == ("queue", b"q", b"key")
+    assert (binding.destination, binding.routing_key) == (("queue", b"q"), b"key")
 
 
 async def test_a_missing_exchange_has_no_bindings(management: ManagementApi, vhost: str) -> None:
@@ -239,4 +239,4 @@ async def test_credentials_in_the_address_are_left_out_of_the_request(served: Se
 
 
 def test_a_binding_is_shown_by_destination_and_key() -> None:
-    assert str(BindingInfo("queue", b"q", b"k\xff", "")) == "queue q with key 'k\ufffd'"
+    assert str(BindingInfo(("queue", b"q"), b"k\xff", "")) == "queue q with key 'k\ufffd'"

@@ -37,7 +37,7 @@ def test_rows_are_read_into_infos() -> None:
     exchange = exchange_info({"name": "x", "type": "topic", **flags})
     assert exchange == ExchangeInfo(b"x", "topic", True, {}, False, True)
     binding = {"destination_type": "queue", "destination": "q", "routing_key": "k", "properties_key": "p"}
-    assert binding_info(binding) == BindingInfo("queue", b"q", b"k", "p")
+    assert binding_info(binding) == BindingInfo(("queue", b"q"), b"k", "p")
     assert binding_info({**binding, "arguments": {"x-oxproxy": "kept"}}).kept == "kept"
     assert binding_info({**binding, "arguments": {"x-oxproxy": 5}}).kept == ""
 

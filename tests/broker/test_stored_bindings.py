@@ -69,7 +69,7 @@ def listed(made: StoredBinding, index: int = 0) -> BindingInfo:
     """A copy of a binding as the management API lists it."""
     copy = made.copies[index]
     kept = pack(copy.sequence, made.entries, made.binding.routing_key, copy.client)
-    return BindingInfo(*made.destination, copy.key, "", kept.decode(), copy.signature.decode())
+    return BindingInfo(made.destination, copy.key, "", kept.decode(), copy.signature.decode())
 
 
 def test_a_binding_is_read_from_its_stored_arguments() -> None:

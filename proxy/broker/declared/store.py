@@ -92,12 +92,12 @@ def binding_from_listing(state: VhostState, exchange: bytes, carrier: bytes, inf
         ValueError: the stored data is damaged, or belongs to another binding.
     """
     kept = unpack(info.kept.encode())
-    destination = info.destination_type, info.destination
     owned = state.exchanges.get(exchange)
     one_word = info.routing_key.startswith(RESERVED_WORD) or (owned is not None and owned.is_topic)
     copy = BindingCopy(kept.sequence, kept.client, info.routing_key, info.signature.encode())
-    copy = verified(state, carrier, destination, kept.routing_key, kept.entries, copy)
-    stored = stored_binding(exchange, destination, kept.routing_key, kept.entries, [copy], one_word=one_word)
+    content = info.destination, kept.routing_key, kept.entries
+    copy = verified(state, carrier, *content, copy)
+    stored = stored_binding(exchange, *content, [copy], one_word=one_word)
     if not info.under_token and stored.key != info.routing_key:
         raise ValueError("it belongs to another binding")
     return stored
@@ -147,7 +147,7 @@ _SHOWN = 20
 log = structlog.get_logger(__name__)
 
 #: Identity of a stored binding in a listing.
-_Row: TypeAlias = tuple[str, bytes, bytes, str, str]
+_Row: TypeAlias = tuple[Destination, bytes, str, str]
 
 
 class BindingsBefore(NamedTuple):
@@ -354,7 +354,7 @@ class BindingListings:
 
 
 def _row(info: BindingInfo) -> _Row:
-    return info.destination_type, info.destination, info.routing_key, info.kept, info.signature
+    return info.destination, info.routing_key, info.kept, info.signature
 
 
 def why_unsigned(info: BindingInfo) -> str:

@@ -185,7 +185,7 @@ class CarrierForms:
         looks = self._looks[exchange.carrier] = self._looks.get(exchange.carrier, 0) + 1
         if looks <= FORMER_LOOKS:
             return [info for info in former if info not in one_word]
-        return [info for info in former if (info.destination_type, info.destination) not in exchange.leftover]
+        return [info for info in former if info.destination not in exchange.leftover]
 
 
 def has_eight_words(bindings: Iterable[BindingInfo]) -> bool:

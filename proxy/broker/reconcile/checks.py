@@ -123,9 +123,8 @@ def carrier_tokens(
     for binding in bindings:
         if not binding.under_token:
             continue
-        destination = (binding.destination_type, binding.destination)
+        destination, key = binding.destination, binding.routing_key
         current, *others = tokens.of(*destination)
-        key = binding.routing_key
         if key == current or key in others:
             bound_keys.setdefault(destination, set()).add(key)
             rows.setdefault(destination, set()).add(_row(binding))
@@ -157,7 +156,7 @@ def _row(binding: BindingInfo) -> Row:
 
 def _may_go(binding: BindingInfo, tokens: Tokens, bound_keys: Mapping[Destination, Set[bytes]]) -> bool:
     """Return True if a former token is no longer needed to reach a destination."""
-    destination = (binding.destination_type, binding.destination)
+    destination = binding.destination
     if (
         tokens.form is TokenForm.EIGHT_WORDS
         and not is_eight_words(binding.routing_key)
@@ -169,11 +168,7 @@ def _may_go(binding: BindingInfo, tokens: Tokens, bound_keys: Mapping[Destinatio
 
 def grants_bound(bindings: Iterable[BindingInfo]) -> dict[bytes, Destination]:
     """Find the bindings that record grants; return their destinations by key."""
-    return {
-        binding.routing_key: (binding.destination_type, binding.destination)
-        for binding in bindings
-        if is_grant(binding.routing_key)
-    }
+    return {binding.routing_key: binding.destination for binding in bindings if is_grant(binding.routing_key)}
 
 
 def dead_letter_warnings(queues: Iterable[QueueInfo]) -> list[str]:
@@ -218,7 +213,7 @@ def bypasses(
 def topic_warnings(exchange: bytes, bindings: Iterable[BindingInfo]) -> list[str]:
     """Describe bindings whose patterns match tokens, on a topic exchange downstream of a carrier."""
     return [
-        f"topic exchange {shown(exchange)} binds {describe((binding.destination_type, binding.destination))} "
+        f"topic exchange {shown(exchange)} binds {describe(binding.destination)} "
         f"with a pattern that matches destination tokens: {shown(binding.routing_key)}"
         for binding in bindings
         if matches_tokens(binding.routing_key)
@@ -239,8 +234,7 @@ def matches_tokens(pattern: bytes) -> bool:
 
 
 def _ours(binding: BindingInfo, tokens: Tokens) -> bool:
-    destination = (binding.destination_type, binding.destination)
-    key = binding.routing_key
+    destination, key = binding.destination, binding.routing_key
     if tokens.form is TokenForm.ONE_WORD:
         tokens = tokens.in_form(TokenForm.CHANGING)  # another sidecar may have changed the form already
     return binding.stores or is_grant(key) or key in tokens.of(*destination) or key in tokens.former(*destination)

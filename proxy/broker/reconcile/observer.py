@@ -386,7 +386,7 @@ class Observer:
                 continue
             if info.type == "topic":
                 warnings += topic_warnings(name, bindings)
-            ahead += [item.destination for item in bindings if item.destination_type == "exchange"]
+            ahead += [name for kind, name in (item.destination for item in bindings) if kind == EXCHANGE]
         return warnings
 
     def _note_foreign(self, carrier: bytes, foreign: list[BindingInfo]) -> None:

@@ -142,8 +142,7 @@ def former_bindings(
             stored_here.setdefault((stored.destination, copy.key), []).extend(rows)
     removals: list[RemoveBinding] = []
     for info in former:
-        destination = (info.destination_type, info.destination)
-        rows = stored_here.get((destination, info.routing_key), [])
-        if not names.exclusive(destination) and (rows or not info.kept):
+        rows = stored_here.get((info.destination, info.routing_key), [])
+        if not names.exclusive(info.destination) and (rows or not info.kept):
             removals.append(RemoveBinding(exchange.carrier, info, moves=tuple(rows)))
     return removals
