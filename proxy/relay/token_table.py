@@ -145,14 +145,12 @@ class Look(NamedTuple):
 
 
 class UnbindPlan(NamedTuple):
-    """The changes to a token's rows when a client's binding is removed."""
+    """What to do before a client's binding is removed."""
 
     #: whether a pin has to be bound before a mark is removed
     pin: bool
     #: whether this pin is for other sidecars, so that this sidecar does not count it as its own
     handed_over: bool
-    #: rows to unbind together with the binding; empty if something else needs the destination
-    rows: tuple[bytes, ...]
 
 
 _ABSENT: Final = TokenRecord()
@@ -405,11 +403,11 @@ class TokenTable:
         self._set(destination, record, TokenState.BOUND)
 
     def unbind_plan(self, destination: Destination, marks: Collection[int], *, needed: bool) -> UnbindPlan:
-        """Decide how the rows of a token change when a client's binding is unbound."""
+        """Decide whether a pin is bound before a client's binding is unbound."""
         record = self._records.get(destination, _ABSENT)
         foreign = self.shared and not (record.marks.issuperset(marks) or self._settled(record, marks))
         pin = bool(marks) and (foreign or (needed and not record.pins))
-        return UnbindPlan(pin, foreign, () if needed else self.removable(destination))
+        return UnbindPlan(pin, foreign)
 
     def removable(self, destination: Destination) -> tuple[bytes, ...]:
         """Return the rows, other than marks, that may be unbound if nothing is known to need the destination."""

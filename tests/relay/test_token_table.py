@@ -204,13 +204,14 @@ def test_a_mark_of_another_sidecar_is_replaced_before_it_is_removed() -> None:
     table = TokenTable()
     rows: Rows = {A: frozenset({7})}
     table.listed(table.look(0.0), rows, 0.1)
-    assert table.unbind_plan(A, {7}, needed=False)[:2] == (True, True)
+    assert table.unbind_plan(A, {7}, needed=False) == (True, True)
     table.listed(table.look(5.0), rows, 5.1)
-    assert table.unbind_plan(A, {7}, needed=False) == (False, False, ())
-    assert table.unbind_plan(A, {7}, needed=True)[:2] == (True, False)
+    assert table.unbind_plan(A, {7}, needed=False) == (False, False)
+    assert table.unbind_plan(A, {7}, needed=True) == (True, False)
     table = TokenTable()
     table.shared = False
-    assert table.unbind_plan(A, {7}, needed=False) == (False, False, (PLAIN,))
+    assert table.unbind_plan(A, {7}, needed=False) == (False, False)
+    assert table.removable(A) == (PLAIN,)
 
 
 def test_a_token_unneeded_in_two_passes_is_idle() -> None:
