@@ -14,8 +14,7 @@ from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.reconcile.observer import log_missing
 from proxy.broker.reconcile.vhost_loop import VhostTopology
 from proxy.errors import UpstreamError
-from proxy.routing.destination_translation import StaticTranslation
-from proxy.values import EXCHANGE, QUEUE, Destination, describe
+from proxy.values import Destination, describe
 
 #: First and longest pause in seconds before a failed broker is queried again. The pause doubles after each failure.
 _PAUSE_SECONDS = (30.0, 600.0)
@@ -38,10 +37,8 @@ class RemoteObserver:
         """Check a virtual host's destinations on other brokers, and store the result in the virtual host's state."""
         state = vhost.state
         wanted: dict[Remote, dict[Destination, None]] = {}
-        for translation in vhost.reconciler.desired.remote_destinations:
-            destination = destination_of(translation)
-            if destination is not None and translation.remote is not None and translation.remote.remote is not None:
-                wanted.setdefault(translation.remote.remote, {})[destination] = None
+        for remote, destination in vhost.reconciler.desired.remote_destinations:
+            wanted.setdefault(remote, {})[destination] = None
         missing: dict[tuple[str, Destination], str] = {}
         for remote, destinations in wanted.items():
             lacking = await self._ask(state.name, remote, destinations)
@@ -68,13 +65,6 @@ class RemoteObserver:
             await connection.close()
         self._resting.pop((vhost, remote), None)
         return lacking
-
-
-def destination_of(translation: StaticTranslation) -> Destination | None:
-    if translation.remote is None:
-        return None
-    exchange, key = translation.remote.publication
-    return (EXCHANGE, exchange) if exchange else (QUEUE, key)
 
 
 def describe_remote(item: tuple[str, Destination]) -> str:

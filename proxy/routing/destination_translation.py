@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Mapping
 from typing import NamedTuple
 
-from proxy.addressing.targets import AddressBook, FailedTranslation, Publication, Target
+from proxy.addressing.targets import AddressBook, FailedTranslation, Publication, Remote, Target
 from proxy.routing.router import Router
 from proxy.values import EXCHANGE, QUEUE, Destination
 
@@ -84,8 +84,8 @@ class StaticTranslation(NamedTuple):
     destination: Destination  # as named by the rules
     #: its replacement on this broker; None if there is none, or if the replacement depends on the message
     here: Destination | None = None
-    #: its replacement on another broker; None if there is none, or if the replacement depends on the message
-    remote: Target | None = None
+    #: the other broker and its replacement there; None if there is none, or if the replacement depends on the message
+    remote: tuple[Remote, Destination] | None = None
     failure: str = ""  # why the translation fails; empty if it succeeds
 
 
@@ -138,8 +138,9 @@ def static_translation(
         for other in others
     ):
         return translation
+    replacement = (EXCHANGE, exchange) if exchange else (QUEUE, key)
     if target.remote is not None:
-        return translation._replace(remote=target)
+        return translation._replace(remote=(target.remote, replacement))
     if exchange in evaluated:
         return translation._replace(failure=EVALUATED_HERE)
-    return translation._replace(here=(EXCHANGE, exchange) if exchange else (QUEUE, key))
+    return translation._replace(here=replacement)

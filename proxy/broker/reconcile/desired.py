@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from proxy.addressing.targets import AddressBook
+from proxy.addressing.targets import AddressBook, Remote
 from proxy.relay.vhost import Delivery, OwnedExchange
 from proxy.routing.destination_translation import StaticTranslation, StaticTranslations, static_translations
 from proxy.routing.exchange import Exchange
@@ -35,7 +35,7 @@ class DesiredState:
         regex: whether a rule chooses queues by a regular expression.
         translated: destinations that the address table redirects, and that therefore need not exist. Their
             replacements on this broker are in `existing`.
-        remote_destinations: translations to a destination on another broker.
+        remote_destinations: replacements on other brokers, each with its broker.
         chooses_queues: exchanges with a carrier whose messages can reach queues that no rule names.
         adds_exchanges: exchanges with a carrier whose messages can reach exchanges that no rule names.
     """
@@ -49,7 +49,7 @@ class DesiredState:
     published: Mapping[bytes, bytes]
     regex: bool
     translated: Mapping[Destination, StaticTranslation] = field(default_factory=dict)
-    remote_destinations: tuple[StaticTranslation, ...] = ()
+    remote_destinations: tuple[tuple[Remote, Destination], ...] = ()
     chooses_queues: frozenset[bytes] = frozenset()
     adds_exchanges: frozenset[bytes] = frozenset()
 
@@ -214,7 +214,7 @@ def desired_state(
         published=published,
         regex=any(exchange.sees_queues for exchange in router.exchanges.values()),
         translated=moved.away,
-        remote_destinations=tuple(translation for translation in moved.found if translation.remote is not None),
+        remote_destinations=tuple(translation.remote for translation in moved.found if translation.remote is not None),
         chooses_queues=frozenset(chooses_queues),
         adds_exchanges=frozenset(adds_exchanges),
     )
