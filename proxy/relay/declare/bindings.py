@@ -336,7 +336,7 @@ class ClientBindings:
             keep = [bind(channel.number, receiver, owned.carrier, *kept_rows(stored)[0])]
         return _Bind(channel, request, owned, identity, compiled, under, stored, is_new, keep, tokens, routes, chosen)
 
-    def _make(self, planned: _Bind) -> Steps[None]:
+    def _make(self, planned: _Bind) -> Steps:
         """Store the binding and bind its destination's token, in one batch."""
         channel, owned, receiver, stored = planned.channel, planned.owned, planned.request.receiver, planned.stored
         table, place = owned.tokens, (owned, receiver)
@@ -383,7 +383,7 @@ class ClientBindings:
             if len(binds) == _REFILL_AT:
                 self._connection.take_held_again(channel)
 
-    def _confirm(self, planned: _Bind, relies: Iterable[Destination], since: int) -> Steps[None]:
+    def _confirm(self, planned: _Bind, relies: Iterable[Destination], since: int) -> Steps:
         """Verify that the rows on which a newly stored binding relies still exist; otherwise, bind pins."""
         table, now = self._table(planned.owned), self._connection.traffic.now
         lacking = [name for name in (*relies, *planned.routes) if not table.holds(name, since, now)]
@@ -399,7 +399,7 @@ class ClientBindings:
                 if refusal is None:
                     self._note_pins([pin])
 
-    def _check_first(self, planned: _Bind) -> Steps[None]:
+    def _check_first(self, planned: _Bind) -> Steps:
         """Check what the client may bind, then store the binding. After a refusal, no rows remain."""
         channel, request, owned = planned.channel, planned.request, planned.owned
         user = self._connection.terms.user
@@ -430,7 +430,7 @@ class ClientBindings:
         yield from self._record(planned)
         reply_and_resume(self._connection, channel, answer(channel, request.method, request.nowait))
 
-    def _record(self, planned: _Bind) -> Steps[None]:
+    def _record(self, planned: _Bind) -> Steps:
         """Record the binding, and bind tokens on further carriers."""
         state, stored = self._state, planned.stored
         owned = state.now(planned.owned)
@@ -503,7 +503,7 @@ class ClientBindings:
             keys += tokens.former(*receiver)
         return frozenset(copy.sequence for copy in stored.copies if copy.key in keys)
 
-    def _remove(self, channel: Channel, request: BindRequest, old: OwnedExchange, stored: StoredBinding) -> Steps[None]:
+    def _remove(self, channel: Channel, request: BindRequest, old: OwnedExchange, stored: StoredBinding) -> Steps:
         """Unbind a binding that is stored on the broker. If others may rely on it, a pin is bound first."""
         receiver, needed = request.receiver, self._reach.needed_besides(old, stored)
         plan = old.tokens.unbind_plan(receiver, self._marks(old, stored), needed=needed)
@@ -534,9 +534,7 @@ class ClientBindings:
         yield partial(inject, self._connection, channel, steps, dropped=dropped)
         yield from self._removed(channel, request, old, stored)
 
-    def _pin_first(
-        self, channel: Channel, owned: OwnedExchange, receiver: Destination, *, handed_over: bool
-    ) -> Steps[None]:
+    def _pin_first(self, channel: Channel, owned: OwnedExchange, receiver: Destination, *, handed_over: bool) -> Steps:
         """Bind a pin, for other sidecars if `handed_over`."""
         pin = new_pin(self._connection, owned, receiver)
         if handed_over:
@@ -550,7 +548,7 @@ class ClientBindings:
 
     def _remove_unstored(
         self, channel: Channel, request: BindRequest, owned: OwnedExchange, stored: StoredBinding
-    ) -> Steps[None]:
+    ) -> Steps:
         """Unbind from an exchange with queue delivery, unless the client may not do this.
 
         As on the broker, the result does not depend on whether the binding exists.
@@ -565,9 +563,7 @@ class ClientBindings:
         else:
             self._connection.refuse(channel, refusal.about(request.method))
 
-    def _removed(
-        self, channel: Channel, request: BindRequest, old: OwnedExchange, stored: StoredBinding
-    ) -> Steps[None]:
+    def _removed(self, channel: Channel, request: BindRequest, old: OwnedExchange, stored: StoredBinding) -> Steps:
         """Record that the binding was removed, unbind rows that are no longer needed, and answer the client."""
         owned = self._state.now(old)
         known = None
@@ -581,7 +577,7 @@ class ClientBindings:
             yield from self._remove_ended(old)
         reply_and_resume(self._connection, channel, answer(channel, request.method, request.nowait))
 
-    def _remove_ended(self, owned: OwnedExchange) -> Steps[None]:
+    def _remove_ended(self, owned: OwnedExchange) -> Steps:
         """Remove an auto-delete exchange that the broker has deleted with its last binding."""
         if self._has_ended(owned):
             sidecar_channel = self._connection.upstream.sidecar_channel
@@ -617,7 +613,7 @@ class ClientBindings:
         request: BindRequest,
         unknown: Iterable[Unknown],
         handle: Callable[[Channel, BindRequest], bool],
-    ) -> Steps[None]:
+    ) -> Steps:
         """Handle a bind or unbind after what is unknown has been looked up.
 
         If the bind of an open exchange were forwarded, the broker would store a binding that bypasses the rules.

@@ -157,7 +157,7 @@ class ClientExchanges:
         run_steps(self._delete(channel, request, owned))
         return False
 
-    def _delete(self, channel: Channel, request: ExchangeDelete, owned: OwnedExchange) -> Steps[None]:
+    def _delete(self, channel: Channel, request: ExchangeDelete, owned: OwnedExchange) -> Steps:
         """Delete an exchange that a client declared."""
         if request.if_unused and (owned.bound or owned.grants):  # the broker counts our rows as uses
             self._connection.change(channel, ChannelEvent.DECLARE)
@@ -173,7 +173,7 @@ class ClientExchanges:
             self._connection.terms.inventory.changed(owned.name)
         reply_and_resume(self._connection, channel, answer(channel, methods.EXCHANGE_DELETE, request.nowait))
 
-    def _again(self, channel: Channel, request: ExchangeDeclare, owned: OwnedExchange) -> Steps[None]:
+    def _again(self, channel: Channel, request: ExchangeDeclare, owned: OwnedExchange) -> Steps:
         """Redeclare a known exchange, whose properties must match."""
         table = decode_table(request.arguments, 0, len(request.arguments))
         refuse_inequivalent(owned, request, table, self._state.name)
@@ -206,7 +206,7 @@ class ClientExchanges:
             internal=request.internal,
         )
 
-    def _new(self, channel: Channel, request: ExchangeDeclare) -> Steps[None]:
+    def _new(self, channel: Channel, request: ExchangeDeclare) -> Steps:
         """Declare an exchange that is unknown here, after looking it up on the broker."""
         owned, exchange = self._make(request)
         exchange_type: str | None = None
@@ -229,7 +229,7 @@ class ClientExchanges:
         owned: OwnedExchange,
         exchange: Exchange,
         exchange_type: str | None,
-    ) -> Steps[None]:
+    ) -> Steps:
         """Declare an exchange that was looked up; `exchange_type`: type of the broker's exchange, or None.
 
         Raises:

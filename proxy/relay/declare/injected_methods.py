@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from proxy.amqp.method_frames import exchange_declare
 from proxy.amqp.methods import method_frame, reply_of, reply_to
@@ -21,12 +21,11 @@ from proxy.relay.channel_state import DECLARING, ChannelEvent
 from proxy.relay.connection_state import ConnectionState, LookUp
 from proxy.values import Destination
 
-T = TypeVar("T")
 #: Starts some work, and calls the given function when the work is done, with the result if there is one.
 Step: TypeAlias = Callable[[Callable[..., None]], None]
 #: A sequence of steps: each `yield` waits for a step, and returns its result. If the channel or the connection ends,
 #: the sequence ends at that step.
-Steps: TypeAlias = Generator[Step, Any, T]  # Any: the result of any step
+Steps: TypeAlias = Generator[Step, Any, None]  # Any: the result of any step
 
 #: Number of requests without a reply after which a method with a reply is sent.
 _UNANSWERABLE = 256
@@ -35,7 +34,7 @@ _UNANSWERABLE = 256
 _ALWAYS_THERE = b"amq.direct"
 
 
-def run_steps(steps: Steps[None], result: object = None) -> None:
+def run_steps(steps: Steps, result: object = None) -> None:
     """Run a sequence until a step has to wait; when that step is done, the sequence continues.
 
     Args:

@@ -159,7 +159,7 @@ def check_permission(connection: ConnectionState, check: PermissionCheck, done: 
         done()
 
 
-def _check_permission(connection: ConnectionState, check: PermissionCheck, done: Callable[[], None]) -> Steps[None]:
+def _check_permission(connection: ConnectionState, check: PermissionCheck, done: Callable[[], None]) -> Steps:
     owned, reach, destination = check
     state, channel = connection.plans.state, connection.upstream.sidecar_channel
     number, key = channel.number or 0, grant_key(reach.client, *destination)
