@@ -52,24 +52,21 @@ class RefreshSchedule:
         self._clock = clock
         self._refresh_seconds = refresh_seconds
         self._wake = asyncio.Event()
-        self._names: set[bytes] = set()
-        self._everything = False
+        #: the exchanges for which a pass was requested; None for everything
+        self._names: set[bytes] | None = set()
         self._regular_at = 0.0
         self._requested_at = 0.0
 
     def request_refresh(self, names: set[bytes] | None = None) -> None:
         """Request that a pass be run soon, for the given exchanges or, if None, for everything."""
-        if names is None:
-            self._everything = True
-        else:
-            self._names |= names
+        self._names = None if names is None or self._names is None else self._names | names
         self._wake.set()
 
     def take(self) -> set[bytes] | None:
         """Start a pass that is due; return the names of the exchanges to observe, or None for everything."""
         regular = self._clock() >= self._regular_at
-        names = None if regular or self._everything or not self._wake.is_set() else self._names
-        self._names, self._everything = set(), False
+        names = self._names if self._wake.is_set() and not regular else None
+        self._names = set()
         self._wake.clear()
         return names
 
