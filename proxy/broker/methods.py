@@ -224,7 +224,7 @@ def _refuse_arguments(arguments: bytes | Table) -> None:
 
 
 def declare_carrier(exchange: OwnedExchange) -> DeclareExchange:
-    carrier_type = b"topic" if exchange.is_topic else b"direct"
+    carrier_type = exchange.carrier_type.value.encode()
     return DeclareExchange(exchange.carrier, carrier_type, marked=True, alternate=exchange.alternate)
 
 

@@ -322,9 +322,9 @@ class Topology:
         for reconciler in reconcilers:
             for carrier in reconciler.carrier_bindings:
                 fits, unfit = (carrier.bindings, 0) if carrier.fits else (0, carrier.bindings)
-                carriers[reconciler.state.name, carrier.carrier_type.value, "yes"] += fits
+                carriers[reconciler.state.name, carrier.exchange.carrier_type.value, "yes"] += fits
                 # also if 0, so that an alert can resolve
-                carriers[reconciler.state.name, carrier.carrier_type.value, "no"] += unfit
+                carriers[reconciler.state.name, carrier.exchange.carrier_type.value, "no"] += unfit
         counters.carrier_bindings = carriers
         counters.missing_destinations = sum(
             len(reconciler.missing) + len(reconciler.state.missing_remote) for reconciler in reconcilers

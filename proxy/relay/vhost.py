@@ -174,6 +174,11 @@ class OwnedExchange:
         return self.form is not TokenForm.DIRECT
 
     @property
+    def carrier_type(self) -> CarrierType:
+        """The type of the exchange's carrier: TOPIC or DIRECT."""
+        return CarrierType.TOPIC if self.is_topic else CarrierType.DIRECT
+
+    @property
     def takes_exchanges(self) -> bool:
         """True if the destinations may include exchanges: no `*` of a topic exchange matches the tokens."""
         return self.form in (TokenForm.DIRECT, TokenForm.EIGHT_WORDS)

@@ -68,15 +68,11 @@ class CarrierBindings(NamedTuple):
     scans: bool
 
     @property
-    def carrier_type(self) -> CarrierType:
-        return CarrierType.TOPIC if self.exchange.is_topic else CarrierType.DIRECT
-
-    @property
     def fits(self) -> bool:
         """True if the type is the requested type, or costs the broker no more than the other type."""
         wanted = self.exchange.wanted_type
         if wanted is not CarrierType.AUTO:
-            return self.carrier_type is wanted
+            return self.exchange.carrier_type is wanted
         form = TokenForm.ONE_WORD if self.exchange.alternate is None else TokenForm.EIGHT_WORDS
         return self.exchange.is_topic or not self.scans or self.bindings <= FEW_DESTINATIONS[form]
 
@@ -85,7 +81,7 @@ class CarrierBindings(NamedTuple):
         why = "RabbitMQ before 3.13 compares all of them with every message"
         if self.exchange.wanted_type is not CarrierType.AUTO:
             why = f"carrier_type requests {self.exchange.wanted_type.value}"
-        kind = f"{self.carrier_type.value} exchange with {self.bindings} bindings"
+        kind = f"{self.exchange.carrier_type.value} exchange with {self.bindings} bindings"
         return f"exchange {shown(self.exchange.name)}: carrier {shown(self.exchange.carrier)} is a {kind}; {why}"
 
 

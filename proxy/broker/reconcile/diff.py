@@ -16,7 +16,7 @@ from proxy.broker.methods import ABSENT, DeclareQueue, unnameable
 from proxy.broker.reconcile.checks import carrier_conflict, internal_conflicts
 from proxy.broker.reconcile.desired import DesiredState
 from proxy.broker.reconcile.observed import ObservedState
-from proxy.relay.vhost import CarrierType, Delivery, OwnedExchange, StoredBinding
+from proxy.relay.vhost import Delivery, OwnedExchange, StoredBinding
 from proxy.values import EXCHANGE, QUEUE, Destination, describe, shown
 
 #: A binding to create: destination, key, and raw entries of the argument table.
@@ -30,8 +30,7 @@ class DeclareCarrier:
     exchange: OwnedExchange
 
     def __str__(self) -> str:
-        carrier_type = CarrierType.TOPIC if self.exchange.is_topic else CarrierType.DIRECT
-        return f"declare {carrier_type.value} exchange {shown(self.exchange.carrier)}"
+        return f"declare {self.exchange.carrier_type.value} exchange {shown(self.exchange.carrier)}"
 
 
 class BindToken(NamedTuple):

@@ -199,7 +199,7 @@ class ClientExchanges:
         return exchange_declare(
             channel.number,
             request.exchange,
-            b"topic" if owned.is_topic else b"direct",
+            owned.carrier_type.value.encode(),
             exchange_arguments(0 if owned.declared is None else owned.declared.sequence, request.arguments),
             durable=request.durable,
             auto_delete=request.auto_delete,
