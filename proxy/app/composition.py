@@ -28,7 +28,6 @@ from proxy.relay.rate_limits import RateLimits
 from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import Delivery
 from proxy.rules.addresses import BrokerRule, broker_password
-from proxy.rules.field_values import SystemZone
 from proxy.rules.lint.addresses import Listening, check_loops
 from proxy.rules.loader import LoadedRules
 from proxy.yamlfile.document import Faults
@@ -85,7 +84,7 @@ def control_settings(settings: Settings, tls: SidecarTls, secrets: Secrets) -> C
         remove_foreign=settings.inventory.foreign_bindings == "remove",
         declared=DeclaredSettings(
             own_routes=declared.client_routes == "own",
-            local_time=SystemZone(),
+            local_time=None,
             announce=declared.announce,
             snapshot=path_in(settings.folder, declared.snapshot),
             secrets=secrets,
@@ -100,7 +99,7 @@ def client_rules(settings: Settings, secrets: Secrets) -> ClientRules:
         Delivery(declared.delivery),
         strict_unbind=declared.unbind == "strict",
         own_routes=declared.client_routes == "own",
-        local_time=SystemZone(),
+        local_time=None,
         secrets=secrets,
         regexes=declared.regexes,
         regex_budget=settings.limits.regex_budget,

@@ -65,14 +65,14 @@ class DeclaredSettings:
     Args:
         own_routes: whether routes in a client's bindings reach only queues that this client has permission to bind. If
             so, the control user binds no tokens for these routes.
-        local_time: time zone of ``dtl`` operators.
+        local_time: time zone of ``dtl`` operators; None for the system's.
         announce: whether sidecars announce changes to each other through a fanout exchange on the broker.
         snapshot: file for state that the broker can't store; None for no file.
         secrets: the secrets that sign data stored on the broker.
     """
 
     own_routes: bool = True
-    local_time: tzinfo = UTC
+    local_time: tzinfo | None = UTC
     announce: bool = False
     snapshot: Path | None = None
     secrets: Secrets = field(default_factory=Secrets)

@@ -117,7 +117,7 @@ class Exchange:
         name: the name to which producers publish.
         type: ``x-open``, ``direct``, ``fanout``, ``topic`` or ``headers``.
         arguments: exchange arguments in declared order; those of an open exchange define its filters.
-        local_time: the time zone of ``dtl`` operators.
+        local_time: the time zone of ``dtl`` operators; None for the system's.
 
     Raises:
         ProtocolError: a filter's value is not an integer; 406 on the channel.
@@ -146,7 +146,7 @@ class Exchange:
         name: bytes,
         type: str,
         arguments: Table = (),
-        local_time: tzinfo = UTC,
+        local_time: tzinfo | None = UTC,
         alternate: bytes | None = None,
     ) -> None:
         if type not in COMPILERS:

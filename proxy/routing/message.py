@@ -100,7 +100,7 @@ class Message:
         #: Destinations that routes have chosen, but that are not yet known to be within the binding's reach.
         self.unchecked: set[tuple[Reach, Destination]] = set()
         self._sorted: Table | None = None
-        self._clock: dict[tzinfo, bytes] | None = None
+        self._clock: dict[tzinfo | None, bytes] | None = None
         self._producer: ProducerRoutes | None = None
 
     @property
@@ -158,8 +158,8 @@ class Message:
         finally:
             self._budgets, self._budget, self.payer, self.spent_budgets = kept
 
-    def clock(self, zone: tzinfo) -> bytes:
-        """Return the time in a zone as 20 characters: ``YYYYMMDD HHmmSS d We`` with ISO weekday and ISO week."""
+    def clock(self, zone: tzinfo | None) -> bytes:
+        """Return the time in a zone, as 20 characters: ``YYYYMMDD HHmmSS d We`` with ISO weekday and ISO week."""
         if self._clock is None:
             self._clock = {}
         text = self._clock.get(zone)

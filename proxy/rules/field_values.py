@@ -10,9 +10,8 @@ from __future__ import annotations
 import math
 import re
 import struct
-import time
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta, tzinfo
+from datetime import UTC, datetime, tzinfo
 from functools import reduce
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
@@ -165,29 +164,6 @@ _TAGS: dict[str, Callable[[Scalar], Value]] = {
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-
-
-class SystemZone(tzinfo):
-    """The system's time zone. The offset from UTC is determined for each moment, because of daylight saving time."""
-
-    def utcoffset(self, moment: datetime | None) -> timedelta | None:
-        return None if moment is None else timedelta(seconds=self._local(moment).tm_gmtoff)
-
-    def dst(self, moment: datetime | None) -> timedelta | None:
-        """Return None; not used."""
-        return None
-
-    def tzname(self, moment: datetime | None) -> str | None:
-        return None if moment is None else self._local(moment).tm_zone
-
-    def fromutc(self, moment: datetime) -> datetime:
-        """Return the local time of a moment whose fields are in UTC."""
-        seconds = (moment.replace(tzinfo=UTC) - _EPOCH) // timedelta(seconds=1)
-        return moment + timedelta(seconds=time.localtime(seconds).tm_gmtoff)
-
-    @staticmethod
-    def _local(moment: datetime) -> time.struct_time:
-        return time.localtime(time.mktime((*moment.timetuple()[:8], -1)))
 
 
 def zone(name: str) -> tzinfo:

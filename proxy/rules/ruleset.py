@@ -34,6 +34,7 @@ class ExchangeRule:
         unmatched_pass: whether messages that no binding routes are passed unchanged to the broker's own exchange.
         arguments: exchange arguments in file order, including alternate-exchange.
         bindings: the bindings in file order; bindings with equal order are visited by `sequence`.
+        local_time: time zone of ``dtl`` operators; None for the system's.
     """
 
     name: bytes
@@ -45,7 +46,7 @@ class ExchangeRule:
     arguments: Table
     alternate: bytes | None
     bindings: tuple[Binding, ...]
-    local_time: tzinfo
+    local_time: tzinfo | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from proxy.routing.bindings.binding import Binding, binding_hash
 from proxy.routing.bindings.exchange_types import OPEN
 from proxy.routing.filters import ALTERNATE, ARGUMENTS, argument_faults
 from proxy.rules.addresses import AddressModel, BrokerModel, BrokerRule, ParsedAddress, read_address, read_broker
-from proxy.rules.field_values import SystemZone, read_table, zone
+from proxy.rules.field_values import read_table, zone
 from proxy.rules.file_tests import FileTestModel, RulesTest, read_test
 from proxy.rules.operator_reference import arguments_schema
 from proxy.rules.ruleset import FILE_FIRST, ExchangeRule, QueueRule
@@ -308,9 +308,10 @@ def read_rules_file(root: Node, source: RulesSource, faults: Faults) -> ParsedFi
     if isinstance(brokers, Mapping):
         brokers.entries = []
     model = read_model(RulesModel, root, faults) or RulesModel()
-    local_time = model.timezone or SystemZone()
     queues = _present(_queue(path, node, faults) for path, node in lists["queues"])
-    exchanges = _present(_exchange(path, node, local_time, source.places, faults) for path, node in lists["exchanges"])
+    exchanges = _present(
+        _exchange(path, node, model.timezone, source.places, faults) for path, node in lists["exchanges"]
+    )
     addresses = _present(read_address(node, path, faults) for path, node in lists["addresses"])
     rules = _present(read_broker(name, node, faults) for name, node in named)
     tests = _present(read_test(node, path, model.vhost, faults) for path, node in lists["tests"])
@@ -386,7 +387,9 @@ def _queue(path: str, node: Node, faults: Faults) -> ParsedQueue | None:
     return ParsedQueue(node.place, path, QueueRule(name, arguments))
 
 
-def _exchange(path: str, node: Node, local_time: tzinfo, places: PackedPlaces, faults: Faults) -> ParsedExchange | None:
+def _exchange(
+    path: str, node: Node, local_time: tzinfo | None, places: PackedPlaces, faults: Faults
+) -> ParsedExchange | None:
     keys = Keys(node, path, faults)
     items = _take_items(keys, "bindings")
     model = read_model(ExchangeModel, node, faults, path)

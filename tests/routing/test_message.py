@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from datetime import timedelta, timezone
 
 import pytest
@@ -25,6 +27,24 @@ def test_clock_text_has_date_time_weekday_and_week(now: float, hours: int, text:
     zone = timezone(timedelta(hours=hours))
     assert seen.clock(zone) == text
     assert len(text) == 20
+
+
+@pytest.fixture
+def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("berlin")
+@pytest.mark.parametrize(
+    ("now", "text"),
+    [(1_782_907_200.0, b"20260701 140000 3 27"), (1_796_126_400.9, b"20261201 130000 2 49")],
+)
+def test_the_systems_time_zone_follows_summer_and_winter(now: float, text: bytes) -> None:
+    assert Message(facts(), now, queue_names(), no_draw).clock(None) == text
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import struct
-import time
-from collections.abc import Iterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 import pytest
 
-from proxy.rules.field_values import SystemZone, instant, read_table, zone
+from proxy.rules.field_values import instant, read_table, zone
 from proxy.values import Table, Value
 from proxy.yamlfile.document import Faults, Mapping, read_document
 from tests.rules.loading import by_line
@@ -149,29 +147,8 @@ def test_every_invalid_entry_is_reported_and_the_valid_ones_are_kept() -> None:
     assert (table, len(errors)) == (((b"b", Value("I", 1)),), 2)
 
 
-#: 2026-07-01 12:00:00 and 2026-12-01 12:00:00 UTC
-SUMMER, WINTER = 1782907200, 1796126400
-
-
-@pytest.fixture
-def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
-    time.tzset()
-    yield
-    monkeypatch.undo()
-    time.tzset()
-
-
-@pytest.mark.usefixtures("berlin")
-@pytest.mark.parametrize(("seconds", "hour", "name"), [(SUMMER, 14, "CEST"), (WINTER, 13, "CET")])
-def test_the_system_zone_follows_summer_and_winter(seconds: int, hour: int, name: str) -> None:
-    local = datetime.fromtimestamp(seconds, SystemZone())
-    assert (local.hour, local.tzname(), local.utcoffset()) == (hour, name, timedelta(hours=hour - 12))
-
-
-@pytest.mark.usefixtures("berlin")
-def test_a_local_time_converts_back_to_its_instant() -> None:
-    assert datetime.fromtimestamp(SUMMER, SystemZone()).astimezone(UTC).timestamp() == SUMMER
+#: 2026-07-01 12:00:00 UTC
+SUMMER = 1782907200
 
 
 def test_a_zone_is_found_by_its_name() -> None:

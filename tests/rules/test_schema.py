@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -9,7 +8,6 @@ import pytest
 from proxy.errors import ConfigErrors
 from proxy.routing.bindings.binding import binding_hash
 from proxy.rules import schema
-from proxy.rules.field_values import SystemZone
 from proxy.rules.loader import LoadedRules, compile_rules
 from proxy.rules.ruleset import ExchangeRule, QueueRule
 from proxy.rules.schema import ParsedFile
@@ -73,7 +71,7 @@ def test_missing_keys_have_defaults() -> None:
         False,
     )
     assert (exchange_rule.arguments, exchange_rule.alternate, exchange_rule.bindings) == ((), None, ())
-    assert isinstance(exchange_rule.local_time, SystemZone)
+    assert exchange_rule.local_time is None  # the system's
 
 
 def test_earlier_bindings_have_greater_sequences() -> None:
@@ -81,11 +79,6 @@ def test_earlier_bindings_have_greater_sequences() -> None:
     sequences = [binding.sequence for binding in exchange_rule.bindings]
     assert sequences == sorted(sequences, reverse=True)
     assert len(set(sequences)) == 3
-
-
-def test_the_default_time_zone_is_that_of_the_system() -> None:
-    local = rule("exchanges: [{name: e}]").local_time
-    assert datetime.fromtimestamp(0, local).utcoffset() == datetime.fromtimestamp(0).astimezone().utcoffset()
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ from proxy.routing.router import Router
 from proxy.values import RESERVED_WORD, Destination, Table, describe, shown
 
 
-def exchange_from_listing(info: ExchangeInfo, local_time: tzinfo) -> tuple[OwnedExchange, Exchange]:
+def exchange_from_listing(info: ExchangeInfo, local_time: tzinfo | None) -> tuple[OwnedExchange, Exchange]:
     """Create the open exchange that a client declared, from its carrier on the broker.
 
     Raises:
@@ -72,7 +72,7 @@ def exchange_from_listing(info: ExchangeInfo, local_time: tzinfo) -> tuple[Owned
 
 
 def declared_exchange(
-    name: bytes, declared: DeclaredExchange, delivery: Delivery, local_time: tzinfo
+    name: bytes, declared: DeclaredExchange, delivery: Delivery, local_time: tzinfo | None
 ) -> tuple[OwnedExchange, Exchange]:
     """Create an open exchange from a client's declaration."""
     try:
@@ -437,7 +437,7 @@ class ExchangesBefore(NamedTuple):
 class DeclarationStore:
     """The declared exchanges and bindings of one virtual host."""
 
-    def __init__(self, state: VhostState, local_time: tzinfo = UTC) -> None:
+    def __init__(self, state: VhostState, local_time: tzinfo | None = UTC) -> None:
         self.state = state
         self.listings = BindingListings(self)
         #: Number of changes that passes have found.

@@ -169,7 +169,7 @@ def chosen_member(kind: type[Member], value: Value | None, default: Member) -> M
 
 
 def open_exchange(
-    name: bytes, declared: DeclaredExchange, delivery: Delivery, local_time: tzinfo
+    name: bytes, declared: DeclaredExchange, delivery: Delivery, local_time: tzinfo | None
 ) -> tuple[OwnedExchange, Exchange]:
     """Create an open exchange from a client's declaration.
 

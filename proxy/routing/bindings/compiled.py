@@ -248,7 +248,7 @@ class Draft:
     """The arguments of a binding that have been read so far."""
 
     destination: Destination  # the declared destination
-    zone: tzinfo = UTC  # local time
+    zone: tzinfo | None = UTC  # local time; None for the system's time zone
     headers: list[HeaderOperator] = field(default_factory=list)
     others: list[Operator] = field(default_factory=list)
     order: int = 0

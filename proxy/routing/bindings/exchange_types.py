@@ -30,12 +30,12 @@ from proxy.values import Value
 
 OPEN: Final = "x-open"
 
-Compiler: TypeAlias = Callable[[Binding, tzinfo], CompiledBinding]
+Compiler: TypeAlias = Callable[[Binding, tzinfo | None], CompiledBinding]
 
 _OPERATOR_PREFIX = b"x-"
 
 
-def compile_open(binding: Binding, local_time: tzinfo) -> CompiledBinding:
+def compile_open(binding: Binding, local_time: tzinfo | None) -> CompiledBinding:
     """Compile a binding of an open exchange, whose arguments specify conditions, routes and order."""
     if binding.routing_key:
         raise precondition_failed("Forbidden declaration of binding's routing key")
@@ -59,21 +59,21 @@ def compile_open(binding: Binding, local_time: tzinfo) -> CompiledBinding:
     )
 
 
-def compile_fanout(binding: Binding, _local_time: tzinfo) -> CompiledBinding:
+def compile_fanout(binding: Binding, _local_time: tzinfo | None) -> CompiledBinding:
     return _standard(binding, "all", MatchAll(()), ())
 
 
-def compile_direct(binding: Binding, _local_time: tzinfo) -> CompiledBinding:
+def compile_direct(binding: Binding, _local_time: tzinfo | None) -> CompiledBinding:
     operator = KeyEquals(b"routing key", Value("S", binding.routing_key))
     return _standard(binding, "all", MatchAll((operator,)), (operator,))
 
 
-def compile_topic(binding: Binding, _local_time: tzinfo) -> CompiledBinding:
+def compile_topic(binding: Binding, _local_time: tzinfo | None) -> CompiledBinding:
     operator = KeyFits(b"topic", Value("S", binding.routing_key), Topic(binding.routing_key))
     return _standard(binding, "all", MatchAll((operator,)), (operator,))
 
 
-def compile_headers(binding: Binding, _local_time: tzinfo) -> CompiledBinding:
+def compile_headers(binding: Binding, _local_time: tzinfo | None) -> CompiledBinding:
     """Compile a binding of a headers exchange.
 
     Either `all` or `any` of the headers must be equal to the arguments. A void argument tests for presence.
@@ -126,12 +126,12 @@ COMPILERS: dict[str, Compiler] = {
 }
 
 
-def compile_binding(exchange_type: str, binding: Binding, local_time: tzinfo) -> CompiledBinding:
+def compile_binding(exchange_type: str, binding: Binding, local_time: tzinfo | None) -> CompiledBinding:
     """Check and compile a binding for an exchange type.
 
     Args:
         exchange_type: a key of COMPILERS.
-        local_time: the time zone of ``dtl`` operators.
+        local_time: the time zone of ``dtl`` operators; None for the system's.
 
     Raises:
         ProtocolError: the binding is not valid; 406 on the channel, with the text of RabbitMQ or of the open-exchange

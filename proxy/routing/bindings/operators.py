@@ -583,7 +583,7 @@ class ClockOperator(Operator):
 
     __slots__ = ("_pattern", "_zone")
 
-    def __init__(self, key: bytes, expected: Value, zone: tzinfo, negated: bool) -> None:
+    def __init__(self, key: bytes, expected: Value, zone: tzinfo | None, negated: bool) -> None:
         super().__init__(key, expected, negated)
         self._zone: Final = zone
         self._pattern: Final = pattern_of(key, expected)
