@@ -10,7 +10,6 @@ Source: the open-exchange specification, section 8 (order, goto, stop).
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left
 from collections.abc import Hashable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from proxy.routing.bindings.routes import STOP
 from proxy.rules.file_tests import evaluate_tests
 from proxy.rules.lint.satisfiability import always_true, unsatisfiable_reason
 from proxy.rules.loader import LoadedRules
-from proxy.rules.schema import PackedPlaces, ParsedBinding, ParsedFile, binding_path
+from proxy.rules.schema import ParsedBinding, ParsedFile
 from proxy.values import strings, text
 from proxy.yamlfile.document import ConfigWarning
 
@@ -191,47 +190,14 @@ def exceeds_match_limit(pattern: bytes) -> bytes | None:
     return next((subject for subject in trials if compiled.search(subject, Budget()) is None), None)
 
 
-class UntestedBindings:
-    """The bindings of one exchange that are true in no test.
-
-    If there are no tests, these are all bindings. To save memory, they are stored as numbers, and warnings are created
-    during iteration.
-    """
-
-    __slots__ = ("_numbers", "_path", "_places")
-
-    def __init__(self, path: str, places: PackedPlaces) -> None:
-        self._path = path
-        self._places = places
-        #: for each binding, its index in the exchange and the index of its first position
-        self._numbers = array("Q")
-
-    def add(self, parsed: ParsedBinding) -> None:
-        self._numbers.extend((parsed.index, parsed.first_place))
-
-    def __len__(self) -> int:
-        return len(self._numbers) // 2
-
-    def __iter__(self) -> Iterator[ConfigWarning]:
-        for index, first in zip(self._numbers[::2], self._numbers[1::2], strict=True):
-            path = binding_path(self._path, index)
-            yield ConfigWarning(self._places.place(first), path, "no test makes this binding true")
-
-
-def untested_bindings(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[UntestedBindings]:
-    """Return the bindings that are true in no test in the files, by exchange."""
+def untested_bindings(files: Sequence[ParsedFile], loaded: LoadedRules) -> Iterator[ParsedBinding]:
+    """Yield the bindings that are true in no test in the files. If there are no tests, these are all bindings."""
     touched = _tested(loaded)
-    untested_by_exchange = []
     for file in files:
         for exchange in file.exchanges:
-            if not exchange.bindings:
-                continue
-            untested = UntestedBindings(exchange.bindings[0].exchange_path, exchange.bindings[0].places)
             for parsed in exchange.bindings:
                 if (file.vhost, exchange.rule.name, parsed.binding.id) not in touched:
-                    untested.add(parsed)
-            untested_by_exchange.append(untested)
-    return untested_by_exchange
+                    yield parsed
 
 
 def _tested(loaded: LoadedRules) -> set[tuple[str, bytes, str]]:
