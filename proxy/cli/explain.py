@@ -28,6 +28,7 @@ from proxy.cli.console import (
     printable,
     read_input,
 )
+from proxy.routing.bindings.operators import INTEGER_PROPERTIES
 from proxy.rules.explain import (
     AddressRequest,
     Explanation,
@@ -38,28 +39,18 @@ from proxy.rules.explain import (
     explain_address,
     read_question,
 )
-from proxy.rules.field_values import instant
+from proxy.rules.field_values import TAGS, instant
+from proxy.yamlfile.document import FLOAT, INTEGER
 
-#: Types of headers on the command line, each with its form in YAML. %s stands for the value.
-_TYPES = {
-    "string": None,  # a quoted string
-    "int": "%s",
-    "float": "%s",
-    "bool": "%s",
-    "null": "null",
-    "yaml": "%s",
-    **{f"{kind}{bits}": f"!{kind}{bits} %s" for kind in ("int", "uint") for bits in (8, 16, 32, 64)},
-    "float32": "!float32 %s",
-    "timestamp": "!timestamp %s",
-    "bytes": "!bytes %s",
+#: Types of headers on the command line that YAML recognizes by the form of the value: form, and its name in errors.
+_FORMS = {
+    "int": (INTEGER, "an integer"),
+    "float": (FLOAT, "a number"),
+    "bool": (re.compile("true|false"), "true or false"),
+    "null": (re.compile(""), "nothing after ="),
 }
-del _TYPES["uint64"]  # AMQP has no such type
-_INTEGER = re.compile(r"[-+]?[0-9]+")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
-_SHAPES = {"int": _INTEGER, "float": _FLOAT, "bool": re.compile("true|false"), "null": re.compile("")}
-_EXPECTED = {"int": "an integer", "float": "a number", "bool": "true or false", "null": "nothing after ="}
+_TYPES = ("string", *_FORMS, "yaml", *(tag.removeprefix("!") for tag in TAGS))
 _PROPERTY = re.compile(r"[a-z_]+")
-_INTEGER_PROPERTIES = frozenset({"delivery_mode", "priority", "timestamp", "expiration"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -190,14 +181,17 @@ def _headers(options: argparse.Namespace) -> Iterator[str]:
         if not equals or not name:
             known = ", ".join(_TYPES)
             options.usage_error(f'--header: seen "{text}", expected NAME=VALUE or NAME:TYPE=VALUE; types: {known}')
-        shape = _SHAPES.get(kind)
-        if shape is not None and not shape.fullmatch(value):
-            options.usage_error(f'--header: seen "{text}", expected {_EXPECTED[kind]}')
-        if kind == "float" and _INTEGER.fullmatch(value):
+        if kind in _FORMS and not _FORMS[kind][0].fullmatch(value):
+            options.usage_error(f'--header: seen "{text}", expected {_FORMS[kind][1]}')
+        if kind == "string":
+            value = json_line(value)
+        elif kind == "null":
+            value = "null"
+        elif kind == "float" and INTEGER.fullmatch(value):
             value += ".0"
-        pattern = _TYPES[kind]
-        shown = json_line(value) if pattern is None else pattern % value if "%s" in pattern else pattern
-        yield f"  {json_line(name)}: {shown}"
+        elif f"!{kind}" in TAGS:
+            value = f"!{kind} {value}"
+        yield f"  {json_line(name)}: {value}"
 
 
 def _properties(options: argparse.Namespace) -> Iterator[str]:
@@ -205,7 +199,7 @@ def _properties(options: argparse.Namespace) -> Iterator[str]:
         name, equals, value = text.partition("=")
         if not equals or not _PROPERTY.fullmatch(name):
             options.usage_error(f'--property: seen "{text}", expected NAME=VALUE')
-        yield f"  {name}: {value if name in _INTEGER_PROPERTIES and _INTEGER.fullmatch(value) else json_line(value)}"
+        yield f"  {name}: {value if name in INTEGER_PROPERTIES and INTEGER.fullmatch(value) else json_line(value)}"
 
 
 def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argparse.Namespace) -> int:

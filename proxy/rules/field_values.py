@@ -100,9 +100,9 @@ def _plain_value(value: Plain) -> Value | None:
 
 
 def _tagged(node: Scalar) -> Value:
-    read = _TAGS.get(node.tag or "")
+    read = TAGS.get(node.tag or "")
     if read is None:
-        expected = ", ".join(sorted(_TAGS))
+        expected = ", ".join(sorted(TAGS))
         raise _RefusedError(node.place, f"seen the tag {node.tag}, expected one of {expected}, or a string in quotes")
     return read(node)
 
@@ -149,17 +149,18 @@ def _integer(letter: str, bits: int, signed: bool) -> Callable[[Scalar], Value]:
     return read
 
 
-_TAGS: dict[str, Callable[[Scalar], Value]] = {
+#: Readers of tagged scalars, by tag.
+TAGS: dict[str, Callable[[Scalar], Value]] = {
+    "!int8": _integer("b", 8, signed=True),
+    "!int16": _integer("s", 16, signed=True),
+    "!int32": _integer("I", 32, signed=True),
+    "!int64": _integer("l", 64, signed=True),
+    "!uint8": _integer("B", 8, signed=False),
+    "!uint16": _integer("u", 16, signed=False),
+    "!uint32": _integer("i", 32, signed=False),
+    "!float32": _float32,
     "!timestamp": _timestamp,
     "!bytes": _bytes,
-    "!float32": _float32,
-    "!int8": _integer("b", 8, signed=True),
-    "!uint8": _integer("B", 8, signed=False),
-    "!int16": _integer("s", 16, signed=True),
-    "!uint16": _integer("u", 16, signed=False),
-    "!int32": _integer("I", 32, signed=True),
-    "!uint32": _integer("i", 32, signed=False),
-    "!int64": _integer("l", 64, signed=True),
 }
 
 

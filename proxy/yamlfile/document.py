@@ -88,10 +88,11 @@ _BEYOND: int = 10**_MAX_DIGITS
 #: Possible password in user:password@host, with or without a scheme. Masking too much is safe.
 _PASSWORD = re.compile(r":(?!//[^@]*:).*@", re.DOTALL)
 
-_INTEGER = re.compile(r"[-+]?[0-9]+")
+#: Decimal numbers in the core schema.
+INTEGER = re.compile(r"[-+]?[0-9]+")
+FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _OCTAL = re.compile(r"0o[0-7]+")
 _HEXADECIMAL = re.compile(r"0x[0-9a-fA-F]+")
-_FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _WORDS: dict[str, bool | float | None] = {
     "": None,
     "~": None,
@@ -159,13 +160,13 @@ def resolve(text: str) -> Plain:
         return _WORDS[text]
     if text[0] not in _NUMBER_START:
         return text
-    if _INTEGER.fullmatch(text):
+    if INTEGER.fullmatch(text):
         return _integer(text, 10)
     if _OCTAL.fullmatch(text):
         return _integer(text[2:], 8)
     if _HEXADECIMAL.fullmatch(text):
         return _integer(text[2:], 16)
-    return float(text) if _FLOAT.fullmatch(text) else text
+    return float(text) if FLOAT.fullmatch(text) else text
 
 
 def _integer(text: str, base: int) -> int:
