@@ -203,19 +203,9 @@ def _lines(vhost: str, exchanges: Sequence[tuple[_Exchange, Sequence[_Binding]]]
 
 def _written(value: object) -> str:
     """Write a JSON value as YAML with the same meaning."""
-    if isinstance(value, str):
-        return '"' + "".join(map(_character, value)) + '"'
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{_written(key)}: {_written(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_written, value)) + "]"
-    return json.dumps(value)
-
-
-def _character(character: str) -> str:
-    if character in '"\\':
-        return "\\" + character
-    return character if character.isprintable() else f"\\U{ord(character):08x}"
+    # YAML permits neither all characters that JSON permits in strings nor the escape of a character as two surrogates.
+    written = json.dumps(value, ensure_ascii=False)
+    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in written)
 
 
 def _undecided(loaded: LoadedRules) -> Iterator[tuple[str, str]]:
