@@ -99,7 +99,6 @@ def read_settings(
             "upstream": upstream.model_copy(update={"control": control}),
             "declared": settings.declared.model_copy(update={"secrets": secrets}),
             "audit": audit,
-            "folder": path.parent,
             "file": path,
             "places": places,
         }

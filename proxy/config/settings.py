@@ -268,12 +268,15 @@ class Settings(FileModel):
     limits: LimitsSection = Field(default_factory=LimitsSection)
     log: LogSection = Field(default_factory=LogSection)
     shutdown: ShutdownSection = Field(default_factory=ShutdownSection)
-    #: the directory of the configuration file
-    folder: Annotated[SkipJsonSchema[Path], Field(alias="\0folder")] = Path()
     #: the configuration file
     file: Annotated[SkipJsonSchema[Path], Field(alias="\0file")] = Path()
     #: position of each key in the file, by dotted path
     places: Annotated[SkipJsonSchema[Places], Field(alias="\0places", repr=False)] = Field(default_factory=dict)
+
+    @property
+    def folder(self) -> Path:
+        """The directory of the configuration file."""
+        return self.file.parent
 
     @property
     def admin_addresses(self) -> tuple[HostPort, ...]:

@@ -142,7 +142,7 @@ def test_rules_files_are_found_relative_to_the_configuration_in_name_order(tmp_p
         (tmp_path / "rules" / name).touch()
     (tmp_path / "rules" / "d.yaml").mkdir()
     (tmp_path / "extra.yaml").touch()
-    settings = Settings(rules=("rules/*.yaml", "extra.yaml", "rules/a.yaml"), folder=tmp_path)
+    settings = Settings(rules=("rules/*.yaml", "extra.yaml", "rules/a.yaml"), file=tmp_path / "oxproxy.yaml")
     paths = [path.relative_to(tmp_path).as_posix() for path in rules_files(settings)]
     assert paths == ["extra.yaml", "rules/a.yaml", "rules/b.yaml"]
 
