@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from proxy.audit.policy import AuditMode, AuditPolicy
 from proxy.audit.record import Privacy
@@ -28,9 +28,10 @@ from proxy.relay.rate_limits import RateLimits
 from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import Delivery
 from proxy.rules.addresses import BrokerRule, broker_password
-from proxy.rules.lint.addresses import Listening, check_loops
+from proxy.rules.lint.addresses import check_loops
 from proxy.rules.loader import LoadedRules
 from proxy.yamlfile.document import Faults
+from proxy.yamlfile.hosts import HostPort
 from proxy.yamlfile.models import path_in
 
 #: value for "no limit", since channel numbers have 16 bits
@@ -155,13 +156,12 @@ def cannot_listen(settings: Settings, key: str, address: object, error: OSError)
 
 
 def remote_brokers(
-    loaded: LoadedRules, environ: Mapping[str, str], listening: Listening
+    loaded: LoadedRules, environ: Mapping[str, str], listening: Collection[HostPort]
 ) -> dict[str, dict[bytes, RemoteBroker]]:
     """Return the configured brokers by virtual host and name.
 
     Args:
         environ: the environment, for passwords.
-        listening: our listening addresses as (host, port).
 
     Raises:
         ConfigErrors: a password is missing, a certificate is unusable, or a broker's address is that of this sidecar.

@@ -128,7 +128,7 @@ def _run(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None, dry_
         sys.stderr.write("".join(f"{failure}\n" for failure in failures))
         return FAULTY
     if dry_run:
-        SidecarTls(settings).read(remote_brokers(loaded, environ, _listening(settings)))
+        SidecarTls(settings).read(remote_brokers(loaded, environ, settings.listen_addresses))
         return OK
     configure(settings.log.level, settings.log.format)
     if slot is not None:
@@ -143,10 +143,6 @@ def _run(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None, dry_
         runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
     with runner:
         return runner.run(Sidecar(settings, loaded, environ, slot).serve())
-
-
-def _listening(settings: Settings) -> list[tuple[str, int]]:
-    return [(entry.address.host, entry.address.port) for entry in settings.listen]
 
 
 class Sidecar:
@@ -371,7 +367,7 @@ class Sidecar:
         return Topology(control, self._states, queues)
 
     def _make_remotes(self, tasks: Tasks) -> RemotePool:
-        listening = _listening(self._settings)
+        listening = self._settings.listen_addresses
         brokers = remote_brokers(self._loaded, self._environ, listening)
         self._tls.read(brokers)()
         remotes = RemotePool(brokers, self._counters, self._version, tasks, self._tls.contexts)

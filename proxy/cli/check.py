@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from collections.abc import Mapping as Environment
 from pathlib import Path
 
@@ -19,12 +19,13 @@ from proxy.config.settings import Settings
 from proxy.errors import ConfigErrors
 from proxy.rules.addresses import broker_password
 from proxy.rules.file_tests import TestFailure
-from proxy.rules.lint.addresses import Listening, check_loops
+from proxy.rules.lint.addresses import check_loops
 from proxy.rules.lint.bindings import lint_bindings, untested_bindings
 from proxy.rules.lint.destinations import declared_queues, destinations, evaluated_exchanges
 from proxy.rules.loader import LoadedRules, compile_sources
 from proxy.rules.schema import TOP_KEYS, ParsedFile, RulesSource, read_source
 from proxy.yamlfile.document import Faults, Mapping, Place, is_tests_file
+from proxy.yamlfile.hosts import HostPort
 from proxy.yamlfile.models import key_names
 
 #: Values of ``--format``.
@@ -194,8 +195,7 @@ def _settings(path: Path, sources: _Sources, environ: Environment[str, str], fin
     except ConfigErrors as error:
         findings.add(Faults([*error.errors]))
         return []
-    listening = [(listener.address.host, listener.address.port) for listener in settings.listen]
-    _rules(named, sources, environ, listening, findings)
+    _rules(named, sources, environ, settings.listen_addresses, findings)
     return named
 
 
@@ -203,7 +203,7 @@ def _rules(
     paths: Sequence[Path],
     sources: _Sources,
     environ: Environment[str, str],
-    listening: Listening,
+    listening: Collection[HostPort],
     findings: Findings,
 ) -> None:
     if not paths:

@@ -141,7 +141,7 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
         elif not address.port:
             message = "port 0 selects any free port, which differs at each start and is logged"
             faults.warn(settings.place(key), key, message)
-    here = [(address.host, address.port) for _, address in listening]
+    here = [address for _, address in listening]
     for address in () if "upstream.address" in unreadable else settings.upstream.addresses:
         if is_own_address(address.host, address.port, here):
             message = f"{address} is an address that this sidecar itself listens on"

@@ -279,6 +279,10 @@ class Settings(FileModel):
         return self.file.parent
 
     @property
+    def listen_addresses(self) -> list[HostPort]:
+        return [section.address for section in self.listen]
+
+    @property
     def admin_addresses(self) -> tuple[HostPort, ...]:
         """Admin addresses of all workers, in order. Worker i uses the configured port + i."""
         address = self.admin.address

@@ -70,15 +70,11 @@ def can_be_looked_up(host: str) -> bool:
     return True
 
 
-def is_own_address(host: str, port: int, listening: Collection[tuple[str, int]]) -> bool:
-    """Return True if an address is one of our listening addresses. Host names are not resolved.
-
-    Args:
-        listening: our listening addresses as (host, port).
-    """
+def is_own_address(host: str, port: int, listening: Collection[HostPort]) -> bool:
+    """Return True if an address is one of our listening addresses. Host names are not resolved."""
     return any(
-        port == own_port and (host.lower() == own.lower() or (_is_here(host) and _is_here(own)))
-        for own, own_port in listening
+        port == own.port and (host.lower() == own.host.lower() or (_is_here(host) and _is_here(own.host)))
+        for own in listening
     )
 
 

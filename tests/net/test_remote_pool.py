@@ -17,6 +17,7 @@ from proxy.net.tasks import Tasks
 from proxy.net.tls import ClientTls, TlsContexts
 from proxy.relay.counters import Counters
 from proxy.relay.remote.link import RemotePublisher, RemoteResult
+from proxy.yamlfile.hosts import HostPort
 from tests.net.stage import FakeBroker, Peer, eventually
 from tests.relay.remote_broker import Told
 
@@ -272,7 +273,7 @@ async def test_new_limits_apply_to_an_open_link() -> None:
 
 async def test_a_link_to_the_sidecar_itself_is_refused() -> None:
     async with stage() as made:
-        made.pool.listening = [("127.0.0.1", made.broker.port)]
+        made.pool.listening = [HostPort("127.0.0.1", made.broker.port)]
         assert made.port().publisher(FAR, 1) == "leads back to this proxy"
         assert made.counters.remotes == {}
 
@@ -280,7 +281,7 @@ async def test_a_link_to_the_sidecar_itself_is_refused() -> None:
 async def test_a_host_name_of_the_sidecar_itself_is_detected_after_the_connect() -> None:
     async with stage() as made:
         made.pool.brokers = {"/": {b"far": RemoteBroker("127.1", made.broker.port)}}
-        made.pool.listening = [("127.0.0.1", made.broker.port)]
+        made.pool.listening = [HostPort("127.0.0.1", made.broker.port)]
         sent_message = message()
         made.publisher().send(sent_message)
         connection = made.pool.connection(FAR, "/")

@@ -7,9 +7,10 @@ import pytest
 from proxy.app.composition import remote_brokers
 from proxy.errors import ConfigErrors
 from proxy.net.tls import ClientTls
+from proxy.yamlfile.hosts import HostPort
 from tests.rules.loading import load
 
-LISTENING = [("127.0.0.1", 5673)]
+LISTENING = [HostPort("127.0.0.1", 5673)]
 
 
 def test_brokers_are_given_by_virtual_host_with_their_passwords() -> None:

@@ -4,10 +4,13 @@ import pytest
 
 from proxy.rules.lint.addresses import check_loops
 from proxy.yamlfile.document import Faults
-from proxy.yamlfile.hosts import is_own_address
+from proxy.yamlfile.hosts import HostPort, is_own_address
 from tests.rules.loading import load
 
-LISTENING = [("127.0.0.1", 5673), ("0.0.0.0", 5674), ("proxy.example", 5675), ("::1", 5676)]
+LISTENING = [
+    HostPort(host, port)
+    for host, port in (("127.0.0.1", 5673), ("0.0.0.0", 5674), ("proxy.example", 5675), ("::1", 5676))
+]
 
 
 def loops(*texts: str) -> list[str]:

@@ -20,7 +20,7 @@ from proxy.net.tasks import Tasks
 from proxy.net.tls import TlsContexts
 from proxy.relay.counters import Counters, RemoteCounters
 from proxy.relay.remote.link import Lane, RemoteMessage, RemotePublisher
-from proxy.yamlfile.hosts import is_own_address
+from proxy.yamlfile.hosts import HostPort, is_own_address
 
 #: Maximum number of concurrent links. A limit is needed because a rule may take the host from the address.
 _MOST_LINKS = 256
@@ -54,7 +54,7 @@ class RemotePool:
         self._running: dict[Endpoint, asyncio.Task[Any]] = {}
         self._ports: set[ProducerRemotes] = set()
         #: our listening addresses
-        self.listening: Sequence[tuple[str, int]] = ()
+        self.listening: Sequence[HostPort] = ()
 
     def port(self, vhost: str, full: Callable[[bool], None]) -> ProducerRemotes:
         """Return the other brokers for one producer's connection. For `full`, see `ProducerRemotes`."""
@@ -138,7 +138,7 @@ class RemotePool:
         """Return True if a socket is connected to one of our own listeners."""
         if not (isinstance(own_name, tuple) and isinstance(peer_name, tuple)):
             return False
-        ports = {port for host, port in self.listening if host in (peer_name[0], "0.0.0.0", "::")}  # noqa: S104
+        ports = {own.port for own in self.listening if own.host in (peer_name[0], "0.0.0.0", "::")}  # noqa: S104
         return peer_name[1] in ports and own_name[0] == peer_name[0]
 
     def _changed(self) -> None:

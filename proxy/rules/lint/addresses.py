@@ -25,11 +25,8 @@ from proxy.errors import located
 from proxy.rules.ruleset import Rules
 from proxy.values import text
 from proxy.yamlfile.document import Faults, join
-from proxy.yamlfile.hosts import is_loopback, is_own_address
+from proxy.yamlfile.hosts import HostPort, is_loopback, is_own_address
 from proxy.yamlfile.models import Keys
-
-#: Our listening addresses as (host, port).
-Listening = Collection[tuple[str, int]]
 
 _ODD_DOLLAR = re.compile(rb"\$(?![0-9$])")
 _DOLLAR = re.compile(rb"\$\$")
@@ -131,7 +128,7 @@ def _is_local(host: str) -> bool:
 # -- loops -------------------------------------------------------------------------------------------------------------
 
 
-def check_loops(rules: Rules, listening: Listening, faults: Faults) -> None:
+def check_loops(rules: Rules, listening: Collection[HostPort], faults: Faults) -> None:
     """Report every broker, translation and permitted host that leads back to this proxy.
 
     Some loops can be recognized only by DNS or socket addresses. Such loops are detected when the link is opened; the
@@ -150,7 +147,7 @@ def check_loops(rules: Rules, listening: Listening, faults: Faults) -> None:
                 faults.error(place, f"{places.path}.{key}", "leads back to this proxy")
 
 
-def _looping_keys(rule: AddressRule, brokers: Collection[bytes], listening: Listening) -> Iterator[str]:
+def _looping_keys(rule: AddressRule, brokers: Collection[bytes], listening: Collection[HostPort]) -> Iterator[str]:
     address = fixed_domain(rule)
     if address is not None and address.host and (address.host not in brokers or address.port is not None):
         if is_own_address(text(address.host), address.effective_port, listening):
@@ -159,7 +156,7 @@ def _looping_keys(rule: AddressRule, brokers: Collection[bytes], listening: List
         yield "hosts"
 
 
-def _is_own(permitted: bytes, listening: Listening) -> bool:
+def _is_own(permitted: bytes, listening: Collection[HostPort]) -> bool:
     """Return True for a host and port of this proxy, but not for a host alone, which also permits other addresses."""
     try:
         address = parse_address(permitted)
