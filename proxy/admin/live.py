@@ -177,4 +177,4 @@ class LiveFeed:
 
 
 def _event(name: str, data: object) -> bytes:
-    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False, default=list)}\n\n".encode(errors="replace")
+    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n".encode(errors="replace")

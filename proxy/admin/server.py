@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Any, TypeAlias, cast
+from typing import TypeAlias, cast
 
 import structlog
 from aiohttp import web
@@ -32,7 +32,6 @@ from prometheus_client.exposition import gzip_accepted
 
 from proxy.errors import ConfigErrors
 from proxy.observe.exposition import Exposition
-from proxy.values import text
 
 _log = structlog.get_logger(__name__)
 
@@ -95,7 +94,7 @@ class AdminServer:
     Args:
         exposition: renders the metrics page.
         readiness: returns the reasons why the sidecar is not ready; empty if it is ready.
-        status: returns the content of `/status`; values that JSON can't represent become strings.
+        status: returns the content of `/status`, as plain data for JSON.
         allow: networks other than loopback that may use guarded pages, as addresses or CIDR.
         routes: further guarded pages.
         degraded: returns limitations that don't prevent readiness.
@@ -345,17 +344,7 @@ class _Connection(asyncio.Protocol):
 
 
 def json_response(value: object, status: int = 200) -> web.Response:
-    """Return plain data as a JSON response; values that JSON can't represent become strings."""
-    text = json.dumps(value, indent=2, default=_as_text)
-    return web.Response(status=status, text=text + "\n", content_type="application/json")
-
-
-def _as_text(value: Any) -> object:  # Any: any type that json can't encode
-    if isinstance(value, bytes):
-        return text(value)
-    if isinstance(value, (set, frozenset)):
-        return sorted(value, key=str)
-    return str(value)
+    return web.Response(status=status, text=json.dumps(value, indent=2) + "\n", content_type="application/json")
 
 
 def json_text(value: object) -> str:
