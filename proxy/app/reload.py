@@ -22,14 +22,14 @@ from proxy.errors import ConfigErrors, UpstreamError, UpstreamFailure
 from proxy.garbage import without_collection
 from proxy.net.tasks import Tasks
 from proxy.relay.counters import Counters, TrafficLabels
-from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
+from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.destination_translation import static_translations
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from proxy.rules.loader import LoadedRules, load_rules
 from proxy.rules.ruleset import VhostRules
 from proxy.rules.watch import FileWatch, lone_mounts
-from proxy.rules.wire import owned_exchange
+from proxy.rules.wire import owned_exchanges
 from proxy.values import Destination, describe
 
 _log = structlog.get_logger(__name__)
@@ -323,11 +323,6 @@ def _exists(state: VhostState, destination: Destination) -> bool:
     """Return True if a destination that needs no binding is believed to exist. All exchanges are assumed to exist."""
     kind, name = destination
     return kind != "queue" or state.has_queue(name)
-
-
-def owned_exchanges(rules: VhostRules) -> dict[bytes, OwnedExchange]:
-    """Return the exchanges of the rules in the form that relays and the control plane use."""
-    return {rule.name: owned_exchange(rule) for rule in rules.exchanges}
 
 
 def declared_queues(rules: VhostRules) -> list[DeclareQueue]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from proxy.admin.server import GuardedRoute, json_route
-from proxy.app.reload import Reload, owned_exchanges
+from proxy.app.reload import Reload
 from proxy.audit.record import Privacy
 from proxy.broker.declared.store import inherit
 from proxy.errors import ProtocolError
@@ -28,6 +28,7 @@ from proxy.relay.vhost import OwnedExchange
 from proxy.rules.comparison import ComparedRules, ObservedPublish, RulesComparison
 from proxy.rules.loader import LoadedRules, compile_rules
 from proxy.rules.message import DescribedMessage
+from proxy.rules.wire import owned_exchanges
 
 _log = structlog.get_logger(__name__)
 

@@ -41,7 +41,7 @@ from proxy.app.composition import (
     secrets_of,
     session_limits,
 )
-from proxy.app.reload import Reload, declared_queues, owned_exchanges, traffic_labels
+from proxy.app.reload import Reload, declared_queues, traffic_labels
 from proxy.app.shadow import Shadow
 from proxy.app.workers import SIGNALS, Workers, WorkerSlot
 from proxy.audit.record import PublishLog
@@ -70,6 +70,7 @@ from proxy.relay.rate_limits import UserRateLimits
 from proxy.relay.vhost import VhostState
 from proxy.routing.bindings.patterns import jit_compiles
 from proxy.rules.loader import LoadedRules, load_rules
+from proxy.rules.wire import owned_exchanges
 from proxy.yamlfile.hosts import is_own_address
 
 _log = structlog.get_logger(__name__)

@@ -31,9 +31,8 @@ from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.bindings.patterns import Budget, InvalidPattern, compile_pattern
 from proxy.routing.router import Router
 from proxy.rules.lint.destinations import EvaluatedExchange, NamedDestination
-from proxy.rules.loader import LoadedRules
-from proxy.rules.ruleset import QueueRule, VhostRules
-from proxy.rules.wire import owned_exchange
+from proxy.rules.ruleset import QueueRule
+from proxy.rules.wire import owned_exchange, owned_exchanges
 from proxy.values import EXCHANGE, QUEUE, Destination, text
 from proxy.yamlfile.document import ConfigWarning
 
@@ -169,7 +168,7 @@ async def _list(settings: ControlSettings, findings: Findings) -> None:
             for loaded in findings.sets:
                 if vhost in loaded.rules.vhosts:
                     rules = loaded.rules.vhosts[vhost]
-                    desired = _desired(loaded, rules)
+                    desired = desired_state(owned_exchanges(rules), loaded.routers[vhost], book=loaded.books.get(vhost))
                     state = VhostState(vhost, loaded.routers[vhost], tokens=_KEYED, scans_bindings=scans)
                     adopt_types(state, desired, exchanges)
                     observation = await _observe(management, vhost, desired, queues, exchanges)
@@ -212,11 +211,6 @@ def _add_unfit(vhost: str, desired: DesiredState, observation: Observation, scan
         if not carrier.fits:
             place = written[exchange.name]
             findings.warnings.append(ConfigWarning(place.place, place.path, str(carrier)))
-
-
-def _desired(loaded: LoadedRules, rules: VhostRules) -> DesiredState:
-    exchanges = {rule.name: owned_exchange(rule) for rule in rules.exchanges}
-    return desired_state(exchanges, loaded.routers[rules.vhost], book=loaded.books.get(rules.vhost))
 
 
 async def _observe(

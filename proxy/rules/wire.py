@@ -82,8 +82,12 @@ def publish_state(
         state = VhostState(vhost.vhost, router, exchanges, live.queues, missing, addresses=book)
         state.missing_remote = dict(live.missing_remote)
         return state
-    exchanges = {rule.name: owned_exchange(rule) for rule in vhost.exchanges}
-    return VhostState(vhost.vhost, router, exchanges, addresses=book)
+    return VhostState(vhost.vhost, router, owned_exchanges(vhost), addresses=book)
+
+
+def owned_exchanges(vhost: VhostRules) -> dict[bytes, OwnedExchange]:
+    """Return the exchanges of the rules in the form that relays and the control plane use."""
+    return {rule.name: owned_exchange(rule) for rule in vhost.exchanges}
 
 
 def owned_exchange(rule: ExchangeRule) -> OwnedExchange:

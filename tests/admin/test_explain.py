@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 
 from proxy.admin.explain import ExplainPage
-from proxy.app.reload import owned_exchanges
 from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange, VhostState
 from proxy.routing.decision import QueueNames
 from proxy.routing.exchange import Exchange
+from proxy.rules.wire import owned_exchanges
 from tests.routing.building import NOW, to_queue
 from tests.rules.loading import load
 

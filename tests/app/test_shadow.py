@@ -16,7 +16,7 @@ import pytest
 
 from proxy.amqp.tables import encode_table
 from proxy.app import shadow as shadow_module
-from proxy.app.reload import Reload, owned_exchanges
+from proxy.app.reload import Reload
 from proxy.app.shadow import Shadow, uploaded_files
 from proxy.audit.record import Privacy
 from proxy.errors import ConfigErrors
@@ -30,6 +30,7 @@ from proxy.routing.decision import Decision, Outcome
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from proxy.rules.loader import LoadedRules
+from proxy.rules.wire import owned_exchanges
 from tests.broker.delivery.site import Site, standing
 from tests.client import split
 from tests.producer import until

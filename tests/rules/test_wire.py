@@ -7,7 +7,7 @@ import pytest
 from proxy.relay.tokens import token
 from proxy.relay.vhost import VhostState
 from proxy.rules.explain import Explanation, as_json, as_text, explain
-from proxy.rules.wire import owned_exchange
+from proxy.rules.wire import owned_exchanges
 from tests.routing.building import NOW
 from tests.rules.loading import load, message_request
 
@@ -89,8 +89,7 @@ def test_an_explanation_contains_the_publishes_on_the_wire(message: str, leaves:
 def live(missing: bool) -> VhostState:
     """The virtual host of a running sidecar in which the queue is missing, or its token is not bound yet."""
     loaded = load(RULES)
-    owned = {rule.name: owned_exchange(rule) for rule in loaded.rules.vhosts["/"].exchanges}
-    state = VhostState("/", loaded.routers["/"], owned)
+    state = VhostState("/", loaded.routers["/"], owned_exchanges(loaded.rules.vhosts["/"]))
     if missing:
         state.missing[("queue", b"q")] = "there is no such queue"
     return state
