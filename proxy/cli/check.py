@@ -182,13 +182,13 @@ def _kind(path: Path, sources: _Sources, faults: Faults) -> str | None:
 
 def _settings(path: Path, sources: _Sources, environ: Environment[str, str], findings: Findings) -> list[Path]:
     """Check a configuration and the rules files that it names; return the paths of the rules files."""
-    faults = Faults()
+    faults = Faults(secrets_required=False)
     source = sources.of(path, faults)
     if source is None:
         return []
     faults.errors += source.faults.errors
     try:
-        settings = read_settings(source.root, path, environ, faults, secrets_required=False)
+        settings = read_settings(source.root, path, environ, faults)
         findings.warnings += faults.warnings
         findings.settings.append(settings)
         named = rules_files(settings)
@@ -229,11 +229,11 @@ def _rules(
         findings.failures.append(failure)
         findings.walks[failure.test.place] = _walk(loaded, failure)
     findings.sets.append(loaded)
-    faults = Faults()
+    faults = Faults(secrets_required=False)
     check_loops(loaded.rules, listening, faults)
     for vhost in loaded.rules.vhosts.values():
         for broker in vhost.brokers:
-            broker_password(broker, environ, faults, required=False)
+            broker_password(broker, environ, faults)
     findings.add(faults)
 
 
@@ -264,12 +264,12 @@ def _check_tls_files(findings: Findings) -> None:
     # Imported here because it loads ssl and socket modules, which are not needed for most files.
     from proxy.net.tls_config import broker_tls, check_settings
 
-    faults = Faults()
+    faults = Faults(secrets_required=False)
     for settings in findings.settings:
         check_settings(settings, faults)
     for vhost in findings.vhosts:
         for broker in vhost.brokers:
-            broker_tls(broker, faults, required=False)
+            broker_tls(broker, faults)
     findings.add(faults)
 
 

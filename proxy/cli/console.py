@@ -142,7 +142,8 @@ def load_rules_of(files: Sequence[Path]) -> LoadedRules:
         keys = {key.text for key, _ in source.root.entries} if isinstance(source.root, Mapping) else set()
         # No rules file has this key.
         if "rules" in keys and not keys & set(TOP_KEYS):
-            settings = loader.read_settings(source.root, path, os.environ, source.faults, secrets_required=False)
+            faults = Faults(source.faults.errors, secrets_required=False)
+            settings = loader.read_settings(source.root, path, os.environ, faults)
             sources += [read_source(str(file), read_input(str(file))) for file in loader.rules_files(settings)]
         else:
             sources.append(source)

@@ -47,32 +47,25 @@ def load_settings(
     Args:
         path: the file; - is standard input.
         environ: the environment, whose variables with the prefix ``OXPROXY_`` override keys.
-        secrets_required: whether passwords stored outside the file, and TLS files, must exist. False is for checks on
-            machines without these passwords and files: a missing password or TLS file, or a missing parent of the audit
-            directory, is then only a warning.
+        secrets_required: whether passwords stored outside the file, TLS files and directories must exist; see `Faults`.
 
     Raises:
         ConfigErrors: the file can't be read, or contains errors. All errors are reported.
     """
-    faults = Faults()
+    faults = Faults(secrets_required=secrets_required)
     try:
         data = sys.stdin.buffer.read() if path == STANDARD_INPUT else path.read_bytes()
     except OSError as error:
         raise ConfigErrors([ConfigError(str(path), 0, "", f"can't be read: {error.strerror or error}")]) from error
-    settings = parse_settings(data, path, environ, faults, secrets_required)
-    return settings, faults.warnings
+    return parse_settings(data, path, environ, faults), faults.warnings
 
 
-def parse_settings(
-    data: bytes, path: Path, environ: Environment[str, str], faults: Faults, secrets_required: bool = True
-) -> Settings:
+def parse_settings(data: bytes, path: Path, environ: Environment[str, str], faults: Faults) -> Settings:
     """Read settings from a file's content; see `load_settings`."""
-    return read_settings(read_document(data, str(path), faults), path, environ, faults, secrets_required)
+    return read_settings(read_document(data, str(path), faults), path, environ, faults)
 
 
-def read_settings(
-    root: Node | None, path: Path, environ: Environment[str, str], faults: Faults, secrets_required: bool = True
-) -> Settings:
+def read_settings(root: Node | None, path: Path, environ: Environment[str, str], faults: Faults) -> Settings:
     """Read settings from a file's document, which is None if the file is empty; see `load_settings`."""
     if root is None:
         faults.check()
@@ -83,7 +76,7 @@ def read_settings(
     if settings is None:
         raise ConfigErrors(faults.errors)
     places = {where: place for where, place, _ in walk(root) if where}
-    passwords = SecretReader(path.parent, environ, places, faults, secrets_required)
+    passwords = SecretReader(path.parent, environ, places, faults)
     upstream = settings.upstream
     loopback = all(address.loopback for address in upstream.addresses)
     control = upstream.control.model_copy(update={"password": passwords.control(upstream.control, loopback)})
@@ -104,11 +97,11 @@ def read_settings(
         }
     )
     _check_addresses(settings, faults)
-    _check_tls(settings, faults, secrets_required)
+    _check_tls(settings, faults)
     if settings.audit.directory is not None:
-        _check_audit_directory(settings, path.parent / settings.audit.directory, faults, secrets_required)
+        _check_audit_directory(settings, path.parent / settings.audit.directory, faults)
     if settings.declared.snapshot is not None:
-        _check_snapshot_directory(settings, path.parent / settings.declared.snapshot, faults, secrets_required)
+        _check_snapshot_directory(settings, path.parent / settings.declared.snapshot, faults)
     faults.check()
     return settings
 
@@ -148,8 +141,8 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
             faults.error(settings.place("upstream.address"), "upstream.address", message)
 
 
-def _check_tls(settings: Settings, faults: Faults, required: bool) -> None:
-    """Report incomplete or insecure TLS settings, and missing files (as warnings unless `required`)."""
+def _check_tls(settings: Settings, faults: Faults) -> None:
+    """Report incomplete or insecure TLS settings, and missing files."""
     for index, listener in enumerate(settings.listen):
         server, section = listener.tls, f"listen[{index}].tls"
         if server is None:
@@ -162,7 +155,7 @@ def _check_tls(settings: Settings, faults: Faults, required: bool) -> None:
         if server.client_ca is None and verify in settings.places:
             faults.error(settings.place(verify), verify, "has no effect without client_ca")
         files = {"certificate": server.certificate, "key": server.key, "client_ca": server.client_ca}
-        _check_files(settings, section, files, faults, required)
+        _check_files(settings, section, files, faults)
     client, section = settings.upstream.tls, "upstream.tls"
     if client is None:
         far = [str(address) for address in settings.upstream.addresses if not address.loopback]
@@ -176,32 +169,29 @@ def _check_tls(settings: Settings, faults: Faults, required: bool) -> None:
         message = "anyone on the network path can impersonate the broker and read passwords"
         faults.warn(settings.place("upstream.tls.verify", section), "upstream.tls.verify", message)
     files = {"ca": client.ca, "certificate": client.certificate, "key": client.key}
-    _check_files(settings, section, files, faults, required)
+    _check_files(settings, section, files, faults)
 
 
-def _check_audit_directory(settings: Settings, directory: Path, faults: Faults, required: bool) -> None:
+def _check_audit_directory(settings: Settings, directory: Path, faults: Faults) -> None:
     key = "audit.directory"
     if os.path.lexists(directory) and not os.path.isdir(directory):
         faults.error(settings.place(key), key, f"{directory}: seen a file, expected a directory")
-    elif not required and not directory.parent.is_dir():  # at startup, the audit log reports this
+    elif not faults.secrets_required and not directory.parent.is_dir():  # at startup, the audit log reports this
         faults.warn(settings.place(key), key, f"{directory}: the parent directory does not exist")
 
 
-def _check_snapshot_directory(settings: Settings, file: Path, faults: Faults, required: bool) -> None:
+def _check_snapshot_directory(settings: Settings, file: Path, faults: Faults) -> None:
     if not file.parent.is_dir():
-        key, report = "declared.snapshot", faults.error if required else faults.warn
-        report(settings.place(key), key, f"the directory {file.parent} does not exist")
+        key = "declared.snapshot"
+        faults.missing(settings.place(key), key, f"the directory {file.parent} does not exist")
 
 
-def _check_files(
-    settings: Settings, section: str, names: Environment[str, str | None], faults: Faults, required: bool
-) -> None:
-    report = faults.error if required else faults.warn
+def _check_files(settings: Settings, section: str, names: Environment[str, str | None], faults: Faults) -> None:
     for key, name in names.items():
         reason = "" if name is None else _absence(settings.folder / name)
         if reason:
             path = join(section, key)
-            report(settings.place(path, section), path, f"{settings.folder / (name or '')}: {reason}")
+            faults.missing(settings.place(path, section), path, f"{settings.folder / (name or '')}: {reason}")
 
 
 def _absence(file: Path) -> str:

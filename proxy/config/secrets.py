@@ -49,14 +49,12 @@ class SecretReader:
     Args:
         `folder`: directory of the configuration file.
         places: positions of the keys in the file.
-        required: whether a missing secret is an error; otherwise it is a warning.
     """
 
     folder: Path
     environ: Environment[str, str]
     places: Environment[str, Place]
     faults: Faults
-    required: bool
 
     def secrets(self, sources: Sequence[SecretSource]) -> tuple[SecretSource, ...]:
         """Return the sources in `declared.secrets` with their values. A value is b"" if it can't be read."""
@@ -138,7 +136,7 @@ class SecretReader:
         place = place or Place("configuration", 0)
         if control.username != ControlSection.model_fields["username"].default:
             expected = "expected password_env, password_file or password"
-            self._missing(place, key, f'no password for the user "{control.username}", {expected}')
+            self.faults.missing(place, key, f'no password for the user "{control.username}", {expected}')
         elif not loopback:
             message = "no password is set: the default password of guest works only for brokers on loopback"
             self.faults.warn(place, key, message)
@@ -147,20 +145,16 @@ class SecretReader:
         try:
             password = read_password_source(source, self.environ)
         except MissingSecret as missing:
-            self._missing(place, key, str(missing))
+            self.faults.missing(place, key, str(missing))
             return ""
         if not password:
             origin = source if isinstance(source, Path) else f'the environment variable "{source}"'
-            self._missing(place, key, f"{origin} is empty, expected a password")
+            self.faults.missing(place, key, f"{origin} is empty, expected a password")
         return password
 
     def _kept(self, key: str, source: str | Path | None) -> bytes | None:
         try:
             return read_secret_source(source or "", self.environ)
         except MissingSecret as missing:
-            self._missing(self.places[key], key, str(missing))
+            self.faults.missing(self.places[key], key, str(missing))
             return None
-
-    def _missing(self, place: Place, key: str, message: str) -> None:
-        report = self.faults.error if self.required else self.faults.warn
-        report(place, key, message)

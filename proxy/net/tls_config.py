@@ -119,39 +119,29 @@ def files_of(tls: ServerTls | ClientTls) -> Iterator[Path]:
 
 
 def check_settings(settings: Settings, faults: Faults) -> None:
-    """Report unusable files named by a configuration; `load_settings` reports missing files.
-
-    An unreadable file causes only a warning, since the file is needed only on the machine that runs the sidecar.
-    """
+    """Report unusable files named by a configuration; `load_settings` reports missing files."""
     for path, tls in SidecarTls(settings).sections.items():
         if all(os.path.isfile(file) for file in files_of(tls)):
             above = settings.places.get(path, Place("configuration", 0))
-            _check(tls, path, settings.places, above, faults, required=False)
+            _check(tls, path, settings.places, above, faults)
 
 
-def broker_tls(rule: BrokerRule, faults: Faults, required: bool = True) -> ClientTls | None:
-    """Return the TLS settings of a broker in the rules, or None for plain TCP, and report unusable files.
-
-    Unreadable files are errors if `required` is set; otherwise, they are only warnings, since the files are needed only
-    on the machine that runs the sidecar.
-    """
+def broker_tls(rule: BrokerRule, faults: Faults) -> ClientTls | None:
+    """Return the TLS settings of a broker in the rules, or None for plain TCP, and report unusable files."""
     if rule.tls is None:
         return None
     ca, certificate, key = (path_in(rule.folder, name) for name in (rule.tls.ca, rule.tls.certificate, rule.tls.key))
     tls = ClientTls(ca, rule.tls.server_name, certificate, key)
     section = join("brokers", rule.name.decode())
     places = {f"{section}.{key}": place for key, place in rule.places.items()}
-    _check(tls, join(section, "tls"), places, rule.place, faults, required)
+    _check(tls, join(section, "tls"), places, rule.place, faults)
     return tls
 
 
-def _check(
-    tls: ServerTls | ClientTls, path: str, places: Mapping[str, Place], above: Place, faults: Faults, required: bool
-) -> None:
+def _check(tls: ServerTls | ClientTls, path: str, places: Mapping[str, Place], above: Place, faults: Faults) -> None:
     try:
         tls.context()
     except ConfigError as error:
         key = join(path, next(key for key in _KEYS if str(getattr(tls, key, None)) == error.file))
-        unread = isinstance(error.__cause__, OSError)
-        report = faults.warn if unread and not required else faults.error
+        report = faults.missing if isinstance(error.__cause__, OSError) else faults.error
         report(places.get(key, above), key, str(error))

@@ -194,23 +194,15 @@ def _credentials(fields: Keys, address: HostPort, tls: bool) -> None:
         fields.warn("address", "without tls the password is sent in plain text")
 
 
-def broker_password(
-    broker: BrokerRule, environ: Environment[str, str], faults: Faults, required: bool = True
-) -> SecretStr:
-    """Return a broker's password.
-
-    Args:
-        required: whether a missing password is an error instead of a warning. A warning allows rules to be checked on a
-            machine that must not have the password.
-    """
+def broker_password(broker: BrokerRule, environ: Environment[str, str], faults: Faults) -> SecretStr:
+    """Return a broker's password."""
     source = broker.password_source
     if source is None:
         return broker.settings.password or SecretStr("")
     try:
         return SecretStr(read_password_source(source, environ))
     except MissingSecret as missing:
-        report = faults.error if required else faults.warn
         key = "password_file" if isinstance(source, Path) else "password_env"
         path = join(join("brokers", broker.name.decode()), key)
-        report(broker.places.get(key, broker.place), path, str(missing))
+        faults.missing(broker.places.get(key, broker.place), path, str(missing))
     return SecretStr("")

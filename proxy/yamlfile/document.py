@@ -64,10 +64,16 @@ class ConfigWarning(NamedTuple):
 
 @dataclass(slots=True)
 class Faults:
-    """Collects errors and warnings while files are read; `check` raises the errors."""
+    """Collects errors and warnings while files are read; `check` raises the errors.
+
+    Args:
+        secrets_required: whether passwords and files that only the sidecar needs must exist. False is for checks on
+            machines without these passwords and files: a missing one is then only a warning.
+    """
 
     errors: list[ConfigError] = field(default_factory=list)
     warnings: list[ConfigWarning] = field(default_factory=list)
+    secrets_required: bool = True
 
     def error(self, place: Place, key: str, message: str) -> None:
         """Add an error at the key with the given dotted path. The message must not contain a secret."""
@@ -75,6 +81,11 @@ class Faults:
 
     def warn(self, place: Place, key: str, message: str) -> None:
         self.warnings.append(ConfigWarning(place, key, message))
+
+    def missing(self, place: Place, key: str, message: str) -> None:
+        """Report that a password or file that only the sidecar needs is missing or can't be read."""
+        report = self.error if self.secrets_required else self.warn
+        report(place, key, message)
 
     def check(self) -> None:
         if self.errors:

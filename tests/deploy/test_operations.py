@@ -109,7 +109,7 @@ def test_every_setting_in_the_pages_exists() -> None:
 
 def test_the_configuration_in_the_install_page_is_valid() -> None:
     (text,) = re.findall(r"```yaml\n(listen:.*?)```", (DOCS / "how-to" / "install.md").read_text(), re.DOTALL)
-    faults = Faults()
-    settings = parse_settings(text.encode(), Path("/etc/oxproxy/oxproxy.yaml"), {}, faults, secrets_required=False)
+    faults = Faults(secrets_required=False)
+    settings = parse_settings(text.encode(), Path("/etc/oxproxy/oxproxy.yaml"), {}, faults)
     assert settings.upstream.management == "https://rabbit.example:15671"
     assert yaml.safe_load(text)["audit"]["directory"] == "/var/lib/oxproxy/audit"

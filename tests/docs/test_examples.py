@@ -221,8 +221,8 @@ def test_the_configuration_file_has_every_key_and_is_valid_unchanged() -> None:
     settings, warnings = load_settings(path, {})
     assert warnings == []
     text = re.sub(r"# (tls: \{.*?\}|secrets: \[.*?\])", r"\1", path.read_text())  # these require files
-    faults = Faults()
-    parse_settings(text.encode(), path, {}, faults, secrets_required=False)
+    faults = Faults(secrets_required=False)
+    parse_settings(text.encode(), path, {}, faults)
     missing = ("file does not exist", "No such file or directory")
     assert all(any(text in str(warning) for text in missing) for warning in faults.warnings)
     written = yaml.safe_load(text)

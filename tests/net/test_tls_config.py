@@ -16,7 +16,7 @@ HERE = Path("/etc/oxproxy")
 
 
 def wanted(text: str) -> SidecarTls:
-    return SidecarTls(parse_settings(text.encode(), HERE / "oxproxy.yaml", {}, Faults(), secrets_required=False))
+    return SidecarTls(parse_settings(text.encode(), HERE / "oxproxy.yaml", {}, Faults(secrets_required=False)))
 
 
 BOTH = """

@@ -241,9 +241,9 @@ def test_the_configuration_is_valid_for_the_sidecar(values: JSON) -> None:
             document for document in of_kind("ConfigMap", values) if document["metadata"]["name"].endswith("-config")
         ]
         return
-    faults = Faults()
+    faults = Faults(secrets_required=False)
     text = yaml.safe_dump(configuration(values)).encode()
-    settings = parse_settings(text, Path("/etc/oxproxy/config/oxproxy.yaml"), {}, faults, secrets_required=False)
+    settings = parse_settings(text, Path("/etc/oxproxy/config/oxproxy.yaml"), {}, faults)
     ports = values.get("ports", {"amqp": 5673, "admin": 15693})
     assert [listener.address.port for listener in settings.listen] == [ports["amqp"]]
     assert settings.admin.address is not None
