@@ -29,7 +29,7 @@ from proxy.yamlfile.document import (
     walk,
 )
 from proxy.yamlfile.hosts import MOST_PORT, is_own_address, listen_conflict
-from proxy.yamlfile.models import read_model, warn_of_variables
+from proxy.yamlfile.models import Keys, read_model, warn_of_variables
 
 #: Stands for standard input where a file is expected.
 STANDARD_INPUT = Path("-")
@@ -71,8 +71,9 @@ def read_settings(root: Node | None, path: Path, environ: Environment[str, str],
         faults.check()
         root = Mapping(Place(str(path), 1), [])
     root = override(root, environ, faults)
-    warn_of_variables(root, "", faults)
-    settings = read_model(Settings, root, faults)
+    keys = Keys(root, faults)
+    warn_of_variables(keys)
+    settings = read_model(Settings, keys)
     if settings is None:
         raise ConfigErrors(faults.errors)
     places = {where: place for where, place, _ in walk(root) if where}

@@ -15,7 +15,7 @@ from typing import Annotated, TypeAlias
 from pydantic import SecretStr
 
 from proxy.addressing.table import AddressRule
-from proxy.yamlfile.document import Faults, Node, Place, Scalar, join
+from proxy.yamlfile.document import Faults, Place, Scalar, join
 from proxy.yamlfile.hosts import HostPort
 from proxy.yamlfile.models import (
     LISTED,
@@ -115,11 +115,10 @@ class ParsedAddress:
         return AddressPlaces(fields.path, fields.place_of("translation"), fields.place_of("hosts"))
 
 
-def read_address(node: Node, path: str, faults: Faults) -> ParsedAddress | None:
-    model = read_model(AddressModel, node, faults, path)
+def read_address(keys: Keys) -> ParsedAddress | None:
+    model = read_model(AddressModel, keys)
     if model is None:
         return None
-    keys = Keys(node, path, faults)
     hosts = None if model.hosts is None else tuple(host.encode() for host in model.hosts)
     if hosts == ():
         keys.error("hosts", "no host, expected a host, host:port, or *")
@@ -158,24 +157,22 @@ _JUDGED_LATER = ("address", "password_env", "password_file")
 _TLS_FILES = ("ca", "certificate", "key")
 
 
-def read_broker(name: Scalar, node: Node, faults: Faults) -> BrokerRule | None:
+def read_broker(name: Scalar, keys: Keys) -> BrokerRule | None:
     """Read one entry of `brokers:`."""
-    path = join("brokers", name.text)
-    warn_of_variables(node, path, faults)
-    model = read_model(BrokerModel, node, faults, path)
+    warn_of_variables(keys)
+    model = read_model(BrokerModel, keys)
     if not name.text or any(sign in name.text for sign in "/:@[]~") or len(name.text.encode()) > MAX_SHORT_BYTES:
-        faults.error(name.place, path, "a broker's name is used as a host: it must not contain / : @ [ ] ~")
+        keys.faults.error(name.place, keys.path, "a broker's name is used as a host: it must not contain / : @ [ ] ~")
         return None
     if model is None:
         return None
-    keys = Keys(node, path, faults)
     _credentials(keys, model.address, model.tls is not None)
     places = {key: keys.place_of(key) for key in _JUDGED_LATER}
     if model.tls is not None:
-        inner = Keys(keys.value("tls") or node, keys.at("tls"), faults)
+        inner = keys.section("tls")
         places |= {f"tls.{key}": inner.place_of(key) for key in _TLS_FILES}
         if (model.tls.certificate is None) != (model.tls.key is None):
-            faults.error(inner.place, inner.path, "certificate and key must be given together")
+            inner.invalid("certificate and key must be given together")
     return BrokerRule(name.text.encode(), model, Path(name.place.source).parent, name.place, places)
 
 

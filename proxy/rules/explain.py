@@ -31,8 +31,7 @@ from proxy.rules.message import DescribedMessage, MessageModel, described_messag
 from proxy.rules.ruleset import VhostRules
 from proxy.values import text
 from proxy.yamlfile.document import Faults, Place, read_document
-from proxy.yamlfile.document import Mapping as MappingNode
-from proxy.yamlfile.models import LISTED, NOTHING, Expected, FileModel, read_model
+from proxy.yamlfile.models import LISTED, NOTHING, Expected, FileModel, Keys, read_model
 
 _HIDDEN = "***"
 
@@ -194,13 +193,14 @@ def read_question(data: bytes, source: str) -> ExplainRequest | AddressRequest:
             expected = "expected a message: exchange, routing_key, headers, ..."
             faults.error(Place(source, 0), "", f"the file is empty, {expected}")
         raise ConfigErrors(faults.errors)
-    if isinstance(root, MappingNode) and root.entry("address") is not None:
-        asked = read_model(AddressRequest, root, faults)
+    keys = Keys(root, faults)
+    if "address" in keys:
+        asked = read_model(AddressRequest, keys)
         if asked is None or faults.errors:
             raise ConfigErrors(faults.errors)
         return asked
-    model = read_model(_RequestModel, root, faults)
-    message = None if model is None else described_message(model, root, "", faults)
+    model = read_model(_RequestModel, keys)
+    message = None if model is None else described_message(model, keys)
     if model is None or message is None or faults.errors:
         raise ConfigErrors(faults.errors)
     return ExplainRequest(message, model.vhost, frozenset(name.encode() for name in model.queues), source, model.at)

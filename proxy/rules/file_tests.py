@@ -19,7 +19,7 @@ from proxy.rules.field_values import instant
 from proxy.rules.message import DescribedMessage, MessageModel, described_message
 from proxy.rules.ruleset import Rules
 from proxy.values import text
-from proxy.yamlfile.document import Faults, Node, Place, join
+from proxy.yamlfile.document import Place
 from proxy.yamlfile.models import LISTED, NOTHING, Expected, FileModel, Keys, Parsed, read_model
 
 
@@ -93,14 +93,13 @@ class TestFailure:
         return f"{located(*self.test.place)}: {self.test.path}: {self.test.name}: {'; '.join(self.differences)}"
 
 
-def read_test(node: Node, path: str, vhost: str, faults: Faults) -> RulesTest | None:
-    model = read_model(FileTestModel, node, faults, path)
-    publish = Keys(node, path, faults).value("publish")
-    if model is None or publish is None:
+def read_test(keys: Keys, vhost: str) -> RulesTest | None:
+    model = read_model(FileTestModel, keys)
+    if model is None:
         return None
-    message = described_message(model.publish, publish, join(path, "publish"), faults)
+    message = described_message(model.publish, keys.section("publish"))
     queues = frozenset(name.encode() for name in model.queues)
-    return RulesTest(model.name, node.place, path, vhost, message, model.at, queues, model.expect)
+    return RulesTest(model.name, keys.place, keys.path, vhost, message, model.at, queues, model.expect)
 
 
 def evaluate_tests(

@@ -15,7 +15,7 @@ from proxy.routing.bindings.operators import INTEGER_PROPERTIES, TEXT_PROPERTIES
 from proxy.routing.decision import Facts
 from proxy.rules.field_values import instant, read_table
 from proxy.values import Destination, Value, text
-from proxy.yamlfile.document import Faults, Mapping, Node, Scalar, join
+from proxy.yamlfile.document import Mapping, Scalar
 from proxy.yamlfile.models import (
     MAX_SHORT_BYTES,
     NOTHING,
@@ -138,10 +138,10 @@ class DescribedMessage:
     facts: Facts
 
 
-def described_message(model: MessageModel, node: Node, path: str, faults: Faults) -> DescribedMessage:
+def described_message(model: MessageModel, keys: Keys) -> DescribedMessage:
     """Build a message from its model and from the node of its headers."""
-    table = Keys(node, path, faults).value("headers")
-    headers = read_table(table, join(path, "headers"), faults) if isinstance(table, Mapping) else ()
+    table = keys.value("headers")
+    headers = read_table(table, keys.at("headers"), keys.faults) if isinstance(table, Mapping) else ()
     # RabbitMQ removes BCC before the exchange evaluates the message (sender-selected distribution).
     headers = tuple(entry for entry in headers if entry[0] != b"BCC")
     properties = {name: value for name in PROPERTIES if (value := getattr(model.properties, name)) is not None}

@@ -300,35 +300,32 @@ class ParsedFile:
 
 def read_rules_file(root: Node, source: RulesSource, faults: Faults) -> ParsedFile:
     """Read the document of one rules file. Errors are reported in `faults`, and invalid values are omitted."""
-    keys = Keys(root, "", faults)
-    tests_file = _take_tests_file(root, source.name, faults)
-    lists = {key: _numbered(keys, key) for key in ("queues", "exchanges", "addresses", "tests")}
+    keys = Keys(root, faults)
+    tests_file = _take_tests_file(keys, source.name)
+    lists = {key: _take_sections(keys, key) for key in ("queues", "exchanges", "addresses", "tests")}
     brokers = keys.value("brokers")
     named = list(brokers.entries) if isinstance(brokers, Mapping) else []
     if isinstance(brokers, Mapping):
         brokers.entries = []
-    model = read_model(RulesModel, root, faults) or RulesModel()
-    queues = _present(_queue(path, node, faults) for path, node in lists["queues"])
-    exchanges = _present(
-        _exchange(path, node, model.timezone, source.places, faults) for path, node in lists["exchanges"]
-    )
-    addresses = _present(read_address(node, path, faults) for path, node in lists["addresses"])
-    rules = _present(read_broker(name, node, faults) for name, node in named)
-    tests = _present(read_test(node, path, model.vhost, faults) for path, node in lists["tests"])
+    model = read_model(RulesModel, keys) or RulesModel()
+    queues = _present(map(_queue, lists["queues"]))
+    exchanges = _present(_exchange(section, model.timezone, source.places) for section in lists["exchanges"])
+    addresses = _present(map(read_address, lists["addresses"]))
+    rules = _present(read_broker(name, Keys(node, faults, join("brokers", name.text))) for name, node in named)
+    tests = _present(read_test(section, model.vhost) for section in lists["tests"])
     return ParsedFile(source.name, model.vhost, queues, exchanges, tests, addresses, rules, tests_file)
 
 
-def _take_tests_file(root: Node, source: str, faults: Faults) -> TestsFile | None:
+def _take_tests_file(keys: Keys, source: str) -> TestsFile | None:
     """Remove and return the name of a test file if the key `tests` contains a name instead of a list."""
-    entry = root.entry("tests") if isinstance(root, Mapping) else None
-    if entry is None or not isinstance(root, Mapping) or not isinstance(entry[1], Scalar) or entry[1].absent:
+    node = keys.value("tests")
+    if not isinstance(node, Scalar) or node.absent:
         return None
-    root.entries = [other for other in root.entries if other is not entry]
-    node = entry[1]
+    keys.remove("tests")
     if node.tag is None and isinstance(node.value, str) and is_tests_file(node.value):
         return TestsFile(Path(source).parent / node.value, node.place)
     expected = "a list of tests, or the name of a file that ends in _test.yaml"
-    faults.error(node.place, "tests", f"seen {describe(node)}, expected {expected}")
+    keys.faults.error(node.place, "tests", f"seen {describe(node)}, expected {expected}")
     return None
 
 
@@ -339,9 +336,10 @@ def read_tests_file(source: RulesSource, vhost: str, faults: Faults) -> list[Rul
         if not source.faults.errors:
             faults.error(Place(source.name, 1, 1), "", "the file is empty, expected a mapping with the key tests")
         return []
-    tests = _numbered(Keys(source.root, "", faults), "tests")
-    read_model(TestsModel, source.root, faults)
-    return _present(read_test(node, path, vhost, faults) for path, node in tests)
+    keys = Keys(source.root, faults)
+    tests = _take_sections(keys, "tests")
+    read_model(TestsModel, keys)
+    return _present(read_test(section, vhost) for section in tests)
 
 
 def _present(items: Iterable[T | None]) -> list[T]:
@@ -358,9 +356,9 @@ def _take_items(keys: Keys, key: str) -> list[Any]:
     return items
 
 
-def _numbered(keys: Keys, key: str) -> list[tuple[str, Node]]:
-    """Remove and return the items of a list, each with its dotted path."""
-    return [(f"{keys.at(key)}[{index}]", item) for index, item in enumerate(_take_items(keys, key))]
+def _take_sections(keys: Keys, key: str) -> list[Keys]:
+    """Remove and return the items of a list, which may not be mappings."""
+    return [Keys(item, keys.faults, join(keys.at(key), index)) for index, item in enumerate(_take_items(keys, key))]
 
 
 def _table(keys: Keys) -> Table:
@@ -368,31 +366,29 @@ def _table(keys: Keys) -> Table:
     return read_table(node, keys.at("arguments"), keys.faults) if isinstance(node, Mapping) else ()
 
 
-def _queue(path: str, node: Node, faults: Faults) -> ParsedQueue | None:
+def _queue(keys: Keys) -> ParsedQueue | None:
+    node = keys.node
     arguments: Table = ()
     if isinstance(node, Mapping):
-        model = read_model(QueueModel, node, faults, path)
+        model = read_model(QueueModel, keys)
         if model is None:
             return None
-        name, arguments = model.name, _table(Keys(node, path, faults))
+        name, arguments = model.name, _table(keys)
     else:
         text = node.value if isinstance(node, Scalar) and node.tag is None else None
         fault = name_fault(text) if isinstance(text, str) else describe(node)
         if fault:
-            faults.error(node.place, path, f"seen {fault}, expected the name of a queue, or a mapping with its name")
+            keys.invalid(f"seen {fault}, expected the name of a queue, or a mapping with its name")
             return None
         name = str(text).encode()
     if name.startswith(b"amq."):
-        faults.error(node.place, path, 'names that begin with "amq." are reserved by the broker and can\'t be declared')
-    return ParsedQueue(node.place, path, QueueRule(name, arguments))
+        keys.invalid('names that begin with "amq." are reserved by the broker and can\'t be declared')
+    return ParsedQueue(keys.place, keys.path, QueueRule(name, arguments))
 
 
-def _exchange(
-    path: str, node: Node, local_time: tzinfo | None, places: PackedPlaces, faults: Faults
-) -> ParsedExchange | None:
-    keys = Keys(node, path, faults)
+def _exchange(keys: Keys, local_time: tzinfo | None, places: PackedPlaces) -> ParsedExchange | None:
     items = _take_items(keys, "bindings")
-    model = read_model(ExchangeModel, node, faults, path)
+    model = read_model(ExchangeModel, keys)
     if model is None:
         return None
     arguments = _table(keys)
@@ -449,7 +445,7 @@ class BindingReader:
     def __call__(self, node: Node, exchange: int, index: int) -> PackedBinding | None:
         """Return the binding; None if it is invalid."""
         path = binding_path(f"exchanges[{exchange}]", index)
-        plain = _plain_binding(node) or _modelled_binding(node, path, self._faults)
+        plain = _plain_binding(node) or _modelled_binding(Keys(node, self._faults, path))
         if plain is None or not isinstance(node, Mapping):
             return None
         kind, destination, routing_key, name = plain
@@ -497,12 +493,11 @@ def _plain_binding(node: Node) -> _PlainBinding | None:
     return kind, texts[kind].encode(), routing_key, name or ""
 
 
-def _modelled_binding(node: Node, path: str, faults: Faults) -> _PlainBinding | None:
-    model = read_model(BindingModel, node, faults, path)
-    keys = Keys(node, path, faults)
-    if isinstance(node, Mapping) and (QUEUE in keys) == (EXCHANGE in keys):
+def _modelled_binding(keys: Keys) -> _PlainBinding | None:
+    model = read_model(BindingModel, keys)
+    if isinstance(keys.node, Mapping) and (QUEUE in keys) == (EXCHANGE in keys):
         seen = "both" if QUEUE in keys else "neither"
-        faults.error(node.place, path, f"seen {seen}, expected either queue: or exchange:")
+        keys.invalid(f"seen {seen}, expected either queue: or exchange:")
         return None
     kind = QUEUE if QUEUE in keys else EXCHANGE
     destination = getattr(model, kind, None)

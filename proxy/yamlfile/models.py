@@ -49,39 +49,51 @@ _VARIABLE = re.compile(r"\$\{\w[^}]*\}|\$\(\w+\)|\{\{.+?\}\}")
 
 
 class Keys:
-    """A mapping in a file and its dotted path. Provides the positions of keys for errors found after parsing.
+    """A mapping in a file, its dotted path, and the collector of its errors. Provides the positions of its keys.
 
     Args:
         node: the mapping, or the node that the file contains instead of a mapping.
         path: dotted path of the node; empty for the whole file.
     """
 
-    __slots__ = ("_node", "faults", "path")
+    __slots__ = ("_mapping", "faults", "node", "path")
 
-    def __init__(self, node: Node, path: str, faults: Faults) -> None:
-        self._node = node if isinstance(node, Mapping) else Mapping(node.place, [])
-        self.path = path
+    def __init__(self, node: Node, faults: Faults, path: str = "") -> None:
+        self.node = node
         self.faults = faults
+        self.path = path
+        self._mapping = node if isinstance(node, Mapping) else Mapping(node.place, [])
 
     def __contains__(self, key: str) -> bool:
-        return self._node.entry(key) is not None
+        return self._mapping.entry(key) is not None
 
     @property
     def place(self) -> Place:
-        return self._node.place
+        return self.node.place
 
     def at(self, key: str) -> str:
         return join(self.path, key)
 
     def place_of(self, key: str) -> Place:
         """Return the position of a key, or of the mapping if the key is missing."""
-        entry = self._node.entry(key)
-        return entry[0].place if entry else self._node.place
+        entry = self._mapping.entry(key)
+        return entry[0].place if entry else self.place
 
     def value(self, key: str) -> Node | None:
         """Return the value of a key; None if the key is missing."""
-        entry = self._node.entry(key)
+        entry = self._mapping.entry(key)
         return entry[1] if entry else None
+
+    def remove(self, key: str) -> None:
+        self._mapping.entries = [entry for entry in self._mapping.entries if entry[0].text != key]
+
+    def section(self, key: str) -> Keys:
+        """Return the mapping at a key. If the key is missing, the position is that of this mapping."""
+        return Keys(self.value(key) or self.node, self.faults, self.at(key))
+
+    def invalid(self, message: str) -> None:
+        """Report an error of the whole mapping."""
+        self.faults.error(self.place, self.path, message)
 
     def error(self, key: str, message: str) -> None:
         self.faults.error(self.place_of(key), self.at(key), message)
@@ -125,16 +137,13 @@ def key_names(model: type[BaseModel]) -> dict[str, tuple[str, FieldInfo]]:
 # -- the adapter -------------------------------------------------------------------------------------------------------
 
 
-def read_model(model: type[M], node: Node, faults: Faults, path: str = "") -> M | None:
-    """Read a node as a model and report every error in it.
-
-    Args:
-        node: the mapping, or the node that the file contains instead of a mapping.
+def read_model(model: type[M], keys: Keys) -> M | None:
+    """Read a mapping as a model and report every error in it.
 
     Returns:
         The model without the invalid values; None if a required value is missing or invalid.
     """
-    data = _plain(node)
+    data = _plain(keys.node)
     reported = False
     while True:
         try:
@@ -142,7 +151,7 @@ def read_model(model: type[M], node: Node, faults: Faults, path: str = "") -> M 
         except ValidationError as error:
             details = _causes(error.errors(include_url=False, include_input=False))
             for detail in () if reported else details:
-                _report(model, node, path, detail, faults)
+                _report(model, keys, detail)
             reported = True
             pruned = [_prune(data, detail) for detail in details]
             if not all(pruned):
@@ -200,10 +209,10 @@ def _close_gaps(data: object) -> None:
         _close_gaps(child)
 
 
-def _report(model: type[BaseModel], root: Node, path: str, detail: ErrorDetails, faults: Faults) -> None:
+def _report(model: type[BaseModel], keys: Keys, detail: ErrorDetails) -> None:
     """Report a pydantic error with its position, what was seen and what was expected."""
-    node: Node | None = root
-    place = root.place
+    node: Node | None = keys.node
+    place, path = keys.place, keys.path
     for step in detail["loc"]:
         if isinstance(node, Mapping) and isinstance(step, str):
             entry, path = node.entry(step), join(path, step)
@@ -213,7 +222,7 @@ def _report(model: type[BaseModel], root: Node, path: str, detail: ErrorDetails,
         elif isinstance(node, Sequence) and isinstance(step, int):
             node, path = node.items[step], join(path, step)
             place = node.place
-    faults.error(place, path, _message(model, node, detail))
+    keys.faults.error(place, path, _message(model, node, detail))
 
 
 def _message(model: type[BaseModel], node: Node | None, detail: ErrorDetails) -> str:
@@ -320,13 +329,13 @@ def _meant(name: str, known: Iterable[str]) -> str:
     return f", expected one of {', '.join(known)}"
 
 
-def warn_of_variables(root: Node, path: str, faults: Faults) -> None:
+def warn_of_variables(keys: Keys) -> None:
     """Warn, without showing the text, about strings that look like shell or template variables."""
-    for where, _, node in walk(root, path):
+    for where, _, node in walk(keys.node, keys.path):
         if isinstance(node, Scalar) and node.place.line and _VARIABLE.search(node.text):
             key = _INDEX.sub("", where)
             ways = "use password_env or password_file" if key.endswith("password") else "write the value itself"
-            faults.warn(node.place, key, f"seen a variable reference, which is not expanded: {ways}")
+            keys.faults.warn(node.place, key, f"seen a variable reference, which is not expanded: {ways}")
 
 
 # -- the types of values -----------------------------------------------------------------------------------------------

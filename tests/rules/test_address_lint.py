@@ -16,7 +16,7 @@ def check(rules: Sequence[AddressRule], brokers: tuple[bytes, ...] = ()) -> Faul
     faults = Faults()
     book = AddressBook(AddressTable(rules), brokers)
     nodes = [Mapping(Place("a.yaml", index + 1), []) for index, _ in enumerate(rules)]
-    check_addresses(book, brokers, [Keys(node, f"[{index}]", faults) for index, node in enumerate(nodes)])
+    check_addresses(book, brokers, [Keys(node, faults, f"[{index}]") for index, node in enumerate(nodes)])
     return faults
 
 

@@ -7,15 +7,16 @@ from proxy.routing.decision import Facts
 from proxy.rules.message import DescribedMessage, MessageModel, described_message, destination_text, json_value, quoted
 from proxy.values import Value, text
 from proxy.yamlfile.document import Faults, read_document
-from proxy.yamlfile.models import read_model
+from proxy.yamlfile.models import Keys, read_model
 
 
 def read(text: str) -> tuple[DescribedMessage | None, list[str]]:
     faults = Faults()
     root = read_document(text, "f.yaml", faults)
     assert root is not None
-    model = read_model(MessageModel, root, faults)
-    message = None if model is None else described_message(model, root, "", faults)
+    keys = Keys(root, faults)
+    model = read_model(MessageModel, keys)
+    message = None if model is None else described_message(model, keys)
     return message, [str(error) for error in faults.errors]
 
 

@@ -16,6 +16,7 @@ from proxy.yamlfile.models import (
     Duration,
     FileModel,
     HttpUrl,
+    Keys,
     ListenAddress,
     Name,
     Password,
@@ -60,7 +61,7 @@ def node(text: str) -> Node:
 
 def read(text: str) -> tuple[House, list[str]]:
     faults = Faults()
-    house = read_model(House, node(text), faults)
+    house = read_model(House, Keys(node(text), faults))
     assert house is not None
     return house, [str(error) for error in faults.errors]
 
@@ -106,7 +107,7 @@ def read(text: str) -> tuple[House, list[str]]:
 )
 def test_invalid_values_are_errors_with_line_and_column(text: str, message: str) -> None:
     faults = Faults()
-    read_model(House, node(text), faults)
+    read_model(House, Keys(node(text), faults))
     assert [str(error) for error in faults.errors] == [message]
 
 
