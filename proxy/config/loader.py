@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from proxy.config.keys import differences, override
-from proxy.config.secrets import SecretReader
+from proxy.config.secrets import read_secrets
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.yamlfile.document import (
@@ -33,10 +33,6 @@ from proxy.yamlfile.models import Keys, read_model, warn_of_variables
 
 #: Stands for standard input where a file is expected.
 STANDARD_INPUT = Path("-")
-_NO_SECRETS = (
-    "missing, expected a secret, because the broker is not on loopback: without a secret, the key that signs clients' "
-    "bindings is derived from the control user's password"
-)
 
 
 def load_settings(
@@ -77,26 +73,7 @@ def read_settings(root: Node | None, path: Path, environ: Environment[str, str],
     if settings is None:
         raise ConfigErrors(faults.errors)
     places = {where: place for where, place, _ in walk(root) if where}
-    passwords = SecretReader(path.parent, environ, places, faults)
-    upstream = settings.upstream
-    loopback = all(address.loopback for address in upstream.addresses)
-    control = upstream.control.model_copy(update={"password": passwords.control(upstream.control, loopback)})
-    secrets = passwords.secrets(settings.declared.secrets)
-    if not secrets and not loopback:
-        faults.warn(places.get("declared") or places["upstream.address"], "declared.secrets", _NO_SECRETS)
-    audit = settings.audit
-    if audit.hash:
-        key = passwords.hash_key(audit)
-        audit = audit.model_copy(update={"hash_key": key})
-    settings = settings.model_copy(
-        update={
-            "upstream": upstream.model_copy(update={"control": control}),
-            "declared": settings.declared.model_copy(update={"secrets": secrets}),
-            "audit": audit,
-            "file": path,
-            "places": places,
-        }
-    )
+    settings = read_secrets(settings.model_copy(update={"file": path, "places": places}), environ, faults)
     _check_addresses(settings, faults)
     _check_tls(settings, faults)
     if settings.audit.directory is not None:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Mapping as Environment
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import SecretStr
 
-from proxy.config.settings import AuditSection, ControlSection, SecretSource
-from proxy.yamlfile.document import Faults, Place
+from proxy.config.settings import ControlSection, SecretSource, Settings
+from proxy.yamlfile.document import Faults
 from proxy.yamlfile.models import path_in
 from proxy.yamlfile.secret_sources import MissingSecret, read_password_source, read_secret_source
 
@@ -22,6 +21,10 @@ from proxy.yamlfile.secret_sources import MissingSecret, read_password_source, r
 SECRET_BYTES = 32
 #: Size limits of the key for the hashes in the audit log, the same as in `audit.record`.
 HASH_KEY_BYTES = (16, 64)
+_NO_SECRETS = (
+    "missing, expected a secret, because the broker is not on loopback: without a secret, the key that signs clients' "
+    "bindings is derived from the control user's password"
+)
 
 
 def read_secret(data: bytes) -> bytes | None:
@@ -42,22 +45,43 @@ def read_secret(data: bytes) -> bytes | None:
     return secret if len(secret) == SECRET_BYTES else None
 
 
+def read_secrets(settings: Settings, environ: Environment[str, str], faults: Faults) -> Settings:
+    """Return the settings with the values of the secrets, and report malformed and missing secrets."""
+    reader = _SecretReader(settings, environ, faults)
+    control = settings.upstream.control.model_copy(update={"password": reader.control()})
+    return settings.model_copy(
+        update={
+            "upstream": settings.upstream.model_copy(update={"control": control}),
+            "declared": settings.declared.model_copy(update={"secrets": reader.secrets()}),
+            "audit": settings.audit.model_copy(update={"hash_key": reader.hash_key() if settings.audit.hash else b""}),
+        }
+    )
+
+
 @dataclass(frozen=True, slots=True)
-class SecretReader:
-    """Reads the secrets of one configuration and reports malformed secrets.
+class _SecretReader:
+    """Reads the secrets of one configuration and reports malformed secrets."""
 
-    Args:
-        `folder`: directory of the configuration file.
-        places: positions of the keys in the file.
-    """
-
-    folder: Path
+    settings: Settings
     environ: Environment[str, str]
-    places: Environment[str, Place]
     faults: Faults
 
-    def secrets(self, sources: Sequence[SecretSource]) -> tuple[SecretSource, ...]:
+    @property
+    def _loopback(self) -> bool:
+        """True if the broker is on this host."""
+        return all(address.loopback for address in self.settings.upstream.addresses)
+
+    def _error(self, key: str, message: str) -> None:
+        self.faults.error(self.settings.place(key), key, message)
+
+    def _missing(self, key: str, message: str) -> None:
+        self.faults.missing(self.settings.place(key), key, message)
+
+    def secrets(self) -> tuple[SecretSource, ...]:
         """Return the sources in `declared.secrets` with their values. A value is b"" if it can't be read."""
+        sources = self.settings.declared.secrets
+        if not sources and not self._loopback:
+            self.faults.warn(self.settings.place("declared", "upstream.address"), "declared.secrets", _NO_SECRETS)
         return tuple(
             source.model_copy(update={"value": self._secret(source, f"declared.secrets[{index}]")})
             for index, source in enumerate(sources)
@@ -67,94 +91,91 @@ class SecretReader:
         given = [key for key in ("file", "env") if getattr(source, key) is not None]
         if len(given) != 1:
             problem = "seen file and env, expected one of them" if given else "missing, expected file or env"
-            place = self.places[f"{path}.{given[-1]}" if given else "declared.secrets"]
+            place = self.settings.place(f"{path}.{given[-1]}" if given else "declared.secrets")
             self.faults.error(place, path, problem)
             return b""
-        origin = source.env if source.file is None else self.folder / source.file
+        origin = source.env if source.file is None else self.settings.folder / source.file
         data = self._kept(f"{path}.{given[0]}", origin)
         secret = None if data is None else read_secret(data)
         if data is not None and secret is None:
-            key = f"{path}.{given[0]}"
             shown = origin if source.env is None else f"environment variable {origin}"
             expected = f"{SECRET_BYTES} random bytes: raw (in a file), in hexadecimal or in base64"
             message = f"{shown}: seen {len(data)} bytes in a different format, expected {expected}"
-            self.faults.error(self.places[key], key, message)
+            self._error(f"{path}.{given[0]}", message)
         return secret or b""
 
-    def hash_key(self, audit: AuditSection) -> bytes:
+    def hash_key(self) -> bytes:
         """Return the key for the hashes in the audit log; b"" if it can't be read."""
+        audit = self.settings.audit
         if audit.hash_key_env is not None:
             key = "audit.hash_key_env"
             hash_key = self._kept(key, audit.hash_key_env)
         elif audit.hash_key_file is not None:
             key = "audit.hash_key_file"
-            hash_key = self._kept(key, self.folder / audit.hash_key_file)
+            hash_key = self._kept(key, self.settings.folder / audit.hash_key_file)
             hash_key = None if hash_key is None else hash_key.removesuffix(b"\n")
         else:
-            message = "hashes need a key: set hash_key_env or hash_key_file"
-            self.faults.error(self.places["audit.hash"], "audit.hash", message)
+            self._error("audit.hash", "hashes need a key: set hash_key_env or hash_key_file")
             return b""
         least, most = HASH_KEY_BYTES
         if hash_key is not None and not least <= len(hash_key) <= most:
-            self.faults.error(self.places[key], key, f"seen a key of {len(hash_key)} bytes, expected {least} to {most}")
+            self._error(key, f"seen a key of {len(hash_key)} bytes, expected {least} to {most}")
         return hash_key or b""
 
-    def control(self, control: ControlSection, loopback: bool) -> SecretStr:
-        """Return the control user's password; `loopback` is True if the broker is on this host."""
-        path = "upstream.control."
+    def control(self) -> SecretStr:
+        """Return the control user's password."""
+        control, places, path = self.settings.upstream.control, self.settings.places, "upstream.control."
         sources: dict[str, str | Path | None] = {
             "password_env": control.password_env,
-            "password_file": path_in(self.folder, control.password_file),
+            "password_file": path_in(self.settings.folder, control.password_file),
         }
-        given = [key for key in ("password", *sources) if path + key in self.places]
+        given = [key for key in ("password", *sources) if path + key in places]
         given = [key for key in given if key == "password" or sources[key] is not None]
         # A variable overrides the file, even if they use different keys.
-        given = [key for key in given if not self.places[path + key].line] or given
+        given = [key for key in given if not places[path + key].line] or given
         if not given:
-            self._default(control, loopback)
+            self._default(control)
             return control.password
-        key, place = path + given[0], self.places[path + given[0]]
+        key = path + given[0]
         if len(given) > 1:
-            message = f"seen {' and '.join(given)}, expected one of them"
-            self.faults.error(self.places[path + given[1]], path + given[1], message)
+            self._error(path + given[1], f"seen {' and '.join(given)}, expected one of them")
         source = sources.get(given[0])
         if source is not None:
-            return SecretStr(self._password(place, key, source))
+            return SecretStr(self._password(key, source))
         if not control.password.get_secret_value():
-            self.faults.error(place, key, "seen an empty string, expected a password")
-        elif place.line and not loopback:
+            self._error(key, "seen an empty string, expected a password")
+        elif places[key].line and not self._loopback:
             message = (
                 "a password in plain text, for a broker that is not on loopback: use password_env or password_file"
             )
-            self.faults.warn(place, key, message)
+            self.faults.warn(places[key], key, message)
         return control.password
 
-    def _default(self, control: ControlSection, loopback: bool) -> None:
+    def _default(self, control: ControlSection) -> None:
         """Report a missing password if the default password would be sent."""
         section, key = "upstream.control", "upstream.control.password"
-        place = self.places.get(f"{section}.username") or self.places.get(section) or self.places.get("upstream")
-        place = place or Place("configuration", 0)
+        place = self.settings.place(f"{section}.username", section, "upstream")
         if control.username != ControlSection.model_fields["username"].default:
             expected = "expected password_env, password_file or password"
             self.faults.missing(place, key, f'no password for the user "{control.username}", {expected}')
-        elif not loopback:
+        elif not self._loopback:
             message = "no password is set: the default password of guest works only for brokers on loopback"
             self.faults.warn(place, key, message)
 
-    def _password(self, place: Place, key: str, source: str | Path) -> str:
+    def _password(self, key: str, source: str | Path) -> str:
         try:
             password = read_password_source(source, self.environ)
         except MissingSecret as missing:
-            self.faults.missing(place, key, str(missing))
+            self._missing(key, str(missing))
             return ""
         if not password:
             origin = source if isinstance(source, Path) else f'the environment variable "{source}"'
-            self.faults.missing(place, key, f"{origin} is empty, expected a password")
+            self._missing(key, f"{origin} is empty, expected a password")
         return password
 
     def _kept(self, key: str, source: str | Path | None) -> bytes | None:
         try:
             return read_secret_source(source or "", self.environ)
         except MissingSecret as missing:
-            self.faults.missing(self.places[key], key, str(missing))
+            self._missing(key, str(missing))
             return None
