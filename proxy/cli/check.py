@@ -83,9 +83,9 @@ def _percent(number: float) -> str:
 def _print(findings: Findings, options: argparse.Namespace) -> None:
     if options.format == "text":
         print_errors((*findings.warnings, *findings.errors))
-        for failure in findings.failures:
+        for failure, walk in findings.failures:
             print_errors([failure])
-            print_errors(f"    {line}".rstrip() for line in findings.walks[failure.test.place].splitlines())
+            print_errors(f"    {line}".rstrip() for line in walk.splitlines())
         print_errors(findings.uncovered if options.coverage else ())
         print_errors([findings.coverage_fault] if findings.coverage_fault else ())
         if findings.strict and findings.warnings:
@@ -225,9 +225,7 @@ def _rules(
     except ConfigErrors as error:
         findings.add(Faults([*error.errors]))
         return
-    for failure in loaded.failures():
-        findings.failures.append(failure)
-        findings.walks[failure.test.place] = _walk(loaded, failure)
+    findings.failures += [(failure, _walk(loaded, failure)) for failure in loaded.failures()]
     findings.sets.append(loaded)
     faults = Faults(secrets_required=False)
     check_loops(loaded.rules, listening, faults)

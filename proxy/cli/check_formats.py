@@ -46,15 +46,22 @@ def _property(text: str) -> str:
 
 def as_junit(findings: Iterable[Finding], tests: Iterable[RulesTest]) -> str:
     """Return a suite with one case for each test in the files and for each finding that makes the check fail."""
-    failing = {(finding.file, finding.line, finding.column): finding for finding in findings if finding.kind == TEST}
+    # Rules files of several virtual hosts may name the same file with tests.
+    failing = {
+        (finding.vhost, finding.file, finding.line, finding.column): finding
+        for finding in findings
+        if finding.kind == TEST
+    }
     others = [finding for finding in findings if finding.kind != TEST and finding.fails]
-    cases = [_case(test, failing.get((test.place.source, test.place.line, test.place.column))) for test in tests]
+    results = [(test, failing.get((test.vhost, *test.place))) for test in tests]
+    failed = sum(finding is not None for _, finding in results)
+    cases = [_case(test, finding) for test, finding in results]
     cases += [
         f"    <testcase{_attributes(classname=other.file, name=f'line {other.line}: {other.key or other.kind}')}>\n"
         f"      <error{_attributes(message=other.text)}>{_xml(_located(other))}</error>\n    </testcase>"
         for other in others
     ]
-    counts = _attributes(name="oxproxy check", tests=len(cases), failures=len(failing), errors=len(others))
+    counts = _attributes(name="oxproxy check", tests=len(cases), failures=failed, errors=len(others))
     lines = ['<?xml version="1.0" encoding="UTF-8"?>', "<testsuites>", f"  <testsuite{counts}>", *cases]
     return "\n".join([*lines, "  </testsuite>", "</testsuites>"])
 

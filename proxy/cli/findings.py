@@ -14,7 +14,7 @@ from proxy.rules.lint.destinations import EvaluatedExchange, NamedDestination
 from proxy.rules.loader import LoadedRules
 from proxy.rules.ruleset import VhostRules
 from proxy.rules.schema import ParsedBinding
-from proxy.yamlfile.document import ConfigWarning, Faults, Place
+from proxy.yamlfile.document import ConfigWarning, Faults
 
 ERROR, WARNING, TEST = "error", "warning", "test"
 
@@ -30,6 +30,7 @@ class Finding:
         column: column, counting from 1; 0 if unknown.
         key: dotted path of the key; empty if there is none.
         message: what was found and what was expected.
+        vhost: for a failed test, the virtual host whose rules are tested.
         walk: for a failed test, the evaluation of the test's message.
         fails: whether the finding makes the check fail.
     """
@@ -40,6 +41,7 @@ class Finding:
     column: int
     key: str
     message: str
+    vhost: str = ""
     walk: str = ""
     fails: bool = True
 
@@ -55,13 +57,13 @@ class Findings:
     Args:
         errors: errors, each of which would prevent the sidecar from starting.
         warnings: valid definitions that are probably not intended.
+        failures: failed tests, each with the explanation of its message.
         sets: sets of rules that could be compiled.
         untested: bindings that no test makes true.
         destinations: destinations that must exist on the broker.
         queues: queues declared by the rules.
         exchanges: exchanges evaluated by the rules.
         settings: configurations that could be read.
-        walks: explanations of the messages of failed tests, by the position of the test.
         strict: whether warnings make the check fail.
         coverage_fault: description of insufficient coverage, or empty.
         plan: actions that a sidecar would perform at startup, each with its virtual host; None if no broker is checked.
@@ -69,7 +71,7 @@ class Findings:
 
     errors: list[ConfigError] = field(default_factory=list)
     warnings: list[ConfigWarning] = field(default_factory=list)
-    failures: list[TestFailure] = field(default_factory=list)
+    failures: list[tuple[TestFailure, str]] = field(default_factory=list)
     files: set[Path] = field(default_factory=set)
     sets: list[LoadedRules] = field(default_factory=list)
     untested: list[ParsedBinding] = field(default_factory=list)
@@ -77,7 +79,6 @@ class Findings:
     queues: list[NamedDestination] = field(default_factory=list)
     exchanges: list[EvaluatedExchange] = field(default_factory=list)
     settings: list[Settings] = field(default_factory=list)
-    walks: dict[Place, str] = field(default_factory=dict)
     strict: bool = False
     coverage_fault: str = ""
     plan: list[tuple[str, str]] | None = None
@@ -114,9 +115,9 @@ class Findings:
             yield Finding(ERROR, error.file, error.line, error.column, error.key, error.message)
         for warning in self.warnings:
             yield Finding(WARNING, *warning.place, warning.key, warning.message, fails=self.strict)
-        for failure in self.failures:
+        for failure, walk in self.failures:
             message = f"{failure.test.name}: {'; '.join(failure.differences)}"
-            yield Finding(TEST, *failure.test.place, failure.test.path, message, self.walks[failure.test.place])
+            yield Finding(TEST, *failure.test.place, failure.test.path, message, failure.test.vhost, walk)
         if self.coverage_fault:
             first = min(map(str, self.files), default="")
             yield Finding(WARNING, first, 0, 0, "", self.coverage_fault)
@@ -157,9 +158,9 @@ class Findings:
                 {
                     **_fault(*failure.test.place, failure.test.path, "; ".join(failure.differences)),
                     "test": failure.test.name,
-                    "walk": self.walks[failure.test.place],
+                    "walk": walk,
                 }
-                for failure in self.failures
+                for failure, walk in self.failures
             ],
             "uncovered": [_fault(*warning.place, warning.key, warning.message) for warning in self.uncovered],
             "coverage": round(self.coverage, 2),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,21 @@ def test_check_runs_the_tests_of_a_test_file(
     status, out, err = check(capsys, "--fail-under", "100", *files)
     assert (status, err) == (0, "")
     assert out.startswith(f"ok: {count} files, 1 exchange, 1 binding, 1 test; ")
+
+
+def test_each_rules_file_that_names_a_test_file_has_its_own_result(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "rules" / "other.yaml").write_text(RULES.replace("shop", "other").replace("queue: q", "queue: r"))
+    (folder / "rules" / "orders_test.yaml").write_text(TESTS.replace("[q]", "[r]"))
+    status, _, err = check(capsys, "oxproxy.yaml")
+    assert (status, err.count("message   to exchange e in vhost shop"), err.count("in vhost other")) == (1, 1, 0)
+    (suite,) = ET.fromstring(check(capsys, "--format", "junit", "oxproxy.yaml")[1])
+    assert suite.attrib["failures"] == "1"
+    assert [len(case) for case in suite] == [1, 0]
+    (folder / "rules" / "orders_test.yaml").write_text(TESTS.replace("[q]", "[s]"))
+    _, _, err = check(capsys, "oxproxy.yaml")
+    assert (err.count("message   to exchange e in vhost shop"), err.count("in vhost other")) == (1, 1)
 
 
 @pytest.mark.parametrize(
