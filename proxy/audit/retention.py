@@ -22,7 +22,7 @@ from queue import Empty, SimpleQueue
 
 import structlog
 
-from proxy.audit.segments import compress_segment, orphaned_segments
+from proxy.audit.segments import compress_segment, hour_files, orphaned_segments
 
 _log = structlog.get_logger(__name__)
 
@@ -85,7 +85,7 @@ def _listed(directory: Path) -> tuple[list[_Closed], int]:
     """Return the closed segments, and the total size of all segments, including open ones."""
     closed = []
     total = 0
-    for path in directory.glob("date=*/hour=*/*audit-*.jsonl*"):
+    for path in hour_files(directory, "*audit-*.jsonl*"):
         try:
             status = path.stat()
         except FileNotFoundError:  # just closed or removed by another process

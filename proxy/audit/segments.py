@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import os
 import re
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -40,6 +41,11 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 #: Maximum number of attempts to create a directory. More than one may be necessary, since the retention thread of
 #: another instance may remove the directory while it is still empty.
 _ATTEMPTS = 5
+#: Last word in the lock file of a dead instance while another process closes its segments.
+_CLOSING = b"closing"
+#: Seconds between two attempts to lock an instance, and seconds after which a lock without this word is held by a
+#: running instance. The word is written immediately after locking.
+_POLL_SECONDS, _HELD_SECONDS = 0.05, 0.5
 
 
 def safe_instance(name: str) -> str:
@@ -192,13 +198,18 @@ class InstanceLock:
         self._descriptor = descriptor
 
     @classmethod
-    def acquire(cls, directory: Path, instance: str) -> InstanceLock | None:
+    def acquire(cls, directory: Path, instance: str, *, closing: bool = False) -> InstanceLock | None:
         """Lock an instance's name in a directory; return None if a running process holds the lock.
+
+        Args:
+            closing: whether the lock serves only to close the segments of a dead instance. Otherwise, if another
+                process is closing them, this method waits for the end.
 
         Raises:
             OSError: the directory is missing, full or not writable.
         """
         path = directory / f"_audit-{instance}.lock"
+        give_up = time.monotonic() + _HELD_SECONDS
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, _FILE_MODE)
             try:
@@ -207,12 +218,15 @@ class InstanceLock:
                 if _same_file(path, descriptor):
                     # Writing also checks whether there is space, so that a full disk is reported at startup.
                     os.ftruncate(descriptor, 0)
-                    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+                    os.pwrite(descriptor, b"%d %s\n" % (os.getpid(), _CLOSING if closing else b""), 0)
                     os.fsync(descriptor)
                     return cls(path, descriptor)
             except BlockingIOError:
-                os.close(descriptor)
-                return None
+                ends_soon = _CLOSING in os.pread(descriptor, 64, 0)
+                if closing or (not ends_soon and time.monotonic() > give_up):
+                    os.close(descriptor)
+                    return None
+                time.sleep(_POLL_SECONDS)
             except OSError:
                 os.close(descriptor)
                 raise
@@ -231,10 +245,19 @@ def _same_file(path: Path, descriptor: int) -> bool:
         return False
 
 
+def hour_files(directory: Path, pattern: str) -> Iterator[Path]:
+    """Yield the matching files in hour directories. Another process may remove emptied directories at any time."""
+    for day in directory.glob("date=*"):
+        with suppress(FileNotFoundError):
+            for hour in day.glob("hour=*"):
+                with suppress(FileNotFoundError):
+                    yield from hour.glob(pattern)
+
+
 def open_segments(directory: Path) -> dict[str, list[Path]]:
     """Return the segments that are not closed, by instance, oldest first."""
     segments: dict[str, list[Path]] = {}
-    for path in sorted(directory.glob("date=*/hour=*/_audit-*-*-*.jsonl")):
+    for path in sorted(hour_files(directory, "_audit-*-*-*.jsonl")):
         instance = path.name.removeprefix("_audit-").rsplit("-", 2)[0]
         segments.setdefault(instance, []).append(path)
     return segments
@@ -249,7 +272,7 @@ def orphaned_segments(directory: Path, own: str) -> Iterator[list[Path]]:
     for instance, paths in open_segments(directory).items():
         if instance == own:
             continue
-        claim = InstanceLock.acquire(directory, instance)
+        claim = InstanceLock.acquire(directory, instance, closing=True)
         if claim is not None:
             try:
                 yield [path for path in paths if path.exists()]

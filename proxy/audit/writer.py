@@ -223,15 +223,15 @@ class AuditWriter:
         if self._closing or (self._may_lose and full):
             self._drop(_Gap(count, since, self._pending_since))
             return
-        self._put(lines, count, size)
+        self._put(lines, count, size, since, self._pending_since)
         if full and not self.full:
             _log.warning("audit log can't keep up, producers wait", reason=self.failure, repeat="audit")
             self._set_full(True)
 
-    def _put(self, lines: list[bytes], count: int, size: int) -> None:
+    def _put(self, lines: list[bytes], count: int, size: int, since: float, until: float) -> None:
         self._sequence += count
         self._handed_size += size
-        self._thread.put(Batch(lines, count, self._sequence, size))
+        self._thread.put(Batch(lines, count, self._sequence, size, since, until))
         if self._stall is None:
             self._stall = self._loop.call_later(STALL_SECONDS, self._stalled)
 
@@ -251,10 +251,10 @@ class AuditWriter:
         gap = self._gap
         if gap is None or self._closing or self._gap_under_way is not None:
             return
-        now = self._timestamp(self._wall())
+        now = self._wall()
         since, until = TimestampText()(gap.since), TimestampText()(gap.until)
-        line = gap_record(now, self._policy.instance, gap.dropped, since, until)
-        self._put([line], 1, len(line))
+        line = gap_record(self._timestamp(now), self._policy.instance, gap.dropped, since, until)
+        self._put([line], 1, len(line), now, now)
         self._gap, self._gap_under_way = None, (self._sequence, gap)
 
     def _from_thread(self, report: WriteResult | None) -> None:
@@ -318,9 +318,8 @@ class AuditWriter:
                 self._remember(gap)
         if report.lost:
             self._whole = False
-            now = self._wall()
             if lost:
-                self._drop(_Gap(lost, now, now))
+                self._drop(_Gap(lost, report.since, report.until))
             self._loop.call_later(RETRY_SECONDS, self._emit_gap)
         elif report.lines and self._handed_size <= self._policy.buffer_bytes // 2:
             self._emit_gap()

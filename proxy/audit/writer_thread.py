@@ -20,9 +20,13 @@ from itertools import accumulate
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+import structlog
+
 from proxy.audit.policy import AuditMode, AuditPolicy
 from proxy.audit.record import HOUR
 from proxy.audit.segments import OpenSegment, safe_instance
+
+_log = structlog.get_logger(__name__)
 
 #: Maximum number of bytes written by one system call and synced together. A higher limit would only use more memory.
 GROUP_BYTES = 4 << 20
@@ -158,12 +162,16 @@ class Batch:
         lines: groups of whole lines.
         sequence: sequence number of the last line, counting all lines that were handed over.
         size: size of the lines in bytes.
+        since: time of the first line, in seconds since 1970.
+        until: time of the last line.
     """
 
     lines: list[bytes]
     count: int
     sequence: int
     size: int
+    since: float
+    until: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +184,8 @@ class WriteResult:
         size: size of the lines in bytes.
         lost: number of dropped lines. These are the last lines of the group.
         lost_size: size of the dropped lines in bytes.
+        since: time of the first dropped line, in seconds since 1970.
+        until: time of the last dropped line.
         error: the disk's error; None if there was none.
     """
 
@@ -184,6 +194,8 @@ class WriteResult:
     size: int = 0
     lost: int = 0
     lost_size: int = 0
+    since: float = 0.0
+    until: float = 0.0
     error: str | None = None
 
 
@@ -235,7 +247,8 @@ class WriterThread:
         try:
             step()
         except OSError as error:
-            self._report(WriteResult(0, error=str(error)))
+            # Closing is not retried, so the error must not count as a failure that lasts until the next write.
+            _log.error("audit segment can't be closed", reason=str(error), repeat="close")
 
     def _next_group(self) -> tuple[list[Batch], bool]:
         """Wait for a batch and take all others in the queue; return the batches, and whether to stop."""
@@ -265,7 +278,10 @@ class WriterThread:
                 if self._may_lose or self._give_up.is_set():
                     lost = sum(part.count(b"\n") for part in lines)
                     lost_size = sum(map(len, lines))
-                    self._report(WriteResult(sequence, count, size, lost, lost_size, str(error)))
+                    ends = accumulate(batch.count for batch in group)
+                    since = next(batch.since for batch, end in zip(group, ends, strict=True) if end > count - lost)
+                    times = since, group[-1].until
+                    self._report(WriteResult(sequence, count, size, lost, lost_size, *times, str(error)))
                     return
                 self._report(WriteResult(sequence, error=str(error)))
                 self._give_up.wait(RETRY_SECONDS)

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from proxy.audit import retention as closing
+from proxy.audit import segments
+from proxy.audit.policy import AuditMode
+from proxy.audit.retention import Retention, expire
+from proxy.audit.segments import open_segments
+from proxy.audit.writer_thread import RotatingLog
+from tests.audit.test_writer import SECONDS, Disk, left_open, line, numbers, policy, until, writing
+
+
+async def test_an_instance_starts_while_another_closes_its_old_segments(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left_open(tmp_path, "b")
+    began, go_on = threading.Event(), threading.Event()
+    compress = segments.compress_segment
+
+    def slow(path: Path) -> Path | None:
+        began.set()
+        assert go_on.wait(SECONDS)
+        return compress(path)
+
+    monkeypatch.setattr(closing, "compress_segment", slow)
+    async with writing(policy(tmp_path)):
+        await until(began.is_set)
+        asyncio.get_running_loop().call_later(1.0, go_on.set)
+        async with writing(replace(policy(tmp_path), instance="b")) as (audit, _):
+            audit.append(line(7))
+    assert sorted(numbers(tmp_path)) == [7, ord("b")]
+
+
+async def test_a_segment_that_cannot_be_closed_is_no_lasting_failure(tmp_path: Path) -> None:
+    class Faulty(Disk):
+        def log(self, *arguments: Any) -> RotatingLog:  # Any: passed on as they are
+            class Log(RotatingLog):
+                def end_segment(self) -> None:
+                    had_segment = self.wait_seconds() is not None
+                    super().end_segment()
+                    if had_segment:
+                        raise OSError(5, "Input/output error")  # as close() on NFS
+
+            return Log(*arguments)
+
+    short = policy(tmp_path, AuditMode.STRICT, segment_seconds=0.05)
+    with capture_logs() as logs:
+        async with writing(short, Faulty()) as (audit, counters):
+            audit.append(line(1))
+            point = audit.commit_point()
+            await until(lambda: audit.durable == point)
+            await until(lambda: bool(logs))
+            await asyncio.sleep(0.5)
+            assert (audit.failure, counters.failing) == (None, False)
+    assert numbers(tmp_path) == [1]
+
+
+@pytest.mark.parametrize("look", [open_segments, lambda directory: expire(directory, Retention(seconds=0), 0.0)])
+def test_a_directory_may_vanish_while_it_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: Callable[[Path], object]
+) -> None:
+    hour = tmp_path / "date=2026-11-20" / "hour=07"
+    hour.mkdir(parents=True)
+    scandir = os.scandir
+
+    def vanishing(path: Any) -> Any:  # Any: of os.scandir
+        if str(path) == str(hour) and hour.exists():
+            hour.rmdir()  # by the retention of another instance
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", vanishing)
+    look(tmp_path)
