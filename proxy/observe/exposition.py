@@ -44,7 +44,10 @@ class Exposition:
         Args:
             accept: the request's Accept header, which selects OpenMetrics or, by default, the plain text format.
         """
-        encoder, content_type = choose_encoder(accept)
+        try:
+            encoder, content_type = choose_encoder(accept)
+        except TypeError:  # the header contains a version that is not a number
+            encoder, content_type = choose_encoder("")
         openmetrics = content_type.startswith("application/openmetrics-text")
         collector = SidecarCollector(self._counters, self._labels, openmetrics)
         async with self._one_at_a_time:

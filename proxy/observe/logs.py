@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 MASK = "***"
 #: Values of keys that contain one of these words are never logged.
 _SECRET_KEY = re.compile(r"passw|secret|authorization|credential", re.IGNORECASE)
-#: user:password@ in an address. Greedy, since a password may contain an unescaped @, and masking too much is safe.
-_ADDRESS = re.compile(r"(://[^\s:/@]*):\S*@")
+#: user:password@ in an address. Greedy, since both may contain an unescaped @ or /, and masking too much is safe.
+_ADDRESS = re.compile(r"(://[^\s:]*):\S*@")
 #: Maximum number of tracked keys of repeated events; the least recently seen key is dropped first.
 _REPEAT_KEYS = 1024
 #: Interval in which a repeated event is written only once.
@@ -156,7 +156,7 @@ class _LibraryHandler(logging.Handler):
         level = min(record.levelno // 10 * 10, logging.CRITICAL)
         try:
             message = record.getMessage()
-        except (TypeError, ValueError):  # the arguments don't fit the format
+        except (KeyError, TypeError, ValueError):  # the arguments don't fit the format
             message = str(record.msg)
         log = structlog.get_logger()
         log.log(level, message, logger=record.name, **({"exc_info": record.exc_info} if record.exc_info else {}))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import re
 
+import pytest
 from prometheus_client import Metric
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families as parse
@@ -96,3 +97,9 @@ async def test_process_metrics_are_exposed() -> None:
     page, _ = await Exposition(Counters()).render()
     assert b"process_resident_memory_bytes" in page
     assert b"python_info" in page
+
+
+@pytest.mark.parametrize("accept", ["application/openmetrics-text; version=x", "text/plain; version=1..0"])
+async def test_an_invalid_version_in_the_accept_header_gives_the_plain_text_format(accept: str) -> None:
+    _, content_type = await Exposition(Counters()).render(accept)
+    assert content_type.startswith("text/plain")

@@ -10,7 +10,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.observe.logs import RepeatLimit, configure
+from proxy.observe.logs import RepeatLimit, configure, mask_secrets
 
 Lines = Callable[[], list[str]]
 
@@ -163,3 +163,20 @@ def test_a_failing_stream_raises_no_error() -> None:
     closed.close()
     configure(stream=closed)
     structlog.get_logger().info("x")
+
+
+@pytest.mark.parametrize(
+    "address", ["amqp://me@corp.example:s3cret@host:5672/", "amqp://corp/me:s3cret@host", "amqp://u:s3cret@h/v"]
+)
+def test_passwords_in_addresses_are_masked_whatever_the_user_is_named(address: str) -> None:
+    assert "s3cret" not in str(mask_secrets(None, "", {"event": f"can't connect to {address}", "address": address}))
+
+
+def test_a_library_line_with_a_missing_name_in_its_format_raises_no_error() -> None:
+    stream = io.StringIO()
+    configure(stream=stream)
+    try:
+        logging.getLogger("library").warning("%(missing)s", {"given": 1})
+    finally:
+        configure()
+    assert "%(missing)s" in stream.getvalue()
