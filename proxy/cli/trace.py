@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 
 from proxy.cli.console import DONE, NO, counted, print_errors, print_line
 from proxy.cli.report import add_days_and_spark, faults_of, request_of
+from proxy.values import text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,7 +24,8 @@ def run(options: argparse.Namespace) -> int:
         request = request_of(options, options.output or "")
         from proxy.report.trace import trace
 
-        result = trace(options.message_id, request)
+        # The log, too, shows bytes that are not UTF-8 as \xNN.
+        result = trace(text(os.fsencode(options.message_id)), request)
     for record in result.records:
         print_line(json.dumps(record))
     if not result.records:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime
 from pathlib import Path
 
 import duckdb
@@ -146,15 +146,10 @@ def run(session: LazySession, request: Request) -> Summary:
 
 def _segments(storage: Storage, request: Request) -> list[Entry]:
     """Find the segments for the requested days, and those that may contain returns for their last publishes."""
-    wanted = request.wants
-
-    def is_listed(day: date) -> bool:
-        return wanted(day) or wanted(day - timedelta(days=1))
-
     return [
         segment
-        for segment in find_segments(storage, request.input, is_listed)
-        if segment.day is None or wanted(segment.day) or _FIRST_HOUR in segment.path
+        for segment in find_segments(storage, request.input, request.lists)
+        if segment.day is None or request.wants(segment.day) or _FIRST_HOUR in segment.path
     ]
 
 

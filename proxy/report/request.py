@@ -53,6 +53,10 @@ class Request:
     def wants(self, day: date) -> bool:
         return (self.since is None or day >= self.since) and (self.until is None or day <= self.until)
 
+    def lists(self, day: date) -> bool:
+        """Return whether a day is requested or follows a requested day, whose last publishes may be settled on it."""
+        return self.wants(day) or (day > date.min and self.wants(day - timedelta(days=1)))
+
     def named_days(self) -> list[date] | None:
         """Return each day of the requested range; None if no first day is given."""
         if self.since is None:

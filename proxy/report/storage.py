@@ -253,7 +253,7 @@ def find_segments(
     """List the segments for the wanted days and the loose segments, ordered by day and path."""
     found: list[Entry] = []
     for entry in files.entries(folder):
-        if entry.name.startswith(("_", ".")):
+        if entry.name.startswith(("_", ".")) or not _is_text(entry.name):
             continue
         day = folder_day(f"{entry.path}/")
         if not entry.is_folder:
@@ -265,6 +265,15 @@ def find_segments(
         elif depth:
             found += find_segments(files, entry.path, wanted, depth - 1)
     return sorted(found, key=lambda segment: (segment.day or date.min, segment.path))
+
+
+def _is_text(name: str) -> bool:
+    """Return False if a name is not UTF-8. DuckDB can't store such a name, and no segment has one."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def folder_day(path: str) -> date | None:

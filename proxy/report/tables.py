@@ -40,7 +40,7 @@ _STAGING, _DAYS = "_staging", "_days"
 _PARQUET, _JSON = ("parquet", "FORMAT parquet, COMPRESSION zstd"), ("json.gz", "FORMAT json, COMPRESSION gzip")
 
 #: Part of the fingerprint of a day's tables. It is increased with every change that affects the tables.
-_EDITION = 2
+_EDITION = 3
 #: Number of earlier days with which an hour is compared, and minimum number of days required for a comparison.
 _HISTORY_DAYS, _LEAST_DAYS = 28, 3
 #: A value whose modified z-score exceeds the limit is an outlier. The factor makes the median absolute deviation

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,16 +45,17 @@ def trace(message_id: str, request: Request) -> Found:
             files = session.storage(request.input, request.output)
             if not files.is_folder(request.input):
                 raise ConfigError(request.input, 0, "--input", "no such directory")
-            segments = find_segments(files, request.input, request.wants)
+            segments = find_segments(files, request.input, request.lists)
+            searched = [at for at in segments if at.day is None or request.wants(at.day)]
             search = _Search(files, Path(work), message_id)
             known = search.known_without(request.output) if request.output else set()
-            possible = [at for at in segments if (at.path, at.size, at.modified) not in known]
+            possible = [at for at in searched if (at.path, at.size, at.modified) not in known]
             records = search.publishes(possible)
             records += search.settles(segments, records)
     except StorageError as error:
         raise ConfigError("oxproxy trace", 0, "", str(error)) from error
     ordered = sorted((record for _, record in records), key=lambda record: str(record.get("ts")))
-    return Found(ordered, len(possible), len(segments) - len(possible))
+    return Found(ordered, len(possible), len(searched) - len(possible))
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,32 +86,43 @@ class _Search:
 
     def publishes(self, segments: Sequence[Entry]) -> list[tuple[Entry, Record]]:
         """Return the publishes with the message id, each with its segment."""
-        written = [json.dumps(self.message_id), json.dumps(self.message_id, ensure_ascii=False)]
         return [
             (segment, record)
             for segment in segments
-            for record in self._records(segment, written)
+            for record in self._records(segment, [self.message_id])
             if record.get("message_id") == self.message_id
         ]
 
     def settles(
         self, segments: Sequence[Entry], publishes: Sequence[tuple[Entry, Record]]
     ) -> list[tuple[Entry, Record]]:
-        """Return the settle records found in the segment of each publish and in the sidecar's next segment."""
-        wanted: dict[Entry, set[tuple[Any, ...]]] = {}
+        """Return the settle records found in the segment of each publish and in the sidecar's next segment.
+
+        If a channel number is reused, its publishes have the same numbers again. A settle record belongs to the last
+        publish before it.
+        """
+        wanted: dict[Entry, set[str]] = {}
+        conns = {str(record.get("conn")) for _, record in publishes}
         for segment, record in publishes:
             series = [other for other in segments if _series(other) == _series(segment)]
             for other in series[series.index(segment) :][:2]:
                 wanted.setdefault(other, set()).add(_key(record))
-        return [
-            (segment, record)
-            for segment, keys in wanted.items()
-            for record in self._records(segment, ['"settle"'])
-            if record.get("kind") == "settle" and _key(record) in keys
-        ]
+        found = []
+        last: dict[str, bool] = {}  # whether the last publish with a key is one of the message
+        for segment in sorted(wanted, key=segments.index):
+            for record in self._records(segment, conns):
+                key = _key(record)
+                if key not in wanted[segment]:
+                    continue
+                if record.get("kind") == "publish":
+                    last[key] = record.get("message_id") == self.message_id
+                elif record.get("kind") == "settle" and last.get(key):
+                    found.append((segment, record))
+        return found
 
-    def _records(self, segment: Entry, written: Sequence[str]) -> Iterator[Record]:
-        """Yield the records of the lines that contain any of the given strings, up to the first damage."""
+    def _records(self, segment: Entry, values: Iterable[object]) -> Iterator[Record]:
+        """Yield the records of the lines that contain any of the given values, up to the first damage."""
+        written = [form for value in values for form in (json.dumps(value), json.dumps(value, ensure_ascii=False))]
         local = self.files.fetch(segment.path, self.work)
         # Retention may have removed the segment.
         with translated(segment.path), suppress(DamagedError, FileNotFoundError), local.open("rb") as file:
@@ -125,12 +137,12 @@ class _Search:
 def _parsed(line: str) -> Any:
     try:
         return json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
-def _key(record: Record) -> tuple[Any, ...]:
-    return tuple(record.get(name) for name in ("proxy", "conn", "ch", "seq"))
+def _key(record: Record) -> str:
+    return json.dumps([record.get(name) for name in ("proxy", "conn", "ch", "seq")])
 
 
 def _series(segment: Entry) -> tuple[str, str]:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 _THOUSAND = 1000.0
+#: The least number that is 1000 if it is rounded to three digits.
+_ROUNDED_UP = 999.5
 _PREFIXES = ("", "k", "M", "G", "T", "P")
 _TIMES = (("µs", 1.0), ("ms", 1e3), ("s", 1e6))
 
@@ -23,7 +25,7 @@ def several(number: int, singular: str, plural: str = "") -> str:
 def short(number: float, unit: str = "") -> str:
     """Format a number with up to three digits, such as 1.25 M or, with a unit, 1.25 MB."""
     place = 0
-    while abs(number) >= _THOUSAND ** (place + 1) and place < len(_PREFIXES) - 1:
+    while abs(number) >= _THOUSAND**place * _ROUNDED_UP and place < len(_PREFIXES) - 1:
         place += 1
     return f"{_three(number / _THOUSAND**place)} {_PREFIXES[place]}{unit}".rstrip()
 
@@ -35,7 +37,8 @@ def _three(number: float) -> str:
 
 def micros(microseconds: float) -> str:
     """Format a duration, such as 12.3 µs or 4.56 ms."""
-    unit, size = next((pair for pair in reversed(_TIMES) if microseconds >= pair[1]), _TIMES[0])
+    rounded_up = microseconds * _THOUSAND / _ROUNDED_UP
+    unit, size = next((pair for pair in reversed(_TIMES) if rounded_up >= pair[1]), _TIMES[0])
     return f"{_three(microseconds / size)} {unit}"
 
 

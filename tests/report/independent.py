@@ -111,9 +111,12 @@ QUESTIONS: tuple[tuple[str, str, str, int], ...] = (
     ),
     (
         "gaps of numbers",
-        """SELECT t::DATE, format('{} connection {} channel {}', proxy, conn, ch),
-             (max(seq) - min(seq) + 1 - count(DISTINCT seq))::DOUBLE AS missing
-           FROM publishes GROUP BY t::DATE, proxy, conn, ch HAVING missing > 0""",
+        """WITH days AS (SELECT t::DATE AS day, proxy, conn, ch, min(seq) AS first, max(seq) AS last,
+             count(DISTINCT seq) AS n FROM publishes GROUP BY ALL)
+           SELECT day, format('{} connection {} channel {}', proxy, conn, ch), (last - first + 1 - n + greatest(0,
+             first - 1 - coalesce((SELECT eve.last FROM days eve WHERE eve.day = days.day - 1 AND
+             (eve.proxy, eve.conn, eve.ch) = (days.proxy, days.conn, days.ch)), first)))::DOUBLE AS missing
+           FROM days WHERE missing > 0""",
         "SELECT date, subject, sum(score) FROM {anomalies} WHERE what = 'seq gap' GROUP BY ALL",
         0,
     ),

@@ -15,7 +15,10 @@ TIME = datetime(2026, 11, 20, 23, 5, 9, 123456, tzinfo=UTC)
         (0, "0"),
         (7, "7"),
         (999, "999"),
+        (999.6, "1 k"),
         (1000, "1 k"),
+        (999_499, "999 k"),
+        (999_600, "1 M"),
         (12_345, "12.3 k"),
         (1_250_000, "1.25 M"),
         (2e9, "2 G"),
@@ -36,7 +39,8 @@ def test_numbers_above_the_last_prefix_are_written_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("time", "text"), [(0.5, "0.5 µs"), (12.34, "12.3 µs"), (999, "999 µs"), (1500, "1.5 ms"), (2_500_000, "2.5 s")]
+    ("time", "text"),
+    [(0.5, "0.5 µs"), (12.34, "12.3 µs"), (999, "999 µs"), (999.7, "1 ms"), (1500, "1.5 ms"), (2_500_000, "2.5 s")],
 )
 def test_times_have_a_suitable_unit(time: float, text: str) -> None:
     assert wording.micros(time) == text

@@ -154,11 +154,14 @@ SELECT proxy, vhost, "user", conn, publishes, bytes, p50_size, p95_size, max_siz
 FROM sums JOIN shares USING (id) LEFT JOIN joint USING (id) ORDER BY ALL
 
 -- name: table anomalies
+-- The first number of a day is compared with the last number of the previous day.
 WITH ordered AS (SELECT *, max(last) OVER (PARTITION BY proxy, conn, ch ORDER BY first, last
-    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before FROM p_ranges WHERE date = $day),
-holes AS (SELECT *, first - before - 1 AS missing FROM ordered WHERE first > before + 1),
+    ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS earlier FROM p_ranges WHERE date = $day),
+eve AS (SELECT proxy, conn, ch, max(last) AS last FROM p_ranges WHERE date = $day - 1 GROUP BY ALL),
+holes AS (SELECT ordered.*, coalesce(earlier, eve.last) AS before, first - before - 1 AS missing
+    FROM ordered LEFT JOIN eve USING (proxy, conn, ch) WHERE first > coalesce(earlier, eve.last) + 1),
 held AS (SELECT proxy, conn, ch, max(last) - min(first) + 1 - (SELECT coalesce(sum(missing), 0) FROM holes h
-    WHERE (h.proxy, h.conn, h.ch) = (o.proxy, o.conn, o.ch)) AS seen FROM ordered o
+    WHERE (h.proxy, h.conn, h.ch) = (o.proxy, o.conn, o.ch) AND h.earlier IS NOT NULL) AS seen FROM ordered o
     SEMI JOIN holes USING (proxy, conn, ch) GROUP BY proxy, conn, ch),
 missed AS (SELECT hour(t)::INTEGER AS hour, proxy, conn, ch, sum(missing) AS missing, min(before) AS place
     FROM holes GROUP BY ALL)
