@@ -96,9 +96,6 @@ class Faults:
 _MAX_DIGITS = 64
 _BEYOND: int = 10**_MAX_DIGITS
 
-#: Possible password in user:password@host, with or without a scheme. Masking too much is safe.
-_PASSWORD = re.compile(r":(?!//[^@]*:).*@", re.DOTALL)
-
 #: Decimal numbers in the core schema.
 INTEGER = re.compile(r"[-+]?[0-9]+")
 FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
@@ -223,7 +220,7 @@ def describe(node: Node | None) -> str:
 
 
 def _scalar_shown(node: Scalar) -> str:
-    text = _PASSWORD.sub(":***@", node.text)
+    text = _without_password(node.text)
     text = text if len(text) <= 60 else text[:57] + "..."
     if node.tag is not None:
         return f"{node.tag} {text}"
@@ -236,6 +233,19 @@ def _scalar_shown(node: Scalar) -> str:
             return text
         case _:
             return f'the string "{text}"'
+
+
+def _without_password(text: str) -> str:
+    """Mask a possible password in user:password@host, with or without a scheme. Masking too much is safe.
+
+    The time is proportional to the length of the text.
+    """
+    end = text.rfind("@")
+    start = text.find(":", 0, max(end, 0))
+    if text.startswith("://", start):
+        later = text.find(":", start + 1, text.index("@"))
+        start = later if later >= 0 else start
+    return text if start < 0 else f"{text[:start]}:***{text[end:]}"
 
 
 def release_tree(root: Node) -> None:
@@ -331,7 +341,8 @@ class _Composer:
         if event.anchor is not None:
             kind, sign = ("alias", "*") if isinstance(event, AliasEvent) else ("anchor", "&")
             plural = "aliases" if kind == "alias" else "anchors"
-            message = f"seen the {kind} {sign}{event.anchor}; {plural} are not supported: put a string in quotes"
+            name = self._shown(event.anchor)
+            message = f"seen the {kind} {sign}{name}; {plural} are not supported: put a string in quotes"
             self._fault(self._place(event), message)
         if isinstance(event, ScalarEvent):
             if event.tag is None:
@@ -345,14 +356,14 @@ class _Composer:
             raise place.error("", f"seen more than {MAX_DEPTH} levels of nested lists and mappings")
         if event.tag is not None:
             seen = "a list" if sequence else "a mapping"
-            self._fault(place, f"seen the tag {_short(event.tag)} before {seen}; put strings in quotes")
+            self._fault(place, f"seen the tag {self._shown(_short(event.tag))} before {seen}; put strings in quotes")
         return self._sequence(place) if sequence else self._mapping(place)
 
     def _tagged(self, event: Any) -> Scalar:
         # "!" and !!str make any scalar a string; the caller handles local tags.
         tag = event.tag if event.tag.startswith("!") and event.tag != "!" else None
         if tag is None and event.tag not in ("!", _STR_TAG):
-            self._fault(self._place(event), f"seen the tag {_short(event.tag)}, which is not supported")
+            self._fault(self._place(event), f"seen the tag {self._shown(_short(event.tag))}, which is not supported")
         return Scalar(self._place(event), event.value, plain=False, tag=tag)
 
     def _sequence(self, place: Place) -> Sequence:
@@ -397,6 +408,10 @@ class _Composer:
         elif node.tag is not None or not isinstance(node.value, str):
             self._fault(node.place, f"seen {describe(node)} as a key, expected a string: put it in quotes")
         return node
+
+    def _shown(self, name: str) -> str:
+        """Return the name of an anchor, alias or tag; masked if it may be a password without quotes."""
+        return "***" if "password" in self._path else name
 
     def _fault(self, place: Place, message: str, key: str | None = None) -> None:
         path = ""

@@ -7,13 +7,22 @@ valid YAML is masked line by line.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
+from typing import Any
 
 import yaml
+from yaml.events import CollectionEndEvent, CollectionStartEvent, MappingStartEvent, NodeEvent, ScalarEvent
 
+#: The parser with which the file is loaded. The other parser rejects some files that this one accepts.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_MARK = "\ufeff"
 MASK = "***"
 _KEY = "password"
 #: The password in an address, with or without a scheme: the text from the colon up to the last ``@`` before a slash.
-_ADDRESS = re.compile(r"(?P<before>:)(?!//)[^\s/'\"][^/'\"\r\n]*(?=@)")
+_ADDRESS = re.compile(r"(?P<before>:)(?!//)[^/]+(?=@)")
+_AT = re.compile(r"@|\\(?:x40|u0040|U00000040)")
+#: The same in a line of text that is not valid YAML, or in a comment.
+_ADDRESS_IN_LINE = re.compile(r"(?P<before>:)(?!//)[^\s/][^/\r\n]*(?=@)")
 #: A password in text that is not valid YAML, or in a comment.
 _WRITTEN = re.compile(rf"(?P<before>\b{_KEY}[\"']?\s*:[ \t]*)(?=\S)[^\r\n]+", re.IGNORECASE)
 _COMMENT = re.compile(r"(?:^|(?<=\s))#[^\n]*", re.MULTILINE)
@@ -22,7 +31,7 @@ _COMMENT = re.compile(r"(?:^|(?<=\s))#[^\n]*", re.MULTILINE)
 def masked(text: str) -> str:
     try:
         spans = _secrets(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # ValueError: the escape of an impossible character
         return _masked_lines(text)
     parts, end = [], 0
     for start, stop in spans:
@@ -38,30 +47,63 @@ def _comments_masked(text: str) -> str:
 
 
 def _masked_lines(text: str) -> str:
-    return _ADDRESS.sub(rf"\g<before>{MASK}", _WRITTEN.sub(rf"\g<before>{MASK}", text))
+    return _ADDRESS_IN_LINE.sub(rf"\g<before>{MASK}", _WRITTEN.sub(rf"\g<before>{MASK}", text))
+
+
+@dataclass(slots=True)
+class _Level:
+    """A list or mapping while it is read.
+
+    Args:
+        is_secret: whether all values in it are secret.
+        expects_key: whether a key follows.
+        under_password: whether the value of the last key is secret.
+    """
+
+    is_secret: bool
+    is_mapping: bool
+    expects_key: bool
+    under_password: bool = False
 
 
 def _secrets(text: str) -> list[tuple[int, int]]:
     """Return the start and end of each secret value."""
-    if _KEY not in text.lower() and "@" not in text:  # a file with ten thousand bindings is not parsed needlessly
+    if _KEY not in text.lower() and not _AT.search(text):  # a file with ten thousand bindings is not parsed needlessly
         return []
-    spans = []
-    seen: set[int] = set()
-    nodes = [(yaml.compose(text, Loader=yaml.SafeLoader), False)]
-    while nodes:
-        node, is_secret = nodes.pop()
-        if node is None or id(node) in seen:
+    begin = len(text) - len(text.removeprefix(_MARK))
+    spans: list[tuple[int, int]] = []
+    levels: list[_Level] = []
+    for event in yaml.parse(text[begin:], Loader=_LOADER):
+        if isinstance(event, CollectionEndEvent):
+            levels.pop()
+        if not isinstance(event, NodeEvent):
             continue
-        seen.add(id(node))
-        if isinstance(node, yaml.MappingNode):
-            nodes += [(value, is_secret or str(key.value).lower() == _KEY) for key, value in node.value]
-        elif isinstance(node, yaml.SequenceNode):
-            nodes += [(value, is_secret) for value in node.value]
-        elif is_secret and node.value:
-            spans.append((node.start_mark.index, node.end_mark.index))
-        elif "@" in node.value:
-            start, end = node.start_mark.index, node.end_mark.index
-            spans += [
-                (start + match.end("before"), start + match.end()) for match in _ADDRESS.finditer(text[start:end])
-            ]
-    return sorted(spans)
+        is_secret = levels[-1].is_secret if levels else False
+        is_key = bool(levels) and levels[-1].expects_key
+        if is_key:
+            name = event.value if isinstance(event, ScalarEvent) else ""
+            levels[-1].under_password, levels[-1].expects_key = name.lower() == _KEY, False
+        elif levels:
+            is_secret = is_secret or levels[-1].under_password
+            levels[-1].expects_key = levels[-1].is_mapping
+        if isinstance(event, CollectionStartEvent):
+            is_mapping = isinstance(event, MappingStartEvent)
+            levels.append(_Level(is_secret, is_mapping, is_mapping))
+        elif isinstance(event, ScalarEvent) and not is_key:
+            start, end = _extent(event, begin)
+            spans += [(start, end)] if is_secret and event.value else _passwords(text, start, end, event)
+    return spans
+
+
+def _extent(event: Any, begin: int) -> tuple[int, int]:
+    return begin + event.start_mark.index, begin + event.end_mark.index
+
+
+def _passwords(text: str, start: int, end: int, event: ScalarEvent) -> list[tuple[int, int]]:
+    """Return the start and end of each password in the addresses in a scalar."""
+    if not _ADDRESS.search(event.value):
+        return []
+    # With an escape or a line break, the text of the file differs from the value.
+    if event.value not in (text[start:end], text[start + 1 : end - 1]):
+        return [(start, end)]
+    return [(start + match.end("before"), start + match.end()) for match in _ADDRESS.finditer(text[start:end])]

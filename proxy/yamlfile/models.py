@@ -501,7 +501,7 @@ Texts: TypeAlias = Annotated[tuple[Text, ...], ONE_OR_MORE]
 HostName: TypeAlias = Annotated[str, Parsed(_HOST_NAME, _host_name)]
 Network: TypeAlias = Annotated[str, Parsed("an address or a network (CIDR)", _network)]
 HttpUrl: TypeAlias = Annotated[
-    str, Parsed(_HTTP, _http_url, written={"type": "string", "pattern": "^https?://"}, hidden=True)
+    str, Parsed(_HTTP, _http_url, written={"type": "string", "pattern": "^ *[Hh][Tt][Tt][Pp][Ss]?://"}, hidden=True)
 ]
 #: A password; no message shows it.
 Password: TypeAlias = Annotated[SecretStr, Parsed(_HIDDEN, SecretStr, SecretStr, hidden=True)]

@@ -20,8 +20,8 @@ def read_secret_source(source: str | Path, environ: Mapping[str, str]) -> bytes:
     if isinstance(source, Path):
         try:
             return source.read_bytes()
-        except OSError as error:
-            raise MissingSecret(f"{source} can't be read: {error.strerror or error}") from None
+        except (OSError, ValueError) as error:  # ValueError: NUL in the name
+            raise MissingSecret(f"{source} can't be read: {getattr(error, 'strerror', None) or error}") from None
     if source not in environ:
         raise MissingSecret(f'there is no environment variable "{source}"')
     return os.fsencode(environ[source])
