@@ -37,8 +37,12 @@ _TYPED = str.maketrans(
 )
 #: Everything in a pattern that is not a literal character: escapes, classes, counts, groups, verbs.
 _NOT_LITERAL = re.compile(
-    rb"\\[pPxogkNu]\{[^}]*\}|\\.|\[\^?\]?[^]]*\]|\{[^}]*\}|\(\?[^()]*?[:=!>)]|\(\*[^)]*\)", re.DOTALL
+    rb"\\[pPxogkNu]\{[^}]*\}|\\[pPc].|\\x[0-9A-Fa-f]{0,2}|\\[gk](?:<[^>]*>|'[^']*')|\\.|\[\^?\]?[^]]*\]|\{[^}]*\}"
+    rb"|\(\?P>\w+\)|\(\?[^()]*?[:=!>)]|\(\*[^)]*\)",
+    re.DOTALL,
 )
+#: The option of patterns with comments.
+_EXTENDED = re.compile(rb"\(\?[a-zJU]*x")
 _ODD_IN_CLOCK = re.compile(rb"[-/:A-Za-z]")
 
 
@@ -214,7 +218,7 @@ def _clocks(exchange: ParsedExchange, faults: Faults) -> None:
         return
     for parsed in exchange.bindings:
         for name, value in parsed.binding.arguments:
-            if not name.startswith(b"x-?dt") or not isinstance(value.value, bytes):
+            if not name.startswith(b"x-?dt") or not isinstance(value.value, bytes) or _EXTENDED.search(value.value):
                 continue
             odd = _ODD_IN_CLOCK.search(_NOT_LITERAL.sub(b"", value.value))
             if odd is not None:

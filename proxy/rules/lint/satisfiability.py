@@ -100,13 +100,14 @@ def _words(operators: Sequence[Operator]) -> str:
 def _impossible(group: Sequence[Operator]) -> bool:
     if _opposites(group):
         return True
-    match group[0]:
-        case HeaderOperator():
-            return _impossible_header(cast("Sequence[HeaderOperator]", group))
-        case RoutingKeyOperator():
-            return _impossible_key(cast("Sequence[RoutingKeyOperator]", group))
-        case PropertyOperator():
-            return _impossible_property(cast("Sequence[PropertyOperator]", group))
+    with _NOTHING.uncharged():  # each group has a whole regex budget, as in a decision
+        match group[0]:
+            case HeaderOperator():
+                return _impossible_header(cast("Sequence[HeaderOperator]", group))
+            case RoutingKeyOperator():
+                return _impossible_key(cast("Sequence[RoutingKeyOperator]", group))
+            case PropertyOperator():
+                return _impossible_property(cast("Sequence[PropertyOperator]", group))
     return False
 
 
