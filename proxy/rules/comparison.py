@@ -99,7 +99,8 @@ class RulesComparison:
         self.live = live
         self.candidate = candidate
         self._exchanges: dict[tuple[str, str], _Counts] = {}
-        self._matches: Counter[tuple[bytes, str]] = Counter()
+        #: by virtual host, exchange and id of the binding
+        self._matches: Counter[tuple[str, bytes, str]] = Counter()
 
     def compare(self, seen: ObservedPublish, example: Callable[[], dict[str, object]]) -> None:
         """Evaluate one publish with both sets of rules.
@@ -111,7 +112,7 @@ class RulesComparison:
         decisions = [evaluation.decision for evaluation in evaluations]
         counts = self._counts(seen)
         if decisions[1] is not None:
-            self._matches.update(decisions[1].matched)
+            self._matches.update((seen.vhost, *label) for label in decisions[1].matched)
         if any(decision is not None and not decision.keep and not decision.unchecked for decision in decisions):
             counts.random += 1
             return
@@ -156,7 +157,7 @@ class RulesComparison:
                 "vhost": vhost.vhost,
                 "exchange": text(exchange.name),
                 "binding": binding.id,
-                "matches": self._matches[exchange.name, binding.id],
+                "matches": self._matches[vhost.vhost, exchange.name, binding.id],
             }
             for vhost in self.candidate.loaded.rules.vhosts.values()
             for exchange in vhost.exchanges

@@ -23,16 +23,18 @@ from proxy.yamlfile.document import Place
 from proxy.yamlfile.models import LISTED, NOTHING, Expected, FileModel, Keys, Parsed, read_model
 
 
-def _time(written: str) -> float:
+def publish_time(written: str) -> float:
     seconds = instant(written)
-    if seconds is None:
+    if seconds is None or not _EARLIEST <= seconds <= _LATEST:
         raise ValueError(_TIME)
     return seconds
 
 
+#: 0002-01-01 and 9999-12-30 (UTC). Other times may be outside the calendar in some time zone.
+_EARLIEST, _LATEST = -62_104_060_800, 253_402_128_000
 _TIME = "a time with its zone such as 2026-11-21T08:00:00Z"
 #: An instant in seconds since the epoch.
-Time: TypeAlias = Annotated[float, Parsed(_TIME, _time, float, {"type": "string", "description": _TIME})]
+Time: TypeAlias = Annotated[float, Parsed(_TIME, publish_time, float, {"type": "string", "description": _TIME})]
 _Names: TypeAlias = Annotated[tuple[Annotated[str, Expected("a name")], ...], LISTED]
 
 

@@ -14,11 +14,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, BeforeValidator, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.routing.bindings.exchange_types import OPEN
+from proxy.routing.bindings.patterns import Budget, InvalidPattern, compile_pattern
+from proxy.routing.filters import ALTERNATE
 from proxy.rules.loader import LoadedRules, compile_rules
 from proxy.rules.schema import TYPES
 from proxy.values import RESERVED_PREFIXES, text
@@ -60,7 +62,27 @@ class _Object(BaseModel):
 class _Exchange(_Object):
     name: str
     type: str
+    internal: bool = False
     arguments: _Arguments = {}
+
+
+class _Policy(_Object):
+    name: str = ""
+    pattern: str
+    apply_to: str = Field(default="all", alias="apply-to")
+    priority: int = 0
+    definition: _Arguments = {}
+
+    def gives_alternate_exchange(self, exchange: _Exchange) -> bool:
+        """Return True if the policy may set the alternate exchange of an exchange."""
+        if ALTERNATE.decode() not in self.definition or ALTERNATE.decode() in exchange.arguments:
+            return False
+        try:
+            pattern = compile_pattern(self.pattern.encode("utf-8", "replace"))
+        except InvalidPattern:
+            return False
+        found = pattern.search(exchange.name.encode("utf-8", "replace"), Budget()) is True
+        return self.vhost == exchange.vhost and self.apply_to in ("all", "exchanges") and found
 
 
 class _Binding(_Object):
@@ -80,6 +102,7 @@ class _Definitions(BaseModel):
     bindings: list[_Binding]
     queues: list[_Object] = []
     vhosts: list[_Vhost] = []
+    policies: list[_Policy] = []
 
 
 def import_definitions(
@@ -129,6 +152,17 @@ def import_definitions(
         for exchange in defined
         if exchange.type not in TYPES
     ]
+    for exchange, _ in exchanges:
+        if exchange.internal:
+            message = "producers can publish to it through the sidecar, although it is internal on the broker"
+            warnings.append(ConfigWarning(place, f"exchange {exchange.name}", message))
+        for policy in definitions.policies:
+            if policy.gives_alternate_exchange(exchange):
+                message = (
+                    f"the policy {policy.name} sets an alternate exchange, which is not imported: "
+                    f"add alternate-exchange to the arguments"
+                )
+                warnings.append(ConfigWarning(place, f"exchange {exchange.name}", message))
     if not exchanges and not only:
         warnings.append(ConfigWarning(place, f"vhost {vhost}", "no exchange of a supported type"))
     content = "".join(_lines(vhost, exchanges))
