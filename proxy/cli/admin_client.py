@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import http.client
+import os
 import re
 import urllib.error
 import urllib.request
@@ -92,7 +94,8 @@ def ask_workers(clients: Iterable[AdminClient], ask: Callable[[AdminClient], T])
 def configuration(options: argparse.Namespace) -> Path | None:
     """Return the configuration file given by the options, or else the file in a default location, if any."""
     config: Path | None = options.config
-    return config or next((path for path in _CONFIGURATIONS if path.is_file()), None)
+    # os.path.isfile raises no error for a directory without permission.
+    return config or next((path for path in _CONFIGURATIONS if os.path.isfile(path)), None)
 
 
 def admin_urls(settings: Settings) -> list[str]:
@@ -157,12 +160,16 @@ class AdminClient:
             raise self._failed(f"seen a user name in the URL, expected a URL such as {_DEFAULT_URL}")
         if not address.startswith(("http://", "https://")):
             raise self._failed(f"seen {self.url}, expected a URL such as {_DEFAULT_URL}")
-        request = urllib.request.Request(address, body, {"Accept": accept}, method=method)  # noqa: S310 -- checked above
         try:
+            request = urllib.request.Request(address, body, {"Accept": accept}, method=method)  # noqa: S310 -- checked above
             with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:  # noqa: S310
                 text: str = answer.read().decode()
         except urllib.error.HTTPError as error:
             raise self._refused(address, error) from error
+        except http.client.InvalidURL as error:
+            raise self._failed(f"seen {self.url}, expected a URL such as {_DEFAULT_URL}") from error
+        except http.client.HTTPException as error:
+            raise self._failed(f"{address}: {_NO_SIDECAR.format('complete and in HTTP')}") from error
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
             raise self._failed(f"{address}: {getattr(reason, 'strerror', None) or reason}") from error

@@ -119,18 +119,26 @@ class _Sources:
 
     def __init__(self, read: Callable[[Path], bytes]) -> None:
         self.read = read
-        self._known: dict[Path, RulesSource] = {}
+        self._known: dict[Path, bytes] = {}
+        self._parsed: dict[Path, RulesSource] = {}
 
     def of(self, path: Path, faults: Faults) -> RulesSource | None:
         """Return a file; if it can't be read, add an error and return None."""
         if path not in self._known:
             try:
-                data = self.read(path)
+                self._known[path] = self.read(path)
             except OSError as error:
                 faults.error(Place(str(path), 0), "", f"can't be read: {error.strerror or error}")
                 return None
-            self._known[path] = read_source(str(path), data)
-        return self._known[path]
+        if path not in self._parsed:
+            self._parsed[path] = read_source(str(path), self._known[path])
+        return self._parsed[path]
+
+    def take(self, path: Path, faults: Faults) -> RulesSource | None:
+        """Return a file whose parsed content will be released; another configuration may name the same file."""
+        source = self.of(path, faults)
+        self._parsed.pop(path, None)
+        return source
 
 
 def check_files(
@@ -154,6 +162,10 @@ def check_files(
     alone = [path for path, kind in kinds.items() if kind == "rules" and path.resolve() not in covered]
     _rules(alone, sources, environ, (), findings)
     _warn_of_unused_tests([path for path in paths if path not in kinds], findings)
+    # Several configurations may name the same rules file.
+    findings.errors = list({str(error): error for error in findings.errors}.values())
+    findings.warnings = list(dict.fromkeys(findings.warnings))
+    findings.failures = list({str(failure): failure for failure in findings.failures}.values())
     return findings
 
 
@@ -219,7 +231,7 @@ def _rules(
         findings.files.update(file.tests_file.path for file in files if file.tests_file is not None)
 
     faults = Faults()
-    loaded_sources = [source for path in paths if (source := sources.of(path, faults)) is not None]
+    loaded_sources = [source for path in paths if (source := sources.take(path, faults)) is not None]
     try:
         loaded = compile_sources(loaded_sources, faults, lint, sources.read)
     except ConfigErrors as error:

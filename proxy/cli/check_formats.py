@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from urllib.parse import quote
 from xml.sax.saxutils import escape, quoteattr
 
 from proxy.cli.console import printable
@@ -98,7 +99,7 @@ def as_sarif(findings: Iterable[Finding], version: str) -> str:
 
 
 def _result(finding: Finding) -> Mapping[str, object]:
-    place: dict[str, object] = {"artifactLocation": {"uri": finding.file}}
+    place: dict[str, object] = {"artifactLocation": {"uri": quote(finding.file, "/,;=@!$&'()*+~")}}
     if finding.line:
         place["region"] = {"startLine": finding.line, **({"startColumn": finding.column} if finding.column else {})}
     return {

@@ -132,16 +132,17 @@ def load_rules_of(files: Sequence[Path]) -> LoadedRules:
         ConfigErrors: all errors in the files.
     """
     from proxy.config import loader
+    from proxy.config.settings import Settings
     from proxy.rules.loader import compile_sources
     from proxy.rules.schema import TOP_KEYS, read_source
     from proxy.yamlfile.document import Faults, Mapping
+    from proxy.yamlfile.models import key_names
 
     sources = []
     for path in rules_only(files):
         source = read_source(str(path), read_input(str(path)))
         keys = {key.text for key, _ in source.root.entries} if isinstance(source.root, Mapping) else set()
-        # No rules file has this key.
-        if "rules" in keys and not keys & set(TOP_KEYS):
+        if keys & set(key_names(Settings)) and not keys & set(TOP_KEYS):
             faults = Faults(source.faults.errors, secrets_required=False)
             settings = loader.read_settings(source.root, path, os.environ, faults)
             sources += [read_source(str(file), read_input(str(file))) for file in loader.rules_files(settings)]

@@ -39,8 +39,9 @@ from proxy.rules.explain import (
     explain_address,
     read_question,
 )
-from proxy.rules.field_values import TAGS, instant
-from proxy.yamlfile.document import FLOAT, INTEGER
+from proxy.rules.field_values import TAGS
+from proxy.rules.file_tests import publish_time
+from proxy.yamlfile.document import FLOAT, INTEGER, Faults, Mapping, read_document
 
 #: Types of headers on the command line that YAML recognizes by the form of the value: form, and its name in errors.
 _FORMS = {
@@ -89,8 +90,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _instant(text: str) -> str:
-    if instant(text) is None:
-        raise argparse.ArgumentTypeError(f'seen "{text}", expected a time with its zone such as 2026-11-21T08:00:00Z')
+    try:
+        publish_time(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f'seen "{text}", expected {error}') from None
     return text
 
 
@@ -115,11 +118,22 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _timed(message: bytes, at: str) -> bytes:
-    """Add the time to a message that is written in YAML or JSON."""
+    """Add the time to a message that is written in YAML or JSON. The lines of the message keep their numbers."""
+    message = message.removeprefix(b"\xef\xbb\xbf")
     if message.lstrip()[:1] == b"{":
         begin, brace, rest = message.partition(b"{")
         return begin + brace + f'"at": "{at}", '.encode() + rest
-    return message.rstrip() + f"\nat: {at}\n".encode()
+    root = read_document(message, "message", Faults())
+    if not isinstance(root, Mapping):  # an error, which is reported later
+        return message
+    lines = message.decode().splitlines(keepends=True)
+    line, column = root.place.line - 1, root.place.column - 1
+    first = lines[line]
+    if first[column] == "{":  # after a comment, or after ---
+        lines[line] = f'{first[:column]}{{"at": "{at}", {first[column + 1 :]}'
+        return "".join(lines).encode()
+    text = re.sub(r"(?m)^\.\.\.\s[\s\S]*\Z", "", "".join(lines) + "\n")  # ... ends the document
+    return f"{text}{' ' * column}at: {at}\n".encode()
 
 
 def _check_usage(options: argparse.Namespace) -> None:
@@ -144,15 +158,24 @@ def _check_usage(options: argparse.Namespace) -> None:
         options.usage_error("--admin and --config are not allowed with --rules, which evaluates files")
 
 
-def described(options: argparse.Namespace) -> str:
-    """Return the message or the address given on the command line as YAML, in which JSON strings are valid.
+def _yaml(value: object) -> str:
+    """Return a string, or a list of strings, as YAML.
 
-    JSON's escapes of surrogate pairs would not be valid.
+    JSON is valid YAML except for escapes of surrogate pairs, and for characters that YAML does not permit or considers
+    line breaks. Bytes that are not UTF-8 are kept, so that they are reported.
     """
+    return "".join(
+        char if char.isprintable() or "\ud800" <= char <= "\udfff" else f"\\U{ord(char):08x}"
+        for char in json_line(value)
+    )
+
+
+def described(options: argparse.Namespace) -> str:
+    """Return the message or the address given on the command line as YAML."""
     subject = "exchange" if options.address is None else "address"
-    lines = [f"{subject}: {json_line(getattr(options, subject))}"]
+    lines = [f"{subject}: {_yaml(getattr(options, subject))}"]
     if options.key is not None:
-        lines.append(f"routing_key: {json_line(options.key)}")
+        lines.append(f"routing_key: {_yaml(options.key)}")
     if options.header:
         lines += ["headers:", *_headers(options)]
     if options.property:
@@ -160,9 +183,9 @@ def described(options: argparse.Namespace) -> str:
     if options.size is not None:
         lines.append(f"body_size: {options.size}")
     if options.queue:
-        lines.append(f"queues: {json_line(options.queue)}")
+        lines.append(f"queues: {_yaml(options.queue)}")
     if options.vhost is not None:
-        lines.append(f"vhost: {json_line(options.vhost)}")
+        lines.append(f"vhost: {_yaml(options.vhost)}")
     return "\n".join([*lines, ""])
 
 
@@ -184,14 +207,14 @@ def _headers(options: argparse.Namespace) -> Iterator[str]:
         if kind in _FORMS and not _FORMS[kind][0].fullmatch(value):
             options.usage_error(f'--header: seen "{text}", expected {_FORMS[kind][1]}')
         if kind == "string":
-            value = json_line(value)
+            value = _yaml(value)
         elif kind == "null":
             value = "null"
         elif kind == "float" and INTEGER.fullmatch(value):
             value += ".0"
         elif f"!{kind}" in TAGS:
             value = f"!{kind} {value}"
-        yield f"  {json_line(name)}: {value}"
+        yield f"  {_yaml(name)}: {value}"
 
 
 def _properties(options: argparse.Namespace) -> Iterator[str]:
@@ -199,7 +222,7 @@ def _properties(options: argparse.Namespace) -> Iterator[str]:
         name, equals, value = text.partition("=")
         if not equals or not _PROPERTY.fullmatch(name):
             options.usage_error(f'--property: seen "{text}", expected NAME=VALUE')
-        yield f"  {name}: {value if name in INTEGER_PROPERTIES and INTEGER.fullmatch(value) else json_line(value)}"
+        yield f"  {name}: {value if name in INTEGER_PROPERTIES and INTEGER.fullmatch(value) else _yaml(value)}"
 
 
 def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argparse.Namespace) -> int:
@@ -249,4 +272,4 @@ def _print(explanation: Explanation | Lookup, wants_json: bool) -> None:
 
         print_tree(explanation)
     else:
-        print_line(as_text(explanation))
+        print_line(printable(as_text(explanation), "\n"))

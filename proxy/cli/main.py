@@ -26,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the command line without the program's name; None for the arguments of this process.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
+    if not sys.stdout:  # the caller has closed standard output
+        sys.stdout = open(os.devnull, "w")
     options = _parser(arguments).parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as for standard error; the encoding need not be UTF-8

@@ -49,6 +49,9 @@ _KUBERNETES = re.compile(r"OXPROXY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT
 #: The values of these keys are names of environment variables: keys with the suffix ``_env``, and the key ``env``.
 _NAMES_VARIABLE, _VARIABLE = "_env", "env"
 
+#: The index of an item of a list.
+_INDEX = re.compile("[0-9]{1,4}")
+
 
 class _NoSuchKeyError(Exception):
     """The tree has no mapping at the key that a variable names."""
@@ -64,6 +67,11 @@ def override(root: Node, environ: Environment[str, str], faults: Faults) -> Node
         if not name.startswith(PREFIX) or not environ[name] or _KUBERNETES.fullmatch(name) or name in named:
             continue
         keys = name.removeprefix(PREFIX).lower().split("__")
+        try:
+            environ[name].encode()
+        except UnicodeEncodeError:
+            faults.error(Place(name, 0), ".".join(keys), "seen bytes that are not UTF-8, expected UTF-8 text")
+            continue
         leaf = _leaf(keys, name, environ[name], faults)
         try:
             root = _with(root, keys, leaf) if leaf is not None else root
@@ -74,7 +82,7 @@ def override(root: Node, environ: Environment[str, str], faults: Faults) -> Node
 
 def _leaf(keys: list[str], name: str, text: str, faults: Faults) -> Node | None:
     """Parse a variable as its key requires: lists and sections are YAML, and strings are used unchanged."""
-    kind = key_type(Settings, *(int(key) if key.isdigit() else key for key in keys))
+    kind = key_type(Settings, *(int(key) if _INDEX.fullmatch(key) else key for key in keys))
     if kind.is_section or (kind.several and text.lstrip().startswith("[")):
         return read_document(text, name, faults)
     leaf = Scalar(Place(name, 0), text, plain=True)
@@ -97,13 +105,13 @@ def _with(node: Node | None, keys: list[str], leaf: Node) -> Node:
         return leaf
     key, rest = keys[0], keys[1:]
     if node is None or (isinstance(node, Scalar) and node.value is None):
-        node = Sequence(leaf.place, []) if key.isdigit() else Mapping(leaf.place, [])
+        node = Sequence(leaf.place, []) if _INDEX.fullmatch(key) else Mapping(leaf.place, [])
     if isinstance(node, Mapping):
         written = [text.text for text, _ in node.entries]
         index = written.index(key) if key in written else len(written)
         old = node.entries[index][1] if index < len(written) else None
         node.entries[index : index + 1] = [(Scalar(leaf.place, key, True), _with(old, rest, leaf))]
-    elif isinstance(node, Sequence) and re.fullmatch(r"[0-9]{1,4}", key) and int(key) <= len(node.items):
+    elif isinstance(node, Sequence) and _INDEX.fullmatch(key) and int(key) <= len(node.items):
         old = node.items[int(key)] if int(key) < len(node.items) else None
         node.items[int(key) : int(key) + 1] = [_with(old, rest, leaf)]
     else:

@@ -210,8 +210,8 @@ def rules_files(settings: Settings) -> list[Path]:
     for index, pattern in enumerate(settings.rules):
         paths = [path for path in _matching(settings.folder, pattern) if not is_tests_file(path.name)]
         if not paths:
-            problem = "pattern matches no file" if glob.has_magic(pattern) else "file does not exist"
-            if (settings.folder / pattern).is_dir():
+            problem = "pattern matches no file" if glob.has_magic(pattern) else _absence(settings.folder / pattern)
+            if os.path.isdir(settings.folder / pattern):
                 problem = "seen a directory, expected a file, or a pattern such as rules/*.yaml"
             elif is_tests_file(pattern):
                 problem = "is a test file according to its name, expected a rules file that names it under tests"
@@ -230,5 +230,8 @@ def tests_files(settings: Settings) -> list[Path]:
 
 def _matching(folder: Path, pattern: str) -> list[Path]:
     # As in a shell, a pattern does not match names that begin with a dot, such as editors' backups.
+    if "\0" in pattern:
+        return []
     names = glob.glob(pattern, root_dir=folder, recursive=True) if glob.has_magic(pattern) else [pattern]
-    return [folder / name for name in names if (folder / name).is_file()]
+    # os.path.isfile raises no error, such as for a directory without permission or a name that is too long.
+    return [folder / name for name in names if os.path.isfile(folder / name)]

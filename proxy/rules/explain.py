@@ -9,6 +9,7 @@ Source: the messenger-addressing specification, section 3.4, which requires a dr
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -187,7 +188,7 @@ def read_question(data: bytes, source: str) -> ExplainRequest | AddressRequest:
         ConfigErrors: the text is invalid; all errors are reported.
     """
     faults = Faults()
-    root = read_document(_ESCAPE.sub(_joined, data) if data.lstrip()[:1] == b"{" else data, source, faults)
+    root = read_document(_json_as_yaml(data) if data.lstrip()[:1] == b"{" else data, source, faults)
     if root is None:
         if not faults.errors:
             expected = "expected a message: exchange, routing_key, headers, ..."
@@ -204,6 +205,17 @@ def read_question(data: bytes, source: str) -> ExplainRequest | AddressRequest:
     if model is None or message is None or faults.errors:
         raise ConfigErrors(faults.errors)
     return ExplainRequest(message, model.vhost, frozenset(name.encode() for name in model.queues), source, model.at)
+
+
+def _json_as_yaml(data: bytes) -> bytes:
+    """Escape the characters in JSON that YAML does not permit or considers line breaks."""
+    data = _ESCAPE.sub(_joined, data)
+    try:
+        json.loads(data)
+    except (ValueError, RecursionError):  # YAML
+        return data
+    text = data.decode()
+    return "".join(char if char.isprintable() or char in "\n\r\t" else f"\\u{ord(char):04x}" for char in text).encode()
 
 
 def _joined(escape: re.Match[bytes]) -> bytes:

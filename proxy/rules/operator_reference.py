@@ -305,6 +305,10 @@ class OperatorValue(NamedTuple):
     named: str
 
 
+def _or_list(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"anyOf": [schema, {"type": "array", "items": schema}]}
+
+
 _TEXT = {"type": "string"}
 _FILLED = {"type": "string", "minLength": 1}
 _OTHER_TYPE = "a value of another type"
@@ -315,16 +319,13 @@ _VALUES: dict[str, tuple[str, dict[str, Any]]] = {
     "number": (_OTHER_TYPE, {"type": ["number", "string"]}),
     "string or integer": (_OTHER_TYPE, {}),
     "integer": (_OTHER_TYPE, {"type": ["integer", "string"]}),
-    "string": ("a string", _TEXT),
-    "topic": ("a string", _TEXT),
-    "regex": ("a regular expression (string)", {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]}),
-    "name": ("the name of a header (non-empty string)", _FILLED),
-    "property": (f"the name of a property: {', '.join(PROPERTIES)}", {"enum": list(PROPERTIES)}),
-    "name or list": (
-        "a name (non-empty string) or a list of names",
-        {"anyOf": [_FILLED, {"type": "array", "items": _FILLED}]},
-    ),
-    '`""`': ('an empty string, ""', {"const": ""}),
+    "string": ("a string", _or_list(_TEXT)),
+    "topic": ("a string", _or_list(_TEXT)),
+    "regex": ("a regular expression (string)", _or_list(_TEXT)),
+    "name": ("the name of a header (non-empty string)", _or_list(_FILLED)),
+    "property": (f"the name of a property: {', '.join(PROPERTIES)}", _or_list({"enum": list(PROPERTIES)})),
+    "name or list": ("a name (non-empty string) or a list of names", _or_list(_FILLED)),
+    '`""`': ('an empty string, ""', _or_list({"const": ""})),
     _ORDER: (
         f"an integer from {_ORDER}",
         {"type": "integer", "minimum": LEAST_ORDER, "maximum": GREATEST_ORDER},

@@ -322,7 +322,7 @@ def _take_tests_file(keys: Keys, source: str) -> TestsFile | None:
     if not isinstance(node, Scalar) or node.absent:
         return None
     keys.remove("tests")
-    if node.tag is None and isinstance(node.value, str) and is_tests_file(node.value):
+    if node.tag is None and isinstance(node.value, str) and is_tests_file(node.value) and "\0" not in node.value:
         return TestsFile(Path(source).parent / node.value, node.place)
     expected = "a list of tests, or the name of a file that ends in _test.yaml"
     keys.faults.error(node.place, "tests", f"seen {describe(node)}, expected {expected}")

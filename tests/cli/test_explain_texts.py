@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from proxy.cli.main import main
+from tests.rules.loading import message_request
+
+RULES = "exchanges: [{name: e, bindings: [{queue: q, arguments: {x-?dture: ^2026}}]}]\n"
+
+
+@pytest.fixture
+def rules(tmp_path: Path) -> str:
+    (tmp_path / "rules.yaml").write_text(RULES)
+    return str(tmp_path / "rules.yaml")
+
+
+@pytest.mark.parametrize(
+    "key", ["a\u0085b", "a \u2028 b", "a\x7fb", "a\u0080b", "a\ufffeb", "a\ue000b", "a\U0001f600b"]
+)
+def test_a_routing_key_on_the_command_line_is_not_changed(key: str, rules: str) -> None:
+    text = 'exchanges: [{name: e, bindings: [{queue: q, arguments: {"x-?rk=": "%s"}}]}]\n'
+    escaped = "".join(f"\\U{ord(char):08x}" for char in key)
+    Path(rules).write_text(text % escaped)
+    assert main(["explain", "--rules", rules, "--exchange", "e", "--key", key, "--expect", "q"]) == 0
+
+
+@pytest.mark.parametrize("key", ["a\u0085b", "a\x7fb", "a\u0080b", "a\ufffeb", "a\U0001f600b"])
+@pytest.mark.parametrize("ensure_ascii", [True, False])
+def test_every_string_of_a_json_message_is_read(key: str, ensure_ascii: bool) -> None:
+    text = json.dumps({"exchange": "e", "routing_key": key}, ensure_ascii=ensure_ascii, indent="\t")
+    assert message_request(text.encode(), "m.json").message.facts.routing_key == key.encode()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "exchange: e\n",
+        "exchange: e\nheaders:\n  a: |\n    x",
+        "# a comment\n{exchange: e}\n",
+        '\ufeff{"exchange": "e"}',
+        "\ufeffexchange: e\n",
+        "  exchange: e\n",
+        "---\nexchange: e\n...\n",
+        '---\n{"exchange": "e"}\n',
+        '--- {"exchange": "e"}\n',
+        "exchange: e\r\nrouting_key: a\r\n",
+    ],
+)
+def test_the_time_is_added_to_every_form_of_a_message(message: str, rules: str, tmp_path: Path) -> None:
+    (tmp_path / "message.yaml").write_bytes(message.encode())
+    options = ["explain", "--rules", rules, "--message", str(tmp_path / "message.yaml")]
+    assert main([*options, "--at", "2026-01-01T00:00:00Z", "--expect", "q"]) == 0
+    assert main([*options, "--at", "2025-01-01T00:00:00Z", "--expect", "q"]) == 1
+
+
+@pytest.mark.parametrize("at", ["9999-12-31T23:59:59-01:00", "0001-01-01T00:00:00+01:00"])
+def test_a_time_outside_the_calendar_is_refused(at: str, rules: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main(["explain", "--rules", rules, "--exchange", "e", "--at", at])
+    assert raised.value.code == 2
+    Path(rules).write_text(f'{RULES}tests: [{{name: t, publish: {{exchange: e}}, at: "{at}", expect: {{}}}}]\n')
+    assert main(["check", rules]) == 2
+    assert "tests[0].at: seen" in capsys.readouterr().err
+
+
+def test_an_explanation_of_an_address_does_not_control_the_terminal(
+    rules: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(rules).write_text('addresses: [{name: "\\e[31m", pattern: "a*", translation: /queue/q}]\n')
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert main(["explain", "--rules", rules, "--address", "a\x1bb"]) == 0
+    assert "\x1b" not in capsys.readouterr().out
