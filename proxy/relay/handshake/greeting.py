@@ -200,11 +200,12 @@ def _extended(entries: bytes, ours: Table) -> bytes:
 
 
 def _texts(entries: bytes, wanted: frozenset[bytes]) -> dict[bytes, str]:
+    """Return the wanted text entries; of entries with the same name the first, which RabbitMQ uses as well."""
     texts: dict[bytes, str] = {}
     for name, raw in pick(entries, 0, len(entries), wanted):
         match decode_value(raw):
             case Value("S", bytes() as text):
-                texts[name] = _shown(text)
+                texts.setdefault(name, _shown(text))
     return texts
 
 
