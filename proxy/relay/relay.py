@@ -76,7 +76,7 @@ class Relay:
                     self._delivering.release(channel)
                 except ProtocolError as error:
                     self._broker_failed(error)
-        if connection.lifecycle.last_frame is not None and not connection.holds:
+        if connection.lifecycle.last_frame is not None and not (connection.holds or self.interrupted):
             connection.producer_leaves(connection.lifecycle.last_frame)
         if connection.audit is not None:
             connection.audit.flush()

@@ -198,6 +198,11 @@ class PublishPass:
         Args:
             data: any part of the stream.
         """
+        self._read(data)
+        if not self.interrupted:
+            self._frames.resuming = False
+
+    def _read(self, data: bytes) -> None:
         connection = self._connection
         counters = self._plans.counters
         if connection.audit is not None:
@@ -223,6 +228,7 @@ class PublishPass:
     def resume(self, channel: Channel) -> None:
         """Process the frames that a channel held, before any new frames."""
         connection = self._connection
+        interrupted = self.interrupted
         number = channel.number
         waits = channel.state is WAITING
         if waits or (channel.state is DECLARING and not channel.held.binds):
@@ -235,6 +241,7 @@ class PublishPass:
             # Destinations that are still unbound count as missing, so a publish waits for destinations only once.
             self._begin()
             self._take_joined(held[0], held[1], channel, waited=not self._looked_up)
+            interrupted = interrupted or self._spent
             del held[:2]
         self._looked_up = b""
         for first in range(0, len(held), _HELD_AT_ONCE):
@@ -243,8 +250,10 @@ class PublishPass:
                 # One of these frames has to wait, and so do all frames after it.
                 current.held.keep(held[first:])
                 break
-            self.read_producer(b"".join(held[first : first + _HELD_AT_ONCE]))
-        self._frames.resuming = False
+            self._read(b"".join(held[first : first + _HELD_AT_ONCE]))
+        self.interrupted = self.interrupted or interrupted
+        # Held frames that have not been processed yet precede the Connection.Close that the producer sent after them.
+        self._frames.resuming = self.interrupted and connection.lifecycle.last_frame is not None
         if rest:
             self._rest.keep(self._rest.take() + rest)
 
