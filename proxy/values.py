@@ -52,6 +52,9 @@ RESERVED_WORD: Final = RESERVED_PREFIX.replace(b".", b"-")
 #: Prefixes of destination tokens. Routing keys and CC entries from producers must not begin with them.
 RESERVED_PREFIXES = (RESERVED_PREFIX, RESERVED_WORD)
 
+#: AMQP 0-9-1 spec, 4.2.5.3: a short string has at most 255 octets.
+LONGEST_NAME_BYTES: Final = 255
+
 #: The kinds of destinations.
 QUEUE: Final = "queue"
 EXCHANGE: Final = "exchange"
@@ -66,6 +69,18 @@ def reserved_prefix(name: bytes) -> bytes:
         if name.startswith(prefix):
             return prefix
     return b""
+
+
+def can_exist(name: bytes) -> bool:
+    """Return True if a queue or exchange can have this name: up to 255 bytes of UTF-8.
+
+    A longer name can't be encoded, and the broker closes the connection (501) on a name that is not UTF-8.
+    """
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return len(name) <= LONGEST_NAME_BYTES
 
 
 def text(name: bytes) -> str:

@@ -63,7 +63,7 @@ class ClientConnections:
                 waiting.append(known)
                 next(reversed(connections)).ask(check, known.set)
             else:
-                check.reach.refused[check.destination] = f"{check.reach.client} is not connected"
+                check.reach.refuse(check.destination, f"{check.reach.client} is not connected")
         for known in waiting:
             await known.wait()
 

@@ -485,6 +485,7 @@ class TokenTable:
         elif not rows:
             if record.state is TokenState.UNBINDING and record.changed > self._look:
                 return  # an unbind has not been answered yet
+            record.needs &= ~Need.DEMAND  # it has been deleted; publishes that choose it request it again
             if record.state is not TokenState.MISSING or not record.needs:
                 self._withdraw(record)
                 self._set(destination, record, TokenState.UNKNOWN)

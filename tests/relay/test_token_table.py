@@ -721,3 +721,18 @@ def test_an_old_listing_does_not_activate_rules() -> None:
     look(late)
     assert [*wanted, late.wants] == [False, True]
     assert world.rows == {PLAIN_ROW}
+
+
+def test_nothing_is_kept_about_a_chosen_destination_that_was_deleted() -> None:
+    table, now = TokenTable(), 0.0
+    for number in range(100):
+        name = ("queue", b"reply-%d" % number)
+        table.bind_ok(name)
+        table.need(name, Need.DEMAND)
+        table.listed(table.look(now), {name: frozenset((PLAIN,))}, now)
+        if number % 2:  # through this sidecar; the others directly on the broker
+            table.deleted(name)
+        for _ in range(2):
+            now += 5
+            table.listed(table.look(now), {}, now)
+    assert not table.destinations

@@ -156,3 +156,11 @@ def test_the_index_does_not_change_whether_unsigned_bindings_are_visited() -> No
     )
     visit_every_binding(naive)
     assert queues(indexed) == queues(naive)
+
+
+def test_the_number_of_kept_refusals_is_limited() -> None:
+    reach = Reach("client")
+    for number in range(5000):
+        reach.refuse((QUEUE, b"%d" % number), "refused")
+    assert len(reach.refused) == 4096
+    assert (QUEUE, b"4999") in reach.refused

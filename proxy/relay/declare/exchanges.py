@@ -24,7 +24,7 @@ from proxy.amqp.method_frames import (
 )
 from proxy.amqp.tables import decode_table
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.channel import Channel
+from proxy.relay.channel import Channel, ExpectedReply
 from proxy.relay.channel_state import DECLARING, ChannelEvent
 from proxy.relay.connection_state import ConnectionState
 from proxy.relay.declare.injected_methods import Steps, answer, inject, look_up, pass_on, reply_and_resume, run_steps
@@ -146,6 +146,9 @@ class ClientExchanges:
         """Handle exchange.delete; return whether to forward it unchanged."""
         request = read_request(ExchangeDelete, frame[7:-1])
         owned = self._state.exchanges.get(request.exchange)
+        destination = (EXCHANGE, request.exchange)
+        if owned is None and any(destination in other.bound for other in self._state.exchanges.values()):
+            return self._delete_destination(channel, request)
         if owned is None or owned.unmatched_pass:  # the broker's own exchange, which the rules only supplement
             return pass_on(channel, methods.EXCHANGE_DELETE, request.nowait)
         if owned.declared is None:
@@ -156,6 +159,22 @@ class ClientExchanges:
             raise ProtocolError(406, text, Scope.CHANNEL)
         run_steps(self._delete(channel, request, owned))
         return False
+
+    def _delete_destination(self, channel: Channel, request: ExchangeDelete) -> bool:
+        """Delete one of the broker's own exchanges to which tokens are bound; return whether to forward the method.
+
+        Its tokens are deleted as well, so if it is declared again, publishes have to wait until they are bound again.
+        """
+
+        def deleted(_: bytes) -> bool:
+            self._connection.terms.inventory.changed(request.exchange)
+            return not request.nowait
+
+        channel.replies.append(ExpectedReply(methods.EXCHANGE_DELETE_OK, deleted))
+        if request.nowait:  # a reply is requested, since the broker may refuse to delete the exchange
+            frame = exchange_delete(channel.number, request.exchange, if_unused=request.if_unused)
+            self._connection.to_upstream.append(frame)
+        return not request.nowait
 
     def _delete(self, channel: Channel, request: ExchangeDelete, owned: OwnedExchange) -> Steps:
         """Delete an exchange that a client declared."""

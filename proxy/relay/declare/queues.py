@@ -46,11 +46,13 @@ class ClientQueues:
         for owned in connection.plans.state.exchanges.values():
             owned.tokens.declared((QUEUE, request.queue))
         if not request.nowait:
+            if not (request.queue or request.passive):  # later methods may refer to this queue by an empty name
+                connection.change(channel, ChannelEvent.DECLARE)
             declared = partial(self._declared, channel, request)
             channel.replies.append(ExpectedReply(methods.QUEUE_DECLARE_OK, declared))
-        elif request.queue and not request.passive:
-            if request.exclusive and connection.terms.inventory.interested(request.queue):
-                self._declare_exclusive(channel, request)
+        elif not request.passive:
+            if request.exclusive or not request.queue:
+                self._declare_and_wait(channel, request)
                 return False
             connection.terms.inventory.queue_declared(request.queue, request.exclusive)
             count_unanswerable(connection, channel)
@@ -89,6 +91,8 @@ class ClientQueues:
         connection = self._connection
         queue = read_method(QueueDeclareOk, frame[7:-1]).queue
         channel.last_queue = queue
+        if not (request.queue or request.passive):
+            connection.pending.resume(channel)
         exclusive = request.exclusive and not request.passive
         if exclusive:
             connection.upstream.exclusive_queues.add(queue)
@@ -106,19 +110,24 @@ class ClientQueues:
             connection.pending.requests.append(EnsureQueue(channel, queue))
         return False
 
-    def _declare_exclusive(self, channel: Channel, request: QueueDeclare) -> None:
-        """Declare an exclusive queue for which the client expects no reply, and then bind its tokens.
+    def _declare_and_wait(self, channel: Channel, request: QueueDeclare) -> None:
+        """Declare a queue that is exclusive, or that the broker names, and for which the client expects no reply.
 
-        A reply is requested from the broker, since the queue can be bound only after its declaration, and only on this
-        connection.
+        A reply is requested from the broker. It contains the name, to which later methods may refer by an empty name.
+        An exclusive queue can be bound only after its declaration, and only on this connection. If the broker refuses
+        the declaration, another queue with this name may exist, which is not exclusive to this connection.
         """
         connection = self._connection
         go_on = partial(connection.pending.resume, channel)
 
-        def declared(_: bytes) -> bool:
-            connection.upstream.exclusive_queues.add(request.queue)
-            connection.terms.inventory.queue_declared(request.queue, True)
-            bind_tokens(connection, tokens_of(connection.plans.state, request.queue), go_on)
+        def declared(frame: bytes) -> bool:
+            queue = channel.last_queue = read_method(QueueDeclareOk, frame[7:-1]).queue
+            connection.terms.inventory.queue_declared(queue, request.exclusive)
+            if request.exclusive:
+                connection.upstream.exclusive_queues.add(queue)
+                bind_tokens(connection, tokens_of(connection.plans.state, queue), go_on)
+            else:
+                go_on()
             return False
 
         connection.change(channel, ChannelEvent.DECLARE)

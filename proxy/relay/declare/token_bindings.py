@@ -22,7 +22,7 @@ from proxy.relay.token_table import PLAIN
 from proxy.relay.tokens import Tokens, grant_key
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.bindings.binding import Binding
-from proxy.values import QUEUE, Destination
+from proxy.values import QUEUE, Destination, can_exist
 
 #: prefix of a refusal if the source or destination does not exist, which the broker checks after the permissions
 _NOT_FOUND = "404 "
@@ -153,7 +153,10 @@ def _unheeded(text: str | None) -> None:
 
 def check_permission(connection: ConnectionState, check: PermissionCheck, done: Callable[[], None]) -> None:
     """Check, on one of the client's connections, whether the client may bind a destination, and record the result."""
-    if connection.lifecycle.phase is Phase.OPEN:
+    if not can_exist(check.destination[1]):  # the broker would close the client's connection
+        check.reach.refuse(check.destination, "no queue or exchange can have this name")
+        done()
+    elif connection.lifecycle.phase is Phase.OPEN:
         run_steps(_check_permission(connection, check, done))
     else:
         done()
@@ -187,7 +190,7 @@ def _check_permission(connection: ConnectionState, check: PermissionCheck, done:
         reach.allowed.add(destination)
         owned.grants[key] = destination
     else:
-        reach.refused[destination] = refusal
+        reach.refuse(destination, refusal)
     done()
 
 

@@ -25,7 +25,7 @@ from proxy.relay.tokens import NOWHERE
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.decision import Decision, Outcome
 from proxy.routing.destination_translation import TranslatedDestinations, translate_destinations
-from proxy.values import RESERVED_PREFIXES, Destination, reserved_prefix
+from proxy.values import RESERVED_PREFIXES, Destination, can_exist, reserved_prefix
 
 PUBLISH = (60, 40)
 #: reason in audit records for a publish whose address translation failed
@@ -302,8 +302,7 @@ def _carrier_copies(
 def _queue_copies(
     decision: Decision, leaves: TranslatedDestinations, owned: OwnedExchange, state: VhostState
 ) -> tuple[tuple[Copy, ...], tuple[Destination, ...]]:
-    # The broker closes the connection (501) on a short string that is not UTF-8, so no queue can have such a name.
-    named = [name for name in leaves.queues if _is_text(name)]
+    named = [name for name in leaves.queues if can_exist(name)]
     queues = [name for name in named if ("queue", name) not in state.missing] or named[:1]
     copies = []
     if queues:
@@ -311,7 +310,7 @@ def _queue_copies(
     exchanges = list(leaves.exchanges)
     if not copies and not exchanges and decision.alternate and owned.alternate is not None:
         exchanges.append(owned.alternate)
-    exchanges = [name for name in exchanges if _is_text(name) and ("exchange", name) not in state.missing]
+    exchanges = [name for name in exchanges if can_exist(name) and ("exchange", name) not in state.missing]
     # A publish to a missing exchange would close the producer's channel, so exchanges that no rules file names are
     # checked first.
     existing = {name for name in exchanges if ("exchange", name) in owned.bound or _by_file(owned, state, name)}
@@ -325,14 +324,6 @@ def _by_file(owned: OwnedExchange, state: VhostState, exchange: bytes) -> bool:
     if owned.declared is not None:
         return False
     return exchange == owned.alternate or state.router.names(owned.name, ("exchange", exchange))
-
-
-def _is_text(name: bytes) -> bool:
-    try:
-        name.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def bcc_entry(keys: tuple[bytes, ...]) -> bytes:

@@ -81,6 +81,9 @@ def binding_hash(destination_type: str, destination: bytes, routing_key: bytes, 
     return blake2b(repr(content).encode(), digest_size=5).hexdigest()
 
 
+#: Maximum number of refused destinations that a `Reach` keeps. An older one would be checked again.
+_KEPT_REFUSALS: Final = 4096
+
 #: Replaces destinations that are out of reach. No queue has this name, but the message still counts as routed.
 UNREACHABLE: Final[Destination] = (QUEUE, b"")
 
@@ -99,8 +102,14 @@ class Reach:
         self.closed = closed
         #: destinations that the client may bind
         self.allowed: set[Destination] = set()
-        #: destinations that the client may not bind, with the reason
+        #: destinations that the client may not bind, with the reason; the latest ones, since messages can name them
         self.refused: dict[Destination, str] = {}
+
+    def refuse(self, destination: Destination, reason: str) -> None:
+        """Record that the client may not bind a destination."""
+        if len(self.refused) >= _KEPT_REFUSALS:
+            del self.refused[next(iter(self.refused))]
+        self.refused[destination] = reason
 
     def limit(
         self, chosen: Collection[Destination], unchecked: set[tuple[Reach, Destination]]

@@ -11,6 +11,8 @@ from tests.relay.wire import (
     AHEAD,
     CLOSE,
     CLOSE_OK,
+    DECLARE,
+    DECLARED,
     GOODBYE,
     GOODBYE_OK,
     NOT_FOUND,
@@ -317,10 +319,32 @@ def test_crossing_closes_of_broker_and_sidecar_are_both_answered() -> None:
 
 def test_a_nowait_declare_is_recorded_immediately() -> None:
     wire = Wire(events=QueueEvents()).open()
-    wire.produce(say(1, commands.Queue.Declare(0, "q", nowait=True, exclusive=True)))
+    wire.produce(say(1, commands.Queue.Declare(0, "q", nowait=True)))
     wire.produce(say(1, commands.Queue.Declare(0, "q", passive=True, nowait=True)))
-    wire.produce(say(1, commands.Queue.Declare(0, "", nowait=True)))
+    assert wire.events == [("declared", b"q", False)]
+
+
+def test_a_nowait_declare_of_an_exclusive_queue_is_recorded_after_its_reply() -> None:
+    """If the broker refuses it, the queue may exist and not be exclusive."""
+    wire = Wire(events=QueueEvents()).open()
+    wire.produce(say(1, commands.Queue.Declare(0, "q", nowait=True, exclusive=True)))
+    assert wire.events == []
+    assert wire.answer(say(1, commands.Queue.DeclareOk("q", 0, 0))) == b""
     assert wire.events == [("declared", b"q", True)]
+
+
+@pytest.mark.parametrize("nowait", [False, True])
+def test_an_empty_name_is_the_last_declared_queue_although_its_name_is_not_known_yet(nowait: bool) -> None:
+    wire = Wire(events=QueueEvents()).open()
+    wire.produce(DECLARE)
+    wire.answer(DECLARED)
+    (declare,) = split(wire.produce(say(1, commands.Queue.Declare(0, "", nowait=nowait), commands.Queue.Delete(0, ""))))
+    assert not declare.arguments["nowait"]
+    reply = say(1, commands.Queue.DeclareOk("amq.gen-1", 0, 0))
+    assert wire.answer(reply) == (b"" if nowait else reply)
+    assert names(wire.upstream()) == ["Queue.Delete"]
+    wire.answer(say(1, commands.Queue.DeleteOk(0)))
+    assert wire.events == [("declared", b"q", False), ("declared", b"amq.gen-1", False), ("deleted", b"amq.gen-1")]
 
 
 def test_an_exclusive_queue_declared_with_nowait_is_bound_before_later_frames() -> None:
