@@ -23,8 +23,10 @@ _ADDRESS = re.compile(r"(?P<before>:)(?!//)[^/]+(?=@)")
 _AT = re.compile(r"@|\\(?:x40|u0040|U00000040)")
 #: The same in a line of text that is not valid YAML, or in a comment.
 _ADDRESS_IN_LINE = re.compile(r"(?P<before>:)(?!//)[^\s/][^/\r\n]*(?=@)")
+#: A line, in text that is not valid YAML, that may continue the value of an earlier line: not an item and not a key.
+_MORE = r"(?:\r?\n(?![ \t]*(?:-[ \t]|[\"']?[\w.-]+[\"']?[ \t]*:(?:\s|$)))[^\r\n]+)"
 #: A password in text that is not valid YAML, or in a comment.
-_WRITTEN = re.compile(rf"(?P<before>\b{_KEY}[\"']?\s*:[ \t]*)(?=\S)[^\r\n]+", re.IGNORECASE)
+_WRITTEN = re.compile(rf"(?P<before>\b{_KEY}[\"']?\s*:[ \t]*)(?:(?=\S)[^\r\n]+{_MORE}*|{_MORE}+)", re.IGNORECASE)
 _COMMENT = re.compile(r"(?:^|(?<=\s))#[^\n]*", re.MULTILINE)
 
 
