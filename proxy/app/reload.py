@@ -223,7 +223,7 @@ class Reload:
     def _lone_mounts(self) -> list[str]:
         try:
             files = [*self._files(), *self._tls_files()]
-            return [str(path) for path in lone_mounts(files, _MOUNTINFO.read_text(encoding="utf-8"))]
+            return [str(path) for path in lone_mounts(files, _MOUNTINFO.read_text("utf-8", "surrogateescape"))]
         except (OSError, ConfigErrors):  # not Linux, or a missing file, which the next load reports
             return []
 
@@ -249,19 +249,19 @@ class Reload:
             router = loaded.routers.get(name) or Router(())
             if not self._topology.follows(name):
                 await self._topology.adopt(name, state)
-            retired = await self._topology.managed(name).prepare(exchanges, router, declared_queues(rules))
-            prepared.append((state, exchanges, router, retired))
+            managed = self._topology.managed(name)  # no longer available if the virtual host is deleted meanwhile
+            retired = await managed.prepare(exchanges, router, declared_queues(rules))
+            prepared.append((managed, state, exchanges, router, retired))
         remains = [exchange for router in before.routers.values() for exchange in router.exchanges.values()]
         # No await until `self.loaded` is set, so that no publish is processed in between.
-        for state, exchanges, router, _ in prepared:
-            self._topology.managed(state.name).reconciler.swap(exchanges, router)
+        for managed, state, exchanges, router, _ in prepared:
+            managed.reconciler.swap(exchanges, router)
             state.set_addresses(loaded.books.get(state.name))
         activation()
         self._counters.rules.version = loaded.rules.version
         self.loaded = loaded
-        for state, _, _, retired in prepared:
-            retire = self._topology.managed(state.name).retire(retired)
-            self._tasks.start(retire, f"retire tokens of {state.name}")
+        for managed, state, _, _, retired in prepared:
+            self._tasks.start(managed.retire(retired), f"retire tokens of {state.name}")
         self._tasks.start(free_exchanges(remains), "free old rules")
 
 

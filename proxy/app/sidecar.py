@@ -204,7 +204,7 @@ class Sidecar:
             await self._start_admin(stack)
             if self._slot is not None:
                 loop.add_reader(sys.stdin.fileno(), self._on_supervisor_gone)
-                signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
             stack.push_async_callback(self._topology.close)
             stack.push_async_callback(tasks.ended)
             keep = self._topology.supervisor.keep

@@ -54,8 +54,10 @@ class WorkerSlot(NamedTuple):
     def settings(self, settings: Settings) -> Settings:
         """Return the configuration of this worker, with its admin port and its own file names."""
         admin = settings.admin
-        if settings.admin_addresses:
-            admin = admin.model_copy(update={"address": settings.admin_addresses[self.number]})
+        if admin.address is not None:
+            # Not from `admin_addresses`, since `workers` may have been reduced in the file while the supervisor runs.
+            address = HostPort(admin.address.host, admin.address.port + self.number)
+            admin = admin.model_copy(update={"address": address})
         instance = f"{settings.audit.instance or socket.gethostname()}-{self.number}"
         audit = settings.audit.model_copy(update={"instance": instance})
         declared = settings.declared
@@ -242,11 +244,15 @@ def _reserve(address: HostPort) -> socket.socket:
         alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         alone.bind(place)
     held = socket.socket(family, socket.SOCK_STREAM)
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        # Without SO_REUSEADDR, since two sockets with this option don't conflict while neither of them is listening.
         held.bind(place)
-    except OSError:
-        held.close()
-        raise
+    except OSError:  # earlier connections of a sidecar without workers are in the state TIME_WAIT
+        try:
+            held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            held.bind(place)
+        except OSError:
+            held.close()
+            raise
     return held

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -19,6 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    # SIGHUP stays pending until it can be handled; by default, it would end the process.
+    signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))
     # structlog would import rich for colored tracebacks, which would take 5 MiB of memory and are not needed.
     sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
     from proxy.app import sidecar

@@ -169,3 +169,12 @@ async def test_old_rules_in_use_are_not_freed(monkeypatch: pytest.MonkeyPatch) -
     user = exchange(to_queue("q"))
     await free_exchanges([user])
     assert len(user.entries) == 1
+
+
+async def test_a_mount_point_that_is_not_utf_8_does_not_prevent_watching(
+    reload: ScriptedReload, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    mountinfo = tmp_path / "mountinfo"
+    mountinfo.write_bytes(b"36 25 8:17 / /media/B\xfcro rw - ext4 /dev/sdb1 rw\n")
+    monkeypatch.setattr(reloading, "_MOUNTINFO", mountinfo)
+    assert reload._lone_mounts() == []

@@ -102,7 +102,8 @@ class Reconciler:
         self.migration = TokenMigration(state, self.names, connection, management)
         self.forms = CarrierForms(state, self.executor)
         self.orphans = OrphanTokens(state, self.rights)
-        self.queues = tuple(queues)
+        #: Queues declared by the active rules, and by prepared rules.
+        self.queues = self._coming_queues = tuple(queues)
         #: Exchanges whose bindings were listed in the last pass.
         self._listed: Collection[bytes] = ()
         #: Queues from the rules that have not been declared since the last full pass.
@@ -395,7 +396,7 @@ class Reconciler:
             share_tables(old, exchanges)
             await self.reconcile(lambda: desired_state(exchanges, router, rights), queues)
             self.observer.finish()
-            self.queues = tuple(queues)
+            self._coming_queues = tuple(queues)
             return retired_tokens(old, desired_state(exchanges, router, rights))
 
     def swap(self, exchanges: dict[bytes, OwnedExchange], router: Router) -> None:
@@ -411,6 +412,7 @@ class Reconciler:
                 error=why,
             )
         self.state.swap(exchanges, router)
+        self.queues = self._coming_queues
         self._wanted()
 
     def release(self, tokens: Retired) -> None:
