@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
@@ -159,13 +160,14 @@ class Listener:
         """Listen on each address of a host."""
         loop = asyncio.get_running_loop()
         tls = self._tls.get((host, port))
-        infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        infos = await loop.run_in_executor(None, look_up)  # uvloop's `getaddrinfo` removes the scope of an address
         bound: list[tuple[str, int]] = []
         absent: OSError | None = None
         for family, _, _, _, address in dict.fromkeys(infos):
             try:
                 listening = socket.create_server(
-                    address[:2],
+                    address,
                     family=family,
                     backlog=_BACKLOG,
                     reuse_port=self._limits.shared,
@@ -319,9 +321,9 @@ class Listener:
         self.draining = True
         self._close_sockets()
         await self._tasks.ended()
-        if self._context.reuse is not None:
-            await self._context.reuse.stop()
         loop = asyncio.get_running_loop()
+        # Meanwhile, since a broker that does not respond must not prolong the drain.
+        stopping = None if self._context.reuse is None else loop.create_task(self._context.reuse.stop())
         end = loop.time() + self._limits.settle_seconds
         while self._settling():
             if loop.time() >= end:
@@ -337,3 +339,5 @@ class Listener:
                 await asyncio.wait_for(self._empty.wait(), self._limits.close_seconds)
         for session in tuple(self._sessions):
             session.abort()
+        if stopping is not None:
+            await stopping

@@ -74,6 +74,8 @@ class Throttle:
         self._over = False
         #: whether the producer was refused and has published nothing since, so that it is paused but not refused again
         self._told = False
+        #: monotonic time before which the user's debt does not count for this producer
+        self._forgiven_until = float("-inf")
 
     def read(self, size_bytes: int, now: float) -> None:
         """Charge a read and the publishes in it."""
@@ -97,8 +99,9 @@ class Throttle:
         if not wait or self._timer is not None or self._over:
             return
         if self._told:
-            self.allowance.owes_since = None
-        left = self.allowance.patience_left(now)
+            self._forgiven_until = now  # not for the user's other producers
+        forgiven = self._forgiven_until + self.allowance.rates.patience_seconds - now
+        left = max(self.allowance.patience_left(now), forgiven)
         if left <= 0:
             self._refuse(limit)
             return
