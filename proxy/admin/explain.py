@@ -50,7 +50,8 @@ class ExplainPage:
         self, body: bytes, render: Callable[[Explanation | Lookup], str] = lambda answer: json_text(as_json(answer))
     ) -> tuple[int, object]:
         """Explain the message in the body, as ``oxproxy explain`` does."""
-        question = read_question(body, "message")
+        # This runs in a thread, since reading a large message takes long.
+        question = await asyncio.to_thread(read_question, body, "message")
         if isinstance(question, AddressRequest):
             return 200, render(explain_address(self._loaded(), question))
         live, queues = live_rules(self._loaded(), self._states())

@@ -348,7 +348,8 @@ def json_response(value: object, status: int = 200) -> web.Response:
 
 
 def json_text(value: object) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False)
+    # An unpaired surrogate, such as in the name of a file, can't be encoded as UTF-8. Its escape is valid JSON.
+    return json.dumps(value, indent=2, ensure_ascii=False).encode(errors="backslashreplace").decode()
 
 
 #: Receives a request's body; returns the status, and the response as plain data or encoded JSON. Errors in files and

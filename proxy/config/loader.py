@@ -154,12 +154,12 @@ def _check_audit_directory(settings: Settings, directory: Path, faults: Faults) 
     key = "audit.directory"
     if os.path.lexists(directory) and not os.path.isdir(directory):
         faults.error(settings.place(key), key, f"{directory}: seen a file, expected a directory")
-    elif not faults.secrets_required and not directory.parent.is_dir():  # at startup, the audit log reports this
+    elif not faults.secrets_required and not os.path.isdir(directory.parent):  # at startup, the audit log reports this
         faults.warn(settings.place(key), key, f"{directory}: the parent directory does not exist")
 
 
 def _check_snapshot_directory(settings: Settings, file: Path, faults: Faults) -> None:
-    if not file.parent.is_dir():
+    if not os.path.isdir(file.parent):
         key = "declared.snapshot"
         faults.missing(settings.place(key), key, f"the directory {file.parent} does not exist")
 
