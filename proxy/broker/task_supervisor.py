@@ -51,6 +51,8 @@ class Supervisor:
         self._retry_limit_seconds = retry_limit_seconds
         #: Number of failures by task name (TASKS).
         self.failures = dict.fromkeys(TASKS, 0)
+        #: Number of failed attempts to connect to the broker.
+        self.unreachable = 0
         self._failing: dict[tuple[str, str], str] = {}
 
     @property

@@ -329,6 +329,7 @@ class Topology:
         counters.missing_destinations = sum(
             len(reconciler.missing) + len(reconciler.state.missing_remote) for reconciler in reconcilers
         )
+        counters.control_unreachable = self.supervisor.unreachable
         counters.foreign_bindings = sum(len(found) for observer in observers for found in observer.foreign.values())
         counters.unsigned_bindings = sum(len(texts) for exchanges in unsigned for texts in exchanges.values())
         counters.unkeyed_tokens = sum(observer.tokens()["unkeyed"] for observer in observers)

@@ -93,7 +93,9 @@ def connections(counters: Counters) -> Iterable[Row]:
 
 def connections_total(counters: Counters) -> Iterable[Row]:
     sides = (("downstream", counters.downstream), ("upstream", counters.upstream))
-    return [((side, result), count) for side, counted in sides for result, count in counted.results.items()]
+    attempts = [((side, result), count) for side, counted in sides for result, count in counted.results.items()]
+    # Until the first connection of the control plane, producers can't connect, so their attempts show no failure.
+    return merged([*attempts, (("upstream", "unavailable"), counters.control_unreachable)])
 
 
 def limit_hits(counters: Counters) -> Iterable[Row]:
@@ -103,7 +105,7 @@ def limit_hits(counters: Counters) -> Iterable[Row]:
 
 
 def remote_up(counters: Counters) -> Iterable[Row]:
-    return [((name,), remote.up) for name, remote in counters.remotes.copy().items()]
+    return [((name,), remote.up) for name, remote in counters.remotes.copy().items() if remote.wanted]
 
 
 def remote_publishes(counters: Counters) -> Iterable[Row]:

@@ -353,6 +353,8 @@ class RemoteCounters:
 
     #: number of open links; usually 0 or 1
     links: int = 0
+    #: number of links that are open or are to be opened; 0 if the broker is not in use
+    wanted: int = 0
     results: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("acked", "nacked", "returned", "lost"), 0))
 
     @property
@@ -397,6 +399,8 @@ class Counters:
         #: number of processes that share the listening addresses, and of restarts of this process
         self.workers = 1
         self.worker_restarts = 0
+        #: failed attempts of the control plane to connect to the broker
+        self.control_unreachable = 0
         #: number of unexpected exceptions, by task of the control plane
         self.control_failures: dict[str, int] = {}
         #: expiry of our own certificates in use (seconds since 1970), by side (downstream or upstream) and file

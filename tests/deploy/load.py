@@ -104,7 +104,7 @@ def complete_sidecar(broker: Broker, rules: Path, folder: Path) -> Sidecar:
 def page_with_other_brokers() -> Iterator[str]:
     """Serve metrics of a sidecar that forwards to another broker, and yield the address."""
     counters = Counters()
-    counters.remotes["archive"] = RemoteCounters(links=1)
+    counters.remotes["archive"] = RemoteCounters(links=1, wanted=1)
     counters.remotes["archive"].results["acked"] = 10
     page, kind = asyncio.run(Exposition(counters).render())
     with answering(lambda *_: (200, kind, page)) as port:

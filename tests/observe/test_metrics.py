@@ -58,7 +58,7 @@ async def test_every_plain_counter_has_its_documented_name() -> None:
     counters.rules.last_success_seconds = 1700000000.5
     counters.audit.lines, counters.audit.dropped, counters.audit.text_bytes = 21, 22, 23
     counters.audit.failing = True
-    counters.remotes["archive"] = RemoteCounters(links=1)
+    counters.remotes["archive"] = RemoteCounters(links=1, wanted=1)
     counters.remotes["archive"].results["lost"] += 1
     counters.missing_destinations = 8
     counters.foreign_bindings = 2

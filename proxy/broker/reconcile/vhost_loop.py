@@ -176,6 +176,8 @@ class VhostTopology:
             health.fault, health.refused = f"failed with {type(error).__name__}", False
             if isinstance(error, UpstreamError):
                 health.fault, health.refused = str(error), error.failure is UpstreamFailure.REFUSED
+                if not health.refused and not self.connection.connected:
+                    self._supervisor.unreachable += 1
             await self.disconnect()
             raise
         finally:

@@ -78,6 +78,7 @@ class RemotePool:
             connection = RemoteConnection(
                 target, counters, self._version, self._contexts, self._is_ourselves, self._changed
             )
+            counters.wanted += 1
             self._connections[target] = connection
             self._running[target] = self._tasks.start(connection.run(), f"link to {target.label}")
         connection.endpoint = target  # its limits may have changed
@@ -132,6 +133,7 @@ class RemotePool:
             since = connection.unused_since
             if since is not None and (connection.replaced or now - since > IDLE_SECONDS):
                 del self._connections[key]
+                self._counters_of(key.label).wanted -= 1
                 self._running.pop(key).cancel()
 
     def _is_ourselves(self, own_name: object, peer_name: object) -> bool:
