@@ -60,9 +60,9 @@ volumeMounts:
 {{- define "oxproxy.volumes" -}}
 - name: oxproxy-config
   {{- if .Values.existingConfig.configMap }}
-  configMap: {name: {{ .Values.existingConfig.configMap }}}
+  configMap: {name: {{ .Values.existingConfig.configMap | quote }}}
   {{- else if .Values.existingConfig.secret }}
-  secret: {secretName: {{ .Values.existingConfig.secret }}}
+  secret: {secretName: {{ .Values.existingConfig.secret | quote }}}
   {{- else }}
   configMap: {name: {{ include "oxproxy.fullname" . }}-config}
   {{- end }}
@@ -75,22 +75,22 @@ volumeMounts:
 {{- with include "oxproxy.controlSecret" . }}
 - name: oxproxy-control
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
     items:
-      - {key: {{ $.Values.control.key }}, path: password}
+      - {key: {{ $.Values.control.key | quote }}, path: password}
 {{- end }}
 {{- with include "oxproxy.declaredSecret" . }}
 - name: oxproxy-declared
   secret:
-    secretName: {{ . }}
+    secretName: {{ . | quote }}
     items:
       {{- range $.Values.declared.keys }}
-      - {key: {{ . }}, path: {{ . }}}
+      - {key: {{ . | quote }}, path: {{ . | quote }}}
       {{- end }}
 {{- end }}
 {{- with .Values.tls.secretName }}
 - name: oxproxy-tls
-  secret: {secretName: {{ . }}}
+  secret: {secretName: {{ . | quote }}}
 {{- end }}
 {{- with .Values.trust }}
 - name: oxproxy-trust

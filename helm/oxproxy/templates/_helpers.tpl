@@ -16,8 +16,8 @@
 {{- end -}}
 
 {{- define "oxproxy.selectorLabels" -}}
-app.kubernetes.io/name: {{ include "oxproxy.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "oxproxy.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "oxproxy.labels" -}}
@@ -29,6 +29,14 @@ app.kubernetes.io/part-of: oxproxy
 {{- with .Values.commonLabels }}
 {{ toYaml . }}
 {{- end }}
+{{- end -}}
+
+{{/* The pod of `helm test`, as a peer of the NetworkPolicy. */}}
+{{- define "oxproxy.testPeer" -}}
+- podSelector:
+    matchLabels:
+      {{- include "oxproxy.selectorLabels" . | nindent 6 }}
+      app.kubernetes.io/component: test
 {{- end -}}
 
 {{/* Alerts and dashboards select jobs whose name contains "oxproxy". */}}
@@ -96,11 +104,22 @@ app.kubernetes.io/part-of: oxproxy
 {{- if not (or .Values.existingConfig.configMap .Values.existingConfig.secret) }}true{{ end -}}
 {{- end -}}
 
-{{/* Names and numbers of the container's admin ports, as JSON: worker i has port + i. Each port is scraped. */}}
+{{/*
+Names and numbers of the container's admin ports, as JSON: worker i has port + i. Each port is scraped. Kubernetes permits
+15 characters in the name of a port.
+*/}}
 {{- define "oxproxy.adminPorts" -}}
+{{- $first := int .Values.ports.admin -}}
+{{- $last := add $first (int .Values.workers) -1 | int -}}
+{{- if and (ge (int .Values.ports.amqp) $first) (le (int .Values.ports.amqp) $last) -}}
+{{- fail (printf "ports.amqp: seen %d, expected a port outside %d to %d, the admin ports of the workers" (int .Values.ports.amqp) $first $last) -}}
+{{- end -}}
+{{- if gt $last 65535 -}}
+{{- fail (printf "ports.admin: seen %d, expected at most %d: each worker has its own admin port" $first (sub 65536 (int .Values.workers))) -}}
+{{- end -}}
 {{- $ports := list -}}
 {{- range $worker := until (int .Values.workers) -}}
-{{- $name := $worker | eq 0 | ternary "oxproxy-admin" (printf "oxproxy-admin-%d" $worker) -}}
+{{- $name := $worker | eq 0 | ternary "oxproxy-admin" (printf "oxproxy-admin%d" $worker) -}}
 {{- $ports = append $ports (dict "name" $name "port" (add (int $.Values.ports.admin) $worker)) -}}
 {{- end -}}
 {{- $ports | toJson -}}
@@ -147,7 +166,12 @@ app.kubernetes.io/part-of: oxproxy
 {{- $_ := set $config "declared" (dict "secrets" $secrets) -}}
 {{- end -}}
 {{- if .Values.audit.enabled -}}
-{{- $_ := set $config "audit" (dict "directory" "/var/lib/oxproxy-audit") -}}
+{{- $audit := dict "directory" "/var/lib/oxproxy-audit" -}}
+{{- /* A pod that exceeds the limit of its ephemeral volume, 4 GiB, is evicted. */ -}}
+{{- if not .Values.audit.volume -}}
+{{- $_ := set $audit "keep_mib" 2048 -}}
+{{- end -}}
+{{- $_ := set $config "audit" $audit -}}
 {{- end -}}
 {{- mergeOverwrite $config (deepCopy .Values.config) | toYaml -}}
 {{- end -}}
@@ -160,11 +184,11 @@ app.kubernetes.io/part-of: oxproxy
 {{- end }}
 {{- range .Values.rules.existingConfigMaps }}
 - configMap:
-    name: {{ . }}
+    name: {{ . | quote }}
 {{- end }}
 {{- range .Values.rules.existingSecrets }}
 - secret:
-    name: {{ . }}
+    name: {{ . | quote }}
 {{- end }}
 {{- end -}}
 

@@ -221,7 +221,7 @@ def test_each_worker_has_an_admin_port_that_prometheus_scrapes() -> None:
     assert configuration(values)["workers"] == 3
     (container,) = the("Deployment", values)["spec"]["template"]["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    names = ["oxproxy-admin", "oxproxy-admin-1", "oxproxy-admin-2"]
+    names = ["oxproxy-admin", "oxproxy-admin1", "oxproxy-admin2"]
     assert ports == {"amqp": 5673, **dict(zip(names, (15693, 15694, 15695), strict=True))}
     assert [point["port"] for point in the("PodMonitor", values)["spec"]["podMetricsEndpoints"]] == names
     (service,) = [
@@ -232,6 +232,57 @@ def test_each_worker_has_an_admin_port_that_prometheus_scrapes() -> None:
     assert scraped == [port["name"] for port in service["spec"]["ports"]]
     admitted = the("NetworkPolicy", values)["spec"]["ingress"][1]["ports"]
     assert [port["port"] for port in admitted] == names
+
+
+def test_port_names_of_the_largest_number_of_workers_have_at_most_15_characters() -> None:
+    (container,) = the("Deployment", {"workers": 64})["spec"]["template"]["spec"]["containers"]
+    assert max(len(port["name"]) for port in container["ports"]) <= 15
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"fullnameOverride": "1234"},
+        {"nameOverride": "123"},
+        {"control": {"existingSecret": "123", "key": "1"}},
+        {"declared": {"existingSecret": "123", "keys": ["2025", "2026-01-01"]}},
+        {"existingConfig": {"configMap": "123"}},
+        {"existingConfig": {"secret": "123"}},
+        {"rules": {"existingConfigMaps": ["123"], "existingSecrets": ["456"]}},
+        {"tls": {"secretName": "123"}},
+        {"priorityClassName": "123", "serviceAccount": {"name": "456"}},
+    ],
+    ids=str,
+)
+def test_names_that_look_like_numbers_are_strings(values: JSON) -> None:
+    for document in objects(values):
+        validate(document, VERSIONS[-1])
+
+
+def test_the_first_line_of_a_rules_file_may_be_indented() -> None:
+    text = "  # a comment\nvhost: /\n"
+    (rules,) = (
+        document
+        for document in of_kind("ConfigMap", {"rules": {"files": {"a.yaml": text}}})
+        if "a.yaml" in document["data"]
+    )
+    assert rules["data"]["a.yaml"] == text
+
+
+def test_the_audit_log_on_the_pods_own_disk_is_smaller_than_its_volume() -> None:
+    own = {"audit": {"enabled": True}}
+    (volume,) = (volume for volume in volumes(own) if volume["name"] == "oxproxy-audit")
+    assert volume["emptyDir"]["sizeLimit"] == "4Gi"
+    assert configuration(own)["audit"]["keep_mib"] < 4096
+    assert "keep_mib" not in configuration(SWITCHES["report"])["audit"]
+
+
+def test_the_network_policy_permits_the_pod_of_helm_test() -> None:
+    values = variant("gateway-everything")
+    labels = the("Pod", values)["metadata"]["labels"].items()
+    for rule in the("NetworkPolicy", values)["spec"]["ingress"]:
+        peers = [peer["podSelector"]["matchLabels"].items() for peer in rule["from"] if set(peer) == {"podSelector"}]
+        assert any(peer <= labels for peer in peers)
 
 
 @every_case
@@ -390,6 +441,8 @@ def test_restarts_on_changed_rules_can_be_disabled() -> None:
             {"autoscaling": {"enabled": True}, "resources": {"requests": {"cpu": None}}},
             "no resources.requests.cpu",
         ),
+        ({"workers": 3, "ports": {"amqp": 15694}}, "ports.amqp: seen 15694, expected a port outside 15693 to 15695"),
+        ({"workers": 2, "ports": {"admin": 65535}}, "ports.admin: seen 65535, expected at most 65534"),
         ({"report": {"enabled": True}}, "report: requires audit.enabled"),
         ({"audit": {"enabled": True}, "report": {"enabled": True}}, "report: requires audit.enabled"),
         ({"audit": SWITCHES["report"]["audit"], "report": {"enabled": True}}, "report.output: not set"),
