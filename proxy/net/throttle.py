@@ -103,17 +103,17 @@ class Throttle:
         forgiven = self._forgiven_until + self.allowance.rates.patience_seconds - now
         left = max(self.allowance.patience_left(now), forgiven)
         if left <= 0:
-            self._refuse(limit)
+            self._refuse(limit, now + wait)
             return
         self._counters.hits[limit] += 1
         self._counters.throttled += 1
         self._pause(True)
         self._timer = asyncio.get_running_loop().call_later(min(max(wait, LEAST_SECONDS), left), self._look)
 
-    def _refuse(self, limit: str) -> None:
+    def _refuse(self, limit: str, paid_at: float) -> None:
         rates = self.allowance.rates
         most = rates.publishes if limit == "publish_rate" else rates.read_bytes
-        self.allowance.owes_since = None
+        self.allowance.owes_since = paid_at  # the user's other producers need not answer for this debt
         self._told = True
         self._counters.hits["patience"] += 1
         patience = f"{rates.patience_seconds:g} s"

@@ -62,7 +62,7 @@ class UserRateLimit:
     def __init__(self, rates: RateLimits) -> None:
         self.rates = rates
         self.connections = 0
-        #: start of the current debt; None if there is none
+        #: start of the current debt, or the time when the debt of a refused producer is paid; None if there is no debt
         self.owes_since: float | None = None
         self._publishes = TokenBucket(rates.publishes, rates.burst_seconds)
         self._read_bytes = TokenBucket(rates.read_bytes, rates.burst_seconds)
