@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 from proxy.addressing.address import Address, InvalidAddress, parse_address, password_span
 from proxy.addressing.table import AddressPattern, AddressTable, TranslationTemplate, fixed_domain
-from proxy.values import EXCHANGE, QUEUE, Destination, text
+from proxy.values import EXCHANGE, LONGEST_NAME_BYTES, QUEUE, Destination, text
 
-_LONGEST_NAME = 255  # AMQP 0-9-1 spec, 4.2.5.3: short strings
 _QUEUE, _EXCHANGE, _TOPIC = b"/queue/", b"/exchange/", b"topic/"
 _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
@@ -289,7 +288,7 @@ class AddressBook:
             address = parse_address(result)
             remote = self._remote(address, self.table.rules[rule].hosts)
             publication = _named(address.name or b"", original)
-            if max(map(len, publication)) > _LONGEST_NAME:
+            if max(map(len, publication)) > LONGEST_NAME_BYTES:
                 raise _NowhereError("the exchange or routing key is longer than 255 bytes")
         except (InvalidAddress, _NowhereError) as error:
             return FailedTranslation(rule, str(error))

@@ -24,10 +24,8 @@ from proxy.amqp.frames import FRAME_HEAD
 from proxy.amqp.methods import method_of
 from proxy.amqp.tables import encode_table
 from proxy.relay.vhost import OwnedExchange
-from proxy.values import QUEUE, Destination, Table, Value, shown
+from proxy.values import LONGEST_NAME_BYTES, QUEUE, Destination, Table, Value, shown
 
-#: AMQP 0-9-1 spec, 4.2.5.3: a short string has at most 255 octets.
-_LONGEST_NAME_BYTES = 255
 #: RabbitMQ quotes names in reply texts and truncates each text to 255 bytes. If this splits a character, pamqp closes
 #: the connection. If names have at most this number of bytes, only RabbitMQ's own ASCII text is truncated.
 _QUOTABLE_BYTES = 140
@@ -237,7 +235,7 @@ def unnameable(name: bytes) -> str | None:
     """Return why a name can't be used in a declaration; None if it can."""
     if not name:
         return "the name is empty"
-    if len(name) > _LONGEST_NAME_BYTES:
+    if len(name) > LONGEST_NAME_BYTES:
         return "the name is longer than 255 bytes"
     try:
         name.decode()

@@ -41,7 +41,7 @@ from proxy.rules.explain import (
 )
 from proxy.rules.field_values import TAGS
 from proxy.rules.file_tests import publish_time
-from proxy.yamlfile.document import FLOAT, INTEGER, Faults, Mapping, read_document
+from proxy.yamlfile.document import FLOAT, INTEGER, Faults, Mapping, escaped, read_document
 
 #: Types of headers on the command line that YAML recognizes by the form of the value: form, and its name in errors.
 _FORMS = {
@@ -51,6 +51,8 @@ _FORMS = {
     "null": (re.compile(""), "nothing after ="),
 }
 _TYPES = ("string", *_FORMS, "yaml", *(tag.removeprefix("!") for tag in TAGS))
+#: Stand for bytes that are not UTF-8.
+_SURROGATES = frozenset(map(chr, range(0xD800, 0xE000)))
 _PROPERTY = re.compile(r"[a-z_]+")
 
 
@@ -164,10 +166,7 @@ def _yaml(value: object) -> str:
     JSON is valid YAML except for escapes of surrogate pairs, and for characters that YAML does not permit or considers
     line breaks. Bytes that are not UTF-8 are kept, so that they are reported.
     """
-    return "".join(
-        char if char.isprintable() or "\ud800" <= char <= "\udfff" else f"\\U{ord(char):08x}"
-        for char in json_line(value)
-    )
+    return escaped(json_line(value), keep=_SURROGATES)
 
 
 def described(options: argparse.Namespace) -> str:

@@ -23,14 +23,13 @@ from proxy.amqp.tables import decode_value, pick, without
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.tokens import NOWHERE
 from proxy.relay.vhost import Delivery, VhostState
-from proxy.values import EXCHANGE, QUEUE
+from proxy.values import EXCHANGE, LONGEST_NAME_BYTES, QUEUE
 
 ADDRESS_HEADER: Final = b"x-original-address"
 CC_ASIDE: Final = b"x-original-cc"
 #: headers that are reserved for the sidecar, and removed from every publish that the sidecar changes
 OURS: Final = frozenset((ADDRESS_HEADER, CC_ASIDE))
 _NAMES = (b"exchange", b"routing-key", b"new-exchange", b"new-routing-key")
-_LONGEST_NAME: Final = 255  # AMQP 0-9-1 spec, 4.2.5.3: short strings
 #: methods from the broker that precede a content
 _FIELDS: Final[dict[int, type[Deliver] | type[GetOk] | type[Return]]] = {
     methods.BASIC_DELIVER: Deliver,
@@ -80,7 +79,7 @@ def read(entries: bytes) -> tuple[OriginalAddress, OriginalAddress] | None:
     fields = {key: field.value for key, field in table.value if field.letter == "S"}
     match [fields.get(key) for key in _NAMES]:
         case [bytes() as exchange, bytes() as key, bytes() as new_exchange, bytes() as new_key] if (
-            max(len(exchange), len(key)) <= _LONGEST_NAME  # longer names can't be restored
+            max(len(exchange), len(key)) <= LONGEST_NAME_BYTES  # longer names can't be restored
         ):
             return OriginalAddress(exchange, key), OriginalAddress(new_exchange, new_key)
     return None

@@ -31,7 +31,7 @@ from proxy.rules.loader import LoadedRules
 from proxy.rules.message import DescribedMessage, MessageModel, described_message, destination_text, json_value, quoted
 from proxy.rules.ruleset import VhostRules
 from proxy.values import text
-from proxy.yamlfile.document import Faults, Place, read_document
+from proxy.yamlfile.document import Faults, Place, escaped, read_document
 from proxy.yamlfile.models import LISTED, NOTHING, Expected, FileModel, Keys, read_model
 
 _HIDDEN = "***"
@@ -211,11 +211,11 @@ def _json_as_yaml(data: bytes) -> bytes:
     """Escape the characters in JSON that YAML does not permit or considers line breaks."""
     data = _ESCAPE.sub(_joined, data)
     try:
-        json.loads(data)
+        text = data.decode()
+        json.loads(text)
     except (ValueError, RecursionError):  # YAML
         return data
-    text = data.decode()
-    return "".join(char if char.isprintable() or char in "\n\r\t" else f"\\u{ord(char):04x}" for char in text).encode()
+    return escaped(text, keep="\n\r\t").encode()
 
 
 def _joined(escape: re.Match[bytes]) -> bytes:

@@ -24,7 +24,7 @@ from proxy.routing.filters import ALTERNATE
 from proxy.rules.loader import LoadedRules, compile_rules
 from proxy.rules.schema import TYPES
 from proxy.values import RESERVED_PREFIXES, text
-from proxy.yamlfile.document import ConfigWarning, Place, join
+from proxy.yamlfile.document import ConfigWarning, Place, escaped, join
 
 #: Exchange types that distinguish bindings by their arguments; other types ignore arguments.
 _BY_ARGUMENTS = (OPEN, "headers")
@@ -238,8 +238,7 @@ def _lines(vhost: str, exchanges: Sequence[tuple[_Exchange, Sequence[_Binding]]]
 def _written(value: object) -> str:
     """Write a JSON value as YAML with the same meaning."""
     # YAML permits neither all characters that JSON permits in strings nor the escape of a character as two surrogates.
-    written = json.dumps(value, ensure_ascii=False)
-    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in written)
+    return escaped(json.dumps(value, ensure_ascii=False))
 
 
 def _undecided(loaded: LoadedRules) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,7 @@ whereas PyYAML's constructors use YAML 1.1. With the core schema, ``no``, ``on``
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -246,6 +246,11 @@ def _without_password(text: str) -> str:
         later = text.find(":", start + 1, text.index("@"))
         start = later if later >= 0 else start
     return text if start < 0 else f"{text[:start]}:***{text[end:]}"
+
+
+def escaped(json_text: str, keep: Container[str] = "") -> str:
+    """Escape the characters in JSON text that YAML does not permit or takes for line breaks, except those in `keep`."""
+    return "".join(char if char.isprintable() or char in keep else f"\\U{ord(char):08x}" for char in json_text)
 
 
 def release_tree(root: Node) -> None:

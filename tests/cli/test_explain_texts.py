@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from proxy.cli.main import main
+from proxy.errors import ConfigErrors
 from tests.rules.loading import message_request
 
 RULES = "exchanges: [{name: e, bindings: [{queue: q, arguments: {x-?dture: ^2026}}]}]\n"
@@ -28,7 +29,7 @@ def test_a_routing_key_on_the_command_line_is_not_changed(key: str, rules: str) 
     assert main(["explain", "--rules", rules, "--exchange", "e", "--key", key, "--expect", "q"]) == 0
 
 
-@pytest.mark.parametrize("key", ["a\u0085b", "a\x7fb", "a\u0080b", "a\ufffeb", "a\U0001f600b"])
+@pytest.mark.parametrize("key", ["a\u0085b", "a\x7fb", "a\u0080b", "a\ufffeb", "a\U0001f600b", "a\U000e0001b"])
 @pytest.mark.parametrize("ensure_ascii", [True, False])
 def test_every_string_of_a_json_message_is_read(key: str, ensure_ascii: bool) -> None:
     text = json.dumps({"exchange": "e", "routing_key": key}, ensure_ascii=ensure_ascii, indent="\t")
@@ -74,3 +75,8 @@ def test_an_explanation_of_an_address_does_not_control_the_terminal(
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     assert main(["explain", "--rules", rules, "--address", "a\x1bb"]) == 0
     assert "\x1b" not in capsys.readouterr().out
+
+
+def test_a_json_message_in_utf_16_is_an_error() -> None:
+    with pytest.raises(ConfigErrors):
+        message_request('{"exchange": "é"}'.encode("utf-16-le"), "m.json")

@@ -130,8 +130,7 @@ class RemoteConnection:
 
     def refuse(self, message: RemoteMessage, reason: str) -> None:
         """Report a message as refused that can't be sent over any link."""
-        self._counters.results[RemoteResult.NACKED.value] += 1
-        self._warn("message to another broker failed", result=RemoteResult.NACKED.value, reason=reason)
+        self._count(RemoteResult.NACKED, reason)
         message.settled(RemoteResult.NACKED)
 
     def take_waiting(self, lane: Lane) -> list[RemoteMessage]:
@@ -162,9 +161,12 @@ class RemoteConnection:
     def _settled(self, message: RemoteMessage, result: RemoteResult, reason: str) -> None:
         self.under_way -= 1
         self._bytes -= message.size_bytes
-        self._counters.results[result.value] += 1
         if self.full:
             self._weigh()
+        self._count(result, reason)
+
+    def _count(self, result: RemoteResult, reason: str) -> None:
+        self._counters.results[result.value] += 1
         if reason:
             self._warn("message to another broker failed", result=result.value, reason=reason)
 

@@ -126,18 +126,23 @@ def test_a_consumer_with_deliveries_sees_the_original(site: Site, producer: Prod
     consumer.ask(commands.Basic.Cancel(consumer_tag="me"))
 
 
-def test_a_dead_lettered_message_keeps_the_address_that_the_broker_set(site: Site, producer: Producer) -> None:
-    """The message was dead-lettered out of the queue that the rule chose, so the broker has set its address."""
-    sent(producer, "dying/one")
+def arriving(producer: Producer, queue: str) -> Message:
+    """Wait for a message in a queue and take it through the sidecar."""
     messages: list[Message] = []
 
     def there() -> bool:
-        message = producer.get("b")
+        message = producer.get(queue)
         messages.extend([message] if message is not None else [])
         return bool(messages)
 
     until(there)
-    (message,) = messages
+    return messages[0]
+
+
+def test_a_dead_lettered_message_keeps_the_address_that_the_broker_set(site: Site, producer: Producer) -> None:
+    """The message was dead-lettered out of the queue that the rule chose, so the broker has set its address."""
+    sent(producer, "dying/one")
+    message = arriving(producer, "b")
     assert message.address == ("graves", "dug")
     assert {"x-original-address", "x-death"} <= set(message.headers)
 
@@ -479,13 +484,4 @@ def test_an_immediate_publish_to_another_broker_is_refused_as_by_the_broker(site
 def test_a_consumer_survives_a_forged_address_with_a_name_that_is_too_long(site: Site) -> None:
     fields = {"exchange": b"plainly", "routing-key": b"k" * 300, "new-exchange": b"", "new-routing-key": b"a"}
     site.direct.publish("", "a", {"x-original-address": fields}, body=b"forged")
-    reader = site.producer()
-    messages: list[Message] = []
-
-    def there() -> bool:
-        message = reader.get("a")
-        messages.extend([message] if message is not None else [])
-        return bool(messages)
-
-    until(there)
-    assert messages[0].body == b"forged"
+    assert arriving(site.producer(), "a").body == b"forged"
