@@ -8,10 +8,10 @@ closes the connection with 403; otherwise, it just drops the connection.
 The connection is a plain aio-pika connection, and `vhost_loop` reconnects after a loss. A robust aio-pika connection
 would redeclare objects that may be obsolete. aiormq, on which aio-pika is based, is used only here and in `methods`:
 
-- `_Transport`: aiormq drops a Channel.CloseOk if ten frames are already waiting to be written, and the broker then
-  refuses this channel number until the connection is closed. aio-pika has no option for the length of this write
-  buffer, nor for the server name expected in a certificate. It also does not support virtual hosts whose names are
-  ``..`` or contain ``%2F``, since it puts the name into a URL.
+- `_Transport`: aiormq does not report why the broker refuses a virtual host, and drops a Channel.CloseOk if ten frames
+  are already waiting to be written. The broker then refuses this channel number until the connection is closed. aio-pika
+  has no option for the length of this write buffer, nor for the server name expected in a certificate. It also does
+  not support virtual hosts whose names are ``..`` or contain ``%2F``, since it puts the name into a URL.
 - `_Channel`: aio-pika adds a callback to the connection for each channel and never removes it. Each refusal therefore
   costs 3 KiB until the connection is closed. aio-pika also does not open channels while the broker blocks publishers.
 - `methods.send` sends argument tables as raw bytes, and permits names that pamqp refuses.
@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -34,20 +35,20 @@ from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from functools import partial
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import aio_pika
 import aiormq
 from aio_pika.abc import AbstractChannel, TimeoutType, UnderlayChannel, UnderlayConnection
 from aio_pika.connection import make_url
 from aio_pika.tools import OneShotCallback
+from aiormq import spec
 from aiormq.channel import EXCEPTION_MAPPING
 from aiormq.exceptions import (
     AMQPError,
     ChannelClosed,
     ChannelInvalidStateError,
     ConnectionClosed,
-    InvalidFrameError,
     ProbableAuthenticationError,
 )
 
@@ -151,10 +152,20 @@ for _library in ("aiormq", "aio_pika"):
     logging.getLogger(_library).setLevel(logging.CRITICAL)
 
 
+class VhostNotFound(UpstreamError):  # noqa: N818 - a reply, not an error
+    """According to the broker, the virtual host does not exist."""
+
+
 class _Transport(aiormq.Connection):
     """aiormq's connection; see the module docstring."""
 
     FRAME_BUFFER_SIZE = 1024  # each of our channels has at most one frame in the buffer
+
+    @staticmethod
+    async def _rpc(request: Any, *arguments: Any, **options: Any) -> Any:  # Any: as aiormq calls it
+        if isinstance(request, spec.Connection.Open):
+            vars(request)["valid_responses"] = [*request.valid_responses, spec.Connection.Close.name]
+        return await aiormq.Connection._rpc(request, *arguments, **options)
 
 
 class _Channel(aio_pika.Channel):
@@ -220,11 +231,17 @@ class AmqpConnection(aio_pika.Connection):
         return self.transport.connection
 
 
+#: RabbitMQ's text if a virtual host does not exist. It has the same reply code if the user has no permission, or if the
+#: virtual host is down.
+_NOT_FOUND = re.compile("NOT_ALLOWED - vhost .* not found", re.DOTALL)
+
+
 async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) -> AmqpConnection:
     """Open a connection to one host.
 
     Raises:
-        UpstreamError: REFUSED if the broker refused user or virtual host, TIMEOUT at the deadline, or UNAVAILABLE.
+        UpstreamError: REFUSED if the broker refused user or virtual host (`VhostNotFound` if the virtual host does not
+            exist), TIMEOUT at the deadline, or UNAVAILABLE.
     """
     place = f"{host}:{port}"
     connection = AmqpConnection(settings, vhost, host, port)
@@ -234,12 +251,11 @@ async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) ->
         text = f"{place} did not respond within {settings.deadline_seconds:g} s"
         raise UpstreamError(UpstreamFailure.TIMEOUT, text) from error
     except (ProbableAuthenticationError, ConnectionClosed) as error:
-        text = f"{place} refused user {settings.username!r} in vhost {vhost!r}: {error.args[-1]}"
-        raise UpstreamError(UpstreamFailure.REFUSED, text) from error
-    except InvalidFrameError as error:
-        # aiormq reports that the reply to Connection.Open was a Connection.Close, but not the content of that method.
-        user = settings.username
-        text = f"{place} refused vhost {vhost!r}: it does not exist, or user {user!r} has no permission for it"
+        reason = str(error.args[-1])
+        if _NOT_FOUND.fullmatch(reason) is not None:
+            text = f"{place} refused vhost {vhost!r}: it does not exist"
+            raise VhostNotFound(UpstreamFailure.REFUSED, text) from error
+        text = f"{place} refused user {settings.username!r} in vhost {vhost!r}: {reason}"
         raise UpstreamError(UpstreamFailure.REFUSED, text) from error
     except (AMQPError, OSError) as error:
         if settings.tls is not None and isinstance(error.__cause__, ssl.SSLError):

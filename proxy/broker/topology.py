@@ -174,17 +174,10 @@ class Topology:
         log.info("virtual host was deleted and is no longer managed", vhost=name)
         self.released(name)
 
-    async def _is_gone(self, vhost: VhostTopology) -> bool:
-        """Return True if a virtual host that refuses logins was deleted, and no rules or clients need it."""
+    def _is_gone(self, vhost: VhostTopology) -> bool:
+        """Return True if no rules or clients need a deleted virtual host."""
         name = vhost.state.name
-        if name in self._ruled or vhost.has_rules or self.in_use(name):
-            return False
-        if self._management is None:
-            return True
-        try:
-            return name not in await self._management.vhosts()
-        except UpstreamError:
-            return False
+        return not (name in self._ruled or vhost.has_rules or self.in_use(name))
 
     async def _observe_remotes(self) -> None:
         """Check other brokers periodically, if there are any."""

@@ -13,7 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.broker.connection import DeclaredSettings
-from proxy.broker.declared.snapshot import records_of, save_snapshot
+from proxy.broker.declared.snapshot import load_snapshot, records_of, save_snapshot
 from proxy.broker.management_api import ManagementApi
 from proxy.broker.reconcile.observer import Observer
 from proxy.broker.topology import Topology
@@ -432,6 +432,31 @@ async def test_a_deleted_virtual_host_in_the_snapshot_does_not_affect_others(sta
     assert topology.ready
     assert len(has(events, "client declarations can't be read")) == 1
     assert list(known(topology, "gone").exchanges) == [b"direct"]
+
+
+@pytest.mark.parametrize("tags", ["", "management"])
+@pytest.mark.parametrize("password", ["", "wrong"])
+async def test_declarations_are_kept_while_the_broker_refuses_the_control_user(
+    start: Start, broker: Broker, vhost: str, file: Path, tags: str, password: str
+) -> None:
+    kept = VhostState(vhost, Router(()))
+    declare_here(kept, "direct", delivery=Delivery.QUEUE)
+    save_snapshot(file, records_of([kept]))
+    with broker.temporary_user(tags) as user:
+        limits = {"retry_seconds": 0.01, "retry_limit_seconds": 0.01, "snapshot": file}
+        place = {} if tags else {"management": None}
+        topology = await start(run=True, username=user, password=password or user, **limits, **place)
+        login, attempts = topology.managed(vhost).connection.connect, 0
+
+        async def counting() -> None:
+            nonlocal attempts
+            attempts += 1
+            await login()
+
+        topology.managed(vhost).connection.connect = counting  # type: ignore[method-assign]
+        await until(lambda: attempts == 6)
+        assert list(known(topology, vhost).exchanges) == [b"direct"]
+        assert load_snapshot(file) == records_of([kept])
 
 
 async def test_an_announced_change_is_seen_at_once(start: Start, app: Client, outside: Outside, vhost: str) -> None:

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 import structlog
 
-from proxy.broker.connection import ControlConnection, ControlSettings
+from proxy.broker.connection import ControlConnection, ControlSettings, VhostNotFound
 from proxy.broker.declared.announcements import Announcements
 from proxy.broker.management_api import ManagementApi
 from proxy.broker.methods import DeclareQueue
@@ -90,13 +90,13 @@ class RefreshSchedule:
         return await connection.wait_lost(seconds) if seconds > 0 else not connection.connected
 
 
-#: Number of consecutive refused logins after which the loop checks whether the virtual host still exists.
+#: Number of consecutive logins that fail because the virtual host does not exist, after which it counts as deleted.
 _SURE_REFUSALS = 3
 
 log = structlog.get_logger(__name__)
 
 
-async def _never() -> bool:
+def _never() -> bool:
     return False
 
 
@@ -204,14 +204,14 @@ class VhostTopology:
         self.requests.connected.clear()
         await self.connection.close()
 
-    async def run(self, is_gone: Callable[[], Awaitable[bool]] = _never) -> None:
+    async def run(self, is_gone: Callable[[], bool] = _never) -> None:
         """Stay connected and run passes until cancelled, or until the virtual host has been deleted.
 
         Exceptions other than `UpstreamError` are handled by the supervisor, which restarts the method. The connection
         stays open in the meantime, so that destinations can still be bound for publishes.
 
         Args:
-            is_gone: returns True if the virtual host no longer needs to be managed. Called after a refused login.
+            is_gone: returns True if a deleted virtual host no longer needs to be managed.
         """
         settings = self._settings
         pause_seconds = settings.retry_seconds
@@ -223,8 +223,9 @@ class VhostTopology:
                 await (self._next_pass() if self.connected else self.connect())
             except UpstreamError as error:
                 await self.disconnect()
-                refusals = refusals + 1 if error.failure is UpstreamFailure.REFUSED else 0
-                if refusals >= _SURE_REFUSALS and await is_gone():
+                # After any other refusal, for example because of a wrong password, the client declarations are kept.
+                refusals = refusals + 1 if isinstance(error, VhostNotFound) else 0
+                if refusals >= _SURE_REFUSALS and is_gone():
                     return
                 if str(error) != last_error:
                     last_error = str(error)
