@@ -9,9 +9,9 @@ The connection is a plain aio-pika connection, and `vhost_loop` reconnects after
 would redeclare objects that may be obsolete. aiormq, on which aio-pika is based, is used only here and in `methods`:
 
 - `_Transport`: aiormq does not report why the broker refuses a virtual host, and drops a Channel.CloseOk if ten frames
-  are already waiting to be written. The broker then refuses this channel number until the connection is closed. aio-pika
-  has no option for the length of this write buffer, nor for the server name expected in a certificate. It also does
-  not support virtual hosts whose names are ``..`` or contain ``%2F``, since it puts the name into a URL.
+  are already waiting to be written. The broker then refuses this channel number until the connection is closed.
+  aio-pika has no option for the length of this write buffer, nor for the server name expected in a certificate. It also
+  does not support virtual hosts whose names are ``..`` or contain ``%2F``, since it puts the name into a URL.
 - `_Channel`: aio-pika adds a callback to the connection for each channel and never removes it. Each refusal therefore
   costs 3 KiB until the connection is closed. aio-pika also does not open channels while the broker blocks publishers.
 - `methods.send` sends argument tables as raw bytes, and permits names that pamqp refuses.

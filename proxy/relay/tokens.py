@@ -16,6 +16,7 @@ Source: RFC 2104 (HMAC), FIPS 198-1.
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from functools import lru_cache
@@ -34,7 +35,11 @@ _KEYED = {"queue": GRANTS + b"q.", "exchange": GRANTS + b"e."}
 #: The same prefixes as part of a single word.
 _KEYED_WORD = {"queue": RESERVED_WORD + b"r-q-", "exchange": RESERVED_WORD + b"r-e-"}
 _EIGHT_WORDS = tuple(_KEYED.values())
-_KEYED_PREFIXES = (*_EIGHT_WORDS, *_KEYED_WORD.values())
+#: What follows the prefix of a keyed token or a grant. A wildcard in its place would match tokens on a topic carrier.
+_HASH = rb"[0-9a-f]{16}"
+_PREFIXES = b"|".join(map(re.escape, (*_EIGHT_WORDS, *_KEYED_WORD.values())))
+_KEYED_TOKEN = re.compile(b"(?:%s)%s" % (_PREFIXES, _HASH))
+_GRANT = re.compile(re.escape(GRANTS) + _HASH)
 #: Prefix of the exchanges that record which tokens are no longer bound (see `Tokens.markers`).
 _MARKERS = RESERVED_PREFIX + b"f."
 #: used in place of a key for unkeyed tokens
@@ -91,7 +96,8 @@ def grant_key(client: str, kind: str, name: bytes) -> bytes:
 
 
 def is_keyed(routing_key: bytes) -> bool:
-    return routing_key.startswith(_KEYED_PREFIXES)
+    """Return True if a routing key has the form of a keyed token, regardless of the secret."""
+    return _KEYED_TOKEN.fullmatch(routing_key) is not None
 
 
 def is_eight_words(routing_key: bytes) -> bool:
@@ -100,7 +106,8 @@ def is_eight_words(routing_key: bytes) -> bool:
 
 
 def is_grant(routing_key: bytes) -> bool:
-    return routing_key.startswith(GRANTS) and not is_keyed(routing_key)
+    """Return True if a routing key has the form of a grant."""
+    return _GRANT.fullmatch(routing_key) is not None
 
 
 class Tokens:

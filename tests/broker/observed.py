@@ -139,8 +139,11 @@ class Outside:
 
     def plainly_bound(self, exchange: str) -> set[Destination]:
         """Destinations that are bound for rules, that is, without arguments."""
-        rows = self.broker.api("GET", f"exchanges/{quoted(self.vhost)}/{quoted(exchange)}/bindings/source")
-        named = {(row["destination_type"], row["destination"].encode()) for row in rows if not row["arguments"]}
+        named = {
+            (row["destination_type"], row["destination"].encode())
+            for row in self.rows(exchange)
+            if not row["arguments"]
+        }
         return named & self.bound(exchange)
 
     def client_bindings(self, exchange: str) -> list[str]:
@@ -148,11 +151,17 @@ class Outside:
         rows = self.broker.api("GET", f"exchanges/{quoted(self.vhost)}/{quoted(exchange)}/bindings/source")
         return sorted(row["destination"] for row in rows if "x-oxproxy" in row["arguments"])
 
+    def rows(self, exchange: str) -> list[dict[str, Any]]:
+        """Bindings whose source is an exchange, as the management API lists them."""
+        listed: list[dict[str, Any]] = self.broker.api(
+            "GET", f"exchanges/{quoted(self.vhost)}/{quoted(exchange)}/bindings/source"
+        )
+        return listed
+
     def bindings(self, exchange: str) -> set[tuple[str, bytes, bytes]]:
-        path = f"exchanges/{quoted(self.vhost)}/{quoted(exchange)}/bindings/source"
         return {
             (item["destination_type"], item["destination"].encode(), item["routing_key"].encode())
-            for item in self.broker.api("GET", path)
+            for item in self.rows(exchange)
         }
 
     @contextmanager

@@ -80,8 +80,25 @@ def internal_conflicts(published: Mapping[bytes, bytes], exchanges: Mapping[byte
 
 
 def foreign_bindings(bindings: Iterable[BindingInfo], tokens: Tokens = _UNKEYED) -> list[BindingInfo]:
-    """Find bindings on a carrier that are not tokens, grants or stored client bindings."""
-    return [binding for binding in bindings if not _ours(binding, tokens)]
+    """Find bindings on a carrier that are not tokens, grants or stored client bindings.
+
+    A stored client binding with the token of another destination is also foreign. Anybody who may bind can create such
+    a binding, since a signature does not cover the routing key.
+    """
+    if tokens.form is TokenForm.ONE_WORD:
+        tokens = tokens.in_form(TokenForm.CHANGING)  # another sidecar may have changed the form already
+    listed = list(bindings)
+    owners = {
+        key: destination
+        for destination in {binding.destination for binding in listed}
+        for key in (*tokens.of(*destination), *tokens.former(*destination))
+    }
+    return [
+        binding
+        for binding in listed
+        if owners.get(binding.routing_key, binding.destination) != binding.destination
+        or not (binding.routing_key in owners or binding.stores or is_grant(binding.routing_key))
+    ]
 
 
 class CarrierTokens(NamedTuple):
@@ -231,13 +248,6 @@ def matches_tokens(pattern: bytes) -> bool:
     topic = Topic(pattern)
     some_hash = next(filter(_HASH.fullmatch, words), b"0" * 16)
     return any(topic.matches(prefix + some_hash) for prefix in _TOKEN_PREFIXES)
-
-
-def _ours(binding: BindingInfo, tokens: Tokens) -> bool:
-    destination, key = binding.destination, binding.routing_key
-    if tokens.form is TokenForm.ONE_WORD:
-        tokens = tokens.in_form(TokenForm.CHANGING)  # another sidecar may have changed the form already
-    return binding.stores or is_grant(key) or key in tokens.of(*destination) or key in tokens.former(*destination)
 
 
 def _shown(exchange: OwnedExchange) -> str:

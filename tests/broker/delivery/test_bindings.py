@@ -263,3 +263,49 @@ def test_a_foreign_binding_is_removed_if_so_configured(
         site.bind("strict", "a", "foreign.key", x=1)
         until(lambda: site.logged("foreign binding removed"))
         assert site.bindings("strict") == ours
+
+
+FORGED_RULES = """
+exchanges:
+  - name: strict
+    carrier_type: topic
+    bindings: [{queue: theirs}, {exchange: downstream, arguments: {"x-?hkv= to": downstream}}]
+"""
+
+
+def prepare_forgery(outside: Outside) -> None:
+    outside.make_exchange("downstream", "topic")
+    outside.make_queue("theirs")
+    outside.make_queue("mine")
+
+
+@pytest.mark.parametrize("key", ["x.o.p.e.n.x.r.#", "x.o.p.e.n.x.r.*.*", "x.o.p.e.n.x.r.q.*", "token"])
+def test_a_foreign_binding_that_looks_like_one_of_the_sidecar_is_removed(
+    broker: Broker, tmp_path_factory: pytest.TempPathFactory, key: str
+) -> None:
+    settings = {"inventory": {"refresh": "100ms", "foreign_bindings": "remove"}}
+    with standing(broker, tmp_path_factory.mktemp("forged"), FORGED_RULES, settings, prepare_forgery) as site:
+        ours = site.bindings("strict")
+        [token] = [key.decode() for _, name, key in ours if name == b"theirs"]
+        client = site.producer()
+        client.ask(commands.Queue.Bind(queue="mine", exchange="strict", arguments={"x-?hkv= to": "mine"}))
+        [signed] = [row["arguments"] for row in site.rows("strict") if "x-oxproxy" in row["arguments"]]
+        before = site.rows("strict")
+        site.broker.api(
+            "POST",
+            f"bindings/{site.vhost}/e/strict/q/mine",
+            {"routing_key": token if key == "token" else key, "arguments": signed},
+        )
+        until(lambda: site.logged("foreign binding removed"))
+        assert site.rows("strict") == before
+        assert client.send_settled("strict", "k", {}, b"x", mandatory=True) == (True, [])
+        assert site.bodies("theirs", "mine") == [[b"x"], []]
+
+
+@pytest.mark.parametrize("key", ["x.o.p.e.n.x.r.#", "x.o.p.e.n.x.r.*.*"])
+def test_a_foreign_binding_with_the_prefix_of_a_grant_is_reported(site: Site, producer: Producer, key: str) -> None:
+    site.make_queue("foreign")
+    site.bind("jobs", "foreign", key)
+    until(lambda: site.metric("topology_foreign_bindings") == 1)
+    site.delete_queue("foreign")
+    until(lambda: site.metric("topology_foreign_bindings") == 0)
