@@ -249,6 +249,10 @@ class Topology:
         if vhost in self._vhosts:
             self._vhosts[vhost].queue_deleted(queue)
 
+    def exchange_declared(self, vhost: str, exchange: bytes) -> None:
+        if vhost in self._vhosts:
+            self._vhosts[vhost].requests.exchange_declared(exchange)
+
     async def ensure_queue(self, vhost: str, queue: bytes) -> None:
         """Bind the tokens of a newly declared queue; see `RelayRequests.ensure_queue`. Never raises."""
         if vhost in self._vhosts:

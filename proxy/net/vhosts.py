@@ -91,6 +91,9 @@ class ControlPlane(Protocol):
     def queue_deleted(self, vhost: str, queue: bytes) -> None:
         """Record a deleted queue."""
 
+    def exchange_declared(self, vhost: str, exchange: bytes) -> None:
+        """Record that one of the broker's own exchanges exists."""
+
     def state_of(self, vhost: str) -> VhostState | None:
         """Return the state of a virtual host; None if the control plane does not manage it."""
 
@@ -206,5 +209,6 @@ class Vhosts:
             partial(control.interested, vhost),
             partial(control.queue_declared, vhost),
             partial(control.queue_deleted, vhost),
+            partial(control.exchange_declared, vhost),
             partial(control.changed, vhost),
         )

@@ -141,13 +141,19 @@ class QueueInventory(NamedTuple):
     #: records a declared queue, and whether it is exclusive to its connection
     queue_declared: Callable[[bytes, bool], None]
     queue_deleted: Callable[[bytes], None]
+    #: records that one of the broker's own exchanges has been declared, or exists
+    exchange_declared: Callable[[bytes], None]
     #: records that a client has declared, deleted, bound or unbound an exchange
     changed: Callable[[bytes], None]
 
 
 #: for virtual hosts without a control plane
 NO_INVENTORY: Final = QueueInventory(
-    lambda queue: False, lambda queue, exclusive: None, lambda queue: None, lambda exchange: None
+    lambda queue: False,
+    lambda queue, exclusive: None,
+    lambda queue: None,
+    lambda exchange: None,
+    lambda exchange: None,
 )
 
 

@@ -252,6 +252,9 @@ class NoControl:
     def queue_deleted(self, vhost: str, queue: bytes) -> None:
         self.asked.append(("deleted", queue))
 
+    def exchange_declared(self, vhost: str, exchange: bytes) -> None:
+        self.asked.append(("exchange declared", exchange))
+
     def state_of(self, vhost: str) -> VhostState | None:
         return self.state if self.state is not None and self.state.name == vhost else None
 

@@ -68,6 +68,7 @@ class QueueEvents(list[tuple[object, ...]]):
             lambda queue: self._queues is None or queue in self._queues,
             lambda queue, exclusive: self.append(("declared", queue, exclusive)),
             lambda queue: self.append(("deleted", queue)),
+            lambda exchange: self.append(("exchange declared", exchange)),
             lambda exchange: self.append(("changed", exchange)),
         )
 

@@ -1,4 +1,4 @@
-"""Handles relays' requests to bind destinations and their reports of created or deleted queues, between two passes.
+"""Handles relays' requests to bind destinations and their reports of created or deleted objects, between two passes.
 
 Producers and regex routes can choose any number of destinations that no rule names. Attempts to bind the same
 destination therefore never run concurrently, and both the number of destinations bound on demand and the size of the
@@ -269,6 +269,16 @@ class RelayRequests:
             state.set_missing(destination, "deleted")
             changed = True
         if changed:
+            state.changed()
+
+    def exchange_declared(self, name: bytes) -> None:
+        """Record that one of the broker's own exchanges exists, so that the next publish requests it."""
+        state, destination = self._state, (EXCHANGE, name)
+        self._remembered.pop(destination, None)
+        state.clear_refusals(destination=destination)
+        for exchange in state.exchanges.values():
+            exchange.tokens.declared(destination)
+        if state.not_missing(destination):
             state.changed()
 
     def exchange_deleted(self, name: bytes) -> None:

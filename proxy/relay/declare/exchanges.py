@@ -22,6 +22,7 @@ from proxy.amqp.method_frames import (
     look_for,
     read_request,
 )
+from proxy.amqp.methods import method_frame
 from proxy.amqp.tables import decode_table
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, ExpectedReply
@@ -138,9 +139,28 @@ class ClientExchanges:
             inject(self._connection, channel, [], partial(self._declare_ok, channel, request))
             return False
         if request.exchange_type != OPEN.encode() or request.passive:
-            return pass_on(channel, methods.EXCHANGE_DECLARE, request.nowait)
+            return self._declare_destination(channel, request)
         run_steps(self._new(channel, request))
         return False
+
+    def _declare_destination(self, channel: Channel, request: ExchangeDeclare) -> bool:
+        """Declare one of the broker's own exchanges; return whether to forward the method.
+
+        If the exchange was missing, publishes have to wait from now on until its tokens are bound.
+        """
+
+        def declared(_: bytes) -> bool:
+            self._connection.terms.inventory.exchange_declared(request.exchange)
+            return not request.nowait
+
+        if request.nowait and (EXCHANGE, request.exchange) not in self._state.missing:
+            return True
+        channel.replies.append(ExpectedReply(methods.EXCHANGE_DECLARE_OK, declared))
+        if request.nowait:  # a reply is requested, since the broker may refuse to declare the exchange
+            with_reply = request._replace(nowait=False)
+            frame = method_frame(channel.number, methods.EXCHANGE_DECLARE, 0, *with_reply)
+            self._connection.to_upstream.append(frame)
+        return not request.nowait
 
     def delete(self, channel: Channel, frame: bytes) -> bool:
         """Handle exchange.delete; return whether to forward it unchanged."""

@@ -265,6 +265,30 @@ def test_a_foreign_binding_is_removed_if_so_configured(
         assert site.bindings("strict") == ours
 
 
+@pytest.mark.parametrize("nowait", [False, True])
+@pytest.mark.parametrize("delivery", ["carrier", "queue"])
+def test_an_exchange_that_was_missing_gets_messages_as_soon_as_it_is_declared_through_us(
+    broker: Broker, tmp_path_factory: pytest.TempPathFactory, delivery: str, nowait: bool
+) -> None:
+    rules = f"exchanges: [{{name: jobs, delivery: {delivery}, bindings: [{{exchange: downstream}}]}}]"
+    settings = {"inventory": {"refresh": "1h"}}
+    declare = commands.Exchange.Declare(exchange="downstream", exchange_type="fanout", durable=True)
+    with standing(broker, tmp_path_factory.mktemp("missing"), rules, settings) as site:
+        site.make_queue("under")
+        producer, declaring = site.producer(), site.producer()
+        for body in (b"1", b"2"):
+            assert len(producer.send_settled("jobs", "k", {}, b"lost", mandatory=True).returned) == 1
+            declaring.call(commands.Exchange.Declare(**{**dict(declare), "nowait": nowait}))
+            if not nowait:
+                declaring.expect("Exchange.DeclareOk")
+            declaring.ask(commands.Queue.Bind(queue="under", exchange="downstream"))
+            assert producer.send_settled("jobs", "k", {}, body, mandatory=True) == (True, [])
+            assert site.bodies("under") == [[body]]
+            if delivery == "queue":
+                break  # a publish to a deleted exchange closes the channel
+            declaring.ask(commands.Exchange.Delete(exchange="downstream"))
+
+
 FORGED_RULES = """
 exchanges:
   - name: strict
