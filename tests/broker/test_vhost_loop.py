@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 
 from proxy.broker.management_api import ManagementApi
 from proxy.broker.methods import declare_carrier
+from proxy.broker.reconcile.desired import DesiredState
 from proxy.broker.reconcile.vhost_loop import VhostTopology
 from proxy.broker.task_supervisor import Supervisor
 from proxy.errors import UpstreamError, UpstreamFailure
@@ -500,6 +501,27 @@ async def test_a_queue_deleted_through_us_is_forgotten_at_once(make: Make, outsi
     assert ("queue", b"a") in known.missing
     assert list(known.queues.names) == [b"b"]
     assert known.epoch > epoch
+
+
+@pytest.mark.parametrize("management", [True, False])
+async def test_what_is_declared_through_us_at_the_end_of_a_pass_is_not_missing(
+    make: Make, outside: Outside, vhost: str, management: bool
+) -> None:
+    known = state(vhost, {"direct": queues("a") | exchanges("x")}, owned("direct", Delivery.QUEUE))
+    topology = await make(known, management=management)
+    assert known.missing.keys() == queues("a") | exchanges("x")
+    warn = topology.reconciler.observer.warn
+
+    async def warn_late(desired: DesiredState) -> None:
+        await warn(desired)
+        outside.make_queue("a")
+        outside.make_exchange("x")
+        topology.requests.queue_declared(b"a")
+        topology.requests.exchange_declared(b"x")
+
+    topology.reconciler.observer.warn = warn_late  # type: ignore[method-assign]
+    await topology.refresh(thorough=True)
+    assert known.missing == {}
 
 
 async def test_binding_on_demand_in_queue_delivery_checks_what_can_be_published_to(

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 
 import structlog
@@ -68,6 +68,8 @@ class RelayRequests:
         self.connected = asyncio.Event()
         self._attempts: dict[tuple[bytes, Destination], asyncio.Task[None]] = {}
         self._remembered: OrderedDict[Destination, tuple[str, float]] = OrderedDict()
+        #: Destinations that were declared during the current pass; None between passes.
+        self._declared: set[Destination] | None = None
         #: Number of bound tokens that no rule needs. Counted again in every pass.
         self.bound_count = 0
 
@@ -233,6 +235,21 @@ class RelayRequests:
 
     # -- queues and exchanges ----------------------------------------------------------------------------------
 
+    @contextmanager
+    def collecting_declared(self) -> Iterator[set[Destination]]:
+        """Collect the destinations that are declared during a pass, which may find them missing earlier in the pass."""
+        self._declared = declared = set()
+        try:
+            yield declared
+        finally:
+            self._declared = None
+
+    def _note_declared(self, destination: Destination) -> None:
+        self._remembered.pop(destination, None)  # the next publish that needs it requests it again
+        self._state.clear_refusals(destination=destination)
+        if self._declared is not None:
+            self._declared.add(destination)
+
     def interested(self, queue: bytes) -> bool:
         """Return True if a declare of the queue must wait for `ensure_queue`."""
         destination = ("queue", queue)
@@ -247,8 +264,7 @@ class RelayRequests:
     def queue_declared(self, queue: bytes, exclusive: bool = False) -> None:
         state, destination = self._state, ("queue", queue)
         self._observed.add_queue(queue, exclusive)
-        self._remembered.pop(destination, None)  # the next publish that needs it requests it again
-        state.clear_refusals(destination=destination)
+        self._note_declared(destination)
         names = with_name(state.queues, queue)
         changed = names is not state.queues and self._see_queues()
         state.queues = names
@@ -274,8 +290,7 @@ class RelayRequests:
     def exchange_declared(self, name: bytes) -> None:
         """Record that one of the broker's own exchanges exists, so that the next publish requests it."""
         state, destination = self._state, (EXCHANGE, name)
-        self._remembered.pop(destination, None)
-        state.clear_refusals(destination=destination)
+        self._note_declared(destination)
         for exchange in state.exchanges.values():
             exchange.tokens.declared(destination)
         if state.not_missing(destination):
@@ -336,6 +351,8 @@ class RelayRequests:
 
     def _gone(self, destination: Destination) -> bool:
         """Forget the bindings to a destination; return whether relays must be notified."""
+        if self._declared is not None:
+            self._declared.discard(destination)
         exchanges = list(self._state.exchanges.values())
         bound = [exchange for exchange in exchanges if exchange.tokens.deleted(destination)]
         holders = [exchange for exchange in exchanges if destination in exchange.receivers]

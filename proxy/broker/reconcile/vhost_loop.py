@@ -256,9 +256,15 @@ class VhostTopology:
         """Run a pass and update the relays. For errors, see `Reconciler.reconcile`."""
         began_at, changes = time.monotonic(), self.reconciler.store.changes
         state, reconciler, requests = self.state, self.reconciler, self.requests
-        result = await reconciler.look(thorough=thorough, announced=self._announcements.active)
+        with requests.collecting_declared() as declared:
+            result = await reconciler.look(thorough=thorough, announced=self._announcements.active)
         names = reconciler.names.names(state.queues)
-        missing = {**requests.missing(), **reconciler.missing}
+        existing = declared - state.missing.keys()  # the pass may have found them missing before
+        missing = {
+            destination: why
+            for destination, why in (requests.missing() | reconciler.missing).items()
+            if destination not in existing
+        }
         desired = reconciler.desired
         regex_queues = desired.regex and names is not state.queues
         changed = regex_queues or missing != state.missing or result.tokens_changed
