@@ -80,6 +80,15 @@ async def test_a_request_for_everything_includes_single_exchanges(connection: Fa
     assert schedule.take() == {b"b"}
 
 
+@pytest.mark.parametrize("requests", [[1000], [60, 60]])
+async def test_a_request_for_many_exchanges_is_one_for_everything(requests: list[int]) -> None:
+    schedule = paced(5)
+    schedule.looked(now(), everything=True)
+    for first, count in enumerate(requests):
+        schedule.request_refresh({b"%d.%d" % (first, number) for number in range(count)})
+    assert schedule.take() is None
+
+
 async def test_requests_for_single_exchanges_do_not_delay_the_regular_pass() -> None:
     schedule = paced(0)
     schedule.looked(now(), everything=True)

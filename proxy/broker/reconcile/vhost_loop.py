@@ -43,6 +43,9 @@ _PAUSE_SECONDS = 0.05
 #: Minimum pauses before a requested and before a regular pass, as multiples of the duration of the last pass. The load
 #: on the broker must be limited, since reading 100,000 bindings occupies one of its cores for several seconds.
 _REQUESTED_PAUSE_FACTOR, _REGULAR_PAUSE_FACTOR = 9, 3
+#: Maximum number of exchanges that are looked up one by one; if there are more, everything is observed. Any client that
+#: may write to the exchange for announcements can announce any number of names.
+_LOOKED_UP = 100
 
 
 class RefreshSchedule:
@@ -60,6 +63,8 @@ class RefreshSchedule:
     def request_refresh(self, names: set[bytes] | None = None) -> None:
         """Request that a pass be run soon, for the given exchanges or, if None, for everything."""
         self._names = None if names is None or self._names is None else self._names | names
+        if self._names is not None and len(self._names) > _LOOKED_UP:
+            self._names = None
         self._wake.set()
 
     def take(self) -> set[bytes] | None:
