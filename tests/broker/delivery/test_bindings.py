@@ -272,13 +272,13 @@ def test_an_exchange_that_was_missing_gets_messages_as_soon_as_it_is_declared_th
 ) -> None:
     rules = f"exchanges: [{{name: jobs, delivery: {delivery}, bindings: [{{exchange: downstream}}]}}]"
     settings = {"inventory": {"refresh": "1h"}}
-    declare = commands.Exchange.Declare(exchange="downstream", exchange_type="fanout", durable=True)
+    declare = commands.Exchange.Declare(exchange="downstream", exchange_type="fanout", nowait=nowait)
     with standing(broker, tmp_path_factory.mktemp("missing"), rules, settings) as site:
         site.make_queue("under")
         producer, declaring = site.producer(), site.producer()
         for body in (b"1", b"2"):
             assert len(producer.send_settled("jobs", "k", {}, b"lost", mandatory=True).returned) == 1
-            declaring.call(commands.Exchange.Declare(**{**dict(declare), "nowait": nowait}))
+            declaring.call(declare)
             if not nowait:
                 declaring.expect("Exchange.DeclareOk")
             declaring.ask(commands.Queue.Bind(queue="under", exchange="downstream"))
