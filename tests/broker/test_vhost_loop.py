@@ -345,6 +345,27 @@ async def test_a_refused_carrier_is_an_error_that_names_the_permission(
     assert "hush" not in caught.value.message
 
 
+@pytest.mark.parametrize("thorough", [False, True])
+@pytest.mark.parametrize("management", [True, False])
+async def test_a_bound_destination_is_reached_after_the_permission_to_bind_it_is_withdrawn(
+    make: Make,
+    outside: Outside,
+    vhost: str,
+    restricted: Callable[[str, str, str], None],
+    management: bool,
+    thorough: bool,
+) -> None:
+    outside.make_queue("a")
+    restricted(".*", ".*", ".*")
+    known = state(vhost, {"documents": queues("a")})
+    topology = await make(known, management=management, username=vhost, password="hush")
+    restricted(".*", "^documents$", ".*")
+    await topology.refresh(thorough=thorough)
+    assert known.exchanges[b"documents"].bound == outside.bound("documents") == queues("a")
+    assert known.missing == {}
+    assert len(topology.reconciler.executor.failing()) == (0 if management else 1)
+
+
 @pytest.mark.parametrize("management", [True, False])
 async def test_a_destination_that_may_not_be_bound_is_missing_and_the_others_are_bound(
     make: Make, outside: Outside, vhost: str, restricted: Callable[[str, str, str], None], management: bool

@@ -167,8 +167,9 @@ class Executor:
             if refusal is None:
                 self._bound(exchange, destination, written[exchange])
             else:
-                # Reply code LOCKED means that the queue exists, and its owner's connection may have bound it.
-                exchange.tokens.refused(destination, keeps=refusal.code == LOCKED)
+                # After any other refusal, a row may still exist: the control user may have lost a permission, or the
+                # owner's connection may have bound an exclusive queue.
+                exchange.tokens.refused(destination, keeps=refusal.code != _NOT_FOUND)
         return refusals
 
     async def bind_one(self, token: BindToken) -> str | None:
