@@ -47,8 +47,8 @@ class Cleanup(ManagementApi):
     async def leftovers(self, vhosts: Iterable[str] = ()) -> list[Leftover]:
         wanted = set(vhosts)
         leftovers = []
-        for item in await self._get("/exchanges?columns=name,vhost,type,internal,durable,auto_delete,arguments"):
-            info, vhost = exchange_info(item), str(item["vhost"])
+        path = "/exchanges?columns=name,vhost,type,internal,durable,auto_delete,arguments"
+        for vhost, info in await self._rows(path, lambda item: (str(item["vhost"]), exchange_info(item))):
             if (wanted and vhost not in wanted) or not (info.marked or info.name.startswith(RESERVED_PREFIXES)):
                 continue
             ours: list[BindingInfo] = []

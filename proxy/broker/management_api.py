@@ -352,7 +352,10 @@ class ManagementApi:
             self._session = None
 
     async def _rows(self, path: str, reader: Callable[[Mapping[str, Any]], T]) -> list[T]:
-        return _read(reader, await self._get(path), path)
+        listing = await self._get(path)
+        if not isinstance(listing, list):
+            raise self._error(UpstreamFailure.REFUSED, path, "the response is not a JSON array")
+        return _read(reader, listing, path)
 
     async def _row(self, path: str, reader: Callable[[Mapping[str, Any]], T]) -> T | None:
         """Return one object; None if it does not exist."""

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+import pytest
+
 from proxy.broker.cleanup import Cleanup
+from proxy.errors import UpstreamError
 from tests.broker.observed import Outside, settings
 from tests.rabbitmq import Broker
+from tests.sidecar import answering
 
 
 async def test_the_removal_of_an_exchange_that_was_deleted_already_succeeds(
@@ -14,3 +18,12 @@ async def test_the_removal_of_an_exchange_that_was_deleted_already_succeeds(
     outside.delete_exchange("ours")
     assert await removal.remove(leftover)
     await removal.close()
+
+
+@pytest.mark.parametrize("content", [b"{}", b"[0]", b'[{"name": "x"}]'])
+async def test_an_unexpected_answer_is_an_error(broker: Broker, content: bytes) -> None:
+    with answering(lambda path, headers: (200, "application/json", content)) as port:
+        removal = Cleanup(settings(broker), f"http://127.0.0.1:{port}")
+        with pytest.raises(UpstreamError):
+            await removal.leftovers()
+        await removal.close()

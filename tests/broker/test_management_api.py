@@ -134,6 +134,18 @@ async def test_ten_thousand_queues_are_one_answer(served: Served) -> None:
     assert await (await served(handler)).queues("/") == {}
 
 
+@pytest.mark.parametrize("content", ["{}", '""', "null", "0", '{"items": []}', "[0]", '[{"name": 0}]'])
+async def test_an_answer_other_than_a_list_of_objects_is_an_error_and_not_an_empty_list(
+    served: Served, content: str
+) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(text=content, content_type="application/json")
+
+    asked = await served(handler)
+    for listing in (lambda: asked.queues("/"), lambda: asked.exchanges("/"), lambda: asked.sources("/", b"x")):
+        assert (await failure(listing())).failure is UpstreamFailure.REFUSED
+
+
 async def test_a_wrong_password_is_refused_with_the_permission_that_is_needed(broker: Broker, vhost: str) -> None:
     asked = ManagementApi(settings(broker, password="hush"), broker.management)
     error = await failure(asked.queues(vhost))
