@@ -258,6 +258,11 @@ class Topology:
         if vhost in self._vhosts:
             await self._vhosts[vhost].requests.ensure_queue(queue)
 
+    async def ensure_exchange(self, vhost: str, exchange: bytes) -> None:
+        """Bind the tokens of a declared exchange again; see `RelayRequests.ensure_exchange`. Never raises."""
+        if vhost in self._vhosts:
+            await self._vhosts[vhost].requests.ensure_exchange(exchange)
+
     async def bind(self, vhost: str, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
         """Bind destinations that a publish needs and that have no token yet.
 

@@ -27,6 +27,7 @@ from proxy.relay.connection_state import (
     NO_REMOTES,
     BindDestinations,
     ConnectionTerms,
+    EnsureExchange,
     EnsureQueue,
     PermissionCheck,
     Phase,
@@ -279,6 +280,8 @@ class Session:
                     pass
                 elif isinstance(request, EnsureQueue):
                     await control.ensure_queue(vhost, request.queue)
+                elif isinstance(request, EnsureExchange):
+                    await control.ensure_exchange(vhost, request.exchange)
                 elif isinstance(request, BindDestinations):
                     await self._bind(control, vhost, request)
                 else:

@@ -82,6 +82,9 @@ class ControlPlane(Protocol):
     async def ensure_queue(self, vhost: str, queue: bytes) -> None:
         """Bind the tokens of a newly declared queue."""
 
+    async def ensure_exchange(self, vhost: str, exchange: bytes) -> None:
+        """Bind the tokens of a declared exchange again."""
+
     async def bind(self, vhost: str, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
         """Bind destinations that a publish waits for."""
 

@@ -83,6 +83,13 @@ class EnsureQueue(NamedTuple):
     queue: bytes
 
 
+class EnsureExchange(NamedTuple):
+    """Bind the tokens of one of the broker's own exchanges that was declared through this sidecar."""
+
+    channel: Channel
+    exchange: bytes
+
+
 class BindDestinations(NamedTuple):
     """Bind destinations that a publish waits for.
 
@@ -110,7 +117,7 @@ class LookUp(NamedTuple):
     destination: Destination | None = None
 
 
-Request: TypeAlias = EnsureQueue | BindDestinations | LookUp
+Request: TypeAlias = EnsureQueue | EnsureExchange | BindDestinations | LookUp
 
 
 class RelayLimits(NamedTuple):

@@ -12,7 +12,15 @@ from proxy.amqp.method_frames import connection_close_ok
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.broker_frames import BrokerFrames
 from proxy.relay.channel_state import OPEN, OPENING
-from proxy.relay.connection_state import BindDestinations, ConnectionState, ConnectionTerms, EnsureQueue, Phase, Request
+from proxy.relay.connection_state import (
+    BindDestinations,
+    ConnectionState,
+    ConnectionTerms,
+    EnsureExchange,
+    EnsureQueue,
+    Phase,
+    Request,
+)
 from proxy.relay.publish.plan import Plans
 from proxy.relay.publish.publish_pass import PublishPass
 
@@ -54,7 +62,7 @@ class Relay:
 
     def answer(self, request: Request, exchange_type: str | None = None) -> None:
         """Resume the channel of a finished or abandoned request; `exchange_type` is the result of `LookUp`."""
-        if isinstance(request, EnsureQueue):
+        if isinstance(request, EnsureQueue | EnsureExchange):
             self.connection.pending.released.append(request.channel)
         elif isinstance(request, BindDestinations):
             self.connection.pending.resume(request.channel)

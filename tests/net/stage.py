@@ -252,6 +252,9 @@ class NoControl:
     def queue_deleted(self, vhost: str, queue: bytes) -> None:
         self.asked.append(("deleted", queue))
 
+    async def ensure_exchange(self, vhost: str, exchange: bytes) -> None:
+        self.asked.append(("ensured exchange", exchange))
+
     def exchange_declared(self, vhost: str, exchange: bytes) -> None:
         self.asked.append(("exchange declared", exchange))
 

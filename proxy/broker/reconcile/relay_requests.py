@@ -238,7 +238,7 @@ class RelayRequests:
     @contextmanager
     def collecting_declared(self) -> Iterator[set[Destination]]:
         """Collect the destinations that are declared during a pass, which may find them missing earlier in the pass."""
-        self._declared = declared = set()
+        self._declared = declared = set[Destination]()
         try:
             yield declared
         finally:
@@ -318,6 +318,20 @@ class RelayRequests:
             if exchange not in waiting and self._believed(exchange, destination)
         ]
         tokens = [BindToken(exchange, destination) for exchange in waiting]
+        await self._bind_declared(destination, tokens)
+
+    async def ensure_exchange(self, name: bytes) -> None:
+        """Bind the tokens of a declared exchange that count as bound. Returns at the deadline at the latest.
+
+        The exchange and its bindings may have been deleted elsewhere, for example an auto-delete exchange.
+        """
+        self.exchange_declared(name)
+        destination = (EXCHANGE, name)
+        believed = [exchange for exchange in self._state.carried() if self._believed(exchange, destination)]
+        await self._bind_declared(destination, [BindToken(exchange, destination) for exchange in believed])
+
+    async def _bind_declared(self, destination: Destination, tokens: Sequence[BindToken]) -> None:
+        state = self._state
         if not tokens:
             return
         bound = all(destination in exchange.bound for exchange, _ in tokens)
@@ -325,12 +339,9 @@ class RelayRequests:
             async with self._while_connected():
                 refused = await asyncio.gather(*map(self._executor.bind_one, tokens))
         except (UpstreamError, TimeoutError) as error:
-            log.warning(
-                "queue declared but not bound yet",
-                vhost=state.name,
-                queue=shown(queue),
-                error=str(error),
-            )
+            kind, name = destination
+            event = f"{kind} declared but not bound yet"
+            log.warning(event, vhost=state.name, error=str(error), **{kind: shown(name)})
             return
         was_missing = state.not_missing(destination)
         reasons = [why for why in refused if why is not None]

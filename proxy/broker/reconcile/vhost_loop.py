@@ -267,7 +267,7 @@ class VhostTopology:
         existing = declared - state.missing.keys()  # the pass may have found them missing before
         missing = {
             destination: why
-            for destination, why in (requests.missing() | reconciler.missing).items()
+            for destination, why in {**requests.missing(), **reconciler.missing}.items()
             if destination not in existing
         }
         desired = reconciler.desired

@@ -27,7 +27,7 @@ from proxy.amqp.tables import decode_table
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, ExpectedReply
 from proxy.relay.channel_state import DECLARING, ChannelEvent
-from proxy.relay.connection_state import ConnectionState
+from proxy.relay.connection_state import ConnectionState, EnsureExchange
 from proxy.relay.declare.injected_methods import Steps, answer, inject, look_up, pass_on, reply_and_resume, run_steps
 from proxy.relay.declare.storage import (
     ALTERNATE,
@@ -146,20 +146,31 @@ class ClientExchanges:
     def _declare_destination(self, channel: Channel, request: ExchangeDeclare) -> bool:
         """Declare one of the broker's own exchanges; return whether to forward the method.
 
-        If the exchange was missing, publishes have to wait from now on until its tokens are bound.
+        If the exchange was missing, publishes have to wait from now on until its tokens are bound. Otherwise, a
+        declare-ok is held back until its tokens are bound again, since the exchange and its bindings may have been
+        deleted elsewhere.
         """
+        connection, destination = self._connection, (EXCHANGE, request.exchange)
 
-        def declared(_: bytes) -> bool:
-            self._connection.terms.inventory.exchange_declared(request.exchange)
-            return not request.nowait
+        def declared(frame: bytes) -> bool:
+            if request.nowait or connection.upstream.closing:
+                connection.terms.inventory.exchange_declared(request.exchange)
+                return not request.nowait
+            if not any(destination in owned.bound for owned in self._state.carried() if owned.declared is None):
+                connection.terms.inventory.exchange_declared(request.exchange)
+                return True
+            channel.output.hold_back(frame)
+            connection.deliveries.mark(channel)
+            connection.pending.requests.append(EnsureExchange(channel, request.exchange))
+            return False
 
-        if request.nowait and (EXCHANGE, request.exchange) not in self._state.missing:
+        if request.nowait and destination not in self._state.missing:
             return True
         channel.replies.append(ExpectedReply(methods.EXCHANGE_DECLARE_OK, declared))
         if request.nowait:  # a reply is requested, since the broker may refuse to declare the exchange
             with_reply = request._replace(nowait=False)
             frame = method_frame(channel.number, methods.EXCHANGE_DECLARE, 0, *with_reply)
-            self._connection.to_upstream.append(frame)
+            connection.to_upstream.append(frame)
         return not request.nowait
 
     def delete(self, channel: Channel, frame: bytes) -> bool:

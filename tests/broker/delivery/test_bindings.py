@@ -289,6 +289,25 @@ def test_an_exchange_that_was_missing_gets_messages_as_soon_as_it_is_declared_th
             declaring.ask(commands.Exchange.Delete(exchange="downstream"))
 
 
+def test_an_auto_delete_exchange_gets_messages_as_soon_as_it_is_declared_again(
+    broker: Broker, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rules = "exchanges: [{name: jobs, bindings: [{exchange: downstream}]}]"
+    settings = {"inventory": {"refresh": "1h"}}
+    declare = commands.Exchange.Declare(exchange="downstream", exchange_type="fanout", auto_delete=True)
+    with standing(broker, tmp_path_factory.mktemp("again"), rules, settings) as site:
+        site.make_queue("under")
+        producer, declaring = site.producer(), site.producer()
+        for body in (b"1", b"2", b"3"):
+            for _ in range(2):
+                declaring.ask(declare)
+            declaring.ask(commands.Queue.Bind(queue="under", exchange="downstream"))
+            assert producer.send_settled("jobs", "k", {}, body, mandatory=True) == (True, [])
+            assert site.bodies("under") == [[body]]
+            # With its last binding, the broker also deletes the exchange and the bindings to it.
+            declaring.ask(commands.Queue.Unbind(queue="under", exchange="downstream"))
+
+
 FORGED_RULES = """
 exchanges:
   - name: strict
