@@ -116,25 +116,31 @@ class Permissions(NamedTuple):
     read: str
 
 
+def _arguments(item: Mapping[str, Any]) -> Mapping[str, object]:  # JSON of any shape
+    arguments = item.get("arguments") or _NO_ARGUMENTS
+    if not isinstance(arguments, Mapping):
+        raise TypeError("arguments are not an object")
+    return arguments
+
+
 def queue_info(item: Mapping[str, Any]) -> QueueInfo:
     # While a queue is starting, it may be listed without statistics and without these columns.
-    return QueueInfo(item["name"].encode(), bool(item.get("exclusive")), item.get("arguments") or _NO_ARGUMENTS)
+    return QueueInfo(item["name"].encode(), bool(item.get("exclusive")), _arguments(item))
 
 
 def exchange_info(item: Mapping[str, Any]) -> ExchangeInfo:
-    arguments = item.get("arguments") or _NO_ARGUMENTS
     return ExchangeInfo(
         item["name"].encode(),
         item["type"],
         bool(item.get("internal")),
-        arguments,
+        _arguments(item),
         bool(item.get("durable", True)),
         bool(item.get("auto_delete")),
     )
 
 
 def binding_info(item: Mapping[str, Any]) -> BindingInfo:
-    arguments = item.get("arguments") or _NO_ARGUMENTS
+    arguments = _arguments(item)
     return BindingInfo(
         (item["destination_type"], item["destination"].encode()),
         item["routing_key"].encode(),

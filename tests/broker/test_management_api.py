@@ -134,7 +134,10 @@ async def test_ten_thousand_queues_are_one_answer(served: Served) -> None:
     assert await (await served(handler)).queues("/") == {}
 
 
-@pytest.mark.parametrize("content", ["{}", '""', "null", "0", '{"items": []}', "[0]", '[{"name": 0}]'])
+WRONG_ARGUMENTS = '[{"name": "x", "type": "direct", "arguments": [1]}]'
+
+
+@pytest.mark.parametrize("content", ["{}", '""', "null", "0", '{"items": []}', "[0]", '[{"name": 0}]', WRONG_ARGUMENTS])
 async def test_an_answer_other_than_a_list_of_objects_is_an_error_and_not_an_empty_list(
     served: Served, content: str
 ) -> None:
