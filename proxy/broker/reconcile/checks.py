@@ -82,8 +82,8 @@ def internal_conflicts(published: Mapping[bytes, bytes], exchanges: Mapping[byte
 def foreign_bindings(bindings: Iterable[BindingInfo], tokens: Tokens = _UNKEYED) -> list[BindingInfo]:
     """Find bindings on a carrier that are not tokens, grants or stored client bindings.
 
-    A stored client binding with the token of another destination is also foreign. Anybody who may bind can create such
-    a binding, since a signature does not cover the routing key.
+    A stored client binding with the token of another destination is also foreign. Any user that may bind can create
+    such a binding, since a signature does not cover the routing key.
     """
     if tokens.form is TokenForm.ONE_WORD:
         tokens = tokens.in_form(TokenForm.CHANGING)  # another sidecar may have changed the form already
