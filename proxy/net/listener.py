@@ -117,7 +117,7 @@ class Listener:
 
     Args:
         addresses: (host, port) to listen on; port 0 selects a free port.
-        tls: providers of TLS contexts for new connections, by listening address.
+        tls: providers of TLS contexts for new connections, by index of the listening address.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class Listener:
         addresses: Sequence[tuple[str, int]],
         context: SessionContext,
         limits: ListenerLimits,
-        tls: Mapping[tuple[str, int], ContextProvider] | None = None,
+        tls: Mapping[int, ContextProvider] | None = None,
     ) -> None:
         self._tls = tls or {}
         self._addresses = addresses
@@ -150,16 +150,15 @@ class Listener:
         bound: list[tuple[str, int]] = []
         for index, address in enumerate(self._addresses):
             try:
-                bound += await self._listen(*address)
+                bound += await self._listen(*address, self._tls.get(index))
             except OSError as error:
                 self._close_sockets()
                 raise ListenError(index, error) from error
         return bound
 
-    async def _listen(self, host: str, port: int) -> list[tuple[str, int]]:
+    async def _listen(self, host: str, port: int, tls: ContextProvider | None) -> list[tuple[str, int]]:
         """Listen on each address of a host."""
         loop = asyncio.get_running_loop()
-        tls = self._tls.get((host, port))
         look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         infos = await loop.run_in_executor(None, look_up)  # uvloop's `getaddrinfo` removes the scope of an address
         bound: list[tuple[str, int]] = []

@@ -33,8 +33,8 @@ class SidecarTls:
         self._addresses = settings.upstream.addresses
         #: TLS settings of each section of the configuration, by dotted path
         self.sections: dict[str, ServerTls | ClientTls] = {}
-        #: TLS settings of the listeners with TLS, by (host, port)
-        self.listeners: dict[tuple[str, int], ServerTls] = {}
+        #: TLS settings of the listeners with TLS, by index in `listen`
+        self.listeners: dict[int, ServerTls] = {}
         for index, listener in enumerate(settings.listen):
             if listener.tls is not None and listener.tls.certificate is not None and listener.tls.key is not None:
                 server_tls = ServerTls(
@@ -43,7 +43,7 @@ class SidecarTls:
                     path_in(settings.folder, listener.tls.client_ca),
                     listener.tls.client_verify == "required",
                 )
-                self.listeners[listener.address.host, listener.address.port] = server_tls
+                self.listeners[index] = server_tls
                 self.sections[f"listen[{index}].tls"] = server_tls
         #: TLS settings of the connection to the broker; None for plain TCP
         self.upstream: ClientTls | None = None
@@ -87,9 +87,9 @@ class SidecarTls:
         """List the files named by TLS settings in the configuration and by brokers in the active rules."""
         return sorted({path for tls in (*self.sections.values(), *self._remote) for path in files_of(tls)})
 
-    def providers(self) -> dict[tuple[str, int], ContextProvider]:
-        """Return providers of contexts for producers, by (host, port) of the listener."""
-        return {address: partial(self.contexts.of, tls) for address, tls in self.listeners.items()}
+    def providers(self) -> dict[int, ContextProvider]:
+        """Return providers of contexts for producers, by index of the listener."""
+        return {index: partial(self.contexts.of, tls) for index, tls in self.listeners.items()}
 
     def client(self, tls: ClientTls, server_name: str | None) -> TlsSettings:
         """Return TLS settings for the client libraries, with another name that the certificate must have."""

@@ -24,9 +24,8 @@ class TlsAddress:
     def __init__(self, stage: Stage, tls: ServerTls) -> None:
         self.stage = stage
         self.context = tls.context()
-        address = ("127.0.0.1", 0)
         limits = ListenerLimits(settle_seconds=0.1, close_seconds=0.1)
-        self.listener = Listener([address], stage.shared, limits, {address: lambda: self.context})
+        self.listener = Listener([("127.0.0.1", 0)], stage.shared, limits, {0: lambda: self.context})
         self.port = 0
 
     async def greet(self, context: ssl.SSLContext) -> None:
