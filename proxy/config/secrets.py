@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from proxy.config.settings import ControlSection, SecretSource, Settings
 from proxy.yamlfile.document import Faults
-from proxy.yamlfile.models import path_in
+from proxy.yamlfile.models import FileModel, path_in
 from proxy.yamlfile.secret_sources import MissingSecret, read_password_source, read_secret_source
 
 #: Size of each secret that signs clients' bindings.
@@ -107,16 +107,16 @@ class _SecretReader:
     def hash_key(self) -> bytes:
         """Return the key for the hashes in the audit log; b"" if it can't be read."""
         audit = self.settings.audit
-        if audit.hash_key_env is not None:
-            key = "audit.hash_key_env"
-            hash_key = self._kept(key, audit.hash_key_env)
-        elif audit.hash_key_file is not None:
-            key = "audit.hash_key_file"
-            hash_key = self._kept(key, self.settings.folder / audit.hash_key_file)
-            hash_key = None if hash_key is None else hash_key.removesuffix(b"\n")
-        else:
+        given = self._given("audit", audit, "hash_key_env", "hash_key_file")
+        if given is None:
             self._error("audit.hash", "hashes need a key: set hash_key_env or hash_key_file")
             return b""
+        key = f"audit.{given}"
+        if given == "hash_key_env":
+            hash_key = self._kept(key, audit.hash_key_env)
+        else:
+            hash_key = self._kept(key, path_in(self.settings.folder, audit.hash_key_file))
+            hash_key = None if hash_key is None else hash_key.removesuffix(b"\n")
         least, most = HASH_KEY_BYTES
         if hash_key is not None and not least <= len(hash_key) <= most:
             self._error(key, f"seen a key of {len(hash_key)} bytes, expected {least} to {most}")
@@ -124,32 +124,35 @@ class _SecretReader:
 
     def control(self) -> SecretStr:
         """Return the control user's password."""
-        control, places, path = self.settings.upstream.control, self.settings.places, "upstream.control."
-        sources: dict[str, str | Path | None] = {
-            "password_env": control.password_env,
-            "password_file": path_in(self.settings.folder, control.password_file),
-        }
-        given = [key for key in ("password", *sources) if path + key in places]
-        given = [key for key in given if key == "password" or sources[key] is not None]
-        # A variable overrides the file, even if they use different keys.
-        given = [key for key in given if not places[path + key].line] or given
-        if not given:
+        control = self.settings.upstream.control
+        given = self._given("upstream.control", control, "password", "password_env", "password_file")
+        if given is None:
             self._default(control)
             return control.password
-        key = path + given[0]
-        if len(given) > 1:
-            self._error(path + given[1], f"seen {' and '.join(given)}, expected one of them")
-        source = sources.get(given[0])
-        if source is not None:
-            return SecretStr(self._password(key, source))
+        key = f"upstream.control.{given}"
+        if given != "password":
+            file = path_in(self.settings.folder, control.password_file)
+            source = control.password_env if given == "password_env" else file
+            return SecretStr(self._password(key, source or ""))
+        place = self.settings.place(key)
         if not control.password.get_secret_value():
             self._error(key, "seen an empty string, expected a password")
-        elif places[key].line and not self._loopback:
+        elif place.line and not self._loopback:
             message = (
                 "a password in plain text, for a broker that is not on loopback: use password_env or password_file"
             )
-            self.faults.warn(places[key], key, message)
+            self.faults.warn(place, key, message)
         return control.password
+
+    def _given(self, section: str, model: FileModel, *keys: str) -> str | None:
+        """Return the key of a section that is set, and report several such keys; None if there is none."""
+        places = {key: self.settings.places.get(f"{section}.{key}") for key in keys}
+        given = {key: place for key, place in places.items() if place is not None and getattr(model, key) is not None}
+        # A variable overrides the file, even if they use different keys.
+        given = {key: place for key, place in given.items() if not place.line} or given
+        if len(given) > 1:
+            self._error(f"{section}.{[*given][1]}", f"seen {' and '.join(given)}, expected one of them")
+        return next(iter(given), None)
 
     def _default(self, control: ControlSection) -> None:
         """Report a missing password if the default password would be sent."""

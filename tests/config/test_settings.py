@@ -382,6 +382,21 @@ def test_a_missing_hash_key_is_an_error_if_it_is_needed(tmp_path: Path, source: 
     assert any(f"audit.{source.split(':')[0]}: warning: " in str(warning) for warning in warned)
 
 
+def test_several_hash_keys_are_an_error(tmp_path: Path) -> None:
+    text = "audit: {directory: log, hash: [rk], hash_key_env: KEY, hash_key_file: key}\n"
+    (tmp_path / "key").write_text("f" * 16)
+    assert faults(tmp_path, text, KEY="k" * 16) == [
+        "oxproxy.yaml:1:56: audit.hash_key_file: seen hash_key_env and hash_key_file, expected one of them"
+    ]
+    settings = load(tmp_path, text, KEY="k" * 16, OXPROXY_AUDIT__HASH_KEY_FILE="key")
+    assert settings.audit.hash_key == b"f" * 16
+
+
+def test_a_hash_key_file_with_a_null_byte_in_its_name_is_an_error(tmp_path: Path) -> None:
+    (message,) = faults(tmp_path, 'audit: {directory: log, hash: [rk], hash_key_file: "a\\0b"}\n')
+    assert message.startswith("oxproxy.yaml:1:37: audit.hash_key_file: ")
+
+
 def test_hashable_fields_are_fields_of_records(tmp_path: Path) -> None:
     settings = load(tmp_path, f"audit: {{hash: [{', '.join(sorted(HASHABLE))}], hash_key_env: KEY}}\n", KEY="k" * 16)
     assert set(settings.audit.hash) == HASHABLE
