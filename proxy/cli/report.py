@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 from proxy.cli.commands import add_repeatable
@@ -70,10 +71,16 @@ def run(options: argparse.Namespace) -> int:
             print_line(json_line(dataclasses.asdict(summary)) if options.json else str(summary))
 
         if options.stream:
-            follow(request, print_summary, options.once)
+            follow(lambda: _for_now(request, options), print_summary, options.once)
         else:
             print_summary(report(request))
     return DONE
+
+
+def _for_now(request: Request, options: argparse.Namespace) -> Request:
+    """Return the request for the current time. A stream continues from its first day, but its last day may be today."""
+    until = None if options.until is None else day(options.until, "--until")
+    return replace(request, until=until, now=datetime.now(UTC))
 
 
 def _known_bindings(paths: list[Path]) -> tuple[KnownBinding, ...]:

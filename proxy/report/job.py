@@ -11,8 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime
+from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 
 import duckdb
@@ -84,15 +84,19 @@ def report(request: Request) -> Summary:
         return run(session, request)
 
 
-def follow(request: Request, say: Callable[[Summary], None], once: bool = False) -> None:
-    """Repeat the report with one Spark session until SIGTERM or SIGINT, or run it only once."""
-    with LazySession(request) as session, ExitStack() as stack:
+def follow(request: Callable[[], Request], say: Callable[[Summary], None], once: bool = False) -> None:
+    """Repeat the report with one Spark session until SIGTERM or SIGINT, or run it only once.
+
+    Args:
+        request: returns the request for a run that begins now.
+    """
+    with LazySession(request()) as session, ExitStack() as stack:
         stopped = threading.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             stack.callback(signal.signal, number, signal.signal(number, lambda *_: stopped.set()))
         while not stopped.is_set():
             began = time.monotonic()
-            summary = run(session, replace(request, now=datetime.now(UTC)))
+            summary = run(session, request())
             if once or summary.read or summary.made:
                 say(summary)
             if once:

@@ -380,7 +380,7 @@ def test_stream_reports_new_segments(place: Place, monkeypatch: pytest.MonkeyPat
     segment(place.input, [publish()])
     summaries: list[Summary] = []
     for _ in range(2):
-        follow(Request(str(place.input), str(place.output)), summaries.append, once=True)
+        follow(lambda: Request(str(place.input), str(place.output)), summaries.append, once=True)
     assert ["read 1 new segment" in str(summary) for summary in summaries] == [True, False]
     assert [summary.read for summary in summaries] == [1, 0]
     assert (summaries[0].publishes, summaries[0].page) == (1, f"file:{place.output}/report.html")

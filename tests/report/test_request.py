@@ -1,10 +1,16 @@
 from __future__ import annotations
 
-from datetime import UTC, date, datetime
+import os
+import signal
+from datetime import UTC, date, datetime, timedelta
+from types import SimpleNamespace
 
 import pytest
 
+from proxy.cli.main import main
 from proxy.errors import ConfigError
+from proxy.report import job
+from proxy.report.job import Summary
 from proxy.report.request import Request, day, setting
 
 NOW = datetime(2026, 11, 21, 0, 30, tzinfo=UTC)
@@ -58,3 +64,22 @@ def test_a_setting_may_have_an_equals_sign_in_its_value() -> None:
 def test_an_invalid_spark_setting_is_an_error(text: str) -> None:
     with pytest.raises(ConfigError, match=r"expected spark\.NAME=VALUE"):
         setting(text)
+
+
+def test_the_last_day_of_a_stream_is_that_of_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [NOW]
+    days: list[tuple[date | None, date | None]] = []
+
+    def run(_: object, request: Request) -> Summary:
+        days.append((request.since, request.until))
+        clock.append(NOW + timedelta(days=1))
+        if len(days) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return Summary("page", [], 0, 0, 0, [], [], [], [], {}, 0, 0, [])
+
+    monkeypatch.setattr("proxy.report.request.datetime", SimpleNamespace(now=lambda _: clock[-1]))
+    monkeypatch.setattr(job, "run", run)
+    monkeypatch.setattr(job, "LOOK_SECONDS", 0)
+    words = ["--since", "yesterday", "--until", "today"]
+    assert main(["report", "--input", "in", "--output", "out", "--stream", *words]) == 0
+    assert days == [(D20, D21), (D20, D22)]
