@@ -54,7 +54,8 @@ def trace(message_id: str, request: Request) -> Found:
             records += search.settles(segments, records)
     except StorageError as error:
         raise ConfigError("oxproxy trace", 0, "", str(error)) from error
-    ordered = sorted((record for _, record in records), key=lambda record: str(record.get("ts")))
+    different = {json.dumps(record): record for _, record in records}.values()  # segments may have been copied
+    ordered = sorted(different, key=lambda record: str(record.get("ts")))
     return Found(ordered, len(possible), len(searched) - len(possible))
 
 

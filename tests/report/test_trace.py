@@ -44,6 +44,13 @@ def test_all_records_of_a_message_are_printed_in_chronological_order(
     assert traced(capsys, log, 'a "quoted" ü') == (0, ["publish p 1", "settle p 1", "publish far 1"], "")
 
 
+def test_records_of_a_copied_segment_are_printed_once(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for original in [*log.rglob("*p-1-?*")]:
+        (log / f"copy-of-{original.name}").write_bytes(original.read_bytes())
+    assert len([*log.glob("copy-of-*")]) == 2
+    assert traced(capsys, log, 'a "quoted" ü') == (0, ["publish p 1", "settle p 1", "publish far 1"], "")
+
+
 def test_an_unknown_message_is_status_1(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, records, errors = traced(capsys, log, "unknown")
     assert (status, records) == (1, [])
