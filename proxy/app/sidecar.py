@@ -189,6 +189,8 @@ class Sidecar:
         self._stopping = asyncio.Event()
         self._signals = 0
         self._listening = False
+        #: event-loop time at which the waits after the first signal end
+        self._end = 0.0
         self._following: asyncio.Task[object] | None = None
         self._refused: UpstreamError | ConfigError | None = None
 
@@ -212,17 +214,22 @@ class Sidecar:
             tasks.start(keep("live", self._live.run, steady_seconds=_STEADY_SECONDS), "live events")
             tasks.start(keep("start", partial(self._control, tasks, listener)), "control plane")
             await self._stopping.wait()
+            self._end = loop.time() + self._settings.shutdown.deadline_seconds
             if self._refused is not None:
                 sys.stderr.write(f"{self._refused}\n")
                 return FAULTY
             _log.info("draining")
             if self._listening:
-                end = loop.time() + self._settings.shutdown.deadline_seconds
                 await listener.drain()
                 # The remaining messages are from producers that have disconnected. The same deadline applies.
-                await self._remotes.drain(end - loop.time())
+                await self._remotes.drain(self._end - loop.time())
         _log.info("stopped")
         return OK
+
+    async def _close_audit(self) -> None:
+        """Close the audit log. If producers have been drained, the same deadline applies."""
+        if self._audit is not None:
+            await self._audit.close(max(0.0, self._end - asyncio.get_running_loop().time()))
 
     async def _start_admin(self, stack: AsyncExitStack) -> None:
         address = self._settings.admin.address
@@ -256,7 +263,7 @@ class Sidecar:
             )
             await self._audit.start()
             # The audit log is closed last, since publishes are confirmed and audit records are written until then.
-            stack.push_async_callback(self._audit.close, self._settings.shutdown.deadline_seconds)
+            stack.push_async_callback(self._close_audit)
         rules_of_clients = client_rules(self._settings, self._secrets)
         vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, rules_of_clients, publish_log)
         warn = self._topology.supervisor.keep("warnings", vhosts.warn, steady_seconds=_STEADY_SECONDS)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.error import HTTPError
 
 import pytest
@@ -117,6 +121,24 @@ def test_a_commit_waits_for_its_own_lines_and_not_for_those_of_others(site: Site
     disk.become(State.WELL)
     producer.expect("Tx.CommitOk")
     assert second.settle().acked
+
+
+def test_producers_and_the_audit_log_share_the_deadline_of_a_shutdown(
+    broker: Broker, disk: FaultyDisk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidecar, "PROGRAM", disk.program)
+    audit = {"directory": str(tmp_path / "audit"), "mode": "strict"}
+    with standing(broker, tmp_path, RULES, {"audit": audit, "shutdown": {"deadline": "8s"}}) as site:
+        producer = site.producer()
+        disk.become(State.HUNG)
+        producer.publish("letters", table={"to": "a"})
+        assert site.next("a")
+        began = time.monotonic()
+        os.kill(site.sidecar.process_id, signal.SIGTERM)
+        assert producer.closed(channel=0).code == 320  # once the disk counts as failed
+        assert time.monotonic() - began > 4
+        until(lambda: "event=stopped" in site.sidecar.log.read_text(), 30)
+        assert time.monotonic() - began < 12
 
 
 @pytest.mark.parametrize("fault", FAULTS)
