@@ -25,6 +25,8 @@ from proxy.relay.vhost import Delivery
 from proxy.values import QUEUE, reserved_prefix
 
 _DEAD_LETTER_KEY = b"x-dead-letter-routing-key"
+#: Number of exclusive queues of a connection that are recorded although the broker may have deleted them.
+_EXCLUSIVE = 1000
 
 
 class ClientQueues:
@@ -32,6 +34,8 @@ class ClientQueues:
 
     def __init__(self, connection: ConnectionState) -> None:
         self._connection = connection
+        #: number of recorded exclusive queues from which they are compared with the existing queues
+        self._look_at = _EXCLUSIVE
 
     def declare(self, channel: Channel, frame: bytes) -> bool:
         """Handle queue.declare; return whether it is forwarded unchanged."""
@@ -94,9 +98,9 @@ class ClientQueues:
         if not (request.queue or request.passive):
             connection.pending.resume(channel)
         exclusive = request.exclusive and not request.passive
-        if exclusive:
-            connection.upstream.exclusive_queues.add(queue)
         connection.terms.inventory.queue_declared(queue, exclusive)
+        if exclusive:
+            self._add_exclusive(queue)
         if connection.upstream.closing or not connection.terms.inventory.interested(queue):
             return True
         wanted = tokens_of(connection.plans.state, queue)
@@ -109,6 +113,16 @@ class ClientQueues:
         else:
             connection.pending.requests.append(EnsureQueue(channel, queue))
         return False
+
+    def _add_exclusive(self, queue: bytes) -> None:
+        """Record an exclusive queue. At times, forget those that the broker has deleted, such as auto-delete queues."""
+        connection = self._connection
+        queues = connection.upstream.exclusive_queues
+        queues.add(queue)
+        if len(queues) > self._look_at:
+            exists = connection.plans.state.has_queue
+            queues.intersection_update([name for name in queues if exists(name)])
+            self._look_at = max(_EXCLUSIVE, 2 * len(queues))
 
     def _declare_and_wait(self, channel: Channel, request: QueueDeclare) -> None:
         """Declare a queue that is exclusive, or that the broker names, and for which the client expects no reply.
@@ -124,7 +138,7 @@ class ClientQueues:
             queue = channel.last_queue = read_method(QueueDeclareOk, frame[7:-1]).queue
             connection.terms.inventory.queue_declared(queue, request.exclusive)
             if request.exclusive:
-                connection.upstream.exclusive_queues.add(queue)
+                self._add_exclusive(queue)
                 bind_tokens(connection, tokens_of(connection.plans.state, queue), go_on)
             else:
                 go_on()

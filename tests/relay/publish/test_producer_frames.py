@@ -6,6 +6,7 @@ import pytest
 from pamqp import base, commands
 
 from proxy.relay.connection_state import Phase, RelayLimits
+from proxy.routing.decision import QueueNames
 from tests.client import HEARTBEAT, content_header, frame, method, names, split
 from tests.relay.wire import (
     AHEAD,
@@ -361,6 +362,19 @@ def test_an_exclusive_queue_declared_with_nowait_is_bound_before_later_frames() 
     assert names(wire.upstream()) == ["Queue.Bind"]
     assert wire.answer(OWN_BIND_OK) == b""
     assert wire.upstream() == with_tokens(message, "q")
+
+
+def test_exclusive_queues_that_the_broker_has_deleted_are_not_kept() -> None:
+    """The broker reports the end of an auto-delete queue to nobody."""
+    wire = Wire(events=QueueEvents()).open()
+    kept = [b"first", b"last"]
+    wire.state.queues = QueueNames(tuple(kept))
+    for queue in [b"first", *(b"reply-%d" % number for number in range(5000)), b"last"]:
+        wire.produce(say(1, commands.Queue.Declare(0, queue.decode(), exclusive=True, auto_delete=True)))
+        wire.answer(say(1, commands.Queue.DeclareOk(queue.decode(), 0, 0)))
+    queues = wire.relay.connection.upstream.exclusive_queues
+    assert queues.issuperset(kept)
+    assert len(queues) <= 1001
 
 
 def test_a_refused_nowait_declare_of_an_exclusive_queue_is_forwarded() -> None:
