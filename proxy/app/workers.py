@@ -18,6 +18,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ RETRY_SECONDS, RETRY_MOST_SECONDS = 0.5, 30.0
 STEADY_SECONDS = 60.0
 #: Timeout for reading and checking all files.
 _CHECK_SECONDS = 120.0
+#: Interval at which the supervisor looks whether the check has ended.
+_POLL_SECONDS = 0.05
 #: Time for a worker to exit, in addition to `shutdown.deadline`, for close-oks and the audit log.
 _END_SECONDS = 15.0
 #: Signals that a supervisor receives; workers unblock them.
@@ -103,11 +106,13 @@ class Workers:
         Raises:
             ConfigError: listening on an address failed.
         """
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         faults = self._check_files()
         if faults:
             sys.stderr.write("".join(f"{fault}\n" for fault in faults))
             return _EXIT_FAULTY
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        if self._kill_at is not None:
+            return self._status
         with ExitStack() as stack:
             for index, listener in enumerate(self._settings.listen):
                 try:
@@ -148,6 +153,8 @@ class Workers:
             if faults:
                 _log.error("worker can't be started: files are invalid", number=worker.number, errors=faults)
                 worker.postpone(now)
+                return
+            if self._kill_at is not None:
                 return
             place = ["--worker", str(worker.number), str(worker.restarts)]
             # Each worker has its own session. Otherwise, it would get the terminal's signals and the forwarded signals.
@@ -211,6 +218,8 @@ class Workers:
         if faults:
             _log.error("reload failed", reason="signal", errors=faults)
             return
+        if self._kill_at is not None:
+            return
         for worker in self._workers:
             worker.start_at = 0.0
             worker.signal(signal.SIGHUP)
@@ -218,19 +227,30 @@ class Workers:
     def _check_files(self) -> list[str]:
         """Return the errors that another process finds in the configuration, rules and TLS files.
 
+        If SIGTERM arrives, the check is ended, and the workers drain.
+
         Raises:
             OSError: no process can be started.
         """
-        command = [*self._command, "--dry-run"]
-        try:
-            done = subprocess.run(  # noqa: S603 -- this program
-                command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=_CHECK_SECONDS, check=False
+        end = time.monotonic() + _CHECK_SECONDS
+        with tempfile.TemporaryFile() as output:
+            check = subprocess.Popen(  # noqa: S603 -- this program
+                [*self._command, "--dry-run"], stdin=subprocess.DEVNULL, stderr=output
             )
-        except subprocess.TimeoutExpired:
-            return [f"not read within {_CHECK_SECONDS:g} s"]
-        if done.returncode == _EXIT_OK:
-            return []
-        return done.stderr.decode(errors="replace").splitlines() or [f"the check exited with status {done.returncode}"]
+            while check.poll() is None:
+                stopping = signal.sigtimedwait((signal.SIGTERM, signal.SIGINT), _POLL_SECONDS)
+                if stopping is not None or time.monotonic() >= end:
+                    check.kill()
+                    check.wait()
+                    if stopping is None:
+                        return [f"not read within {_CHECK_SECONDS:g} s"]
+                    self._receive(signal.Signals(stopping.si_signo))
+                    return []
+            if check.returncode == _EXIT_OK:
+                return []
+            output.seek(0)
+            faults = output.read().decode(errors="replace").splitlines()
+            return faults or [f"the check exited with status {check.returncode}"]
 
 
 def _reserve(address: HostPort) -> socket.socket:

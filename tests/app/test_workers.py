@@ -20,7 +20,7 @@ from tests.certificates import Authority
 from tests.private_broker import free_port, free_ports
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker
-from tests.served import RULES, WORKERS, Pair, Running, alive
+from tests.served import RULES, WORKERS, Pair, Running, Serve, alive
 from tests.sidecar import PROGRAM, oxproxy, request_page
 
 OTHER_RULES = RULES.replace("all letters", "every letter")
@@ -164,6 +164,19 @@ def test_sigterm_drains_every_worker(pair: Pair) -> None:
     assert pair.running.process.wait(30) == 0
     assert not any(map(alive, ids))
     assert pair.running.log.read_text().count("event=stopped") == WORKERS + 1
+
+
+def test_sigterm_ends_a_check_of_the_files(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "key").write_text("k" * 32)
+    running = serve(workers=WORKERS, audit={"hash": ["rk"], "hash_key_file": "key"})
+    running.await_ready()
+    (tmp_path / "key").unlink()
+    os.mkfifo(tmp_path / "key")  # the check waits until somebody writes a key
+    running.process.send_signal(signal.SIGHUP)
+    with (tmp_path / "key").open("w"):
+        running.process.send_signal(signal.SIGTERM)
+        assert running.process.wait(20) == 0
+    assert "event=stopped" in running.log.read_text()
 
 
 def test_an_address_in_use_is_exit_status_2(pair: Pair) -> None:
