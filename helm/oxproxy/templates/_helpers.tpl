@@ -88,7 +88,7 @@ app.kubernetes.io/part-of: oxproxy
 {{- define "oxproxy.declaredSecret" -}}
 {{- if .Values.declared.existingSecret -}}
 {{- .Values.declared.existingSecret -}}
-{{- else if not (dig "declared" "secrets" false .Values.config) -}}
+{{- else if not (default dict .Values.config.declared).secrets -}}
 {{- if gt (len .Values.declared.keys) 1 -}}
 {{- fail "declared.keys: seen several keys, expected declared.existingSecret, the Secret that contains them" -}}
 {{- end -}}
@@ -173,7 +173,12 @@ Names and numbers of the container's admin ports, as JSON: worker i has port + i
 {{- end -}}
 {{- $_ := set $config "audit" $audit -}}
 {{- end -}}
-{{- mergeOverwrite $config (deepCopy .Values.config) | toYaml -}}
+{{- range $section, $settings := .Values.config -}}
+{{- if not (kindIs "invalid" $settings) -}}{{- /* not null */ -}}
+{{- $config = mergeOverwrite $config (dict $section (deepCopy $settings)) -}}
+{{- end -}}
+{{- end -}}
+{{- $config | toYaml -}}
 {{- end -}}
 
 {{/* Sources of the projected volume with rules files; empty if there are none. */}}

@@ -483,12 +483,26 @@ def test_the_control_users_password_can_be_given_outside_the_values(values: JSON
         {"autoscaling": {"minReplicas": 0}},
         {"extraObjects": {"kind": "ConfigMap"}},
         {"report": {"output": {"emptyDir": {}, "nfs": {}}}},
+        {"report": {"schedule": "17 1 * *"}},
+        {"report": {"schedule": "@nightly"}},
     ],
     ids=str,
 )
 def test_the_schema_rejects_invalid_values(values: JSON) -> None:
     with helm_python.Chart.load(CHART) as chart, pytest.raises(helm_python.HelmValuesError):
         chart.validate_schema(chart.merge_values(values))
+
+
+@pytest.mark.parametrize("schedule", ["@daily", "@midnight", "*/5 1,2 1-5 * MON"])
+def test_a_schedule_is_a_name_or_has_five_fields(schedule: str) -> None:
+    with helm_python.Chart.load(CHART) as chart:
+        chart.validate_schema(chart.merge_values({"report": {"schedule": schedule}}))
+
+
+@pytest.mark.parametrize("key", ["admin", "audit", "declared"])
+def test_a_null_section_of_the_configuration_changes_nothing(key: str) -> None:
+    name = "oxproxy/templates/configmap.yaml"
+    assert rendered({"config": {key: None}})[name] == rendered({"config": {}})[name]
 
 
 @pytest.mark.parametrize("name", yaml.safe_load((CHART / "values.yaml").read_text()))
