@@ -250,8 +250,12 @@ class PublishPass:
                 # One of these frames has to wait, and so do all frames after it.
                 current.held.keep(held[first:])
                 break
+            if interrupted:  # these frames wait for the end of the producer's pause as well
+                self._rest.keep(self._rest.take() + b"".join(held[first:]))
+                break
             self._read(b"".join(held[first : first + _HELD_AT_ONCE]))
-        self.interrupted = self.interrupted or interrupted
+            interrupted = self.interrupted
+        self.interrupted = interrupted
         # Held frames that have not been processed yet precede the Connection.Close that the producer sent after them.
         self._frames.resuming = self.interrupted and connection.lifecycle.last_frame is not None
         if rest:

@@ -42,6 +42,16 @@ def test_held_publishes_after_one_that_spends_the_budget_precede_the_close() -> 
     assert sent == ["Basic.Publish", "Header", "Body"] * 4 + ["Connection.Close"]
 
 
+def test_held_publishes_spend_one_budget_at_a_time() -> None:
+    wire = Wire(expensive()).open()
+    waits = publish("late", ((b"u", Value("S", b"")),))
+    wire.produce(waits, *map(spending, range(60)))
+    budgets = wire.plans.counters
+    sent = wire.control("late")
+    assert budgets.regex_budgets_spent == 1
+    assert all_sent(wire, sent).count("Basic.Publish") == 61
+
+
 def test_frames_after_a_spent_budget_are_sent_although_another_channel_resumes_next() -> None:
     wire = Wire(expensive()).open(1, 2)
     binds = [
