@@ -251,7 +251,7 @@ def demonstrate(broker: Broker, vhost: str) -> bool:
         (OUTPUT / "metrics.txt").write_text(metrics)
         ended_well = sidecar.stop()
     print(
-        "\nA pika producer publishes with confirms, a pika consumer listens on each queue, all through the sidecar:\n"
+        "\nA pika producer publishes with confirms, and a pika consumer reads each queue, both through the sidecar:\n"
     )
     print("\n".join(describe(number, message) for number, message in enumerate(messages, 1)))
     print(f"\nFrom {sidecar.admin}/metrics, saved in {shown(OUTPUT / 'metrics.txt')}:\n")
@@ -295,7 +295,7 @@ def interrupted() -> Iterator[threading.Event]:
 def report(rules: Path, publishes: int) -> bool:
     """Create the report on the audit log, print its summary, and return whether it contains every publish."""
     print(
-        f"\nEach publish has a line in {shown(AUDIT)}. Spark creates a report of them, in a few seconds:\n",
+        f"\nThe audit log in {shown(AUDIT)} has a record of each publish. Spark creates a report from the records:\n",
         flush=True,
     )
     command = [str(PROGRAM), "report", "--input", str(AUDIT), "--output", str(REPORT), "--rules", str(rules)]
