@@ -59,8 +59,9 @@ def _markdown(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
     ends = Counter(status for entry in COMMANDS.values() for status in entry.statuses if status[0] > 1)
     usual = [status for status, commands in ends.items() if commands >= _COMMON]
     parts = [
-        "\n## Common options and exit statuses\n\n| option, exit status | meaning |\n|---|---|\n",
-        *(_row(str(name), text) + "\n" for name, text in (*common, *sorted(usual))),
+        "\n## Common options and exit statuses\n\n| option or exit status | meaning |\n|---|---|\n",
+        *(_row(str(name), text) + "\n" for name, text in common),
+        *(_row(_status(status, ends), status[1]) + "\n" for status in sorted(usual)),
     ]
     for name, entry in COMMANDS.items():
         parser = parsers[name]
@@ -76,6 +77,14 @@ def _markdown(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
         )
         parts.append("\n".join([*lines, "", f"Exit status: {statuses}.", ""]))
     return "".join(parts)
+
+
+def _status(status: tuple[int, str], ends: Counter[tuple[int, str]]) -> str:
+    """Return the status, with the names of its commands if the status has another meaning for most commands."""
+    number, _ = status
+    if max((other for other in ends if other[0] == number), key=ends.__getitem__) == status:
+        return str(number)
+    return f"{number} ({', '.join(name for name, entry in COMMANDS.items() if status in entry.statuses)})"
 
 
 def _row(written: str, text: str) -> str:

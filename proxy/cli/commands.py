@@ -63,8 +63,8 @@ COMMANDS = {
     "check": CommandEntry(
         "check configuration and rules files, and run their tests",
         "Validates configuration and rules files, reports errors with file, line and column, warns about definitions "
-        "without effect, and runs the tests in the rules files. For each failed test, it prints the evaluation of the "
-        "message. With --broker, it also compares the files with a broker.",
+        "without effect, and runs the tests in the rules files. For each failed test, the command prints the "
+        "evaluation of the message. With --broker, it also compares the files with a broker.",
         (
             ("oxproxy check oxproxy.yaml", "the configuration and its rules files"),
             ("oxproxy check rules/*.yaml", "only rules files, checked together"),
@@ -80,9 +80,10 @@ COMMANDS = {
     "explain": CommandEntry(
         "explain the routing of one message",
         "Shows which bindings are visited for a message, which values their conditions compare, and which queues "
-        "receive the message. With --rules, files are evaluated; otherwise, a running sidecar evaluates the message, "
-        "including client declarations. A header is NAME=VALUE for a string, or NAME:TYPE=VALUE with the type string, "
-        "int, int8 to int64, uint8 to uint32, float, float32, bool, null, timestamp, bytes (hexadecimal) or yaml.",
+        "receive the message. With --rules, the command uses the rules in these files; otherwise, a running sidecar "
+        "uses its active rules and client declarations. A header is NAME=VALUE for a string, or NAME:TYPE=VALUE with "
+        "the type string, int, int8 to int64, uint8 to uint32, float, float32, bool, null, timestamp, bytes "
+        "(hexadecimal) or yaml.",
         (
             (
                 "oxproxy explain --rules rules/orders.yaml --exchange orders --header amount:int=2000",
@@ -109,7 +110,7 @@ COMMANDS = {
         "show live rates of a running sidecar by exchange, binding and destination",
         "Reads the metrics of a running sidecar every few seconds and shows the rates of publishes, binding matches "
         "and publishes to destinations, highest first. In a terminal, the display is updated until Ctrl-C; "
-        "otherwise one table is printed per interval.",
+        "otherwise, one table is printed per interval.",
         (
             ("oxproxy top", "runs until Ctrl-C"),
             ("oxproxy top --interval 10 --count 1 --json", "rates over ten seconds, for a script"),
@@ -142,8 +143,7 @@ COMMANDS = {
     ),
     "rules": CommandEntry(
         "show the active rules of a running sidecar, or compare them with files",
-        "Prints the active rules files, with passwords masked, or compares them with files on this machine, by default "
-        "the files named in the configuration.",
+        "Prints the active rules files, with passwords masked, or compares them with files on this machine.",
         (
             ("oxproxy rules show", "all active files"),
             ("oxproxy rules diff", "what a reload would change"),
@@ -155,8 +155,7 @@ COMMANDS = {
     ),
     "operators": CommandEntry(
         "describe the operators of bindings, with examples",
-        "Describes an operator, effect, permission or filter, with an example. NAME is a key or part of a key. Without "
-        "NAME, all are listed.",
+        "Describes operators, effects, permissions and filters, with examples.",
         (("oxproxy operators", "list"), ("oxproxy operators 'x-?hkv>='", "one operator with an example")),
         no="no operator matches",
         wrong="invalid usage",
@@ -202,7 +201,7 @@ COMMANDS = {
     ),
     "schema": CommandEntry(
         "print a JSON Schema of the configuration or of rules files",
-        "Prints a JSON Schema (draft 2020-12) for editors. It accepts every file that oxproxy check accepts.",
+        "Prints a JSON Schema (draft 2020-12) for editors. The schema accepts every file that oxproxy check accepts.",
         (("oxproxy schema rules > rules.schema.json", "schema of rules files"),),
         wrong="invalid usage",
     ),

@@ -58,7 +58,7 @@ tests:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("directory", metavar="DIR", type=Path, help="directory; existing files are not overwritten")
+    parser.add_argument("directory", metavar="DIR", type=Path, help="directory for the files")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

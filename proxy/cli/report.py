@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stream", action="store_true", help="process new segments every minute until SIGTERM")
     parser.add_argument("--once", action="store_true", help="with --stream: exit after one round")
     parser.add_argument("--trace", action="store_true", help="also write the table trace, which is as large as the log")
-    parser.add_argument("--forget", action="store_true", help="drop the data of segments that no longer exist")
+    parser.add_argument("--forget", action="store_true", help="delete the data of segments that no longer exist")
     parser.add_argument("--json", action="store_true", help="print one JSON object per run")
     add_days_and_spark(parser, "Spark master; default: as set by spark-submit, or this machine")
 

@@ -144,7 +144,7 @@ class DeclaredSection(FileModel):
     announce: bool = False
     """whether sidecars notify each other of changes immediately, through a fanout exchange on the broker"""
     snapshot: Text | None = None
-    """file for state that the broker can't store; must not be shared between sidecars"""
+    """file for declarations that the broker can't store; must not be shared between sidecars"""
     secrets: Annotated[tuple[SecretSource, ...], Field(min_length=1), LISTED] = ()
 
 
@@ -167,7 +167,7 @@ class AuditSection(FileModel):
     directory: Text | None = None
     """directory of the audit log, created if its parent exists; `null`: no audit log"""
     scope: Literal["all", "ruled"] = "all"
-    """which publishes are recorded: `all`, or only publishes to exchanges that the sidecar evaluates (`ruled`)"""
+    """which publishes are recorded: `all`, or only publishes to evaluated exchanges (`ruled`)"""
     mode: Literal["best_effort", "backpressure", "strict"] = "best_effort"
     """if the disk can't keep up, `best_effort` drops and counts records; `backpressure` and `strict` pause producers.
     `strict` confirms a publish only after its record is on disk"""

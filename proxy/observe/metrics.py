@@ -191,7 +191,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "connections",
         "side",
         connections,
-        "Open connections: downstream (producers) and upstream (links to RabbitMQ).",
+        "Open connections: downstream (from producers) and upstream (to RabbitMQ).",
     ),
     _metric(
         "connections_total",
@@ -220,13 +220,13 @@ METRICS: tuple[MetricSpec, ...] = (
         "publishes_total",
         "vhost exchange outcome",
         publishes,
-        "Publishes by outcome; exchanges not named in rules count as other.",
+        "Publishes by outcome; exchanges that are not in rules files count as other.",
     ),
     _metric(
         "publish_bytes_total",
         "vhost exchange",
         publish_bytes,
-        "Bytes of message bodies published; exchanges not named in rules count as other.",
+        "Bytes of published message bodies; exchanges that are not in rules files count as other.",
     ),
     _metric(
         "binding_matches_total",
