@@ -130,8 +130,14 @@ def arrows() -> dict[str, list[str]]:
 
 def description() -> str:
     """Return the alternative text of the picture."""
-    sentences = [f"{name} imports {_listed(targets)}" for name, targets in arrows().items()]
-    return "; ".join([*sentences, f"at the bottom are {_listed(name for name in PLACES if name in FOUNDATION)}"])
+    importers: dict[tuple[str, ...], list[str]] = {}
+    for name, targets in arrows().items():
+        importers.setdefault(tuple(targets), []).append(name)
+    sentences = [
+        f"{_listed(names)} {'imports' if len(names) == 1 else 'import'} {_listed(targets)}"
+        for targets, names in importers.items()
+    ]
+    return "; ".join([*sentences, f"the bottom row contains {_listed(name for name in PLACES if name in FOUNDATION)}"])
 
 
 def _listed(names: Iterable[str]) -> str:
