@@ -115,36 +115,35 @@ def _rabbitmq_4(run: Run) -> bool:
 
 DEVIATIONS = (
     Deviation(
-        "a queue selected directly and through an exchange",
+        "a queue selected both directly and through an exchange receives the message twice",
         "delivery `queue`",
         4,
-        "a destination exchange needs a separate publish, and the broker removes duplicates only within one publish: "
-        "a queue that is a destination and is also bound to a destination exchange receives the message twice",
+        "a destination exchange needs a separate publish, and the broker removes duplicates only within one publish",
         _queue_delivery,
         _twice,
     ),
     Deviation(
-        "headers exchanges of RabbitMQ 4.0",
+        "headers exchanges on the broker compare values differently",
         "RabbitMQ 4.0",
         17,
-        "the broker evaluates these exchanges: an integer never equals a float, a timestamp equals nothing, and the "
-        "last of several headers with the same name is used",
+        "an integer never equals a float, a timestamp equals nothing, and the last of several headers with the same "
+        "name is used",
         _rabbitmq_4,
         _of_the_broker,
     ),
     Deviation(
-        "delivery modes other than 1 and 2",
+        "messages with delivery modes other than 1 and 2 are accepted",
         "RabbitMQ 4.0",
         3,
-        "the broker accepts these modes, while 3.10 refuses the message; rules are evaluated as usual",
+        "3.10 refuses such messages; rules are evaluated as usual",
         _rabbitmq_4,
         _any_mode,
     ),
     Deviation(
-        "duplicate header names",
+        "only the first of several headers with the same name is stored",
         "RabbitMQ 4.0",
         6,
-        "rules are evaluated with all duplicates, as on 3.10, but the broker stores only the first",
+        "rules are still evaluated with all of them, as on 3.10",
         _rabbitmq_4,
         _first_of_a_name,
     ),
