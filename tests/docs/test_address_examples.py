@@ -43,7 +43,7 @@ def test_a_publish_has_the_documented_address(publish: str, address: str) -> Non
     assert address_of(publication) == address.encode()
 
 
-@pytest.mark.parametrize("row", rows("name", "publish to exchange", "key"), ids=str)
+@pytest.mark.parametrize("row", rows("name", "target exchange", "routing key"), ids=str)
 def test_a_name_is_published_to_the_documented_exchange_and_key(row: list[str]) -> None:
     name, exchange, key = row
     name = "" if name == "(none)" else name
@@ -61,7 +61,7 @@ def test_every_row_of_the_tables_is_tested() -> None:
     counts = [
         len(rows("pattern", "translation", "address", "result")),
         len(rows("publish", "address")),
-        len(rows("name", "publish to exchange", "key")),
+        len(rows("name", "target exchange", "routing key")),
     ]
     assert counts == [26, 5, 17]
 
