@@ -244,7 +244,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "decision_cache_total",
         "result",
         relays_by(("cache_hits", "hit"), ("cache_misses", "miss"), ("cache_bypassed", "bypassed")),
-        "Publishes to evaluated exchanges by cache result: hit, miss, or bypassed if the decision can't be cached.",
+        "Publishes to evaluated exchanges by cache result: hit, miss, or bypassed if the decision was not cached.",
     ),
     _histogram("decision_seconds", "Duration of decisions that were not in the decision cache."),
     _histogram("confirm_seconds", "Time from a sampled publish to its confirm from RabbitMQ."),
