@@ -129,7 +129,7 @@ _REMOTES = Row(
     [
         States(
             "Remote links",
-            "Whether the link to each broker was up.",
+            "State of the link to each broker: up or down.",
             [Query(f"min by (broker) ({chosen('oxproxy_remote_up')})", "{{broker}}")],
             width=12,
         ),
@@ -151,7 +151,7 @@ _OWN = Row(
     [
         Lines(
             "Publish rate: sidecars and RabbitMQ",
-            "RabbitMQ's value includes producers that connect directly.",
+            "RabbitMQ's value includes producers that are connected directly to the broker.",
             [
                 per_second("oxproxy_publishes_total", where='outcome!~"rejected|filtered"', legend="sent by sidecars"),
                 _grown("rabbitmq_global_messages_received_total", "received by RabbitMQ"),

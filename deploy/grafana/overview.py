@@ -62,14 +62,14 @@ _WHERE = Row(
     [
         Lines(
             "Publish rate by outcome",
-            "The outcome passed means that no rule applied to the publish.",
+            "The outcome `passed` means that no rule applied to the publish.",
             [per_second(_PUBLISHES, "outcome")],
             "cps",
             stacked=True,
         ),
         Lines(
             "Publish rate by exchange",
-            "The series other contains all exchanges that no rule names.",
+            "The series `other` contains all exchanges that are not in rules files.",
             [per_second(_PUBLISHES, "vhost", "exchange")],
             "cps",
             stacked=True,
@@ -109,7 +109,8 @@ _NOBODY = Row(
     [
         Lines(
             "Unroutable messages by exchange",
-            "Unrouted: no binding was true. Filtered: dropped by a filter. Rejected: a filter closed the channel.",
+            "Unrouted: the rules selected no destination. Filtered: a filter dropped the message. Rejected: a filter "
+            "closed the channel.",
             [per_second(_PUBLISHES, "exchange", "outcome", where=_UNDELIVERED)],
             "cps",
         ),
@@ -124,7 +125,7 @@ _NOBODY = Row(
         ),
         Lines(
             "Missing destinations",
-            "Number per sidecar. The sidecar's /status contains names and reasons.",
+            "Number of missing destinations per sidecar. /status contains their names and the reasons.",
             [per_sidecar("oxproxy_topology_missing_destinations")],
         ),
     ],
@@ -135,7 +136,7 @@ _SLOW = Row(
     [
         Lines(
             "Confirm and decision latency",
-            "Confirm: from a publish to the broker's confirm. Decision: evaluation of the rules on a cache miss.",
+            "Confirm: from a publish to the broker's confirm. Decision: evaluation of the rules after a cache miss.",
             [
                 Query(quantile(0.5, "oxproxy_confirm_seconds"), "confirm p50"),
                 Query(quantile(0.99, "oxproxy_confirm_seconds"), "confirm p99"),
@@ -166,16 +167,16 @@ _AUDIT = Row(
     "Audit log",
     [
         Number(
-            "Dropped lines",
-            "Audit lines dropped in the selected time range.",
+            "Dropped records",
+            "Audit records dropped in the selected time range.",
             [Query(total(increase("oxproxy_audit_dropped_total")))],
             thresholds=((1, RED),),
             width=6,
             height=8,
         ),
         Lines(
-            "Lines written and dropped",
-            "One line per publish, and further lines for later responses from the broker.",
+            "Records written and dropped",
+            "One record per publish, and additional records for the broker's responses.",
             [
                 per_second("oxproxy_audit_lines_total", legend="written"),
                 per_second("oxproxy_audit_dropped_total", legend="dropped"),
@@ -185,7 +186,7 @@ _AUDIT = Row(
         ),
         Lines(
             "Disk errors",
-            "1 while the disk refuses writes: depending on `audit.mode`, producers wait or lines are dropped.",
+            "1 while the disk refuses writes. Depending on `audit.mode`, producers wait or records are dropped.",
             [per_sidecar("oxproxy_audit_failing")],
             width=6,
         ),

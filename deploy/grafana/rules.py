@@ -19,11 +19,11 @@ def _share(outcome: str) -> Query:
 
 
 _CHANGES = Row(
-    "Rules in force",
+    "Active rules",
     [
         States(
             "Rules versions over time",
-            "If several versions remain for a long time, sidecars have different rules.",
+            "If several versions stay active for a long time, sidecars have different rules.",
             [Query(f"count by (instance, version) ({chosen('oxproxy_rules_info')})", "{{instance}} {{version}}")],
             width=12,
         ),
@@ -43,7 +43,7 @@ _CHANGES = Row(
         ),
         Number(
             "Rules versions",
-            "Number of different versions in force.",
+            "Number of different rules versions that are active.",
             [Query(f"count(count by (version) ({chosen('oxproxy_rules_info')}))")],
             thresholds=((2, RED),),
             height=8,
@@ -68,7 +68,7 @@ _BINDINGS = Row(
         ),
         Table(
             "Matches in the time range",
-            "The row other contains bindings beyond metrics.bindings.",
+            "The row `other` contains bindings beyond `metrics.bindings`.",
             [Query(total(increase(_MATCHES), "vhost", "exchange", "binding"), instant=True, table=True)],
             width=6,
             columns=(*_BINDING, ("Value", "Matches")),
@@ -99,7 +99,7 @@ _BINDINGS = Row(
             width=12,
         ),
         Table(
-            "Destinations without a message",
+            "Destinations without messages",
             "Destinations that received no message in the selected time range.",
             [
                 Query(
@@ -119,13 +119,13 @@ _WHY = Row(
     [
         Lines(
             "Unrouted share by exchange",
-            "Publishes for which no binding was true. `oxproxy explain` shows the reason for one message.",
+            "Publishes for which the rules selected no destination. `oxproxy explain` shows the reason.",
             [_share("unrouted")],
             "percentunit",
         ),
         Lines(
             "Filtered and rejected share by exchange",
-            "Filtered: dropped. Rejected: the channel was closed.",
+            "Filtered: a filter dropped the message. Rejected: a filter closed the channel.",
             [_share("filtered"), _share("rejected")],
             "percentunit",
         ),

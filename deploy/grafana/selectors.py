@@ -71,7 +71,7 @@ def quantile(share: float, histogram: str) -> str:
     return f"histogram_quantile({share}, {total(rate(f'{histogram}_bucket'), 'le')})"
 
 
-#: A vertical line when a rules version that was not in force a minute earlier comes into force.
+#: A vertical line when a rules version becomes active that was not active a minute earlier.
 NEW_RULES = Mark(
     "New rules",
     Query(
