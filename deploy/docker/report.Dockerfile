@@ -6,7 +6,7 @@ ARG BUILD_BASE=python:3.13-slim-bookworm
 ARG BASE=python:3.13-slim-bookworm
 
 FROM ${BUILD_BASE} AS build
-# A directory with wheels, and whether only these wheels are used, as in Dockerfile.
+# As in Dockerfile: a directory with wheels, and 1 if only these wheels may be used.
 ARG PIP_FIND_LINKS=
 ARG PIP_NO_INDEX=
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_CONSTRAINT=/src/deploy/local/requirements.txt
