@@ -65,8 +65,9 @@ class HandshakeState(Enum):
 _State = HandshakeState
 BROKERS_TURN = frozenset((_State.AWAITING_START, _State.AWAITING_TUNE, _State.AWAITING_OPEN_OK))
 PRODUCERS_TURN = frozenset(_State) - BROKERS_TURN - {_State.OPEN, _State.CLOSED}
+_ENDED = frozenset((_State.REFUSING, _State.CLOSING, _State.CLOSED))
 #: States without an upstream connection, in which bytes from the broker are dropped.
-WITHOUT_BROKER = frozenset((_State.AWAITING_HEADER, _State.REFUSING, _State.CLOSING, _State.CLOSED))
+WITHOUT_BROKER = _ENDED | {_State.AWAITING_HEADER}
 #: States in which the broker may close the connection, regardless of which side is expected to send.
 WITH_BROKER = frozenset(_State) - WITHOUT_BROKER - {_State.OPEN}
 
@@ -113,8 +114,6 @@ class Handshake:
         to_upstream: bytes to send as soon as there is an upstream connection.
         wants_upstream: whether the protocol header was received, so that the driver has to connect or call
             `upstream_lost`.
-        close_after_flush_producer: whether to send `to_producer`, then close the producer's socket.
-        close_upstream: whether to send `to_upstream`, then close the upstream connection (or stop connecting).
         state: when it is OPEN, the relay takes over, starting with the remaining bytes.
         vhost: virtual host from Connection.Open.
         user: user name, if PLAIN or AMQPLAIN is used.
@@ -136,8 +135,6 @@ class Handshake:
         self.to_producer: list[bytes] = []
         self.to_upstream: list[bytes] = []
         self.wants_upstream = False
-        self.close_after_flush_producer = False
-        self.close_upstream = False
         self.state = _State.AWAITING_HEADER
         self.vhost = ""
         self.user = ""
@@ -161,6 +158,16 @@ class Handshake:
         if self._tuning is None:
             raise LocalProtocolError("no tuning before Connection.TuneOk")
         return self._tuning
+
+    @property
+    def close_after_flush_producer(self) -> bool:
+        """True if the driver has to send `to_producer`, then close the producer's socket."""
+        return self.state is _State.CLOSED
+
+    @property
+    def close_upstream(self) -> bool:
+        """True if the driver has to send `to_upstream`, then close the upstream connection (or stop connecting)."""
+        return self.state in _ENDED
 
     @property
     def leftover_producer(self) -> bytes:
@@ -352,7 +359,6 @@ class Handshake:
         text = reply_text(error.reply_code, error.text)
         self.to_producer.append(connection_close(error.reply_code, text, error.class_id, error.method_id))
         self._note(HandshakeSide.PRODUCER, error.reply_code, text)
-        self.close_upstream = True
         self.state = _State.CLOSING
 
     def _upstream_failed(self, why: str) -> None:
@@ -362,7 +368,6 @@ class Handshake:
 
     def _end(self, close: bytes) -> None:
         """Send Connection.Close to the producer at a time when clients can process it (see the module's docstring)."""
-        self.close_upstream = True
         self._upstream.clear()
         if self.state in (_State.AWAITING_START, _State.AWAITING_START_OK):
             if self.state is _State.AWAITING_START:
@@ -376,7 +381,6 @@ class Handshake:
     def _close(self) -> HandshakeState:
         self._producer.clear()
         self._upstream.clear()
-        self.close_after_flush_producer = self.close_upstream = True
         self.state = _State.CLOSED
         return self.state
 
