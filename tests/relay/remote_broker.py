@@ -15,15 +15,10 @@ CREDENTIALS = Credentials(b"mover", b"s3cret", b"far side")
 class Told(RemoteMessage):
     """A message that records its results."""
 
-    __slots__ = ("results",)
-
     def __init__(self, body: bytes = b"body", key: bytes = b"k", mandatory: bool = False, since: float = 0.0) -> None:
         header = client.content_header(0, len(body))[7:-1]
-        super().__init__(b"e", key, mandatory, header, body, since)
         self.results: list[RemoteResult] = []
-
-    def settled(self, result: RemoteResult) -> None:
-        self.results.append(result)
+        super().__init__(b"e", key, mandatory, header, body, since, self.results.append)
 
 
 class RemoteBroker:

@@ -82,35 +82,27 @@ class RemoteResult(Enum):
     LOST = "lost"
 
 
+@dataclass(slots=True, eq=False)
 class RemoteMessage:
-    """One publish to another broker; it is sent at most once.
+    """One publish to another broker; it is sent at most once."""
 
-    Args:
-        mandatory: whether the message is returned if the broker has no queue for it.
-        header: payload of a content header frame that RabbitMQ can decode (`refuse_undecodable_header`).
-        since: time of arrival on the driver's monotonic clock.
-    """
-
-    __slots__ = ("body", "exchange", "header", "mandatory", "returned", "routing_key", "since")
-
-    def __init__(
-        self, exchange: bytes, routing_key: bytes, mandatory: bool, header: bytes, body: bytes, since: float
-    ) -> None:
-        self.exchange = exchange
-        self.routing_key = routing_key
-        self.mandatory = mandatory
-        self.header = header
-        self.body = body
-        self.since = since
-        #: whether the broker has returned the message, whose ack is then still outstanding
-        self.returned = False
+    exchange: bytes
+    routing_key: bytes
+    #: whether the message is returned if the broker has no queue for it
+    mandatory: bool
+    #: payload of a content header frame that RabbitMQ can decode (`refuse_undecodable_header`)
+    header: bytes
+    body: bytes
+    #: time of arrival on the driver's monotonic clock
+    since: float
+    #: called once, with the result
+    settled: Callable[[RemoteResult], None]
+    #: whether the broker has returned the message, whose ack is then still outstanding
+    returned: bool = False
 
     @property
     def size_bytes(self) -> int:
         return len(self.header) + len(self.body)
-
-    def settled(self, result: RemoteResult) -> None:
-        """Handle the result; called once."""
 
 
 class RemotePublisher(Protocol):
