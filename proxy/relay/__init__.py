@@ -10,8 +10,7 @@ Nothing here opens a socket, reads a clock or draws a random number: `net` drive
 | state of one channel: content in progress, held frames, pending confirms, expected replies | `channel` |
 | frames from the producer: publishes, and a handler for each other method | `publish` |
 | exchange.declare and delete, binds and unbinds of open exchanges | `declare` |
-| frames from the broker; deliveries and returns | `broker_frames` |
-| handling an ack, nack, return, declare-ok or close from the broker | `broker_methods` |
+| frames from the broker: deliveries, returns, acks, nacks, replies and closes | `broker_frames` |
 | joining the acks, nacks and returns of publishes that were split | `confirm_ledger` |
 | publishes to other brokers | `remote` |
 | login and negotiation of limits | `handshake` |

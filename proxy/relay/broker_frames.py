@@ -4,11 +4,13 @@ Confirms are counted and, on a channel with a ledger, joined. The original addre
 of publishes whose address we changed. The reply to a queue.declare waits until the queue's tokens are bound. Frames on
 a channel that we closed are discarded, but a content whose first frame was sent to the producer is always completed.
 
-Source: AMQP 0-9-1 spec, 4.2.3, 4.2.6 and 2.2.10; the messenger-addressing specification, 3.3.
+Source: AMQP 0-9-1 spec, 1.4 to 1.8, 2.2.10, 4.2.3 and 4.2.6; RabbitMQ guides "Publisher confirms" and "Blocked
+connections"; the messenger-addressing specification, 3.3.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from proxy.amqp import methods
@@ -28,12 +30,12 @@ from proxy.amqp.frames import (
     body_frames,
     check_head,
 )
-from proxy.amqp.method_frames import Return, read_method
+from proxy.amqp.method_frames import Ack, Nack, Return, channel_close_ok, connection_close_ok, read_method
+from proxy.amqp.methods import method_frame
 from proxy.amqp.properties import fingerprint
 from proxy.errors import ProtocolError
-from proxy.relay.broker_methods import BrokerMethods
 from proxy.relay.channel import HEADER_TO_COME, Channel
-from proxy.relay.channel_state import DISCARDING
+from proxy.relay.channel_state import BOTH_AWAITING_BROKER, DISCARDING, RELAYED_DOWN, US_AWAITING_BROKER, ChannelEvent
 from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.original_address import ADDRESS_HEADER, restored_content
 
@@ -47,6 +49,20 @@ _LEAST_METHOD: Final = 12
 _LEAST_HEADER: Final = 22
 _CLOSES: Final = frozenset((methods.CHANNEL_CLOSE, methods.CHANNEL_CLOSE_OK))
 _ENDED: Final = frozenset((Phase.CLOSING, Phase.CLOSED))
+_ANSWERS: Final = frozenset(
+    (
+        methods.EXCHANGE_DECLARE_OK,
+        methods.EXCHANGE_DELETE_OK,
+        methods.EXCHANGE_BIND_OK,
+        methods.EXCHANGE_UNBIND_OK,
+        methods.QUEUE_DECLARE_OK,
+        methods.QUEUE_DELETE_OK,
+        methods.QUEUE_BIND_OK,
+        methods.QUEUE_UNBIND_OK,
+    )
+)
+_LOOKS: Final = frozenset((methods.QUEUE_DECLARE, methods.EXCHANGE_DECLARE))
+_WITH_CONTENT: Final = frozenset((methods.BASIC_DELIVER, methods.BASIC_GET_OK))
 
 
 class BrokerFrames:
@@ -54,7 +70,6 @@ class BrokerFrames:
 
     def __init__(self, connection: ConnectionState) -> None:
         self._connection: Final = connection
-        self._methods: Final = BrokerMethods(connection)
         self._rest: Final = PartialFrame()
         tuning = connection.terms.tuning
         #: size limit in bytes for frames to the producer
@@ -90,8 +105,9 @@ class BrokerFrames:
         frame_max = connection.terms.tuning.frame_max_upstream
         largest = self._least_max - OVERHEAD
         sidecar_channel = connection.upstream.sidecar_channel.number or -1
-        looked_at = self._methods.looked_at
         restores = connection.plans.state.restores
+        # Deliveries are inspected only if an address may have to be restored.
+        inspected_methods = _EVERYTHING if restores else _WITHOUT_CONTENT
         delayed_confirms = connection.delayed_confirms
         acked = delivered = 0
         end = len(data)
@@ -156,7 +172,7 @@ class BrokerFrames:
                             unfinished[number] = HEADER_TO_COME
                             at = stop
                             continue
-                    elif index not in looked_at:
+                    elif index not in inspected_methods:
                         at = stop
                         continue
                 elif (kind == BODY or kind == HEADER) and size <= largest and number in unfinished:
@@ -230,7 +246,7 @@ class BrokerFrames:
                 check_head(kind, number, size, self._connection.terms.tuning.frame_max_upstream)
                 break
             if kind == METHOD and number == 0:
-                self._methods.take_connection_method(data[at:stop])
+                self._connection_method(data[at:stop])
             at = stop
         return at
 
@@ -258,7 +274,7 @@ class BrokerFrames:
                 connection.upstream.sidecar_channel.take_method(frame[7:-1])
             return False
         if number == 0:
-            return self._methods.take_connection_method(frame)
+            return self._connection_method(frame)
         channel = connection.channels.get(number)
         if channel is None:
             return self._unknown(kind, number, frame)
@@ -270,7 +286,7 @@ class BrokerFrames:
     def _unknown(self, kind: int, number: int, frame: bytes) -> bool:
         """Discard a frame on a channel that does not exist; an open-ok, close or close-ok is an error. Return False."""
         if kind == METHOD:
-            self._methods.take_while_closing(Channel(number), U32.unpack_from(frame, 7)[0] if len(frame) >= 12 else 0)
+            self._while_closing(Channel(number), U32.unpack_from(frame, 7)[0] if len(frame) >= _LEAST_METHOD else 0)
         elif number in self._connection.deliveries.unfinished:
             raise ProtocolError(505, f"content frame on channel {number}, which is closed")
         return False
@@ -278,14 +294,15 @@ class BrokerFrames:
     def _method(self, channel: Channel, frame: bytes) -> bool:
         index = U32.unpack_from(frame, 7)[0] if len(frame) >= _LEAST_METHOD else 0
         if channel.state in DISCARDING:
-            return self._methods.take_while_closing(channel, index)
+            return self._while_closing(channel, index)
         if channel.output.holds_back:
             if index not in _CLOSES:
                 self._hold_back(channel, frame)
                 return False
             while channel.output.holds_back:
                 self.release(channel)
-        return self._methods.take_channel_method(channel, index, frame)
+        handler = _CHANNEL_HANDLERS.get(index)
+        return handler(self, channel, frame) if handler else True
 
     def _inspected_content(self, channel: Channel, kind: int, frame: bytes) -> None:
         """Handle a content frame that is too large or belongs to a channel that needs inspection."""
@@ -367,3 +384,175 @@ class BrokerFrames:
             self.read_broker(b"".join(frames[1:]))
         if rest:
             self._rest.keep(rest)
+
+    # -- methods -----------------------------------------------------------------------------------------------
+
+    def _connection_method(self, frame: bytes) -> bool:
+        """Handle a method on channel 0; return whether it is forwarded to the producer unchanged."""
+        index = U32.unpack_from(frame, 7)[0] if len(frame) >= _LEAST_METHOD else 0
+        taken = _CONNECTION_HANDLERS.get(index)
+        return taken(self) if taken else self._connection.lifecycle.phase is not Phase.CLOSING
+
+    def _while_closing(self, channel: Channel, index: int) -> bool:
+        """Handle a frame on a channel that was closed by the broker or by us. Most methods are discarded."""
+        connection = self._connection
+        if index == methods.CHANNEL_CLOSE_OK:
+            return self._closed(channel)
+        if index == methods.CHANNEL_CLOSE:  # the producer has already been sent a close, ours or the broker's first
+            connection.change(channel, ChannelEvent.BROKER_CLOSE, index)
+            if not channel.broker_closed and not connection.upstream.closing:
+                connection.to_upstream.append(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))
+            channel.broker_closed = True
+        elif index == methods.CHANNEL_OPEN_OK:
+            connection.change(channel, ChannelEvent.BROKER_OPEN_OK, index)
+        return False
+
+    def _ack(self, channel: Channel, frame: bytes) -> bool:
+        tag, multiple = read_method(Ack, frame[7:-1])
+        return self._settle(channel, tag, multiple, ack=True) and not self._connection.delay_confirm(channel, frame)
+
+    def _nack(self, channel: Channel, frame: bytes) -> bool:
+        tag, multiple, _ = read_method(Nack, frame[7:-1])
+        return self._settle(channel, tag, multiple, ack=False) and not self._connection.delay_confirm(channel, frame)
+
+    def _commit_ok(self, channel: Channel, frame: bytes) -> bool:
+        return not self._connection.delay_confirm(channel, frame)
+
+    def _settle(self, channel: Channel, tag: int, multiple: bool, *, ack: bool) -> bool:
+        connection = self._connection
+        counters = connection.plans.counters
+        confirms = channel.confirms
+        if confirms.ledger is None:
+            settled, published = confirms.settled, confirms.published
+            refused: Sequence[int] = ()
+            if not ack:
+                refused = settled.outstanding(min(tag or published, published)) if multiple else (tag,)
+            count = settled.settle(tag, multiple, published)
+            if ack:
+                counters.confirms_acked += count
+            else:
+                counters.confirms_nacked += count
+                for producer_tag in refused:
+                    connection.note_nack(channel, producer_tag)
+            connection.note_settled(channel)
+            return True
+        for producer_tag, acked in confirms.ledger.settle(tag, multiple, ack):
+            connection.send_confirm(channel, producer_tag, acked)
+        return False
+
+    def _return(self, channel: Channel, frame: bytes) -> bool:
+        connection = self._connection
+        # The content header is needed to restore an address, to join returns and to record failed publishes.
+        failures = connection.plans.failures
+        if connection.plans.state.restores or channel.confirms.returns or (failures is not None and failures.watched):
+            return self._content(channel, frame)
+        connection.note_return(channel, frame)
+        connection.deliveries.unfinished[channel.number] = HEADER_TO_COME
+        return True
+
+    def _content(self, channel: Channel, frame: bytes) -> bool:
+        channel.output.returned = frame
+        self._connection.deliveries.mark(channel)
+        return False
+
+    def _opened(self, channel: Channel, frame: bytes) -> bool:
+        self._connection.change(channel, ChannelEvent.BROKER_OPEN_OK, methods.CHANNEL_OPEN_OK)
+        return True
+
+    def _answer(self, channel: Channel, frame: bytes) -> bool:
+        """Handle the broker's reply to a declare, delete, bind or unbind from the producer or the sidecar."""
+        index = U32.unpack_from(frame, 7)[0]
+        if not channel.replies or channel.replies.next.reply != index:
+            return True
+        taken = channel.replies.popleft().taken
+        return taken is None or taken(frame)
+
+    def _close(self, channel: Channel, frame: bytes) -> bool:
+        connection = self._connection
+        connection.change(channel, ChannelEvent.BROKER_CLOSE, methods.CHANNEL_CLOSE)
+        channel.broker_closed = True
+        if channel.content is not None and not channel.content.begun:
+            connection.drop_content(channel)
+        connection.end_confirms(channel)
+        refusal = _naming_the_request(channel, frame)
+        if refusal != frame:
+            connection.send_to_producer(channel, refusal)
+        channel.replies.drop()
+        connection.take_held_again(channel)
+        return refusal == frame
+
+    def _closed(self, channel: Channel, frame: bytes = b"") -> bool:
+        """Handle the broker's close-ok; return whether it is relayed to the producer."""
+        connection, before = self._connection, channel.state
+        connection.change(channel, ChannelEvent.BROKER_CLOSE_OK, methods.CHANNEL_CLOSE_OK)
+        if before is BOTH_AWAITING_BROKER or before is US_AWAITING_BROKER:
+            # RabbitMQ rejects an open that arrives before RabbitMQ has sent its close-ok (504, second open), so the
+            # held frames had to wait until now.
+            connection.take_held_again(channel)
+        if before not in RELAYED_DOWN:
+            return False
+        connection.to_producer += [channel_close_ok(channel.number)] * channel.output.close_oks
+        channel.output.close_oks = 0
+        return True
+
+    def _connection_close(self) -> bool:
+        connection = self._connection
+        if connection.lifecycle.phase is Phase.OPEN and connection.lifecycle.last_frame is None:
+            connection.lifecycle.end(Phase.CLOSING)
+            connection.forget_all()
+            return True
+        connection.to_upstream.append(connection_close_ok())
+        connection.upstream.end()
+        connection.end_refusal()
+        # If the producer's close is unanswered, it has crossed the broker's close, so we answer it ourselves.
+        if connection.lifecycle.phase in (Phase.OPEN, Phase.PRODUCER_CLOSES):
+            connection.producer_answered()
+            connection.to_producer.append(connection_close_ok())
+        return False
+
+    def _connection_close_ok(self) -> bool:
+        connection = self._connection
+        connection.upstream.done = True
+        if connection.lifecycle.phase is Phase.PRODUCER_CLOSES:
+            connection.producer_answered()
+            return True
+        connection.end_refusal()
+        return False
+
+    def _block(self, blocked: bool) -> bool:
+        connection = self._connection
+        connection.plans.counters.upstream_blocked += connection.upstream.block(blocked)
+        if blocked:  # the broker does not read our close
+            connection.end_refusal()
+        return connection.lifecycle.phase is not Phase.CLOSING
+
+
+# These tables do not contain bound methods. A connection without reference cycles is freed as soon as it ends.
+_CHANNEL_HANDLERS: Final[dict[int, Callable[[BrokerFrames, Channel, bytes], bool]]] = {
+    methods.BASIC_ACK: BrokerFrames._ack,
+    methods.BASIC_NACK: BrokerFrames._nack,
+    methods.BASIC_RETURN: BrokerFrames._return,
+    methods.TX_COMMIT_OK: BrokerFrames._commit_ok,
+    methods.CHANNEL_OPEN_OK: BrokerFrames._opened,
+    methods.CHANNEL_CLOSE: BrokerFrames._close,
+    methods.CHANNEL_CLOSE_OK: BrokerFrames._closed,
+    methods.BASIC_DELIVER: BrokerFrames._content,
+    methods.BASIC_GET_OK: BrokerFrames._content,
+    **dict.fromkeys(_ANSWERS, BrokerFrames._answer),
+}
+_CONNECTION_HANDLERS: Final[dict[int, Callable[[BrokerFrames], bool]]] = {
+    methods.CONNECTION_CLOSE: BrokerFrames._connection_close,
+    methods.CONNECTION_CLOSE_OK: BrokerFrames._connection_close_ok,
+    methods.CONNECTION_BLOCKED: lambda frames: frames._block(True),
+    methods.CONNECTION_UNBLOCKED: lambda frames: frames._block(False),
+}
+_EVERYTHING: Final = frozenset((*_CHANNEL_HANDLERS, *_CONNECTION_HANDLERS))
+_WITHOUT_CONTENT: Final = _EVERYTHING - _WITH_CONTENT
+
+
+def _naming_the_request(channel: Channel, close: bytes) -> bytes:
+    """Return the broker's close; if it refuses our passive declare, name the producer's method in it."""
+    request_method = channel.replies.next.request_method if channel.replies else 0
+    if not request_method or U32.unpack_from(close, len(close) - 1 - U32.size)[0] not in _LOOKS:
+        return close
+    return close[: -1 - U32.size] + U32.pack(request_method) + close[-1:]

@@ -6,7 +6,7 @@ upstream publishes. From then on, the tags differ. A producer's tag is settled w
 settled, and it is nacked if at least one copy was nacked. `Returns` relays a return when all copies have been returned.
 A return has no tag, so it is identified by its content, which also works on channels without confirms.
 
-`broker_methods` handles the broker's acks and nacks, records them here and relays them.
+`broker_frames` handles the broker's acks and nacks, records them here and relays them.
 
 Sources: architecture, "One publish in, one publish out"; RabbitMQ guide "Consumer acknowledgements and publisher
 confirms".
