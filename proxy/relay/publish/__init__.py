@@ -3,8 +3,7 @@
 | question | module |
 |---|---|
 | the pass over the read buffer, which turns incoming publishes into outgoing bytes | `publish_pass` |
-| publishes handled frame by frame, and the slow path: waiting, splitting, other brokers, refusals | `publish_frames` |
-| the producer's other methods | `producer_frames` |
+| other frames, and the slow path of publishes: waiting, splitting, other brokers, refusals | `producer_frames` |
 | the facts that the rules for an address need, and the cache of decisions | `plan` |
 | outgoing exchange, routing key and BCC for a decision | `outgoing` |
 | splitting a publish into several publishes | `split_publish` |

@@ -1,7 +1,10 @@
-"""Relays the frames from the producer that the publish pass does not handle.
+"""Relays the frames from the producer that the publish pass does not handle, and handles the slow path of the pass.
 
-These include most methods, frames on channels that are closing or waiting, and frames that close the connection. Frames
-of publishes are passed to `PublishFrames`. Errors are raised as `ProtocolError`.
+These frames include most methods, frames on channels that are closing or waiting, frames that close the connection,
+body frames of split publishes, misplaced frames, and method frames that are not directly followed by their header
+frame. A publish takes the slow path (`ProducerFrames.leave`) if it can't be sent immediately as a single upstream
+publish: it waits until its destinations are bound, is sent to other brokers, is split, or is refused. Errors are raised
+as `ProtocolError`.
 
 Source: AMQP 0-9-1 spec, 1.4, 1.5, 4.2.3 and 4.2.6; RabbitMQ's reply codes. A method to which RabbitMQ would not reply
 is refused with 540 or 503.
@@ -9,11 +12,13 @@ is refused with 540 or 503.
 
 from __future__ import annotations
 
+from typing import Final
+
 from proxy.amqp import methods
-from proxy.amqp.frames import HEARTBEAT, METHOD, OVERHEAD, U32
-from proxy.amqp.method_frames import channel_close_ok, connection_close_ok
+from proxy.amqp.frames import BASIC, BODY, CONTENT_HEAD, HEADER, HEARTBEAT, METHOD, OVERHEAD, U32, U64
+from proxy.amqp.method_frames import Publish, channel_close_ok, connection_close_ok, read_method
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.channel import Channel
+from proxy.relay.channel import HEADER_TO_COME, Channel, CollectedPublish, ContentUnderWay, PendingPublish
 from proxy.relay.channel_state import (
     CLOSING_BY_PRODUCER,
     CONFIRM,
@@ -25,18 +30,22 @@ from proxy.relay.channel_state import (
     ChannelEvent,
     next_mode,
 )
-from proxy.relay.connection_state import AHEAD_MESSAGES, ConnectionState, Phase
+from proxy.relay.connection_audit import table_offsets
+from proxy.relay.connection_state import AHEAD_MESSAGES, BindDestinations, ConnectionState, Phase
 from proxy.relay.declare.bindings import ClientBindings
 from proxy.relay.declare.exchanges import ClientExchanges
-from proxy.relay.declare.injected_methods import refuse_in_order
+from proxy.relay.declare.injected_methods import look_up, refuse_in_order
 from proxy.relay.declare.queues import ClientQueues
-from proxy.relay.publish.publish_frames import KIND_NAMES, PublishFrames
+from proxy.relay.publish.outgoing import PUBLISH, Outgoing, copy_frames, refuse_reserved, remote_header
+from proxy.relay.publish.plan import Plan
+from proxy.relay.publish.split_publish import fitting, send_collected
+from proxy.relay.remote.forwarding import send_alone
 
-_CONNECTION = 10
-#: size of the shortest method frame in bytes
-_LEAST_METHOD = 12
-#: methods that consumers send for every message, with the size that their frames must have, in bytes
-_FIXED_BYTES = dict.fromkeys((methods.BASIC_ACK, methods.BASIC_NACK, methods.BASIC_REJECT), 21)
+_KIND_NAMES: Final = {METHOD: "method", HEADER: "content header", BODY: "content body", HEARTBEAT: "heartbeat"}
+_CONNECTION: Final = 10
+#: size of the shortest method frame, and of the shortest content header frame, in bytes
+_LEAST_METHOD: Final = 12
+_LEAST_HEADER: Final = 22
 _EVENTS = {
     methods.CHANNEL_OPEN: ChannelEvent.PRODUCER_OPEN,
     methods.CHANNEL_CLOSE: ChannelEvent.PRODUCER_CLOSE,
@@ -49,16 +58,14 @@ _BEYOND = frozenset((30 << 16 | 10, 60 << 16 | 200))
 class ProducerFrames:
     """Handles single frames from the producer."""
 
-    def __init__(self, connection: ConnectionState, publishes: PublishFrames) -> None:
-        self._connection = connection
-        self._publishes = publishes
+    def __init__(self, connection: ConnectionState) -> None:
+        self._connection: Final = connection
         #: whether the frames being processed were held before
         self.resuming = False
         exchanges, queues = ClientExchanges(connection), ClientQueues(connection)
         self._bindings = ClientBindings(connection)
         #: Handlers other than those in `_OWN_HANDLERS`.
         self._handlers = {
-            methods.BASIC_PUBLISH: publishes.method,
             methods.EXCHANGE_DECLARE: exchanges.declare,
             methods.EXCHANGE_DELETE: exchanges.delete,
             methods.QUEUE_DECLARE: queues.declare,
@@ -128,7 +135,7 @@ class ProducerFrames:
         if channel.content is not None:
             # This is also done on a channel that the broker has closed: if a content is not completed, the broker
             # closes the connection with 505.
-            return self._publishes.content(channel, channel.content, kind, frame)
+            return self._content(channel, channel.content, kind, frame)
         if kind != METHOD:
             self._connection.change(channel, ChannelEvent.PRODUCER_CONTENT)
             return False  # part of a discarded publish, on a channel that is being closed
@@ -194,7 +201,7 @@ class ProducerFrames:
             return False
         if kind != METHOD:
             # spec, 4.2.3: header and body frames are not permitted on channel 0
-            raise ProtocolError(505, f"{KIND_NAMES[kind]} frame on channel 0, expected a method frame")
+            raise ProtocolError(505, f"{_KIND_NAMES[kind]} frame on channel 0, expected a method frame")
         index = _method_of(frame)
         if index >> 16 != _CONNECTION:
             text = "unexpected method in connection state running"
@@ -213,18 +220,193 @@ class ProducerFrames:
 
     def _method(self, channel: Channel, frame: bytes) -> bool:
         index = _method_of(frame)
-        if _FIXED_BYTES.get(index) == len(frame):
-            return True
-        own, taken = _OWN_HANDLERS.get(index), self._handlers.get(index)
+        own, other = _OWN_HANDLERS.get(index), self._handlers.get(index)
         try:
             if own is not None:
                 return own(self, channel, frame)
-            if taken is not None:
-                return taken(channel, frame)
+            if other is not None:
+                return other(channel, frame)
         except ProtocolError as error:
             error.about(index)
             raise
         _check(index, frame[7:-1])
+        return True
+
+    # -- publishes ---------------------------------------------------------------------------------------------
+
+    def _publish(self, channel: Channel, frame: bytes) -> bool:
+        """Hold a Basic.Publish until its header frame arrives; then both are sent upstream or refused.
+
+        Raises:
+            ProtocolError: the method is malformed (502 on the connection), or the routing key has a reserved prefix
+                (403 on the channel).
+        """
+        exchange, routing_key, mandatory, _ = read_method(Publish, frame[7:-1])
+        refuse_reserved(routing_key, b"")
+        channel.content = ContentUnderWay(PendingPublish(frame, exchange, routing_key, channel, mandatory))
+        return False
+
+    def _content(self, channel: Channel, content: ContentUnderWay, kind: int, frame: bytes) -> bool:
+        """Handle a content frame outside the publish pass; return whether it is sent upstream.
+
+        Raises:
+            ProtocolError: on the connection: 505 misplaced frame; 501 frame too short, or body longer than announced.
+        """
+        if kind == HEADER and content.remaining == HEADER_TO_COME:
+            if len(frame) < _LEAST_HEADER:
+                raise ProtocolError(501, "content header frame is too short", Scope.CONNECTION, *PUBLISH)
+            class_id = CONTENT_HEAD.unpack_from(frame)[3]
+            text = f"expected content header for class {BASIC}, got one for class {class_id}"
+            raise ProtocolError(505, text, Scope.CONNECTION, *PUBLISH)
+        if kind == BODY and content.remaining != HEADER_TO_COME:
+            return self._body(channel, content, frame)
+        # spec, 4.2.6: content frames on a channel must not be interleaved with other frames of that channel
+        text = f"expected {content.expects} on channel {channel.number}, got a {_KIND_NAMES[kind]} frame instead"
+        raise ProtocolError(505, text, Scope.CONNECTION, *PUBLISH)
+
+    def _body(self, channel: Channel, content: ContentUnderWay, frame: bytes) -> bool:
+        size = len(frame) - OVERHEAD
+        if size > content.remaining:
+            text = f"body is {size - content.remaining} bytes longer than announced"
+            raise ProtocolError(501, text, Scope.CONNECTION, *PUBLISH)
+        content.remaining -= size
+        collected = content.collected
+        if collected is not None:
+            collected.body.extend(frame[7:-1])
+        if not content.remaining:
+            self._connection.drop_content(channel)
+            if collected is not None:
+                send_collected(self._connection, collected)
+        return collected is None
+
+    def refuse_size(self, body_size: int) -> None:
+        """Refuse a message that is larger than the configured limit, with 406 on the channel."""
+        connection = self._connection
+        connection.plans.counters.oversized += 1
+        most = connection.terms.limits.message_bytes
+        text = f"message size {body_size} is larger than configured max size {most}"  # RabbitMQ's text
+        raise ProtocolError(406, text, Scope.CHANNEL, *PUBLISH)
+
+    def leave(
+        self, publish: PendingPublish, header: bytes, plan: Plan, out: Outgoing, took_us: float, *, waited: bool
+    ) -> None:
+        """Process a publish that can't be sent immediately as a single upstream publish.
+
+        Args:
+            header: content header frame of the publish.
+            took_us: duration of the decision in microseconds; negative if the decision was cached.
+            waited: whether the publish has already waited for its destinations. If so, unbound destinations count as
+                missing.
+
+        Raises:
+            ProtocolError: on the channel: 406 rejected by a filter, or sent to another broker within a transaction; 311
+                too large to be split. On the connection: 502 malformed header.
+        """
+        connection = self._connection
+        channel = publish.channel
+        if out.waits and not waited and self._wait(publish, header, plan, out):
+            return
+        body_size: int = U64.unpack_from(header, 11)[0]
+        remote_targets = out.remote_targets
+        if remote_targets is not None and channel.mode is TX:
+            text = "a transaction can't include publishes that the address table redirects to other brokers"
+            raise ProtocolError(406, text, Scope.CHANNEL, *PUBLISH)
+        original = out.address_of(publish.routing_key)
+        frames = copy_frames(out.copies[0], original, publish.frame, header) if len(out.copies) == 1 else None
+        too_large = frames is not None and len(frames[1]) > connection.terms.tuning.frame_max_upstream
+        several = len(out.copies) > 1 or too_large or remote_targets is not None
+        copies = fitting(connection, publish, header, body_size, out) if several else []
+        self._record(publish, header, plan, out, body_size, took_us)
+        if out.decision.error:
+            raise ProtocolError(406, out.decision.error, Scope.CHANNEL, *PUBLISH)
+        if not several:
+            connection.to_upstream += frames or (publish.frame, header)
+            confirms = channel.confirms
+            if confirms.ledger is not None:
+                confirms.ledger.add(confirms.published, 1)
+        if body_size:
+            channel.content = ContentUnderWay(publish, body_size)
+        if several:
+            collected = CollectedPublish(publish, original, header, copies, body_size, bytearray(), remote_targets)
+            if channel.content is None:
+                send_collected(connection, collected)
+            else:
+                channel.content.collected = collected
+                connection.backlog.collected += body_size
+
+    def leave_for_remote(
+        self, publish: PendingPublish, header: bytes, body: bytes, plan: Plan, out: Outgoing, took_us: float
+    ) -> bool:
+        """Send a whole publish to its only target, which is on another broker. See `leave` for the arguments.
+
+        Returns:
+            False if `leave` has to process the publish instead.
+
+        Raises:
+            ProtocolError: the header is malformed; 502 on the connection.
+        """
+        connection = self._connection
+        channel = publish.channel
+        target = out.remote_alone
+        if target is None or out.remote_targets is None or publish.mandatory or channel.mode is TX:
+            return False
+        publisher = None if target.remote is None else channel.remote_publishers.get(target.remote)
+        if publisher is None or (channel.mode is CONFIRM and channel.confirms.ledger is None):
+            return False  # `leave` creates the publisher and the ledger for the first publish
+        sent = remote_header(target, out.remote_targets.plain, out.address_of(publish.routing_key), header)
+        self._record(publish, header, plan, out, len(body), took_us)
+        confirms = channel.confirms
+        traffic = connection.traffic
+        if channel.mode is CONFIRM and confirms.sample is None and traffic.now >= traffic.sample_after:
+            confirms.sample = (confirms.published, traffic.now)
+        send_alone(connection, channel, publisher, target, sent[7:-1], body)
+        return True
+
+    def _record(
+        self, publish: PendingPublish, header: bytes, plan: Plan, out: Outgoing, body_size: int, took_us: float
+    ) -> None:
+        """Count a publish, write its audit record, and report it to a tap."""
+        channel = publish.channel
+        out.count.publishes += 1
+        out.count.body_bytes += body_size
+        channel.confirms.published += 1
+        audit = self._connection.audit
+        if audit is not None and out.record is not None:
+            address = (publish.exchange, publish.routing_key)
+            entries_at, table_end = table_offsets(header)
+            audit.publish(
+                channel, out.record, *address, publish.mandatory, header, entries_at, table_end, body_size, took_us
+            )
+        plans = self._connection.plans
+        if plans.failures is not None and plans.failures.watched:
+            reason = plan.unroutable(out)
+            if reason:
+                address = (publish.exchange, publish.routing_key)
+                plans.fail(self._connection.terms.user, channel.number, "unroutable", reason, address, header)
+        if plan.tap is not None:
+            plan.observe(plan.tap, publish.exchange, publish.routing_key, header, out)
+
+    def look_up(self, channel: Channel, method: bytes, exchange: bytes, header: bytes) -> None:
+        """Hold a publish until its exchange, which another sidecar may have declared, has been looked up.
+
+        If the publish were forwarded, the broker would route it without the rules.
+        """
+        connection = self._connection
+        connection.change(channel, ChannelEvent.WAIT, methods.BASIC_PUBLISH)
+        channel.held.keep([method, header])
+        channel.held.looked_up = exchange
+        look_up(connection, channel, exchange, lambda _: connection.pending.resume(channel))
+
+    def _wait(self, publish: PendingPublish, header: bytes, plan: Plan, out: Outgoing) -> bool:
+        """Hold a publish until its destinations are bound; return False if there is nothing to wait for."""
+        connection = self._connection
+        asked = connection.permission_checks(out.decision.unchecked)
+        if not out.unbound and not asked:
+            return False
+        channel = publish.channel
+        connection.change(channel, ChannelEvent.WAIT, methods.BASIC_PUBLISH)
+        channel.held.keep([publish.frame, header])
+        connection.pending.requests.append(BindDestinations(channel, plan.owned.name, out.unbound, asked))
         return True
 
 
@@ -236,6 +418,7 @@ _OWN_HANDLERS = {
     methods.CONFIRM_SELECT: ProducerFrames._select,
     methods.TX_SELECT: ProducerFrames._select,
     methods.BASIC_QOS: ProducerFrames._qos,
+    methods.BASIC_PUBLISH: ProducerFrames._publish,
 }
 
 

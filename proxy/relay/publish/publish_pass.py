@@ -24,7 +24,7 @@ Processing
 
 Exceptions
     1. A publish is refused with a `ProtocolError`, which closes the channel or the connection.
-    2. A publish takes the slow path (`_leave`, `PublishFrames`): it waits for a destination, is split, or is sent to
+    2. A publish takes the slow path (`_leave`, `ProducerFrames`): it waits for a destination, is split, or is sent to
        another broker. A publish to an exchange that another sidecar may just have declared waits until the exchange
        has been looked up.
     3. A publish has spent a regex budget. The frames after it wait for the next `read_producer`, so that other
@@ -96,7 +96,6 @@ from proxy.relay.publish.outgoing import (
 )
 from proxy.relay.publish.plan import FACT, Plan
 from proxy.relay.publish.producer_frames import ProducerFrames
-from proxy.relay.publish.publish_frames import PublishFrames
 from proxy.values import RESERVED_PREFIX
 
 if TYPE_CHECKING:
@@ -156,15 +155,14 @@ class PublishPass:
 
     __slots__ = (
         "_after_fault", "_audit", "_connection", "_exchanges", "_frames", "_hits", "_known", "_largest", "_looked_up",
-        "_message_bytes", "_passes_unknown", "_plain", "_plans", "_publishes", "_relaying", "_rest", "_restores",
+        "_message_bytes", "_passes_unknown", "_plain", "_plans", "_relaying", "_rest", "_restores",
         "_sampling", "_spent", "_start", "_upstream", "_upstream_largest", "interrupted",
     )  # fmt: skip
 
     def __init__(self, connection: ConnectionState) -> None:
         self._connection: Final = connection
         self._plans: Final = connection.plans
-        self._publishes: Final = PublishFrames(connection)
-        self._frames: Final = ProducerFrames(connection, self._publishes)
+        self._frames: Final = ProducerFrames(connection)
         #: size limits of a frame's payload in bytes, from the producer and to the broker
         self._largest: Final[int] = connection.terms.tuning.frame_max_producer + FRAME_SIZE_FUDGE - OVERHEAD
         self._upstream_largest: Final[int] = connection.terms.tuning.frame_max_upstream - OVERHEAD
@@ -467,7 +465,7 @@ class PublishPass:
             if method[key_at + 1] == _RESERVED_FIRST:
                 refuse_reserved(method[key_at + 1 : -2], b"")
             if self._message_bytes < body_size:
-                self._publishes.refuse_size(body_size)
+                self._frames.refuse_size(body_size)
 
             plan = self._known.get(exchange)
             if plan is None and (exchange in self._exchanges or not self._passes_unknown):
@@ -480,7 +478,7 @@ class PublishPass:
                 if self._start < at:
                     self._upstream.append(data[self._start : at])
                 self._start = body_at
-                self._publishes.look_up(channel, method, exchange, header)
+                self._frames.look_up(channel, method, exchange, header)
                 return body_at
 
             # The header table follows content type and content encoding. `last` is the offset of the frame-end octet.
@@ -741,8 +739,8 @@ class PublishPass:
             body_frame = frame(BODY, channel.number, body) if body_size else b""
             # Is the body one complete frame?
             if len(body) == body_size <= self._largest and data.startswith(body_frame, body_at):
-                if self._publishes.leave_for_remote(publish, header, body, plan, out, took_us):
+                if self._frames.leave_for_remote(publish, header, body, plan, out, took_us):
                     self._start = body_at + len(body_frame)
                     return self._start
-        self._publishes.leave(publish, header, plan, out, took_us, waited=waited)
+        self._frames.leave(publish, header, plan, out, took_us, waited=waited)
         return body_at
