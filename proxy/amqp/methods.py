@@ -64,7 +64,6 @@ BASIC_RETURN: Final = 60 << 16 | 50
 BASIC_DELIVER: Final = 60 << 16 | 60
 BASIC_GET_OK: Final = 60 << 16 | 71
 BASIC_ACK: Final = 60 << 16 | 80
-BASIC_REJECT: Final = 60 << 16 | 90
 BASIC_NACK: Final = 60 << 16 | 120
 CONFIRM_SELECT: Final = 85 << 16 | 10
 CONFIRM_SELECT_OK: Final = 85 << 16 | 11
