@@ -20,7 +20,6 @@ from proxy.relay.publish.outgoing import (
     Outgoing,
     PublishSource,
     outgoing,
-    readdressed,
     table_entries,
 )
 from proxy.relay.token_table import TokenTable
@@ -128,8 +127,6 @@ def evaluated(
         owned.tokens = TokenTable(chosen)
     publish_source = None if source is None else PublishSource(_address(source), 0)
     out = outgoing(decision, owned, state, Traffic(), routing_key=message.facts.routing_key, source=publish_source)
-    if source is not None:
-        out = readdressed(out, _address(message))
     unreached = [(destination, state.missing[destination]) for destination in chosen if destination in state.missing]
     unreached += [(destination, _UNBOUND) for destination in out.unbound]
     for target in () if out.remote_targets is None else out.remote_targets.targets:
@@ -178,7 +175,7 @@ def _publishes(message: DescribedMessage, out: Outgoing) -> Iterator[WirePublish
 
 def _leaving(message: DescribedMessage, copy: Copy, names: _Names) -> WirePublish:
     original = _address(message)
-    key = original.routing_key if copy.routing_key is None else copy.routing_key
+    key = copy.key(original.routing_key)
     reaches = tuple(names[bcc_key] for bcc_key in copy.bcc if bcc_key in names)
     return WirePublish(UPSTREAM, copy.exchange, key, copy.bcc, reaches, _ours(message, copy))
 

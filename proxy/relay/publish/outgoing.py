@@ -72,6 +72,10 @@ class Copy(NamedTuple):
     plain: bool = False
     keys_per_destination: int = 1
 
+    def key(self, own: bytes) -> bytes:
+        """Return the routing key of the publish; `own` is the producer's."""
+        return own if self.routing_key is None else self.routing_key
+
 
 class RemoteTargets(NamedTuple):
     """A publish's targets that are not on the producer's own broker.
@@ -164,7 +168,7 @@ class Outgoing:
             self.key_field = shortstr(copy.routing_key)
         original = self.original
         if original is not None:
-            key = original.routing_key if copy.routing_key is None else copy.routing_key
+            key = copy.key(original.routing_key)
             self.fixed_entries = entry(original, OriginalAddress(copy.exchange, key)) + self.bcc
             return
         self.fixed_entries = None
@@ -214,46 +218,34 @@ def outgoing(
     outcome = "passed" if untouched else decision.outcome.value
     names = decision.queues + decision.exchanges
     tally = traffic.tally(state.name, owned.name, outcome, decision.matched, names)
+    exchange, original, rule = owned.name, None, leaves.rule
+    if source is not None:
+        exchange, original, rule = source.address.exchange, source.address, source.rule
     record = None
     if journal is not None:
         bindings = [name for _, name in decision.matched]
         reason = "unmatched" if untouched else TRANSLATION_FAILED if leaves.failed else None
         if decision.spent_budgets:
             reason = REGEX_BUDGET
-        named, rule = (owned.name, leaves.rule) if source is None else (source.address.exchange, source.rule)
         exchanges = leaves.exchanges + tuple(publication.exchange for publication in leaves.publications)
         remotes = labels(leaves.remotes)
-        parts = (named, outcome, leaves.queues, exchanges, bindings, reason, remotes, rule)
-        record = journal.decided(*parts)
-    exchange, original = (owned.name, None) if source is None else (source.address.exchange, source.address)
-    if untouched or decision.outcome is Outcome.REJECTED:
-        return Outgoing(decision, tally, (), untouched, (), record, None, exchange, original)
-    make = _queue_copies if owned.delivery is Delivery.QUEUE else _carrier_copies
-    remote_targets = RemoteTargets(leaves.remotes, leaves.failed) if leaves.remotes or leaves.failed else None
-    apart = tuple(Copy(*publication, (), moved=True, hide_cc=True) for publication in leaves.publications)
-    if (remote_targets or apart) and not leaves.queues and not leaves.exchanges:
-        return Outgoing(decision, tally, apart, False, (), record, remote_targets, exchange, original)
-    copies, unbound = make(decision, leaves, owned, state)
-    return Outgoing(decision, tally, copies + apart, False, unbound, record, remote_targets, exchange, original)
-
-
-def readdressed(out: Outgoing, address: OriginalAddress) -> Outgoing:
-    """Return the outgoing form of a publish that the address table redirected to an exchange evaluated here.
-
-    Args:
-        out: outgoing form of the publish, according to the decision for the new exchange.
-        address: the new exchange and the new routing key.
-    """
-    if out.untouched:
-        copies = [Copy(*address, (), moved=True, plain=True)]
-    else:
-        key = address.routing_key
-        copies = [
-            copy._replace(moved=True, routing_key=key if copy.routing_key is None else copy.routing_key)
-            for copy in out.copies
-        ]
-    rest = (out.unbound, out.record, out.remote_targets, out.exchange, out.original)
-    return Outgoing(out.decision, out.tally, tuple(copies), False, *rest)
+        record = journal.decided(exchange, outcome, leaves.queues, exchanges, bindings, reason, remotes, rule)
+    copies: tuple[Copy, ...] = ()
+    unbound: tuple[Destination, ...] = ()
+    remote_targets = None
+    if not untouched and decision.outcome is not Outcome.REJECTED:
+        if leaves.remotes or leaves.failed:
+            remote_targets = RemoteTargets(leaves.remotes, leaves.failed)
+        apart = tuple(Copy(*publication, (), moved=True, hide_cc=True) for publication in leaves.publications)
+        if leaves.queues or leaves.exchanges or not (remote_targets or apart):
+            make = _queue_copies if owned.delivery is Delivery.QUEUE else _carrier_copies
+            copies, unbound = make(decision, leaves, owned, state)
+        copies += apart
+    if source is not None:  # each copy is sent to another address than the producer's
+        if untouched:
+            untouched, copies = False, (Copy(owned.name, routing_key, (), moved=True, plain=True),)
+        copies = tuple(copy._replace(moved=True, routing_key=copy.key(routing_key)) for copy in copies)
+    return Outgoing(decision, tally, copies, untouched, unbound, record, remote_targets, exchange, original)
 
 
 def _unreserved(leaves: TranslatedDestinations) -> TranslatedDestinations:
@@ -342,7 +334,7 @@ def table_entries(entries: bytes, copy: Copy, original: OriginalAddress) -> byte
     """
     if copy.plain:
         kept = without(entries, 0, len(entries), OURS) if b"x-original-" in entries else entries
-        key = original.routing_key if copy.routing_key is None else copy.routing_key
+        key = copy.key(original.routing_key)
         return kept + entry(original, OriginalAddress(copy.exchange, key)) if copy.moved else kept
     aside = b""
     cut = _CUT
@@ -358,7 +350,7 @@ def table_entries(entries: bytes, copy: Copy, original: OriginalAddress) -> byte
         return entries  # forwarded unchanged, so that the broker answers with its own 406
     if not copy.moved:
         return kept + aside + bcc_entry(copy.bcc)
-    key = original.routing_key if copy.routing_key is None else copy.routing_key
+    key = copy.key(original.routing_key)
     return kept + aside + entry(original, OriginalAddress(copy.exchange, key)) + bcc_entry(copy.bcc)
 
 
@@ -406,7 +398,7 @@ def copy_frames(copy: Copy, original: OriginalAddress, method: bytes, header: by
     flags: int = U16.unpack_from(header, 19)[0] | HEADERS
     payload = b"".join((header[7:19], U16.pack(flags), header[21:at], U32.pack(len(table)), table, header[last:-1]))
     if copy.moved and method:
-        key = original.routing_key if copy.routing_key is None else copy.routing_key
+        key = copy.key(original.routing_key)
         method = readdressed_method(method, shortstr(copy.exchange) + shortstr(key))
     return method, frame(HEADER, U16.unpack_from(header, 1)[0], payload)
 

@@ -36,7 +36,6 @@ from proxy.relay.publish.outgoing import (
     RemoteTargets,
     labels,
     outgoing,
-    readdressed,
 )
 from proxy.relay.publish.tap import FailedPublish, FailureSink, ObservedDecision, Tap
 from proxy.relay.tokens import Secrets
@@ -111,15 +110,17 @@ class ClientRules(NamedTuple):
 class DecisionCaches:
     """Limits the total size of the cached decisions in all virtual hosts by clearing the largest cache."""
 
-    __slots__ = ("_limit_bytes", "_used", "used_bytes")
-
     def __init__(self, limit_bytes: int = PROCESS_BYTES) -> None:
         self._limit_bytes = limit_bytes
         self.used_bytes = 0
+        #: size of the cached decisions of each plan that has any
         self._used: dict[Plan, int] = {}
 
+    def used_by(self, plan: Plan) -> int:
+        return self._used.get(plan, 0)
+
     def add(self, plan: Plan, size: int) -> None:
-        self._used[plan] = self._used.get(plan, 0) + size
+        self._used[plan] = self.used_by(plan) + size
         self.used_bytes += size
         if self.used_bytes > self._limit_bytes:
             max(self._used, key=self._used.__getitem__).forget()
@@ -131,24 +132,6 @@ class DecisionCaches:
 
 class Plans:
     """The plans of one virtual host, created on demand and recreated when the state of the virtual host has changed."""
-
-    __slots__ = (
-        "_by_address",
-        "_by_exchange",
-        "_passed_records",
-        "caches",
-        "confirm_timing",
-        "counters",
-        "epoch",
-        "failures",
-        "journal",
-        "rules",
-        "sources",
-        "state",
-        "tap",
-        "timing",
-        "traffic",
-    )
 
     def __init__(
         self,
@@ -309,8 +292,8 @@ class Plan:
     """
 
     __slots__ = (
-        "_bytes", "_clock", "_forms", "_limit_bytes", "_limit_entries", "_plans", "_properties", "_queues", "_sizes",
-        "_source", "_unkept", "bcc_stays", "decisions", "fixed", "hits", "keyed", "mentioned", "name_sizes", "owned",
+        "_clock", "_forms", "_limit_bytes", "_limit_entries", "_plans", "_properties", "_queues", "_sizes",
+        "_source", "_unkept", "decisions", "fixed", "hits", "keyed", "mentioned", "name_sizes", "owned",
         "plain", "reserved", "routing_key", "tap", "whole_table",
     )  # fmt: skip
 
@@ -337,8 +320,6 @@ class Plan:
         self.reserved: Final = reserved
         #: the observer of these publishes, if any
         self.tap: Final = plans.watching(owned.name if source is None else source.address.exchange)
-        #: Whether the producer's BCC stays in the publish and is used for routing.
-        self.bcc_stays: Final = fixed is not None
         #: Whether the whole header table is a fact.
         self.whole_table: Final = interest.headers is None
         #: Whether the message's routing key is a fact. The address table needs it if a destination is an exchange.
@@ -355,7 +336,6 @@ class Plan:
         self.decisions: Final[dict[object, Outgoing]] = {}
         #: the outgoing forms in `decisions`, by decision; thousands of combinations of facts share a few forms
         self._forms: Final[dict[object, Outgoing]] = {}
-        self._bytes = 0
         #: number of publishes with a cached decision since the cache was last empty
         self.hits = 0
         #: number of further decisions that will not be cached (see `_UNKEPT`)
@@ -364,16 +344,8 @@ class Plan:
         self._limit_bytes: Final = EXCHANGE_BYTES if source is None else ADDRESS_BYTES
 
     def other_facts(self, header: bytes) -> object:
-        """Return the facts, other than headers and routing key, from a whole content header frame.
-
-        Raises:
-            ProtocolError: the properties are malformed (502).
-        """
-        parts: list[object] = []
-        if self._properties:
-            flags: int = U16.unpack_from(header, _FLAGS_AT)[0]
-            properties = decode_properties(header, _FLAGS_AT + 2, len(header) - 1, flags, self._properties)
-            parts += sorted(properties.items())
+        """Return the facts, other than headers and routing key, from a whole content header frame."""
+        parts: list[object] = [*sorted(self._read_properties(header).items())]
         if self._sizes:
             parts.append(bisect_right(self._sizes, U64.unpack_from(header, 11)[0]))
         plans = self._plans
@@ -383,28 +355,27 @@ class Plan:
             parts.append(plans.state.queues.version)
         return tuple(parts)
 
+    def _read_properties(self, header: bytes) -> dict[str, bytes | int]:
+        """Return the properties that rules test. If they are malformed, the connection is closed with 502."""
+        if not self._properties:
+            return {}
+        flags: int = U16.unpack_from(header, _FLAGS_AT)[0]
+        return decode_properties(header, _FLAGS_AT + 2, len(header) - 1, flags, self._properties)
+
     def decide(self, facts: object, routing_key: bytes, entries: bytes, header: bytes) -> tuple[Outgoing, float]:
         """Make the decision for a message whose facts are not cached, and cache it if possible.
 
-        Args:
-            facts: key of the cache.
-            entries: the header entries that rules test.
+        `entries` are the header entries that rules test.
 
         Returns:
             The outgoing form, and the microseconds that the decision took.
-
-        Raises:
-            ProtocolError: the header is malformed (502).
         """
         if self.routing_key is not None:
             routing_key = self.routing_key
         plans = self._plans
         state = plans.state
         sources = plans.sources
-        properties: dict[str, bytes | int] = {}
-        if self._properties:
-            flags: int = U16.unpack_from(header, _FLAGS_AT)[0]
-            properties = decode_properties(header, _FLAGS_AT + 2, len(header) - 1, flags, self._properties)
+        properties = self._read_properties(header)
         size: int = U64.unpack_from(header, 11)[0]
         headers = decode_table(entries, 0, len(entries)) if entries else ()
         message = Facts(routing_key, headers, properties, size)
@@ -470,28 +441,25 @@ class Plan:
             source=self._source,
         )
         nowhere = plans.failures is not None and plans.failures.watched and bool(self.unroutable(out))
-        if self._source is not None:
-            out = readdressed(out, OriginalAddress(self.owned.name, routing_key))
         if nowhere:
             out.leaves_at_once = False  # only the slow path records failures, so that other publishes don't take longer
         return out
 
     def _keep(self, facts: object, out: Outgoing, size: int) -> None:
         kept = len(self.decisions)
-        if kept >= self._limit_entries or self._bytes + size > self._limit_bytes:
+        if kept >= self._limit_entries or self._plans.caches.used_by(self) + size > self._limit_bytes:
             useful = self.hits * _USEFUL >= kept
             self.forget()
             if not useful:
                 self._unkept = kept * _UNKEPT
                 return
-        self._bytes += size
         self.decisions[facts] = out
         self._plans.caches.add(self, size)
 
     def forget(self) -> None:
         self.decisions.clear()
         self._forms.clear()
-        self._bytes = self.hits = self._unkept = 0
+        self.hits = self._unkept = 0
         self._plans.caches.remove(self)
 
     def unroutable(self, out: Outgoing) -> str:

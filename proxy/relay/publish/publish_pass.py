@@ -548,7 +548,7 @@ class PublishPass:
                 collected = header[entries_at:table_end]
 
             if meanings & _CUT_KEYS:
-                names = CC_BCC if plan.bcc_stays else CC_ONLY
+                names = CC_BCC if plan.fixed is not None else CC_ONLY
                 refuse_reserved(method[key_at + 1 : -2], header[entries_at:table_end], names)
             out = plan.fixed
             if out is None:

@@ -61,7 +61,7 @@ def send_collected(connection: ConnectionState, collected: CollectedPublish) -> 
     for copy in collected.copies:
         method, header = copy_frames(copy, collected.original, publish.frame, collected.header)
         out += (method, header, *body)
-        key = collected.original.routing_key if copy.routing_key is None else copy.routing_key
+        key = copy.key(collected.original.routing_key)
         sent.append(fingerprint(copy.exchange, key, header))
     remote_targets = collected.remote_targets
     names = [] if remote_targets is None else copy_ids(remote_targets, confirms.total)
