@@ -250,8 +250,6 @@ class Histogram:
         bounds: upper bounds in seconds, ascending; each bucket includes its bound (Prometheus: `le`).
     """
 
-    __slots__ = ("bounds", "buckets", "total_seconds")
-
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
         self.buckets = [0] * (len(bounds) + 1)

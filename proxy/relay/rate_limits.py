@@ -19,8 +19,6 @@ REMEMBERED = 1024
 class TokenBucket:
     """A user's token bucket, with a rate in units per second (0: no limit) and a capacity in seconds of that rate."""
 
-    __slots__ = ("_at", "_level", "_most", "_rate")
-
     def __init__(self, rate: float, burst_seconds: float) -> None:
         self._rate = rate
         self._most = self._level = rate * burst_seconds
@@ -56,8 +54,6 @@ class RateLimits(NamedTuple):
 
 class UserRateLimit:
     """The rate limit of one user, shared by all of the user's connections."""
-
-    __slots__ = ("_publishes", "_read_bytes", "connections", "owes_since", "rates")
 
     def __init__(self, rates: RateLimits) -> None:
         self.rates = rates
@@ -96,8 +92,6 @@ class UserRateLimit:
 
 class UserRateLimits:
     """The rate limits of all users."""
-
-    __slots__ = ("_by_user", "_rates")
 
     def __init__(self, rates: RateLimits) -> None:
         self._rates = rates

@@ -173,20 +173,6 @@ class TokenTable:
         bound: destinations that are known to be bound.
     """
 
-    __slots__ = (
-        "_bound",
-        "_last_look",
-        "_look",
-        "_plain",
-        "_records",
-        "_released",
-        "_wanted",
-        "events",
-        "handover_seconds",
-        "looked_at",
-        "shared",
-    )
-
     def __init__(self, bound: Iterable[Destination] = ()) -> None:
         #: whether other sidecars may bind on the same carrier, so that their bindings appear in listings
         self.shared = True

@@ -128,8 +128,6 @@ class Tokens:
         form: form of the tokens. On topic carriers, all tokens are keyed, since version 0.1 has no such carriers.
     """
 
-    __slots__ = ("_former", "_forms", "_known", "_one_word", "_retired", "form", "keys", "vhost")
-
     def __init__(
         self,
         vhost: str = "",
@@ -220,8 +218,6 @@ class Secrets:
         secrets: the current secret, followed by previous secrets. If empty, signatures are valid only between processes
             without a secret. This suffices for explanations and tests, which use no broker.
     """
-
-    __slots__ = ("_signing", "token_keys")
 
     def __init__(self, secrets: Iterable[bytes] = ()) -> None:
         every = tuple(secrets) or (b"no secret",)
