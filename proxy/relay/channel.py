@@ -77,25 +77,16 @@ class Backlog:
     unanswerable: int = 0
 
 
+@dataclass(slots=True, eq=False)
 class ContentUnderWay:
-    """A publish with outstanding frames; a channel without such a publish expects a method.
+    """A publish with outstanding frames; a channel without such a publish expects a method."""
 
-    Args:
-        publish: the publish's method; may be None once the content header has arrived.
-        remaining: outstanding body bytes, or `HEADER_TO_COME`.
-    """
-
-    __slots__ = ("collected", "publish", "remaining")
-
-    def __init__(self, publish: PendingPublish | None, remaining: int = HEADER_TO_COME) -> None:
-        self.publish = publish
-        self.remaining = remaining
-        #: the publish, if it is buffered until its body is complete
-        self.collected: CollectedPublish | None = None
-
-    @property
-    def expects(self) -> str:
-        return "a content header frame" if self.remaining == HEADER_TO_COME else "a content body frame"
+    #: the publish's method; may be None once the content header has arrived
+    publish: PendingPublish | None
+    #: outstanding body bytes, or `HEADER_TO_COME`
+    remaining: int = HEADER_TO_COME
+    #: the publish, if it is buffered until its body is complete
+    collected: CollectedPublish | None = None
 
     @property
     def begun(self) -> bool:
@@ -269,21 +260,9 @@ class Channel:
     """State of one channel of a connection."""
 
     __slots__ = (
-        "audit",
-        "body_start",
-        "broker_closed",
-        "confirms",
-        "content",
-        "held",
-        "last_queue",
-        "mode",
-        "number",
-        "output",
-        "remote_publishers",
-        "replies",
-        "short_header",
-        "state",
-    )
+        "audit", "body_start", "broker_closed", "confirms", "content", "held", "last_queue", "mode", "number", "output",
+        "remote_publishers", "replies", "short_header", "state",
+    )  # fmt: skip
 
     def __init__(self, number: int, backlog: Backlog | None = None) -> None:
         backlog = backlog or Backlog()

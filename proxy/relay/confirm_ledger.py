@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 #: Maximum number of publishes per channel whose returns are joined. Confirmed publishes are removed. If the limit is
@@ -77,13 +78,12 @@ class Settled:
         return [tag for tag in range(self.low + 1, published + 1) if tag not in self._above]
 
 
+@dataclass(slots=True, eq=False)
 class _Entry:
-    __slots__ = ("acked", "copies", "producer_tag")
-
-    def __init__(self, producer_tag: int, copies: int) -> None:
-        self.producer_tag = producer_tag
-        self.copies = copies
-        self.acked = True
+    producer_tag: int
+    #: copies that are not settled yet
+    copies: int
+    acked: bool = True
 
 
 class Ledger:
@@ -154,15 +154,13 @@ class Ledger:
         return sorted(done)
 
 
+@dataclass(slots=True, eq=False)
 class _Whole:
-    __slots__ = ("copies", "kept", "number")
-
-    def __init__(self, number: int, copies: tuple[Hashable, ...]) -> None:
-        self.number = number
-        #: whether a copy is known not to be returned, so that the publish is not returned either
-        self.kept = False
-        #: copies that have not been returned yet
-        self.copies = list(copies)
+    number: int
+    #: copies that have not been returned yet
+    copies: list[Hashable]
+    #: whether a copy is known not to be returned, so that the publish is not returned either
+    kept: bool = False
 
 
 class Returns:
@@ -185,7 +183,7 @@ class Returns:
 
     def expect(self, number: int, copies: Iterable[Hashable]) -> None:
         """Add a mandatory publish: its number on the channel, and the fingerprints of its copies."""
-        whole = _Whole(number, tuple(copies))
+        whole = _Whole(number, list(copies))
         self._order.append(whole)
         for copy in whole.copies:
             self._copies.setdefault(copy, deque()).append(whole)

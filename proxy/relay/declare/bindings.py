@@ -110,11 +110,6 @@ def read_bind_request(channel: Channel, frame: bytes) -> BindRequest:
     return BindRequest(QUEUE, name, source, key, nowait, entries, index)
 
 
-def is_bind(frame: bytes) -> bool:
-    index = U32.unpack_from(frame, 7)[0] if len(frame) >= OVERHEAD + U32.size else 0
-    return index in (methods.QUEUE_BIND, methods.EXCHANGE_BIND)
-
-
 class ClientReach:
     """Checks which destinations the client of a connection may bind."""
 
@@ -272,7 +267,8 @@ class ClientBindings:
 
     def bind_while_held(self, channel: Channel, frame: bytes) -> bool:
         """Handle a bind while other binds are unanswered; return False if it has to wait for their replies."""
-        if not is_bind(frame) or len(channel.held.binds) >= _BINDS_AT_ONCE:
+        index = U32.unpack_from(frame, 7)[0] if len(frame) >= OVERHEAD + U32.size else 0
+        if index not in (methods.QUEUE_BIND, methods.EXCHANGE_BIND) or len(channel.held.binds) >= _BINDS_AT_ONCE:
             return False
         try:
             request = self._read(channel, frame)

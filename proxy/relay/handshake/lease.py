@@ -13,6 +13,7 @@ Source: AMQP 0-9-1 spec, 2.2.4 "The connection class"; architecture, "One publis
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from hashlib import blake2b
 from hmac import compare_digest
 
@@ -26,22 +27,19 @@ from proxy.relay.handshake.machine import WAITING_BYTES
 _CHANGED = b"the broker has changed, connect again"
 
 
+@dataclass(slots=True, eq=False)
 class Lease:
-    """The methods exchanged when an upstream connection was opened, as whole frames except for the login.
+    """The methods exchanged when an upstream connection was opened, as whole frames except for the login."""
 
-    Attributes:
-        start: Start from the broker.
-        login: keyed hash of the producer's mechanism, response, locale and capabilities.
-        tune: Tune from the broker.
-        tune_ok: TuneOk as sent to the broker.
-        open: Open from the producer.
-        open_ok: OpenOk from the broker; empty if other methods were needed to open the connection.
-    """
-
-    __slots__ = ("login", "open", "open_ok", "start", "tune", "tune_ok")
-
-    def __init__(self) -> None:
-        self.start = self.login = self.tune = self.tune_ok = self.open = self.open_ok = b""
+    start: bytes = b""
+    #: keyed hash of the producer's mechanism, response, locale and capabilities
+    login: bytes = b""
+    tune: bytes = b""
+    #: TuneOk as sent to the broker
+    tune_ok: bytes = b""
+    open: bytes = b""
+    #: empty if other methods were needed to open the connection
+    open_ok: bytes = b""
 
 
 class LeaseNegotiation:

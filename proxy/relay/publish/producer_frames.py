@@ -261,7 +261,8 @@ class ProducerFrames:
         if kind == BODY and content.remaining != HEADER_TO_COME:
             return self._body(channel, content, frame)
         # spec, 4.2.6: content frames on a channel must not be interleaved with other frames of that channel
-        text = f"expected {content.expects} on channel {channel.number}, got a {_KIND_NAMES[kind]} frame instead"
+        expected = _KIND_NAMES[HEADER if content.remaining == HEADER_TO_COME else BODY]
+        text = f"expected a {expected} frame on channel {channel.number}, got a {_KIND_NAMES[kind]} frame instead"
         raise ProtocolError(505, text, Scope.CONNECTION, *PUBLISH)
 
     def _body(self, channel: Channel, content: ContentUnderWay, frame: bytes) -> bool:
