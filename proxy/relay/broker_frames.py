@@ -197,11 +197,7 @@ class BrokerFrames:
     def _whole_content_end(self, data: bytes, header_at: int, number: int, largest: int) -> int:
         """Return the offset after a content that is complete and has at most one body frame; 0 otherwise.
 
-        Args:
-            data: a read buffer.
-            header_at: offset of the content header frame.
-            number: channel number.
-            largest: payload limit of a frame to the producer, in bytes.
+        `header_at` is the offset of its header frame, `largest` the payload limit of a frame to the producer in bytes.
         """
         end = len(data)
         if end - header_at < _LEAST_HEADER or data[header_at] != HEADER:
@@ -370,11 +366,7 @@ class BrokerFrames:
             connection.deliveries.mark(channel)
 
     def release(self, channel: Channel) -> None:
-        """Process the frames that were held back on a channel, before any new frames.
-
-        Raises:
-            ProtocolError: see `read_broker`.
-        """
+        """Process the frames that were held back on a channel, before any new frames, like `read_broker`."""
         frames = channel.output.release()
         self._connection.deliveries.mark(channel)
         # The first frame is the declare-ok itself, which has been inspected. The following frames have not.

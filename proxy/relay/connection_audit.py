@@ -63,9 +63,7 @@ def table_offsets(header: bytes) -> tuple[int, int]:
 def _message_id(header: bytes, at: int) -> bytes | None:
     """Return the message id; None if it extends past the frame.
 
-    Args:
-        header: the content header frame.
-        at: offset after the header table, or where the table would begin.
+    `at` is the offset after the header table, or where the table would begin.
 
     Raises:
         IndexError: an earlier property extends past the frame.
@@ -200,17 +198,12 @@ class DelayedConfirms:
 
 
 class ConnectionAudit:
-    """Writes the audit records for one producer connection.
-
-    Args:
-        conn: id of the connection.
-        user: the producer's user name.
-        delayed_confirms: confirms that wait for their lines; None if confirms need not wait.
-    """
+    """Writes the audit records for one producer connection, whose id is `conn`."""
 
     def __init__(
         self, journal: AuditSink, conn: str, user: str, vhost: str, delayed_confirms: DelayedConfirms | None = None
     ) -> None:
+        #: confirms that wait for their lines; None if confirms need not wait
         self.delayed_confirms = delayed_confirms
         self._journal = journal
         self._conn = conn

@@ -77,13 +77,10 @@ class ProducerFrames:
         }
 
     def take(self, kind: int, number: int, frame: bytes) -> bool:
-        """Handle one whole frame of type `kind` on channel `number`.
+        """Handle one whole frame of type `kind` on channel `number`; return whether it is forwarded unchanged.
 
-        Returns:
-            True if the frame is forwarded unchanged. Otherwise, the replacement, if any, is already in the output.
-
-        Raises:
-            ProtocolError: an error that closes the connection.
+        If it is not, its replacement, if any, is already in the output. Only errors that close the connection are
+        raised.
         """
         connection = self._connection
         if connection.lifecycle.phase is not Phase.OPEN:
@@ -235,23 +232,14 @@ class ProducerFrames:
     # -- publishes ---------------------------------------------------------------------------------------------
 
     def _publish(self, channel: Channel, frame: bytes) -> bool:
-        """Hold a Basic.Publish until its header frame arrives; then both are sent upstream or refused.
-
-        Raises:
-            ProtocolError: the method is malformed (502 on the connection), or the routing key has a reserved prefix
-                (403 on the channel).
-        """
+        """Hold a Basic.Publish until its header frame arrives; then both are sent upstream or refused."""
         exchange, routing_key, mandatory, _ = read_method(Publish, frame[7:-1])
         refuse_reserved(routing_key, b"")
         channel.content = ContentUnderWay(PendingPublish(frame, exchange, routing_key, channel, mandatory))
         return False
 
     def _content(self, channel: Channel, content: ContentUnderWay, kind: int, frame: bytes) -> bool:
-        """Handle a content frame outside the publish pass; return whether it is sent upstream.
-
-        Raises:
-            ProtocolError: on the connection: 505 misplaced frame; 501 frame too short, or body longer than announced.
-        """
+        """Handle a content frame outside the publish pass; return whether it is sent upstream."""
         if kind == HEADER and content.remaining == HEADER_TO_COME:
             if len(frame) < _LEAST_HEADER:
                 raise ProtocolError(501, "content header frame is too short", Scope.CONNECTION, *PUBLISH)
@@ -340,11 +328,7 @@ class ProducerFrames:
     ) -> bool:
         """Send a whole publish to its only target, which is on another broker. See `leave` for the arguments.
 
-        Returns:
-            False if `leave` has to process the publish instead.
-
-        Raises:
-            ProtocolError: the header is malformed; 502 on the connection.
+        Return False if `leave` has to process the publish instead.
         """
         connection = self._connection
         channel = publish.channel
@@ -432,11 +416,7 @@ def _method_of(frame: bytes) -> int:
 
 
 def _check(index: int, payload: bytes) -> None:
-    """Refuse methods that the broker would not answer, or would refuse with a less clear error.
-
-    Raises:
-        ProtocolError: 502 malformed arguments, 503 a method that only a broker sends, 540 an unknown method.
-    """
+    """Refuse methods that the broker would not answer, or would refuse with a less clear error (502, 503 or 540)."""
     if index in _BEYOND:
         return
     methods.arguments(payload)

@@ -147,11 +147,7 @@ def _four_octets(number: int) -> bytes:
 
 
 class PublishPass:
-    """Processes the bytes from the producer of one connection.
-
-    Args:
-        connection: state shared by both directions.
-    """
+    """Processes the bytes from the producer of one connection."""
 
     __slots__ = (
         "_after_fault", "_audit", "_connection", "_exchanges", "_frames", "_hits", "_known", "_largest", "_looked_up",
@@ -191,11 +187,7 @@ class PublishPass:
         self._plain = connection.plans.state.plain_exchanges
 
     def read_producer(self, data: bytes) -> None:
-        """Receive bytes from the producer; output is collected in the connection's state.
-
-        Args:
-            data: any part of the stream.
-        """
+        """Receive any part of the producer's stream; output is collected in the connection's state."""
         self._read(data)
         if not self.interrupted:
             self._frames.resuming = False
@@ -368,11 +360,7 @@ class PublishPass:
         return at
 
     def _check(self, data: bytes, at: int, end: int) -> None:
-        """Reject an invalid frame as soon as its head is read.
-
-        Raises:
-            ProtocolError: the frame is invalid; 501 on the connection.
-        """
+        """Reject an invalid frame as soon as its head is read, with 501 on the connection."""
         kind, number, size = FRAME_HEAD.unpack_from(data, at)
         check_head(kind, number, size, self._largest - FRAME_SIZE_FUDGE + OVERHEAD, FRAME_SIZE_FUDGE)
         stop = at + size + OVERHEAD
@@ -395,8 +383,7 @@ class PublishPass:
     def _take_joined(self, method: bytes, header: bytes, channel: Channel, *, waited: bool) -> bool:
         """Process a publish that has waited, or whose method and header frames were not adjacent.
 
-        Returns:
-            False if the header frame is not valid. In this case, nothing has happened.
+        If the header frame is not valid, do nothing and return False.
         """
         outer, self._start = self._start, 0
         joined = method + header
@@ -413,23 +400,12 @@ class PublishPass:
     def _publish(  # noqa: C901 -- the publish path is one pass, see the module
         self, data: bytes, at: i64, method: bytes, key_at: i64, channel: Channel, waited: bool
     ) -> i64:
-        """Process a publish whose method frame is complete.
-
-        Args:
-            data: a read buffer.
-            at: offset of the method frame.
-            method: the method frame, which ends with the method's flags and the frame-end octet.
-            key_at: offset of the length of the routing key in `method`.
-            channel: the open channel.
-            waited: whether the publish has already waited for its destinations.
+        """Process a publish whose method frame is complete; `waited`: whether it has waited for its destinations.
 
         Returns:
             The offset after the last processed frame, which is the header or the body. If the header frame is
             incomplete, an offset beyond the buffer; if a different or invalid frame follows, 0. In both cases, nothing
             has happened.
-
-        Raises:
-            ProtocolError: an error that closes the connection.
         """
         end: i64 = len(data)
         header_at: i64 = at + len(method)
@@ -650,11 +626,7 @@ class PublishPass:
     def _pass(
         self, data: bytes, body_at: int, method: bytes, key_at: int, header: bytes, body_size: int, channel: Channel
     ) -> int:
-        """Forward a publish to an exchange that is not evaluated here; return the offset of the frame after it.
-
-        Raises:
-            ProtocolError: CC, BCC or a header has a reserved value; 403 on the channel.
-        """
+        """Forward a publish to an exchange that is not evaluated here; return the same offset as `_body_end`."""
         if header[19] & _HEADERS_BIT and (_CC_NAME in header or (self._restores and ADDRESS_HEADER in header)):
             _, first, last = header_table(header)
             entries = header[first:last]
@@ -677,10 +649,9 @@ class PublishPass:
         return after
 
     def _body_end(self, data: bytes, body_at: i64, header: bytes, body_size: int, channel: Channel) -> i64:
-        """Count a publish that results in a single upstream publish, and find where processing continues.
+        """Count a publish that results in a single upstream publish; return the offset at which the pass continues.
 
-        Returns:
-            The offset after the body if the body is one complete frame, otherwise the offset after the header.
+        This is the offset after the body if the body is one complete frame, otherwise the offset after the header.
         """
         confirms = channel.confirms
         confirms.published += 1
@@ -715,14 +686,7 @@ class PublishPass:
         channel: Channel,
         waited: bool,
     ) -> int:
-        """Process a publish on the slow path, because it can't be sent immediately as a single upstream publish.
-
-        Returns:
-            The offset after the processed frames, the last of which is the header or the body.
-
-        Raises:
-            ProtocolError: the publish is refused.
-        """
+        """Process a publish on the slow path; return the offset after its header or, if it was processed, its body."""
         if out.remote_targets is not None:  # an error of the other broker would affect other producers
             refuse_undecodable_header(header)
             if method[-2] & _IMMEDIATE_BIT:

@@ -1,7 +1,8 @@
 """Observers of the publish path: shadow rules (`Tap`) and the list of failed publishes (`FailureSink`).
 
 If a tap observes publishes with a plan, the plan has a reference to the tap (`Plan.tap`). The tap receives each
-of these publishes together with the decision. The outgoing publish does not change.
+of these publishes together with the decision. The outgoing publish does not change. Methods that read a message's
+header raise ProtocolError (502) if the header is malformed.
 """
 
 from __future__ import annotations
@@ -42,11 +43,7 @@ class ObservedDecision(NamedTuple):
     at: float
 
     def facts(self) -> Facts:
-        """Return all facts of the message.
-
-        Raises:
-            ProtocolError: the header is malformed (502).
-        """
+        """Return all facts of the message."""
         header = self.header
         flags = U16.unpack_from(header, _FLAGS_AT)[0]
         properties = decode_properties(header, _PROPERTIES_AT, len(header) - 1, flags, _PROPERTIES)
@@ -54,11 +51,7 @@ class ObservedDecision(NamedTuple):
         return Facts(self.routing_key, decode_table(header, *header_table(header)[1:]), properties, size)
 
     def raw_headers(self, names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
-        """Return (name, raw value) for the headers with the given names. A raw value begins with its type letter.
-
-        Raises:
-            ProtocolError: the header is malformed (502).
-        """
+        """Return (name, raw value) for the headers with the given names. A raw value begins with its type letter."""
         return pick(self.header, *header_table(self.header)[1:], names)
 
 
@@ -103,11 +96,7 @@ class FailedPublish(NamedTuple):
         return size
 
     def header_names(self) -> list[bytes]:
-        """Return the names of the headers, in order.
-
-        Raises:
-            ProtocolError: the header is malformed (502).
-        """
+        """Return the names of the headers, in order."""
         return [name for name, _ in decode_table(self.header, *header_table(self.header)[1:])] if self.header else []
 
     def raw_headers(self, names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
