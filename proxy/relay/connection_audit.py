@@ -60,28 +60,21 @@ def table_offsets(header: bytes) -> tuple[int, int]:
         return len(header), len(header)
 
 
-def _message_id(header: bytes, at: int) -> bytes | None:
-    """Return the message id; None if it extends past the frame.
-
-    `at` is the offset after the header table, or where the table would begin.
+def _after_expiration(header: bytes, flags: int, at: int) -> int:
+    """Return the offset after priority, correlation id, reply-to and expiration, as far as a header has them.
 
     Raises:
-        IndexError: an earlier property extends past the frame.
+        IndexError: a property extends past the frame.
     """
-    flags = header[19]
-    if flags & _DELIVERY_MODE:
+    if flags & 0x08:  # priority
         at += 1
-    if flags & _BETWEEN:
-        if flags & 0x08:  # priority
-            at += 1
-        if flags & 0x04:  # correlation id
-            at += 1 + header[at]
-        if flags & 0x02:  # reply-to
-            at += 1 + header[at]
-        if flags & 0x01:  # expiration
-            at += 1 + header[at]
-    end = at + 1 + header[at]
-    return header[at + 1 : end] if end < len(header) else None
+    if flags & 0x04:  # correlation id
+        at += 1 + header[at]
+    if flags & 0x02:  # reply-to
+        at += 1 + header[at]
+    if flags & 0x01:  # expiration
+        at += 1 + header[at]
+    return at
 
 
 class AuditCommits(Protocol):
@@ -260,11 +253,18 @@ class ConnectionAudit:
             if names and at > entries_at:
                 headers = self._journal.headers(pick(header, entries_at, at, names))
             if header[20] & _MESSAGE_ID:
-                message_id = _message_id(header, at)
+                flags = header[19]
+                if flags & _DELIVERY_MODE:
+                    at += 1
+                if flags & _BETWEEN:
+                    at = _after_expiration(header, flags, at)
+                end = at + 1 + header[at]
+                if end < len(header):
+                    message_id = header[at + 1 : end]
         except (IndexError, ProtocolError):  # malformed: the broker will reject it
             headers = "{}"
-        trail = channel.audit
         if channel is not self._channel:
+            trail = channel.audit
             if not trail.origin:
                 trail.origin = self._journal.origin(self._conn, self._user, self._vhost, channel.number)
             self._channel = channel
@@ -278,11 +278,15 @@ class ConnectionAudit:
         if len(lines) >= _LINES:
             self.flush()
         if mandatory:
-            if trail.mandatory is None:
-                trail.mandatory = deque()
-            elif len(trail.mandatory) >= (_MANDATORY_CONFIRMING if channel.mode is CONFIRM else _MANDATORY):
-                trail.mandatory.popleft()
-            trail.mandatory.append((seq, exchange, routing_key))
+            self._expect_return(channel, seq, exchange, routing_key)
+
+    def _expect_return(self, channel: Channel, seq: int, exchange: bytes, routing_key: bytes) -> None:
+        trail = channel.audit
+        if trail.mandatory is None:
+            trail.mandatory = deque()
+        elif len(trail.mandatory) >= (_MANDATORY_CONFIRMING if channel.mode is CONFIRM else _MANDATORY):
+            trail.mandatory.popleft()
+        trail.mandatory.append((seq, exchange, routing_key))
 
     def returned(self, channel: Channel, exchange: bytes, routing_key: bytes) -> None:
         """Record a return.

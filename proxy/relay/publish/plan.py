@@ -345,7 +345,9 @@ class Plan:
 
     def other_facts(self, header: bytes) -> object:
         """Return the facts, other than headers and routing key, from a whole content header frame."""
-        parts: list[object] = [*sorted(self._read_properties(header).items())]
+        parts: list[object] = []
+        if self._properties:
+            parts += sorted(self._read_properties(header).items())
         if self._sizes:
             parts.append(bisect_right(self._sizes, U64.unpack_from(header, 11)[0]))
         plans = self._plans
@@ -356,9 +358,11 @@ class Plan:
         return tuple(parts)
 
     def _read_properties(self, header: bytes) -> dict[str, bytes | int]:
-        """Return the properties that rules test. If they are malformed, the connection is closed with 502."""
-        if not self._properties:
-            return {}
+        """Return the properties that rules test.
+
+        Raises:
+            ProtocolError: the properties are malformed; 502 on the connection.
+        """
         flags: int = U16.unpack_from(header, _FLAGS_AT)[0]
         return decode_properties(header, _FLAGS_AT + 2, len(header) - 1, flags, self._properties)
 
@@ -375,7 +379,7 @@ class Plan:
         plans = self._plans
         state = plans.state
         sources = plans.sources
-        properties = self._read_properties(header)
+        properties = self._read_properties(header) if self._properties else {}
         size: int = U64.unpack_from(header, 11)[0]
         headers = decode_table(entries, 0, len(entries)) if entries else ()
         message = Facts(routing_key, headers, properties, size)
