@@ -178,7 +178,7 @@ class HadoopFiles:
             files.setWriteChecksum(False)  # no .crc file next to files that people open
             hidden = self._path(f"{new.getParent()}/_{new.getName()}")
             files.delete(hidden, True)
-            files.copyFromLocalFile(True, True, self._path(local.as_uri()), hidden)
+            files.copyFromLocalFile(True, True, self._path(f"file:{local}"), hidden)
             files.delete(new, False)
             if not files.rename(hidden, new):
                 raise StorageError(f"{target}: can't be written")
@@ -191,7 +191,7 @@ class HadoopFiles:
         local = folder / f"{uuid.uuid4().hex}.parquet"
         with self._at(path) as (files, target):
             if files.exists(target):
-                files.copyToLocalFile(False, target, self._path(local.as_uri()), True)
+                files.copyToLocalFile(False, target, self._path(f"file:{local}"), True)
         return local
 
     @contextmanager

@@ -55,3 +55,13 @@ def test_a_file_on_hdfs_gets_its_name_when_it_is_complete(session: LazySession, 
 def test_a_file_that_was_removed_on_hdfs_is_not_fetched(session: LazySession, tmp_path: Path) -> None:
     with WebHdfs(tmp_path) as hdfs:
         assert not session.storage(hdfs.url).fetch(f"{hdfs.url}/removed", tmp_path).exists()
+
+
+def test_files_on_hdfs_are_copied_to_and_from_directories_of_any_name(session: LazySession, tmp_path: Path) -> None:
+    local = tmp_path / "a b=%20"
+    local.mkdir()
+    with WebHdfs(tmp_path) as hdfs:
+        files = session.storage(hdfs.url)
+        (local / "content").write_text("text")
+        files.put(local / "content", f"{hdfs.url}/out/file")
+        assert files.fetch(f"{hdfs.url}/out/file", local).read_text() == "text"
