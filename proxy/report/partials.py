@@ -7,7 +7,7 @@ are stored as histograms of rounded values, which are merged by adding counts. P
 
 A publish and the settle record of its return may be in different segments. A partial therefore keeps all settle records
 of returns, the publishes to which the settle records in the same segment refer, and the last publishes in the segment
-(`TAIL`). If a return in a later segment refers to a publish before the tail, the return is counted as unmatched.
+(its tail). If a return in a later segment refers to a publish before the tail, the return is counted as unmatched.
 """
 
 from __future__ import annotations
@@ -37,22 +37,12 @@ from proxy.report.storage import Entry, LocalFiles, folder_day, local_path
 FOLDER = "_partials/1"
 #: Supported version of records; new fields do not change the version.
 VERSION = 1
-#: Reasons why lines are invalid: truncated by a crash, not a record, or written by a newer sidecar.
-TORN, FOREIGN, NEWER = "torn", "foreign", "version"
 #: Maximum numbers of characters kept per invalid line, and of invalid lines kept per segment. All lines are counted.
 LINE_CHARACTERS, KEPT_LINES = 8192, 1000
-#: Publishes at the end of a segment that can still be matched to a return in a later segment. These are the last 2,000
-#: publishes or, if there were more in the last 60 seconds, all publishes of that period, up to 20,000.
-TAIL, TAIL_SECONDS, LONGEST_TAIL = 2_000, 60, 20_000
-#: Number of publishes per segment whose whole path through several sidecars is kept: the publishes with the smallest
-#: hashes of the message id, so that the same messages are chosen in all segments.
-SAMPLE = 1_000
-#: Significant digits of times and sizes. Rounding errors are then at most 0.05 % and 0.5 %, respectively.
-TIME_DIGITS, SIZE_DIGITS = 4, 3
 #: Upper bounds of size classes in bytes. The last class has no upper bound.
 SIZE_CLASSES = (100, 1_000, 10_000, 100_000, 1_000_000, None)
-#: Minimum number of bits per message id in a bloom filter, and number of hashes. The rate of false positives is 2 %.
-BLOOM_BITS, BLOOM_HASHES = 10, 4
+#: Minimum number of bits per message id in a bloom filter. With four hashes, the rate of false positives is 2 %.
+_BLOOM_BITS = 10
 
 #: Number of bytes of text aggregated in one step, and number of bytes decompressed in one step.
 _GROUP, _CHUNK = 96 << 20, 4 << 20
@@ -71,21 +61,12 @@ def statements(name: str, **values: object) -> dict[str, str]:
     return {title: Template(text).safe_substitute(values) for title, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
-#: SQL functions that the tables also need.
+#: SQL functions that the tables and a search also need.
 MACROS = statements("macros.sql")["macros"]
-
-
 _SQL = statements(
     "partials.sql",
-    temporary=tempfile.gettempdir(),
     longest=_LONGEST_OBJECT,
     version=VERSION,
-    sample=SAMPLE,
-    tail=TAIL,
-    tail_seconds=TAIL_SECONDS,
-    longest_tail=LONGEST_TAIL,
-    time_digits=TIME_DIGITS,
-    size_digits=SIZE_DIGITS,
     classes=", ".join(
         f"count(*) FILTER (size > {low}{f' AND size <= {high}' if high else ''})"
         for low, high in itertools.pairwise((-1, *SIZE_CLASSES))
@@ -104,7 +85,6 @@ class Piece(NamedTuple):
     data: bytes
 
 
-File = io.BytesIO | io.BufferedReader
 #: A segment: path, time of modification, size, pieces of text, and the digest, which is complete after the last piece.
 Stream = tuple[str, int, int, Iterator[bytes], Callable[[], str]]
 
@@ -113,7 +93,7 @@ class DamagedError(Exception):
     """Compressed data that can't be read to the end. It is raised after all readable text has been yielded."""
 
 
-def inflated(file: File, packed: bool) -> Iterator[bytes]:
+def inflated(file: io.BufferedIOBase, packed: bool) -> Iterator[bytes]:
     """Yield text in chunks of bounded size."""
     stream = gzip.GzipFile(fileobj=file) if packed else file
     try:
@@ -151,7 +131,7 @@ class Reader:
         self._file = directory / "lines.jsonl"
         self._piece = directory / "piece.parquet"
         self._file.touch()
-        self._duck = duckdb.connect()
+        self._duck = duckdb.connect(config={"temp_directory": str(directory / "spill")})
         self._duck.execute(_SQL["setup"] + MACROS)
         self._begin()
 
@@ -215,20 +195,15 @@ class Reader:
         """Create the bloom filters of the message ids. The size of each filter is a power of two."""
         counts = self._duck.execute("SELECT sid, count(DISTINCT id) AS n FROM publishes GROUP BY sid HAVING n > 0")
         for sid, ids in counts.fetchall():
-            size = 1 << max(6, (ids * BLOOM_BITS - 1).bit_length())
-            places = ", ".join(bloom_place(number, str(size)) for number in range(BLOOM_HASHES))
-            self._duck.execute(Template(_SQL["bloom"]).substitute(sid=sid, size=size, places=places))
+            size = 1 << max(6, (ids * _BLOOM_BITS - 1).bit_length())
+            self._duck.execute(Template(_SQL["bloom"]).substitute(sid=sid, size=size))
 
 
 def _reason(line: str, version: int | None) -> str:
+    """Return why a line is invalid: truncated by a crash, written by a newer sidecar, or not a record."""
     if line[0] == "{" and line[-1] != "}":
-        return TORN
-    return NEWER if version is not None and version > VERSION else FOREIGN
-
-
-def bloom_place(number: int, size: str) -> str:
-    """Return the SQL for a bit position in a bloom filter, by double hashing with the halves of the hash `id`."""
-    return f"(((id & 4294967295) + {number} * (id >> 32)) % ({size}))::BIGINT"
+        return "torn"
+    return "version" if version is not None and version > VERSION else "foreign"
 
 
 def read(segments: Iterable[tuple[str, int, bytes]], traced: bool) -> Iterator[Piece]:
@@ -289,7 +264,7 @@ def _digest() -> hashlib.blake2b:
     return hashlib.blake2b(digest_size=16)
 
 
-def _stream(path: str, modified: int, file: File) -> Stream:
+def _stream(path: str, modified: int, file: io.BufferedIOBase) -> Stream:
     digest = hashlib.file_digest(file, _digest)
     size = file.seek(0, io.SEEK_END)
     file.seek(0)

@@ -17,7 +17,7 @@ from typing import Any
 import duckdb
 
 from proxy.errors import ConfigError
-from proxy.report.partials import BLOOM_HASHES, FOLDER, DamagedError, bloom_place, inflated, texts
+from proxy.report.partials import FOLDER, MACROS, DamagedError, inflated, texts
 from proxy.report.request import Request
 from proxy.report.session import LazySession
 from proxy.report.storage import Entry, Storage, StorageError, find_segments, translated
@@ -67,19 +67,19 @@ class _Search:
 
     def known_without(self, report: str) -> set[tuple[str, int, int]]:
         """Return path, size and time of the segments whose bloom filters show that they don't contain the message."""
-        bits = "octet_length(bloom) * 8"
-        places = [f"get_bit(bloom::BIT, {bloom_place(n, bits)}::INTEGER) = 0" for n in range(BLOOM_HASHES)]
         piece = self.work / "segments.parquet"
         known = set()
         with duckdb.connect() as duck:
+            duck.execute(MACROS)
             for entry in self.files.entries(f"{report}/{FOLDER}"):
                 if entry.name.endswith(".parquet"):
                     file = self.files.fetch(entry.path, self.work)
                     for (data,) in duck.execute(f"SELECT data FROM '{file}' WHERE name = 'segments'").fetchall():
                         piece.write_bytes(data)
                         rows = duck.execute(
-                            f"""SELECT path, size, modified FROM (SELECT *, md5_number_lower(?) AS id FROM '{piece}')
-                            WHERE bloom IS NULL OR {" OR ".join(places)}""",
+                            f"""SELECT path, size, modified FROM '{piece}' WHERE bloom IS NULL OR list_contains([
+                                get_bit(bloom::BIT, place::INTEGER)
+                                FOR place IN bloom_places(md5_number_lower(?), octet_length(bloom) * 8)], 0)""",
                             [self.message_id],
                         )
                         known.update(rows.fetchall())
@@ -131,15 +131,10 @@ class _Search:
             for text in texts(inflated(file, segment.path.endswith(".gz"))):
                 if any(part in text for part in written):
                     for line in text.split("\n"):
-                        if any(part in line for part in written) and isinstance(record := _parsed(line), dict):
-                            yield record
-
-
-def _parsed(line: str) -> Any:
-    try:
-        return json.loads(line)
-    except (ValueError, RecursionError):
-        return None
+                        if any(part in line for part in written):
+                            with suppress(ValueError, RecursionError):  # not a record
+                                if isinstance(record := json.loads(line), dict):
+                                    yield record
 
 
 def _key(record: Record) -> str:

@@ -11,7 +11,7 @@ from unittest.mock import create_autospec
 import duckdb
 import pytest
 
-from proxy.report.partials import KEPT_LINES, TAIL, read
+from proxy.report.partials import KEPT_LINES, read
 from proxy.report.request import KnownBinding, Request
 from proxy.report.session import LazySession, Run
 from proxy.report.storage import LocalFiles
@@ -66,6 +66,8 @@ JUDGED = {
     gap(dropped=None): FOREIGN,
 }
 FOLDER = "/in/date=2026-11-20/hour=07"
+#: Documented number of publishes at the end of a segment to which returns in a later segment can refer.
+TAIL = 2_000
 
 Row = dict[str, Any]  # values of any column
 

@@ -4,8 +4,8 @@
 SET threads = 1;
 SET preserve_insertion_order = false;
 SET memory_limit = '512MB';
-SET temp_directory = '$temporary/oxproxy-spill';
 SET TimeZone = 'UTC';
+-- A value rounded to significant digits. The error is at most 0.05 % for 4 digits (times), and 0.5 % for 3 (sizes).
 CREATE MACRO rounded(x, digits) AS CASE WHEN x = 0 THEN 0.0 ELSE
     round(x / pow(10.0, floor(log10(x)) - (digits - 1))) * pow(10.0, floor(log10(x)) - (digits - 1)) END;
 
@@ -48,13 +48,17 @@ FROM timed
 -- The common input of destinations and bindings.
 CREATE OR REPLACE TEMP TABLE routes AS SELECT sid, date, vhost, exchange, rules, queues, exchanges, remotes, bindings,
     count(*) AS n, total(size) AS bytes, min(t) AS first, max(t) AS last FROM publishes GROUP BY ALL;
-CREATE OR REPLACE TEMP TABLE limits AS SELECT sid, list_max(min(id, $sample)) AS sampled,
-    greatest(list_min(max(t, $longest_tail)), least(list_min(max(t, $tail)), max(t) - INTERVAL $tail_seconds SECOND))
-    AS tail FROM publishes GROUP BY sid;
+-- `sampled` is the greatest id of the 1,000 publishes whose whole path through several sidecars is kept: those with the
+-- smallest hashes of the message id, so that the same messages are chosen in all segments. `tail` is the time from which
+-- publishes can still be matched to a return in a later segment. These are the last 2,000 publishes or, if there were
+-- more in the last 60 seconds, all publishes of that period, up to 20,000.
+CREATE OR REPLACE TEMP TABLE limits AS SELECT sid, list_max(min(id, 1000)) AS sampled,
+    greatest(list_min(max(t, 20000)), least(list_min(max(t, 2000)), max(t) - INTERVAL 60 SECOND)) AS tail
+    FROM publishes GROUP BY sid;
 
 -- name: bloom
 UPDATE files SET bloom = (SELECT bitstring_agg(place, 0::BIGINT, $size::BIGINT - 1)::BLOB FROM (
-    SELECT unnest([$places]) AS place FROM (SELECT DISTINCT id FROM publishes
+    SELECT unnest(bloom_places(id, $size)) AS place FROM (SELECT DISTINCT id FROM publishes
     WHERE sid = $sid AND id IS NOT NULL))) WHERE sid = $sid
 
 -- Partial tables.
@@ -92,7 +96,7 @@ WHERE t >= tail OR (sid, proxy, conn, ch, seq) IN (SELECT (sid, proxy, conn, ch,
 SELECT sid, date, result, count(*) AS n FROM settles GROUP BY ALL
 
 -- name: table latency
-SELECT sid, date, hour(t)::INTEGER AS hour, what, rounded(us, $time_digits) AS us, count(*) AS n
+SELECT sid, date, hour(t)::INTEGER AS hour, what, rounded(us, 4) AS us, count(*) AS n
 FROM (SELECT sid, date, t, 'decide' AS what, decide_us AS us FROM publishes WHERE decide_us IS NOT NULL
     UNION ALL SELECT sid, date, t, 'confirm', confirm_us FROM settles WHERE confirm_us IS NOT NULL)
 WHERE us = 0 OR us BETWEEN 1e-9 AND 1e15 GROUP BY ALL
@@ -104,7 +108,7 @@ FROM (SELECT sid, date, sender, list(second ORDER BY second) AS seconds, list(n 
     FROM (SELECT sid, date, sender, (epoch_us(t) // 1000000 % 86400)::INTEGER AS second, count(*) AS n
         FROM publishes GROUP BY ALL) GROUP BY ALL)
 JOIN (SELECT sid, date, sender, list(rough ORDER BY rough) AS roughly, list(n ORDER BY rough) AS counts
-    FROM (SELECT sid, date, sender, rounded(size, $size_digits)::BIGINT AS rough, count(*) AS n
+    FROM (SELECT sid, date, sender, rounded(size, 3)::BIGINT AS rough, count(*) AS n
         FROM publishes GROUP BY ALL) GROUP BY ALL) USING (sid, date, sender)
 JOIN (SELECT sid, date, sender, proxy, vhost, "user", conn, count(*) AS n, total(size) AS bytes, min(t) AS first,
         max(t) AS last, max(size) AS largest, [$classes] AS classes FROM publishes GROUP BY ALL)
