@@ -20,8 +20,9 @@ from markupsafe import Markup
 from proxy.report import charts, wording
 from proxy.report.charts import Chart, Series, Span, Upright
 from proxy.report.figures import UNDELIVERED, Figures, Row, read_figures
+from proxy.report.request import parsed_day
 from proxy.report.session import Run
-from proxy.report.storage import parsed_day, read_json, read_text, write_text
+from proxy.report.storage import read_json, read_text, write_text
 from proxy.report.tables import Tables
 
 #: The page of the latest run, and the directory of all pages.

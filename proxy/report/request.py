@@ -64,15 +64,20 @@ class Request:
         return [self.since + timedelta(days=number) for number in range((self.last_day - self.since).days + 1)]
 
 
+def parsed_day(text: str) -> date | None:
+    """Return the day that a string in ISO 8601 format names; None if it has another format."""
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        return None
+
+
 def day(text: str, option: str, now: datetime | None = None) -> date:
     """Parse a day on the command line: ``2026-11-21``, ``today`` or ``yesterday`` (UTC)."""
     if text in _WORDS:
         return (now or datetime.now(UTC)).astimezone(UTC).date() - timedelta(days=_WORDS[text])
-    try:
-        if _DAY.fullmatch(text):
-            return date.fromisoformat(text)
-    except ValueError:
-        pass
+    if _DAY.fullmatch(text) and (named := parsed_day(text)):
+        return named
     raise ConfigError("oxproxy", 0, option, f'seen "{text}", expected a day such as 2026-11-21, today or yesterday')
 
 

@@ -8,10 +8,11 @@ therefore sufficient for 20 million records.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import sys
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -68,37 +69,40 @@ class LazySession:
     """
 
     def __init__(self, request: Request) -> None:
-        self._request = request
-        self._thread = ThreadPoolExecutor(1)
-        self._started: Future[SparkSession] | None = None
+        self._settings = chosen(request)
 
     def __enter__(self) -> LazySession:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._thread.shutdown()
-        if self._started is not None and not self._started.exception():
-            self._started.result().stop()
+        if "spark" in self.__dict__:
+            self.spark.stop()
 
-    def start(self) -> Future[SparkSession]:
-        """Start Spark in a thread, unless it has been started."""
-        self._started = self._started or self._thread.submit(_start, self._request)
-        return self._started
-
-    @property
+    @functools.cached_property
     def spark(self) -> SparkSession:
         """The running Spark session.
 
         Raises:
             ConfigError: Java is not installed, or Spark does not start.
         """
-        return self.start().result()
+        with ThreadPoolExecutor(1) as thread:  # in the main thread, Spark would replace the handler of SIGINT
+            return thread.submit(self._start).result()
+
+    def _start(self) -> SparkSession:
+        if _SUBMITTED not in os.environ and not has_java():
+            needed = "requires Java 17 or newer (apt-get install default-jre-headless)"
+            raise ConfigError("oxproxy report", 0, "", needed)
+        if self._settings.get("spark.master", "").startswith("local"):
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # for the tasks
+        try:
+            return SparkSession.builder.appName("oxproxy report").config(map={**self._settings}).getOrCreate()
+        except PySparkRuntimeError as error:
+            raise ConfigError("oxproxy report", 0, "", f"Spark does not start: {error}") from error
 
     def storage(self, *paths: str) -> Storage:
         """Return the file systems of paths."""
-        settings = chosen(self._request)
-        is_local = settings.get("spark.master", "").startswith("local") and not CONFIGURATION & os.environ.keys()
-        names_cluster = any(name.startswith("spark.hadoop.") for name in settings.keys() - FIXED.keys())
+        is_local = self._settings.get("spark.master", "").startswith("local") and not CONFIGURATION & os.environ.keys()
+        names_cluster = any(name.startswith("spark.hadoop.") for name in self._settings.keys() - FIXED.keys())
         schemes = {urlsplit(path).scheme for path in paths}
         return LocalFiles() if is_local and not names_cluster and schemes <= {"", "file"} else HadoopFiles(self.spark)
 
@@ -113,18 +117,6 @@ class Run:
     output: str  # output directory, with its scheme
     work: Path  # temporary directory on this machine
     duck: duckdb.DuckDBPyConnection
-
-
-def _start(request: Request) -> SparkSession:
-    wanted = chosen(request)
-    if _SUBMITTED not in os.environ and not has_java():
-        raise ConfigError("oxproxy report", 0, "", "requires Java 17 or newer (apt-get install default-jre-headless)")
-    if wanted.get("spark.master", "").startswith("local"):
-        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # for the tasks
-    try:
-        return SparkSession.builder.appName("oxproxy report").config(map={**wanted}).getOrCreate()
-    except PySparkRuntimeError as error:
-        raise ConfigError("oxproxy report", 0, "", f"Spark does not start: {error}") from error
 
 
 def chosen(request: Request) -> dict[str, str]:

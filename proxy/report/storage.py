@@ -29,6 +29,8 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
+from proxy.report.request import parsed_day
+
 #: Endings of segments' names.
 _SUFFIXES = (".jsonl", ".jsonl.gz")
 #: Maximum depth at which date directories are searched, which is enough for input/cluster/sidecar/date=...
@@ -36,7 +38,9 @@ _DEPTH = 3
 #: Depth up to which files are searched within a date directory, which contains a directory for each hour.
 _DEPTH_OF_DAY = 2
 #: Special characters in Spark's and Hadoop's patterns.
-_PATTERN = frozenset("\\*?[]{},")
+_PATTERN = re.compile(r"([\\*?\[\]{},])")
+#: Names with such characters are not UTF-8. DuckDB can't store them, and no segment has one.
+_NOT_TEXT = re.compile("[\ud800-\udfff]")
 _JAR = (
     "add the jar, for s3a with --conf spark.jars.packages=org.apache.hadoop:hadoop-aws:VERSION, where VERSION is the "
     "version of Spark's hadoop-client-api (docs/reference/audit.md, On a cluster)"
@@ -244,7 +248,7 @@ def write_text(files: Storage, path: str, content: str) -> None:
 
 def literal(path: str) -> str:
     """Escape a path for Spark's readers, which treat paths as patterns."""
-    return "".join(f"\\{character}" if character in _PATTERN else character for character in path)
+    return _PATTERN.sub(r"\\\1", path)
 
 
 def find_segments(
@@ -253,7 +257,7 @@ def find_segments(
     """List the segments for the wanted days and the loose segments, ordered by day and path."""
     found: list[Entry] = []
     for entry in files.entries(folder):
-        if entry.name.startswith(("_", ".")) or not _is_text(entry.name):
+        if entry.name.startswith(("_", ".")) or _NOT_TEXT.search(entry.name):
             continue
         day = folder_day(f"{entry.path}/")
         if not entry.is_folder:
@@ -267,26 +271,7 @@ def find_segments(
     return sorted(found, key=lambda segment: (segment.day or date.min, segment.path))
 
 
-def _is_text(name: str) -> bool:
-    """Return False if a name is not UTF-8. DuckDB can't store such a name, and no segment has one."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def folder_day(path: str) -> date | None:
     """Return the day of the date directory in a segment's path; None if there is no such directory."""
-    for part in path.split("/")[-2::-1]:
-        if part.startswith("date="):
-            return parsed_day(part.removeprefix("date="))
-    return None
-
-
-def parsed_day(text: str) -> date | None:
-    """Return the day that a string in ISO 8601 format names; None if it has another format."""
-    try:
-        return date.fromisoformat(text)
-    except ValueError:
-        return None
+    named = re.findall("(?<![^/])date=([^/]*)/", path)
+    return parsed_day(named[-1]) if named else None

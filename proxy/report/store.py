@@ -83,11 +83,9 @@ class Partials:
         known = set(self._ask("SELECT path, size, modified FROM latest WHERE traced OR NOT ?", [traced]))
         new = [segment for segment in segments if (segment.path, segment.size, segment.modified) not in known]
         if new:
-            self._run.session.start()
-            for day in {segment.day for segment in new}:  # while Spark starts
-                self._unpack_day(day)
             try:
-                self._read_all(new)
+                for job in _jobs(new):
+                    self._read_job(job)
             except _SPARK_ERRORS as error:
                 raise StorageError(_sentence(error)) from error
             self._load()
@@ -96,15 +94,14 @@ class Partials:
         self._compact()
         return len(new)
 
-    def _read_all(self, segments: Sequence[Entry]) -> None:
+    def _read_job(self, job: Sequence[Entry]) -> None:
         if isinstance(self._run.storage, LocalFiles):
-            for job in _jobs(segments):
-                self._read_local(job)
+            self._read_local(job)
             return
-        for job in _jobs([segment for segment in segments if segment.size <= _WHOLE_BYTES]):
-            self._read(job)
-        for job in _jobs([segment for segment in segments if segment.size > _WHOLE_BYTES]):
-            self._read_large(job)
+        if small := [segment for segment in job if segment.size <= _WHOLE_BYTES]:
+            self._read(small)
+        if large := [segment for segment in job if segment.size > _WHOLE_BYTES]:
+            self._read_large(large)
 
     def days(self) -> list[date]:
         """Return the days of which segments in the log contain records, in order."""

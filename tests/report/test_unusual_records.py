@@ -13,7 +13,6 @@ from proxy.cli.main import main
 from proxy.report import partials, store
 from proxy.report.job import Summary, report
 from proxy.report.request import Request
-from proxy.report.session import LazySession
 from tests.report.lines import publish, segment, settle
 from tests.report.test_partials import partial
 
@@ -27,8 +26,6 @@ def at(second: int) -> str:
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the tasks in this process."""
-    monkeypatch.setattr(LazySession, "start", lambda _: None)
-    monkeypatch.setattr(LazySession, "__exit__", lambda *_: None)
     monkeypatch.setattr(
         store.Partials,
         "_read_local",
