@@ -22,7 +22,7 @@ import re
 import tempfile
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
@@ -31,7 +31,7 @@ from typing import NamedTuple
 
 import duckdb
 
-from proxy.report.storage import Entry, LocalFiles, folder_day, local_path
+from proxy.report.storage import Entry, LocalFiles, local_path
 
 #: Directory of partials in an output directory. The number identifies the format of the partials.
 FOLDER = "_partials/1"
@@ -85,8 +85,8 @@ class Piece(NamedTuple):
     data: bytes
 
 
-#: A segment: path, time of modification, size, pieces of text, and the digest, which is complete after the last piece.
-Stream = tuple[str, int, int, Iterator[bytes], Callable[[], str]]
+#: A segment, its pieces of text, and the digest of its content, which is complete after the last piece.
+Stream = tuple[Entry, Iterator[bytes], Callable[[], str]]
 
 
 class DamagedError(Exception):
@@ -143,7 +143,7 @@ class Reader:
     def _parse(self, sid: int) -> str:
         return Template(_SQL["parse"]).substitute(file=self._file, sid=sid)
 
-    def add(self, path: str, modified: int, size: int, pieces: Iterable[bytes], digest: Callable[[], str]) -> None:
+    def add(self, segment: Entry, pieces: Iterable[bytes], digest: Callable[[], str]) -> None:
         """Read a segment. Once all pieces of text have been consumed, ``digest`` returns the hash of the content."""
         damaged = False
         sid = uuid.uuid4().int >> 66
@@ -158,7 +158,7 @@ class Reader:
             self.segments += 1
         self._duck.execute(f"INSERT INTO lines {self._parse(sid)}")
         self._set_aside(sid)
-        values = [sid, path, path.rpartition("/")[2], digest(), size, modified, folder_day(path), damaged]
+        values = [sid, segment.path, segment.name, digest(), segment.size, segment.modified, segment.day, damaged]
         self._duck.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", [*values, self._traced])
 
     def _set_aside(self, sid: int) -> None:
@@ -208,7 +208,8 @@ def _reason(line: str, version: int | None) -> str:
 
 def read(segments: Iterable[tuple[str, int, bytes]], traced: bool) -> Iterator[Piece]:
     """Read a task's segments, given as (path, time of modification, content), and yield their partials."""
-    yield from _read((_stream(path, modified, io.BytesIO(content)) for path, modified, content in segments), traced)
+    entries = ((Entry(path, False, len(content), modified), content) for path, modified, content in segments)
+    yield from _read((_stream(entry, io.BytesIO(content)) for entry, content in entries), traced)
 
 
 def read_local(segments: Iterable[Entry], folder: str, traced: bool) -> None:
@@ -218,7 +219,7 @@ def read_local(segments: Iterable[Entry], folder: str, traced: bool) -> None:
         for segment in segments:
             with suppress(FileNotFoundError):  # retention may remove a segment between listing and reading
                 with open(local_path(segment.path), "rb") as file:
-                    yield _stream(segment.path, segment.modified, file)
+                    yield _stream(segment, file)
 
     name = f"part-{uuid.uuid4().hex}.parquet"
     with tempfile.TemporaryDirectory(prefix="oxproxy-") as work:
@@ -236,26 +237,25 @@ def save(pieces: Iterable[Piece], file: Path) -> None:
 
 
 def read_lines(
-    lines: Iterable[tuple[str, int, int, bytes]], traced: bool, damaged: tuple[str, int, int] | None = None
+    lines: Iterable[tuple[int, bytes]], segments: Sequence[Entry], traced: bool, damaged: bool
 ) -> Iterator[Piece]:
-    """Read segments of any size from rows of (path, time of modification, size, line), and yield their partials.
+    """Read segments of any size from rows of (number of the segment, line), and yield their partials.
 
     Args:
-        damaged: path, time of modification and size of a damaged segment; the rows are its lines before the damage.
+        damaged: whether the only segment is damaged. The rows are its lines before the damage; there may be none.
     """
 
-    def ended(rows: Iterable[tuple[str, int, int, bytes]], digest: hashlib.blake2b) -> Iterator[bytes]:
-        while piece := b"".join(bytes(row[3]) + b"\n" for row in itertools.islice(rows, _LINES_AT_ONCE)):
+    def ended(rows: Iterable[tuple[int, bytes]], digest: hashlib.blake2b) -> Iterator[bytes]:
+        while piece := b"".join(bytes(line) + b"\n" for _, line in itertools.islice(rows, _LINES_AT_ONCE)):
             digest.update(piece)
             yield piece
         if damaged:
             raise DamagedError
 
     def streams() -> Iterator[Stream]:
-        segments = [(damaged, iter(lines))] if damaged else itertools.groupby(lines, key=operator.itemgetter(0, 1, 2))
-        for segment, rows in segments:
+        for number, rows in [(0, iter(lines))] if damaged else itertools.groupby(lines, key=operator.itemgetter(0)):
             digest = _digest()
-            yield (*segment, ended(rows, digest), digest.hexdigest)
+            yield segments[number], ended(rows, digest), digest.hexdigest
 
     yield from _read(streams(), traced)
 
@@ -264,11 +264,10 @@ def _digest() -> hashlib.blake2b:
     return hashlib.blake2b(digest_size=16)
 
 
-def _stream(path: str, modified: int, file: io.BufferedIOBase) -> Stream:
+def _stream(segment: Entry, file: io.BufferedIOBase) -> Stream:
     digest = hashlib.file_digest(file, _digest)
-    size = file.seek(0, io.SEEK_END)
     file.seek(0)
-    return path, modified, size, inflated(file, path.endswith(".gz")), digest.hexdigest
+    return segment, inflated(file, segment.path.endswith(".gz")), digest.hexdigest
 
 
 def _read(segments: Iterable[Stream], traced: bool) -> Iterator[Piece]:

@@ -99,7 +99,7 @@ class Partials:
             self._read_local(job)
             return
         if small := [segment for segment in job if segment.size <= _WHOLE_BYTES]:
-            self._read(small)
+            self._read_whole(small)
         if large := [segment for segment in job if segment.size > _WHOLE_BYTES]:
             self._read_large(large)
 
@@ -161,7 +161,7 @@ class Partials:
         reader = functools.partial(partials.read_local, folder=self._folder, traced=self._run.request.trace)
         self._run.session.spark.sparkContext.parallelize(parts, len(parts)).foreach(reader)
 
-    def _read(self, job: Sequence[Entry]) -> None:
+    def _read_whole(self, job: Sequence[Entry]) -> None:
         self._set_task_size(job)
         files = self._run.session.spark.read.format("binaryFile").load([literal(at.path) for at in job])
         rows = files.select("path", F.unix_millis("modificationTime"), "content").rdd
@@ -172,25 +172,23 @@ class Partials:
             self._read_lines(job)
         except _SPARK_ERRORS:
             # Spark does not report which file is damaged, and reads its first lines only if it ignores the damage.
-            for segment in job:
-                try:
-                    self._read_lines([segment])
-                except _SPARK_ERRORS:
-                    self._read_lines([segment], (segment.path, segment.modified, segment.size))
+            if len(job) == 1:
+                self._read_lines(job, damaged=True)
+            else:
+                for segment in job:
+                    self._read_large([segment])
 
-    def _read_lines(self, job: Sequence[Entry], damaged: tuple[str, int, int] | None = None) -> None:
+    def _read_lines(self, job: Sequence[Entry], damaged: bool = False) -> None:
         self._set_task_size(job)
         spark = self._run.session.spark
-        spark.conf.set("spark.sql.files.ignoreCorruptFiles", "true" if damaged else "false")
-        # Paths in Spark's rows and listed paths have different forms, so each path is added as a constant.
+        spark.conf.set("spark.sql.files.ignoreCorruptFiles", str(damaged).lower())
         several = [
-            spark.read.option("lineSep", "\n")
-            .text(literal(at.path))
-            .select(F.lit(at.path), F.lit(at.modified), F.lit(at.size), F.col("value").cast("binary"))
-            for at in job
+            spark.read.option("lineSep", "\n").text(literal(at.path)).select(F.lit(n), F.col("value").cast("binary"))
+            for n, at in enumerate(job)
         ]
         lines = functools.reduce(DataFrame.unionAll, several)
-        reader = functools.partial(partials.read_lines, traced=self._run.request.trace, damaged=damaged)
+        traced = self._run.request.trace
+        reader = functools.partial(partials.read_lines, segments=job, traced=traced, damaged=damaged)
         self._store(lines.rdd.mapPartitions(reader))
 
     def _set_task_size(self, job: Sequence[Entry]) -> None:
@@ -213,22 +211,13 @@ class Partials:
 
     def open(self, day: date | None) -> None:
         """Create the views ``p_NAME`` over the effective partials of the `inputs` of a day."""
-        batches = self._unpack_day(day)
-        # This table is usually empty, so joining with it costs nothing. A join with `live` would copy all rows.
-        self._run.duck.execute(
-            "CREATE OR REPLACE TEMP TABLE superseded AS SELECT sid FROM segments ANTI JOIN live USING (sid)"
-        )
-        for name in partials.PARTIALS:
-            source = self._source(name, batches)
-            self._run.duck.execute(
-                f"CREATE OR REPLACE TEMP VIEW p_{name} AS FROM {source} ANTI JOIN superseded USING (sid)"
-            )
-
-    def _unpack_day(self, day: date | None) -> list[str]:
-        """Write the tables of the batches that affect a day to files on this machine. Return the batches."""
         batches = [batch for (batch,) in self._ask(f"SELECT DISTINCT batch FROM live WHERE {inputs(day)}")]
         self._unpack(batches)
-        return batches
+        # This table is usually empty, so joining with it costs nothing. A join with `live` would copy all rows.
+        self._ask("CREATE OR REPLACE TEMP TABLE superseded AS SELECT sid FROM segments ANTI JOIN live USING (sid)")
+        for name in partials.PARTIALS:
+            source = self._source(name, batches)
+            self._ask(f"CREATE OR REPLACE TEMP VIEW p_{name} AS FROM {source} ANTI JOIN superseded USING (sid)")
 
     def _forget(self) -> None:
         """Remove the partials of deleted segments for the requested days."""
