@@ -7,6 +7,7 @@ available width, while the size of its text is fixed.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -63,7 +64,7 @@ class Span(NamedTuple):
 
 
 class Series(NamedTuple):
-    """Values over time and their name in the legend; `colour` is the number of a CSS class."""
+    """Values in the order of time, and their name in the legend; `colour` is the number of a CSS class."""
 
     name: str
     values: dict[datetime, float]
@@ -93,6 +94,9 @@ class Upright(NamedTuple):
         """The ticks of the axis: position and text."""
         return [(self.at(value), self.label(value)) for value in self.marks]
 
+    def tooltip(self, series: Series, time: datetime) -> str:
+        return f"{time:%Y-%m-%d %H:%M} {series.name}: {self.label(series.values[time])}"
+
 
 class Mark(NamedTuple):
     """A column, or a dot (which has no size), and its tooltip; x and width are in percent, y and height in pixels."""
@@ -106,14 +110,18 @@ class Mark(NamedTuple):
 
 
 class Chart(NamedTuple):
-    """All marks of a chart, with a title for screen readers. A stroke connects two dots."""
+    """All marks of a chart, with a title for screen readers."""
 
     title: str
     span: Span
     upright: Upright
     legend: Sequence[Series]
     marks: Sequence[Mark]
-    strokes: Sequence[tuple[Mark, Mark]] = ()
+
+    @property
+    def strokes(self) -> list[tuple[Mark, Mark]]:
+        """The pairs of dots that are connected by a line."""
+        return [pair for pair in pairwise(self.marks) if pair[0].colour == pair[1].colour and not pair[0].width]
 
 
 def rounds(most: float) -> list[float]:
@@ -148,32 +156,23 @@ def columns(span: Span, step: timedelta, stack: Sequence[Series], upright: Uprig
     """Return a chart with columns over time, in which the series are stacked."""
     width = 100 * _COLUMN_SHARE * step.total_seconds() / span.seconds
     marks = []
-    heights: dict[datetime, float] = {}
+    heights: dict[datetime, float] = defaultdict(float)
     for series in stack:
-        for time, value in sorted(series.values.items()):
+        for time, value in series.values.items():
             if value > 0:
-                bottom = heights.get(time, 0.0)
-                heights[time] = bottom + value
-                top = upright.at(bottom + value)
-                height = max(0.5, upright.at(bottom) - top)
-                marks.append(_mark(span.at(time), top, series, time, upright)._replace(width=width, height=height))
+                bottom = upright.at(heights[time])
+                heights[time] += value
+                top = upright.at(heights[time])
+                tooltip = upright.tooltip(series, time)
+                marks.append(Mark(span.at(time), top, series.colour, tooltip, width, max(0.5, bottom - top)))
     return Chart(title, span, upright, stack, marks)
 
 
 def lines(span: Span, several: Sequence[Series], upright: Upright, title: str) -> Chart:
     """Return a chart with a line for each series and a dot for each value."""
-    dots: list[Mark] = []
-    strokes: list[tuple[Mark, Mark]] = []
-    for series in several:
-        own = [
-            _mark(span.at(time), upright.at(value), series, time, upright)
-            for time, value in sorted(series.values.items())
-        ]
-        dots += own
-        strokes += pairwise(own)
-    return Chart(title, span, upright, several, dots, strokes)
-
-
-def _mark(x: float, y: float, series: Series, time: datetime, upright: Upright) -> Mark:
-    tooltip = f"{time:%Y-%m-%d %H:%M} {series.name}: {upright.label(series.values[time])}"
-    return Mark(x, y, series.colour, tooltip)
+    dots = [
+        Mark(span.at(time), upright.at(value), series.colour, upright.tooltip(series, time))
+        for series in several
+        for time, value in series.values.items()
+    ]
+    return Chart(title, span, upright, several, dots)

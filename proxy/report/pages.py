@@ -70,11 +70,13 @@ class Pages:
     def write(self, newest: Figures, changed: Collection[date]) -> None:
         """Write the page for a run and those for days that have changed or have no page, and update adjacent pages."""
         days = newest.days
-        new = {days[0]: newest} if len(days) == 1 else {}
         dated = self._tables.days()
-        for day in days:
-            if day not in new and day in (changed if day in self._days else dated):
-                new[day] = read_figures(self._run, self._tables, [day])
+        renewed = [day for day in days if day in (changed if day in self._days else dated)]
+        new = (
+            {days[0]: newest}
+            if len(days) == 1
+            else {day: read_figures(self._run, self._tables, [day]) for day in renewed}
+        )
         before = self._days
         self._days = before | new.keys()
         for day, figures in new.items():

@@ -39,8 +39,6 @@ FOLDER = "_partials/1"
 VERSION = 1
 #: Maximum numbers of characters kept per invalid line, and of invalid lines kept per segment. All lines are counted.
 LINE_CHARACTERS, KEPT_LINES = 8192, 1000
-#: Upper bounds of size classes in bytes. The last class has no upper bound.
-SIZE_CLASSES = (100, 1_000, 10_000, 100_000, 1_000_000, None)
 #: Minimum number of bits per message id in a bloom filter. With four hashes, the rate of false positives is 2 %.
 _BLOOM_BITS = 10
 
@@ -63,15 +61,7 @@ def statements(name: str, **values: object) -> dict[str, str]:
 
 #: SQL functions that the tables and a search also need.
 MACROS = statements("macros.sql")["macros"]
-_SQL = statements(
-    "partials.sql",
-    longest=_LONGEST_OBJECT,
-    version=VERSION,
-    classes=", ".join(
-        f"count(*) FILTER (size > {low}{f' AND size <= {high}' if high else ''})"
-        for low, high in itertools.pairwise((-1, *SIZE_CLASSES))
-    ),
-)
+_SQL = statements("partials.sql", longest=_LONGEST_OBJECT, version=VERSION)
 #: Partial tables by name. The table of all publishes is created only on request.
 TRACE = "trace"
 PARTIALS = {name.removeprefix("table "): text for name, text in _SQL.items() if name.startswith("table ")}

@@ -24,7 +24,7 @@ from typing import Any
 
 import duckdb
 
-from proxy.report.partials import MACROS, SIZE_CLASSES, statements
+from proxy.report.partials import MACROS, statements
 from proxy.report.request import KnownBinding
 from proxy.report.session import Run
 from proxy.report.storage import folder_day, read_json, write_text
@@ -41,30 +41,12 @@ _PARQUET, _JSON = ("parquet", "FORMAT parquet, COMPRESSION zstd"), ("json.gz", "
 
 #: Part of the fingerprint of a day's tables. It is increased with every change that affects the tables.
 _EDITION = 3
-#: Number of earlier days with which an hour is compared, and minimum number of days required for a comparison.
-_HISTORY_DAYS, _LEAST_DAYS = 28, 3
-#: A value whose modified z-score exceeds the limit is an outlier. The factor makes the median absolute deviation
-#: comparable to a standard deviation. Source: Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993.
-_LIMIT, _FACTOR = 3.5, 1.4826
-#: Even if earlier days were very regular, an outlier deviates from the median by more than this fraction of the median.
-_LEAST_SHARE = 0.05
-#: Maximum number of messages whose path through several sidecars is shown, and of steps in each path.
-WAYS, _STEPS = 10, 50
+#: Number of earlier days with which an hour is compared.
+_HISTORY_DAYS = 28
+#: Maximum number of messages whose path through several sidecars is shown.
+WAYS = 10
 
-_SQL = statements(
-    "tables.sql",
-    history_days=_HISTORY_DAYS,
-    least_days=_LEAST_DAYS,
-    limit=_LIMIT,
-    factor=_FACTOR,
-    least_share=_LEAST_SHARE,
-    ways=WAYS,
-    steps=_STEPS,
-    sizes=", ".join(
-        f"{{'up_to': {'NULL' if bound is None else bound}::BIGINT, 'publishes': total(classes[{place}])}}"
-        for place, bound in enumerate(SIZE_CLASSES, 1)
-    ),
-)
+_SQL = statements("tables.sql", history_days=_HISTORY_DAYS, ways=WAYS)
 
 
 class Tables:

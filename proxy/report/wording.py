@@ -5,12 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-_THOUSAND = 1000.0
-#: The least number that is 1000 if it is rounded to three digits.
-_ROUNDED_UP = 999.5
-_PREFIXES = ("", "k", "M", "G", "T", "P")
-_TIMES = (("µs", 1.0), ("ms", 1e3), ("s", 1e6))
-
 
 def whole(number: float) -> str:
     """Format a count, such as 2,000,000."""
@@ -24,22 +18,22 @@ def several(number: int, singular: str, plural: str = "") -> str:
 
 def short(number: float, unit: str = "") -> str:
     """Format a number with up to three digits, such as 1.25 M or, with a unit, 1.25 MB."""
-    place = 0
-    while abs(number) >= _THOUSAND**place * _ROUNDED_UP and place < len(_PREFIXES) - 1:
-        place += 1
-    return f"{_three(number / _THOUSAND**place)} {_PREFIXES[place]}{unit}".rstrip()
-
-
-def _three(number: float) -> str:
-    text = f"{number:.{max(0, 3 - len(str(int(abs(number)))))}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    return _scaled(number, [f"{prefix}{unit}" for prefix in ("", "k", "M", "G", "T", "P")])
 
 
 def micros(microseconds: float) -> str:
     """Format a duration, such as 12.3 µs or 4.56 ms."""
-    rounded_up = microseconds * _THOUSAND / _ROUNDED_UP
-    unit, size = next((pair for pair in reversed(_TIMES) if rounded_up >= pair[1]), _TIMES[0])
-    return f"{_three(microseconds / size)} {unit}"
+    return _scaled(microseconds, ("µs", "ms", "s"))
+
+
+def _scaled(number: float, units: Sequence[str]) -> str:
+    """Format a number in the largest suitable unit. Each unit is a thousand times the previous unit."""
+    place = 0
+    while abs(number) >= 999.5 * 1000**place and place < len(units) - 1:  # 999.5 would be rounded to 1000
+        place += 1
+    scaled = number / 1000**place
+    text = f"{scaled:.{max(0, 3 - len(str(int(abs(scaled)))))}f}"
+    return f"{text.rstrip('0').rstrip('.') if '.' in text else text} {units[place]}".rstrip()
 
 
 def moment(time: datetime) -> str:

@@ -111,7 +111,11 @@ JOIN (SELECT sid, date, sender, list(rough ORDER BY rough) AS roughly, list(n OR
     FROM (SELECT sid, date, sender, rounded(size, 3)::BIGINT AS rough, count(*) AS n
         FROM publishes GROUP BY ALL) GROUP BY ALL) USING (sid, date, sender)
 JOIN (SELECT sid, date, sender, proxy, vhost, "user", conn, count(*) AS n, total(size) AS bytes, min(t) AS first,
-        max(t) AS last, max(size) AS largest, [$classes] AS classes FROM publishes GROUP BY ALL)
+        max(t) AS last, max(size) AS largest, [
+            count(*) FILTER (size <= 100), count(*) FILTER (size BETWEEN 101 AND 1000),
+            count(*) FILTER (size BETWEEN 1001 AND 10000), count(*) FILTER (size BETWEEN 10001 AND 100000),
+            count(*) FILTER (size BETWEEN 100001 AND 1000000), count(*) FILTER (size > 1000000)] AS classes
+    FROM publishes GROUP BY ALL)
 USING (sid, date, sender)
 
 -- name: table ranges

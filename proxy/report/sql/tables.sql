@@ -34,7 +34,10 @@ DELETE FROM m_hours WHERE date = $day;
 INSERT INTO m_hours SELECT $day, clock // 60 % 24, vhost, exchange, outcome, sum(n) FROM p_traffic
     WHERE clock // 1440 = $day - DATE '1970-01-01' GROUP BY ALL;
 -- Hours compared with the same hour of earlier days, of which possibly only the tables still exist. An hour without
--- publishes counts as 0 on every day that has a log.
+-- publishes counts as 0 on every day that has a log. A value whose modified z-score exceeds 3.5 is an outlier; 1.4826
+-- makes the median absolute deviation comparable to a standard deviation. Even if earlier days were very regular, an
+-- outlier deviates from the median by more than 5 % of the median. Source: Iglewicz and Hoaglin, How to Detect and Handle
+-- Outliers, 1993.
 CREATE OR REPLACE TEMP TABLE m_deviations AS
     WITH hours AS (FROM m_hours WHERE date BETWEEN $day - $history_days AND $day),
     known AS (SELECT DISTINCT date FROM hours),
@@ -50,11 +53,11 @@ CREATE OR REPLACE TEMP TABLE m_deviations AS
         GROUP BY ALL),
     spread AS (SELECT hour, what, subject, median(abs(n - expected)) AS mad
         FROM filled JOIN medians USING (hour, what, subject) WHERE date < $day GROUP BY ALL)
-    SELECT hour, what, subject, n AS seen, expected, abs(n - expected) / greatest(mad * $factor, 1.0, sqrt(expected),
-            expected * $least_share) AS score,
+    SELECT hour, what, subject, n AS seen, expected, abs(n - expected) / greatest(mad * 1.4826, 1.0, sqrt(expected),
+            expected * 0.05) AS score,
         CASE WHEN n > expected THEN 'more than usual' ELSE 'less than usual' END AS example
     FROM filled JOIN medians USING (hour, what, subject) JOIN spread USING (hour, what, subject)
-    WHERE date = $day AND days >= $least_days AND $day + INTERVAL 1 HOUR * (hour + 1) <= $now AND score > $limit;
+    WHERE date = $day AND days >= 3 AND $day + INTERVAL 1 HOUR * (hour + 1) <= $now AND score > 3.5;
 
 -- name: earlier hours
 INSERT INTO m_hours SELECT DATE '$other', hour, vhost, exchange, outcome, sum(publishes) FROM read_parquet('$file')
@@ -80,7 +83,7 @@ SELECT result, total(n) FROM p_results WHERE date = $day GROUP BY ALL
 
 -- name: ways
 SELECT message_id, list({'ts': t::VARCHAR, 'proxy': proxy, 'exchange': exchange, 'rk': rk, 'outcome': outcome,
-    'queues': queues} ORDER BY t, proxy)[:$steps] AS steps FROM p_sample WHERE t::DATE = $day
+    'queues': queues} ORDER BY t, proxy)[:50] AS steps FROM p_sample WHERE t::DATE = $day
 AND message_id IN (SELECT message_id FROM m_repeated) GROUP BY message_id HAVING min(proxy) <> max(proxy)
 ORDER BY count(*) DESC, message_id LIMIT $ways
 
@@ -134,8 +137,11 @@ WITH senders AS (SELECT row_number() OVER () AS id, *
     FROM (SELECT DISTINCT proxy, vhost, "user", conn FROM p_producers WHERE date = $day)),
 numbered AS NOT MATERIALIZED (FROM p_producers JOIN senders USING (proxy, vhost, "user", conn) WHERE date = $day),
 sums AS (SELECT id, proxy, vhost, "user", conn, total(n) AS publishes, total(bytes) AS bytes,
-    max(largest)::DOUBLE AS max_size, max(peak) AS peak, [$sizes] AS sizes, utc(min(first)) AS first_seen,
-    utc(max(last)) AS last_seen FROM numbered GROUP BY ALL),
+    max(largest)::DOUBLE AS max_size, max(peak) AS peak, utc(min(first)) AS first_seen, utc(max(last)) AS last_seen, [
+        {'up_to': 100::BIGINT, 'publishes': total(classes[1])}, {'up_to': 1000, 'publishes': total(classes[2])},
+        {'up_to': 10000, 'publishes': total(classes[3])}, {'up_to': 100000, 'publishes': total(classes[4])},
+        {'up_to': 1000000, 'publishes': total(classes[5])}, {'up_to': NULL, 'publishes': total(classes[6])}] AS sizes
+    FROM numbered GROUP BY ALL),
 -- Rates must be added up only for seconds that occur in several segments.
 overlapping AS (SELECT id, sid FROM (SELECT id, sid, seconds[1] AS begin, seconds[-1] AS finish FROM numbered)
     WINDOW whole AS (PARTITION BY id ORDER BY begin, sid), earlier AS (PARTITION BY id ORDER BY begin, sid
