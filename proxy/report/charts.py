@@ -81,7 +81,18 @@ class Upright(NamedTuple):
 
     @property
     def marks(self) -> list[float]:
-        return decades(self.least, self.most) if self.least > 0 else rounds(self.most)
+        """Round numbers from 0 or, on a logarithmic axis, two or more powers of ten, that enclose the range."""
+        if self.least > 0:
+            low = math.floor(math.log10(self.least))
+            high = max(low + 1, math.ceil(math.log10(self.most)))
+            return [10.0**power for power in range(low, high + 1)]
+        if self.most <= 0:
+            return [0.0, 1.0]
+        rough = max(1.0, self.most / 5)
+        size = 10.0 ** math.floor(math.log10(rough))
+        steps = [size * factor for factor in (1, 2, 2.5, 5, 10)]
+        step = next(step for step in steps if step >= rough and step.is_integer())
+        return [step * number for number in range(math.ceil(self.most / step - 1e-9) + 1)]
 
     def at(self, value: float) -> float:
         """Return the position of a value on the plot, in pixels from its top."""
@@ -122,24 +133,6 @@ class Chart(NamedTuple):
     def strokes(self) -> list[tuple[Mark, Mark]]:
         """The pairs of dots that are connected by a line."""
         return [pair for pair in pairwise(self.marks) if pair[0].colour == pair[1].colour and not pair[0].width]
-
-
-def rounds(most: float) -> list[float]:
-    """Return round numbers for ticks, from 0 up to at least the given value."""
-    if most <= 0:
-        return [0.0, 1.0]
-    rough = max(1.0, most / 5)
-    size = 10.0 ** math.floor(math.log10(rough))
-    steps = [size * factor for factor in (1, 2, 2.5, 5, 10)]
-    step = next(step for step in steps if step >= rough and step.is_integer())
-    return [step * number for number in range(math.ceil(most / step - 1e-9) + 1)]
-
-
-def decades(least: float, most: float) -> list[float]:
-    """Return two or more powers of ten that enclose the two given values."""
-    low = math.floor(math.log10(least))
-    high = max(low + 1, math.ceil(math.log10(most)))
-    return [10.0**power for power in range(low, high + 1)]
 
 
 def covering(begin: datetime, end: datetime, step: timedelta) -> Span:

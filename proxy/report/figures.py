@@ -115,10 +115,10 @@ class Figures:
 
 
 def read_figures(run: Run, tables: Tables, days: Sequence[date]) -> Figures:
-    """Read the data of the page for the given days."""
     states = [tables.state(day) for day in (*days, None)]
     [(segments,)] = run.duck.execute(_SQL["segments"], [days]).fetchall()
     duplicates = run.duck.execute(_SQL["duplicates"], [days]).fetchall()
+    ways = [way for state in states for way in state.get("ways", ())]
     return Figures(
         tuple(days),
         run.request.now,
@@ -129,30 +129,25 @@ def read_figures(run: Run, tables: Tables, days: Sequence[date]) -> Figures:
         late=sum(state.get("late", 0) for state in states),
         unmatched=sum(state.get("unmatched", 0) for state in states),
         duplicates=[name for (name,) in duplicates],
-        ways=_longest_ways(way for state in states for way in state.get("ways", ())),
-        **(_read_rows(run.duck) if _open(run, tables, days) else {}),
+        ways=[
+            (message_id, [step | {"ts": datetime.fromisoformat(step["ts"])} for step in steps])
+            for message_id, steps in sorted(ways, key=lambda way: (-len(way[1]), way[0]))[:WAYS]
+        ],
+        **_read_tables(run.duck, tables, days),
     )
 
 
-def _open(run: Run, tables: Tables, days: Sequence[date]) -> bool:
-    """Create the views ``t_NAME`` over the tables of the given days. Return False if there are no tables."""
+def _read_tables(duck: duckdb.DuckDBPyConnection, tables: Tables, days: Sequence[date]) -> dict[str, Any]:
+    """Return the fields of `Figures` that are read from the tables; empty if there are no tables."""
     for name in _SHOWN:
-        parts = [
-            f"SELECT DATE '{day}' AS date, * FROM read_parquet('{file}')"
-            for day in days
-            for file in tables.files(name, day)
-        ]
-        if not parts:
-            return False
-        run.duck.execute(f"CREATE OR REPLACE TEMP VIEW t_{name} AS {' UNION ALL BY NAME '.join(parts)}")
-    return True
-
-
-def _read_rows(duck: duckdb.DuckDBPyConnection) -> dict[str, Any]:  # values of any field
-    """Return the fields of `Figures` that are read from the tables."""
+        files = [str(file) for day in days for file in tables.files(name, day)]
+        if not files:
+            return {}
+        source = f"read_parquet({files}, hive_partitioning = true, union_by_name = true)"
+        duck.execute(f"CREATE OR REPLACE TEMP VIEW t_{name} AS FROM {source}")
     [(span,)] = duck.execute(_SQL["span"]).fetchall()
     step = next((step for step in _STEPS if span / step <= _MOST_STEPS), _STEPS[-1])
-    steps = duck.execute(Template(_SQL["steps"]).substitute(minutes=step)).fetchall()
+    steps = _rows(duck, Template(_SQL["steps"]).substitute(minutes=step))
     # One row more than the page shows, so that the page can show that there are more.
     found = {
         name: _rows(duck, f"FROM ({_SQL[name]}) ORDER BY {by} DESC, COLUMNS(* EXCLUDE {by}) LIMIT {most + 1}")
@@ -162,7 +157,7 @@ def _read_rows(duck: duckdb.DuckDBPyConnection) -> dict[str, Any]:  # values of 
     lists["anomalies"].sort(key=lambda finding: finding["begin"])
     return lists | {
         "step_minutes": step,
-        "steps": [Step(_utc(begin), outcomes, octets) for begin, outcomes, octets in steps],
+        "steps": [Step(**row) for row in steps],
         "rules": [rules for (rules,) in duck.execute(_SQL["rules"]).fetchall()],
         "latency": _rows(duck, _SQL["latency"]),
         "sizes": duck.execute(_SQL["sizes"]).fetchall(),
@@ -174,17 +169,10 @@ def _rows(duck: duckdb.DuckDBPyConnection, question: str) -> list[Row]:
     """Return rows as values by column. DuckDB returns times without a zone; their zone is set to UTC."""
     answer = duck.execute(question)
     columns = [column[0] for column in answer.description]
-    return [{name: _utc(value) for name, value in zip(columns, row, strict=True)} for row in answer.fetchall()]
-
-
-def _longest_ways(ways: Iterable[tuple[str, list[Row]]]) -> list[tuple[str, list[Row]]]:
-    """Return the longest paths. Paths of equal length are ordered by message id."""
-    chosen = sorted(ways, key=lambda way: (-len(way[1]), way[0]))[:WAYS]
     return [
-        (message_id, [step | {"ts": _utc(datetime.fromisoformat(step["ts"]))} for step in steps])
-        for message_id, steps in chosen
+        {
+            name: value.replace(tzinfo=UTC) if isinstance(value, datetime) else value
+            for name, value in zip(columns, row, strict=True)
+        }
+        for row in answer.fetchall()
     ]
-
-
-def _utc(value: Any) -> Any:  # a value from any column
-    return value.replace(tzinfo=UTC) if isinstance(value, datetime) else value

@@ -22,14 +22,14 @@ from proxy.report.figures import read_figures
 from proxy.report.pages import PAGE, Pages
 from proxy.report.request import Request
 from proxy.report.session import LazySession, Run
-from proxy.report.storage import Entry, Storage, StorageError, find_segments
+from proxy.report.storage import StorageError, find_segments
 from proxy.report.store import Partials
 from proxy.report.tables import REJECTED, Tables
 from proxy.report.wording import day_range, several
 
 #: Seconds between two checks for new segments, and minimum pause after a run as a multiple of its duration.
 LOOK_SECONDS, PAUSE_FACTOR = 60, 3
-#: Part of the following day's directory that is also searched for returns.
+#: Part of the following day's directory that may contain returns for the last publishes of the requested days.
 _FIRST_HOUR = "/hour=00/"
 
 
@@ -79,7 +79,6 @@ class Summary:
 
 
 def report(request: Request) -> Summary:
-    """Create the report in a new Spark session."""
     with LazySession(request) as session:
         return run(session, request)
 
@@ -121,7 +120,10 @@ def run(session: LazySession, request: Request) -> Summary:
             shared = Run(request, session, storage, storage.whole(request.output), work, duck)
             tables = Tables(shared)
             partials = Partials(shared)
-            read = partials.update(_segments(storage, request))
+            listed = find_segments(storage, request.input, request.lists)
+            read = partials.update(
+                [at for at in listed if at.day is None or request.wants(at.day) or _FIRST_HOUR in at.path]
+            )
             days = request.named_days() or [day for day in partials.days() if request.wants(day)]
             before = tables.days()
             earlier = [day for day in before if not tables.state(day)]
@@ -146,15 +148,6 @@ def run(session: LazySession, request: Request) -> Summary:
             )
     except StorageError as error:
         raise ConfigError("oxproxy report", 0, "", str(error)) from error
-
-
-def _segments(storage: Storage, request: Request) -> list[Entry]:
-    """Find the segments for the requested days, and those that may contain returns for their last publishes."""
-    return [
-        segment
-        for segment in find_segments(storage, request.input, request.lists)
-        if segment.day is None or request.wants(segment.day) or _FIRST_HOUR in segment.path
-    ]
 
 
 def _create(partials: Partials, tables: Tables, days: Iterable[date]) -> list[date]:

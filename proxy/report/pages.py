@@ -32,7 +32,6 @@ _COUNTS = "_counts.json"
 _ENDING = ".html"
 #: Order and colours of outcomes, with successful outcomes at the bottom and the others on top.
 OUTCOMES = ("routed", "passed", "translated", *UNDELIVERED)
-_OTHER = len(OUTCOMES)
 _PERCENTILES = (("p50", 0), ("p95", 3), ("p99", 5))
 _LATENCIES = {"decide": "Decision", "confirm": "Confirm from the broker"}
 #: Minimum number of hours for a chart. Fewer hours are shown as a table, since a line with one or two dots is useless.
@@ -169,7 +168,7 @@ def _stack(figures: Figures) -> list[Series]:
         Series(
             f"{name} {wording.share(seen[name], figures.publishes)}",
             {at.begin: at.outcomes.get(name, 0) for at in figures.steps},
-            OUTCOMES.index(name) if name in OUTCOMES else _OTHER,
+            (*OUTCOMES, name).index(name),  # other outcomes have the last colour
         )
         for name in order
     ]
@@ -190,10 +189,6 @@ def _latency(figures: Figures, kind: str, title: str) -> tuple[str, list[Row], C
     return title, hours, charts.lines(span, several, upright, f"{title}: percentiles per hour")
 
 
-def _place(value: float) -> str:
-    return f"{value:.2f}".rstrip("0").rstrip(".")
-
-
 _TEMPLATES = Environment(
     loader=PackageLoader("proxy.report"),  # on a cluster, the package is in an archive
     autoescape=True,
@@ -203,7 +198,7 @@ _TEMPLATES = Environment(
     keep_trailing_newline=True,
 )
 _TEMPLATES.filters |= {
-    "place": _place,
+    "place": lambda number: f"{number:.2f}".rstrip("0").rstrip("."),
     "explain": explain_command,
     "octets": lambda number: wording.short(number, "B"),
     "link": lambda name: Markup('<a href="{0}.html">{0}</a>').format(name),

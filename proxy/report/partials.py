@@ -75,6 +75,7 @@ class Piece(NamedTuple):
     data: bytes
 
 
+_digest = functools.partial(hashlib.blake2b, digest_size=16)
 #: A segment, its pieces of text, and the digest of its content, which is complete after the last piece.
 Stream = tuple[Entry, Iterator[bytes], Callable[[], str]]
 
@@ -162,7 +163,8 @@ class Reader:
             for number, line in enumerate((line for line in file if line.strip(_BLANK)), 1):
                 if number in wrong:
                     text = line.strip(_BLANK).decode()
-                    reasons.append(_reason(text, wrong[number]))
+                    truncated, newer = text[0] == "{" and text[-1] != "}", (wrong[number] or 0) > VERSION
+                    reasons.append("torn" if truncated else "version" if newer else "foreign")
                     kept.append(text[:LINE_CHARACTERS] if len(kept) < KEPT_LINES else None)
         self._duck.execute(
             "INSERT INTO wrong SELECT ?, unnest(?::VARCHAR[]), unnest(?::VARCHAR[])", [sid, reasons, kept]
@@ -187,13 +189,6 @@ class Reader:
         for sid, ids in counts.fetchall():
             size = 1 << max(6, (ids * _BLOOM_BITS - 1).bit_length())
             self._duck.execute(Template(_SQL["bloom"]).substitute(sid=sid, size=size))
-
-
-def _reason(line: str, version: int | None) -> str:
-    """Return why a line is invalid: truncated by a crash, written by a newer sidecar, or not a record."""
-    if line[0] == "{" and line[-1] != "}":
-        return "torn"
-    return "version" if version is not None and version > VERSION else "foreign"
 
 
 def read(segments: Iterable[tuple[str, int, bytes]], traced: bool) -> Iterator[Piece]:
@@ -248,10 +243,6 @@ def read_lines(
             yield segments[number], ended(rows, digest), digest.hexdigest
 
     yield from _read(streams(), traced)
-
-
-def _digest() -> hashlib.blake2b:
-    return hashlib.blake2b(digest_size=16)
 
 
 def _stream(segment: Entry, file: io.BufferedIOBase) -> Stream:

@@ -100,7 +100,6 @@ class LazySession:
             raise ConfigError("oxproxy report", 0, "", f"Spark does not start: {error}") from error
 
     def storage(self, *paths: str) -> Storage:
-        """Return the file systems of paths."""
         is_local = self._settings.get("spark.master", "").startswith("local") and not CONFIGURATION & os.environ.keys()
         names_cluster = any(name.startswith("spark.hadoop.") for name in self._settings.keys() - FIXED.keys())
         schemes = {urlsplit(path).scheme for path in paths}

@@ -84,7 +84,7 @@ class Partials:
         new = [segment for segment in segments if (segment.path, segment.size, segment.modified) not in known]
         if new:
             try:
-                for job in _jobs(new):
+                for job in _parts(new, 1 + _cost(new) // _JOB_BYTES):
                     self._read_job(job)
             except _SPARK_ERRORS as error:
                 raise StorageError(_sentence(error)) from error
@@ -130,7 +130,6 @@ class Partials:
         )
 
     def _put(self, batch: str, name: str, data: bytes) -> None:
-        """Write one table of a batch to a file on this machine."""
         file = self._local(name, batch)
         file.parent.mkdir(exist_ok=True)
         file.write_bytes(data)
@@ -149,8 +148,7 @@ class Partials:
     def _source(self, name: str, batches: Iterable[str]) -> str:
         """Return the SQL for one table of several batches, not all of which have the table."""
         files = [self._local(name, batch) for batch in (_EMPTY, *batches)]
-        listed = ", ".join(f"'{file}'" for file in files if file.exists())
-        return f"read_parquet([{listed}])"
+        return f"read_parquet({[str(file) for file in files if file.exists()]})"
 
     def _ask(self, question: str, values: Sequence[object] = ()) -> list[Any]:  # rows with values of any column
         return self._run.duck.execute(question, values).fetchall()
@@ -273,10 +271,6 @@ class Partials:
 def _cost(segments: Sequence[Entry]) -> int:
     """Return the cost of reading segments, as a number of stored bytes."""
     return sum(segment.size + _OPEN_BYTES for segment in segments)
-
-
-def _jobs(segments: Sequence[Entry]) -> list[list[Entry]]:
-    return _parts(segments, 1 + _cost(segments) // _JOB_BYTES)
 
 
 def _parts(segments: Sequence[Entry], count: int) -> list[list[Entry]]:

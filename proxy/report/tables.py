@@ -76,11 +76,11 @@ class Tables:
         return [day for day in days if day is not None]
 
     def files(self, name: str, day: date) -> list[Path]:
-        """Return the files of a table as links or copies on this machine."""
+        """Return the files of a table as links or copies in the directory of the day on this machine."""
         entries = self._run.storage.entries(f"{self._run.output}/{name}/{_folder(day)}")
-        return [
-            self._run.storage.fetch(entry.path, self._run.work) for entry in entries if entry.name.endswith(".parquet")
-        ]
+        folder = self._run.work / _folder(day)
+        folder.mkdir(exist_ok=True)
+        return [self._run.storage.fetch(entry.path, folder) for entry in entries if entry.name.endswith(".parquet")]
 
     def state(self, day: date | None) -> dict[str, Any]:
         """Return the inputs and page data of a day's tables; empty if another version created the tables."""
@@ -105,19 +105,16 @@ class Tables:
         return _digest(json.dumps(parts))
 
     def make(self, day: date | None, fingerprint: str) -> None:
-        """Create the tables for a day, and replace the old tables."""
         data = {} if day is None else self._create(day)
         self._replace(day, {"fingerprint": fingerprint, **self._set_aside(day), **data})
 
     def _create(self, day: date) -> dict[str, Any]:
         """Write the tables for a day to a local directory. Return the page data that no table contains."""
         self._values["day"] = f"DATE '{day}'"
-        for other in self._history(day):
-            if other not in self._hours:
-                self._hours.add(other)
-                for file in self.files(TRAFFIC, other):
-                    self._run.duck.execute(Template(_SQL["earlier hours"]).substitute(other=other, file=file))
-        self._hours.add(day)
+        earlier = [other for other in self._history(day) if other not in self._hours]
+        if files := [str(file) for other in earlier for file in self.files(TRAFFIC, other)]:
+            self._run.duck.execute(Template(_SQL["earlier hours"]).substitute(files=files))
+        self._hours.update(earlier, [day])
         self._ask("prepare")
         wanted = [name for name in TABLES if name != TRACE or self._run.request.trace]
         if not sum(self._write(name, *_PARQUET) for name in wanted):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-
-def whole(number: float) -> str:
-    """Format a count, such as 2,000,000."""
-    return f"{number:,.0f}"
+#: Formats a count, such as 2,000,000.
+whole = "{:,.0f}".format
+#: Formats a time to the second.
+moment = "{:%Y-%m-%d %H:%M:%S}".format
 
 
 def several(number: int, singular: str, plural: str = "") -> str:
@@ -34,11 +34,6 @@ def _scaled(number: float, units: Sequence[str]) -> str:
     scaled = number / 1000**place
     text = f"{scaled:.{max(0, 3 - len(str(int(abs(scaled)))))}f}"
     return f"{text.rstrip('0').rstrip('.') if '.' in text else text} {units[place]}".rstrip()
-
-
-def moment(time: datetime) -> str:
-    """Format a time to the second."""
-    return f"{time:%Y-%m-%d %H:%M:%S}"
 
 
 def hour(time: datetime) -> str:

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from proxy.report.charts import DEPTH, Series, Span, Upright, columns, covering, decades, lines, rounds
+from proxy.report.charts import DEPTH, Series, Span, Upright, columns, covering, lines
 
 BEGIN = datetime(2026, 11, 20, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -25,19 +25,19 @@ def upright(most: float = 100, least: float = 0) -> Upright:
     ],
 )
 def test_marks_are_round_numbers_up_to_at_least_the_largest_value(most: float, marks: list[float]) -> None:
-    assert rounds(most) == marks
+    assert upright(most).marks == marks
 
 
 @pytest.mark.parametrize(
     ("least", "most", "marks"), [(3, 700, [1, 10, 100, 1000]), (5, 5, [1, 10]), (10, 10, [10, 100])]
 )
 def test_marks_of_a_logarithmic_axis_are_powers_of_ten(least: float, most: float, marks: list[float]) -> None:
-    assert decades(least, most) == marks
+    assert upright(most, least).marks == marks
 
 
 def test_marks_of_counts_are_integers() -> None:
-    assert rounds(1) == [0, 1]
-    assert rounds(12) == [0, 5, 10, 15]
+    assert upright(1).marks == [0, 1]
+    assert upright(12).marks == [0, 5, 10, 15]
 
 
 def test_both_axes_have_titles() -> None:

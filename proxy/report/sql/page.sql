@@ -18,7 +18,7 @@ FROM (SELECT date + INTERVAL 1 HOUR * hour + INTERVAL 1 MINUTE * minute AS begin
 
 -- name: steps
 -- The columns of the time-series chart, each of which covers $minutes minutes.
-SELECT begin, map_from_entries(list((outcome, publishes))), total(bytes)
+SELECT begin, map_from_entries(list((outcome, publishes))) AS outcomes, total(bytes) AS bytes
 FROM (SELECT time_bucket(INTERVAL $minutes MINUTE, date + INTERVAL 1 HOUR * hour + INTERVAL 1 MINUTE * minute,
         TIMESTAMP '1970-01-01') AS begin, outcome, total(publishes) AS publishes, total(bytes) AS bytes
     FROM t_traffic GROUP BY ALL)

@@ -60,8 +60,8 @@ CREATE OR REPLACE TEMP TABLE m_deviations AS
     WHERE date = $day AND days >= 3 AND $day + INTERVAL 1 HOUR * (hour + 1) <= $now AND score > 3.5;
 
 -- name: earlier hours
-INSERT INTO m_hours SELECT DATE '$other', hour, vhost, exchange, outcome, sum(publishes) FROM read_parquet('$file')
-    GROUP BY ALL
+INSERT INTO m_hours SELECT date, hour, vhost, exchange, outcome, sum(publishes)
+FROM read_parquet($files, hive_partitioning = true, union_by_name = true) GROUP BY ALL
 
 -- name: table _rejected
 SELECT path AS file, why, line FROM p_rejected JOIN live USING (sid) WHERE $here
