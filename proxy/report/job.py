@@ -6,23 +6,18 @@
 from __future__ import annotations
 
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
-from pathlib import Path
 
-import duckdb
-
-from proxy.errors import ConfigError
 from proxy.report.figures import read_figures
 from proxy.report.pages import PAGE, Pages
 from proxy.report.request import Request
-from proxy.report.session import LazySession, Run
-from proxy.report.storage import StorageError, find_segments
+from proxy.report.session import LazySession, opened
+from proxy.report.storage import find_segments
 from proxy.report.store import Partials
 from proxy.report.tables import REJECTED, Tables
 from proxy.report.wording import day_range, several
@@ -109,45 +104,36 @@ def run(session: LazySession, request: Request) -> Summary:
     Raises:
         ConfigError: the input does not exist, or a file operation failed.
     """
-    try:
-        storage = session.storage(request.input, request.output)
-        if not storage.is_folder(request.input):
-            raise ConfigError(request.input, 0, "--input", "no such directory")
-        with tempfile.TemporaryDirectory(prefix="oxproxy-report-") as folder, duckdb.connect() as duck:
-            work = Path(folder)
-            duck.execute(f"SET TimeZone = 'UTC'; SET memory_limit = '700MB'; SET temp_directory = '{work}/spill'")
-            duck.execute("SET preserve_insertion_order = false")
-            shared = Run(request, session, storage, storage.whole(request.output), work, duck)
-            tables = Tables(shared)
-            partials = Partials(shared)
-            listed = find_segments(storage, request.input, request.lists)
-            read = partials.update(
-                [at for at in listed if at.day is None or request.wants(at.day) or _FIRST_HOUR in at.path]
-            )
-            days = request.named_days() or [day for day in partials.days() if request.wants(day)]
-            before = tables.days()
-            earlier = [day for day in before if not tables.state(day)]
-            made = _create(partials, tables, days)
-            left = tables.days()
-            figures = read_figures(shared, tables, days)
-            Pages(shared, tables).write(figures, made)
-            return Summary(
-                page=f"{shared.output}/{PAGE}",
-                days=_listed(days),
-                publishes=figures.publishes,
-                segments=figures.segments,
-                read=read,
-                made=_listed(made),
-                rebuilt=_listed(day for day in earlier if day in made),
-                kept=_listed(day for day in earlier if day not in made),
-                removed=_listed(day for day in made if day in before and day not in left),
-                rejected=figures.rejected,
-                late=figures.late,
-                unmatched=figures.unmatched,
-                duplicates=figures.duplicates,
-            )
-    except StorageError as error:
-        raise ConfigError("oxproxy report", 0, "", str(error)) from error
+    with opened(session, request, "oxproxy report") as shared:
+        shared = replace(shared, output=shared.storage.whole(request.output))
+        tables = Tables(shared)
+        partials = Partials(shared)
+        listed = find_segments(shared.storage, request.input, request.lists)
+        read = partials.update(
+            [at for at in listed if at.day is None or request.wants(at.day) or _FIRST_HOUR in at.path]
+        )
+        days = request.named_days() or [day for day in partials.days() if request.wants(day)]
+        before = tables.days()
+        earlier = [day for day in before if not tables.state(day)]
+        made = _create(partials, tables, days)
+        left = tables.days()
+        figures = read_figures(shared, tables, days)
+        Pages(shared, tables).write(figures, made)
+        return Summary(
+            page=f"{shared.output}/{PAGE}",
+            days=_listed(days),
+            publishes=figures.publishes,
+            segments=figures.segments,
+            read=read,
+            made=_listed(made),
+            rebuilt=_listed(day for day in earlier if day in made),
+            kept=_listed(day for day in earlier if day not in made),
+            removed=_listed(day for day in made if day in before and day not in left),
+            rejected=figures.rejected,
+            late=figures.late,
+            unmatched=figures.unmatched,
+            duplicates=figures.duplicates,
+        )
 
 
 def _create(partials: Partials, tables: Tables, days: Iterable[date]) -> list[date]:

@@ -12,7 +12,10 @@ import functools
 import os
 import shutil
 import sys
+import tempfile
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -23,7 +26,7 @@ from pyspark.sql import SparkSession
 
 from proxy.errors import ConfigError
 from proxy.report.request import Request
-from proxy.report.storage import HadoopFiles, LocalFiles, Storage
+from proxy.report.storage import HadoopFiles, LocalFiles, Storage, StorageError
 
 #: Set by spark-submit for the program that it starts.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
@@ -60,6 +63,18 @@ LOCAL = {
     "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_QUIET.as_uri()} -XX:+UseSerialGC "
     "-XX:TieredStopAtLevel=1 -Xshare:auto",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What the steps of one run share."""
+
+    request: Request
+    session: LazySession
+    storage: Storage
+    output: str  # output directory
+    work: Path  # temporary directory on this machine
+    duck: duckdb.DuckDBPyConnection
 
 
 class LazySession:
@@ -106,16 +121,23 @@ class LazySession:
         return LocalFiles() if is_local and not names_cluster and schemes <= {"", "file"} else HadoopFiles(self.spark)
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """What the steps of one run share."""
+@contextmanager
+def opened(session: LazySession, request: Request, command: str) -> Iterator[Run]:
+    """Yield what the steps of one run of a command share.
 
-    request: Request
-    session: LazySession
-    storage: Storage
-    output: str  # output directory, with its scheme
-    work: Path  # temporary directory on this machine
-    duck: duckdb.DuckDBPyConnection
+    Raises:
+        ConfigError: the input does not exist, or a file operation failed.
+    """
+    try:
+        storage = session.storage(request.input, request.output)
+        if not storage.is_folder(request.input):
+            raise ConfigError(request.input, 0, "--input", "no such directory")
+        with tempfile.TemporaryDirectory(prefix="oxproxy-report-") as folder, duckdb.connect() as duck:
+            duck.execute(f"SET TimeZone = 'UTC'; SET memory_limit = '700MB'; SET temp_directory = '{folder}/spill'")
+            duck.execute("SET preserve_insertion_order = false")
+            yield Run(request, session, storage, request.output, Path(folder), duck)
+    except StorageError as error:
+        raise ConfigError(command, 0, "", str(error)) from error
 
 
 def chosen(request: Request) -> dict[str, str]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,8 @@ _TASK_BYTES, _TASKS_PER_CORE = 24 << 20, 3
 #: Stored segments up to this size are held in memory, one per core; larger segments are read line by line. A sidecar's
 #: segment contains at most 128 MiB of text, which compression reduces to about a tenth.
 _WHOLE_BYTES = 24 << 20
-#: Maximum size of files that are joined, and number of such files above which the files are joined.
+#: Maximum size of files that are joined, and number of such files above which the files are joined. Following the log
+#: creates a new file every minute.
 _SMALL_FILE, _MOST_FILES = 8 << 20, 60
 #: Cost of opening a file, as a number of bytes.
 _OPEN_BYTES = 64 << 10
@@ -65,8 +66,7 @@ class Partials:
         self._folder = f"{run.output}/{partials.FOLDER}"
         self._work = run.work / "partials"
         self._work.mkdir()
-        self._files: dict[str, Path] = {}  # stored files on this machine, by path on the storage
-        self._batches: dict[str, str] = {}  # paths of the stored files by batch
+        self._files: dict[str, tuple[Path, set[str]]] = {}  # copy on this machine and batches of each stored file
         for piece in partials.nothing():
             self._put(_EMPTY, piece.name, piece.data)
 
@@ -91,7 +91,9 @@ class Partials:
             self._load()
         if self._run.request.forget:
             self._forget()
-        self._compact()
+        small = [path for path, (file, _) in self._files.items() if file.stat().st_size <= _SMALL_FILE]
+        if len(small) > _MOST_FILES:
+            self._rewrite(small)
         return len(new)
 
     def _read_job(self, job: Sequence[Entry]) -> None:
@@ -101,7 +103,19 @@ class Partials:
         if small := [segment for segment in job if segment.size <= _WHOLE_BYTES]:
             self._read_whole(small)
         if large := [segment for segment in job if segment.size > _WHOLE_BYTES]:
-            self._read_large(large)
+            self._read_lines(large)
+
+    def known_without(self, message_id: str) -> set[tuple[str, int, int]]:
+        """Return path, size and time of the segments whose bloom filters show that they don't contain a message."""
+        self._load()
+        self._ask(partials.MACROS)
+        rows = self._ask(
+            f"""SELECT path, size, modified FROM read_parquet('{self._work}/segments/*.parquet')
+            WHERE bloom IS NULL OR list_contains([get_bit(bloom::BIT, place::INTEGER)
+                FOR place IN bloom_places(md5_number_lower(?), octet_length(bloom) * 8)], 0)""",
+            [message_id],
+        )
+        return set(rows)
 
     def days(self) -> list[date]:
         """Return the days of which segments in the log contain records, in order."""
@@ -115,9 +129,10 @@ class Partials:
         """Load the tables ``segments`` (all partials) and ``live`` (the effective partial for each content hash)."""
         for entry in self._run.storage.entries(self._folder):
             if entry.name.endswith(".parquet") and entry.path not in self._files:
-                file = self._files[entry.path] = self._run.storage.fetch(entry.path, self._work)
-                for batch, data in self._ask(f"SELECT batch, data FROM '{file}' WHERE name = 'segments'"):
-                    self._batches[batch] = entry.path
+                file = self._run.storage.fetch(entry.path, self._work)
+                rows = self._ask(f"SELECT batch, data FROM '{file}' WHERE name = 'segments'")
+                self._files[entry.path] = file, {batch for batch, _ in rows}
+                for batch, data in rows:
                     self._put(batch, "segments", data)
         self._run.duck.execute(
             f"""CREATE OR REPLACE TEMP TABLE segments AS SELECT * EXCLUDE (bloom, filename),
@@ -140,8 +155,8 @@ class Partials:
     def _unpack(self, batches: Iterable[str]) -> None:
         """Write all tables of batches to files on this machine. `_load` has already written `segments`."""
         missing = {batch for batch in batches if not self._local("traffic", batch).exists()}
-        for stored in {self._files[self._batches[batch]] for batch in missing}:
-            for batch, name, data in self._ask(f"SELECT batch, name, data FROM '{stored}' WHERE name <> 'segments'"):
+        for file in [file for file, contained in self._files.values() if contained & missing]:
+            for batch, name, data in self._ask(f"SELECT batch, name, data FROM '{file}' WHERE name <> 'segments'"):
                 if batch in missing:
                     self._put(batch, name, data)
 
@@ -165,29 +180,21 @@ class Partials:
         rows = files.select("path", F.unix_millis("modificationTime"), "content").rdd
         self._store(rows.mapPartitions(functools.partial(partials.read, traced=self._run.request.trace)))
 
-    def _read_large(self, job: Sequence[Entry]) -> None:
-        try:
-            self._read_lines(job)
-        except _SPARK_ERRORS:
-            # Spark does not report which file is damaged, and reads its first lines only if it ignores the damage.
-            if len(job) == 1:
-                self._read_lines(job, damaged=True)
-            else:
-                for segment in job:
-                    self._read_large([segment])
-
     def _read_lines(self, job: Sequence[Entry], damaged: bool = False) -> None:
         self._set_task_size(job)
-        spark = self._run.session.spark
+        spark, traced = self._run.session.spark, self._run.request.trace
         spark.conf.set("spark.sql.files.ignoreCorruptFiles", str(damaged).lower())
-        several = [
-            spark.read.option("lineSep", "\n").text(literal(at.path)).select(F.lit(n), F.col("value").cast("binary"))
-            for n, at in enumerate(job)
-        ]
-        lines = functools.reduce(DataFrame.unionAll, several)
-        traced = self._run.request.trace
         reader = functools.partial(partials.read_lines, segments=job, traced=traced, damaged=damaged)
-        self._store(lines.rdd.mapPartitions(reader))
+        try:
+            texts = [spark.read.option("lineSep", "\n").text(literal(at.path)) for at in job]
+            several = [text.select(F.lit(n), F.col("value").cast("binary")) for n, text in enumerate(texts)]
+            self._store(functools.reduce(DataFrame.unionAll, several).rdd.mapPartitions(reader))
+        except _SPARK_ERRORS:
+            if damaged:
+                raise
+            # Spark does not report which file is damaged, and reads its first lines only if it ignores the damage.
+            for segment in job:
+                self._read_lines([segment], damaged=len(job) == 1)
 
     def _set_task_size(self, job: Sequence[Entry]) -> None:
         conf = self._run.session.spark.conf
@@ -226,21 +233,16 @@ class Partials:
             WHERE starts_with(path, ?) AND (folder IS NULL OR folder BETWEEN ? AND ?)""",
             [root, request.since or date.min, request.until or date.max],
         )
-        batches = self._ask("SELECT DISTINCT batch FROM segments SEMI JOIN forgotten USING (path)")
-        self._rewrite({self._batches[batch] for (batch,) in batches}, "ANTI JOIN forgotten USING (path)")
+        batches = {batch for (batch,) in self._ask("SELECT batch FROM segments SEMI JOIN forgotten USING (path)")}
+        paths = [path for path, (_, contained) in self._files.items() if contained & batches]
+        self._rewrite(paths, "ANTI JOIN forgotten USING (path)")
 
-    def _compact(self) -> None:
-        """Join small files if there are many, since following the log creates a new file every minute."""
-        small = {path for path, local in self._files.items() if local.stat().st_size <= _SMALL_FILE}
-        if len(small) > _MOST_FILES:
-            self._rewrite(small, "")
-
-    def _rewrite(self, paths: Collection[str], condition: str) -> None:
+    def _rewrite(self, paths: Sequence[str], condition: str = "") -> None:
         """Write the effective partials that meet a condition to one new file, which replaces the given files.
 
         The partials get new numbers, so that `_load` uses only one version even if a killed run left the old files.
         """
-        batches = [batch for batch, path in self._batches.items() if path in paths]
+        batches = {batch for path in paths for batch in self._files[path][1]}
         if not batches:
             return
         self._unpack(batches)
@@ -263,7 +265,6 @@ class Partials:
             self._run.storage.remove(path)
             del self._files[path]
         for batch in batches:
-            del self._batches[batch]
             self._local("segments", batch).unlink()
         self._load()
 

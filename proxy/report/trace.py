@@ -7,20 +7,16 @@ contain the message. Spark is started only for file systems that require Spark, 
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import duckdb
-
-from proxy.errors import ConfigError
-from proxy.report.partials import FOLDER, MACROS, DamagedError, inflated, texts
+from proxy.report.partials import DamagedError, inflated, texts
 from proxy.report.request import Request
-from proxy.report.session import LazySession
-from proxy.report.storage import Entry, Storage, StorageError, find_segments, translated
+from proxy.report.session import LazySession, Run, opened
+from proxy.report.storage import Entry, find_segments, translated
+from proxy.report.store import Partials
 
 Record = dict[str, Any]  # as in JSON
 
@@ -40,20 +36,14 @@ def trace(message_id: str, request: Request) -> Found:
     Raises:
         ConfigError: the directory does not exist or can't be read.
     """
-    try:
-        with LazySession(request) as session, tempfile.TemporaryDirectory(prefix="oxproxy-trace-") as work:
-            files = session.storage(request.input, request.output)
-            if not files.is_folder(request.input):
-                raise ConfigError(request.input, 0, "--input", "no such directory")
-            segments = find_segments(files, request.input, request.lists)
-            searched = [at for at in segments if at.day is None or request.wants(at.day)]
-            search = _Search(files, Path(work), message_id)
-            known = search.known_without(request.output) if request.output else set()
-            possible = [at for at in searched if (at.path, at.size, at.modified) not in known]
-            records = search.publishes(possible)
-            records += search.settles(segments, records)
-    except StorageError as error:
-        raise ConfigError("oxproxy trace", 0, "", str(error)) from error
+    with LazySession(request) as session, opened(session, request, "oxproxy trace") as run:
+        segments = find_segments(run.storage, request.input, request.lists)
+        searched = [at for at in segments if at.day is None or request.wants(at.day)]
+        known = Partials(run).known_without(message_id) if request.output else set()
+        possible = [at for at in searched if (at.path, at.size, at.modified) not in known]
+        search = _Search(run, message_id)
+        records = search.publishes(possible)
+        records += search.settles(segments, records)
     different = {json.dumps(record): record for _, record in records}.values()  # segments may have been copied
     ordered = sorted(different, key=lambda record: str(record.get("ts")))
     return Found(ordered, len(possible), len(searched) - len(possible))
@@ -61,29 +51,8 @@ def trace(message_id: str, request: Request) -> Found:
 
 @dataclass(frozen=True, slots=True)
 class _Search:
-    files: Storage
-    work: Path
+    run: Run
     message_id: str
-
-    def known_without(self, report: str) -> set[tuple[str, int, int]]:
-        """Return path, size and time of the segments whose bloom filters show that they don't contain the message."""
-        piece = self.work / "segments.parquet"
-        known = set()
-        with duckdb.connect() as duck:
-            duck.execute(MACROS)
-            for entry in self.files.entries(f"{report}/{FOLDER}"):
-                if entry.name.endswith(".parquet"):
-                    file = self.files.fetch(entry.path, self.work)
-                    for (data,) in duck.execute(f"SELECT data FROM '{file}' WHERE name = 'segments'").fetchall():
-                        piece.write_bytes(data)
-                        rows = duck.execute(
-                            f"""SELECT path, size, modified FROM '{piece}' WHERE bloom IS NULL OR list_contains([
-                                get_bit(bloom::BIT, place::INTEGER)
-                                FOR place IN bloom_places(md5_number_lower(?), octet_length(bloom) * 8)], 0)""",
-                            [self.message_id],
-                        )
-                        known.update(rows.fetchall())
-        return known
 
     def publishes(self, segments: Sequence[Entry]) -> list[tuple[Entry, Record]]:
         """Return the publishes with the message id, each with its segment."""
@@ -124,7 +93,7 @@ class _Search:
     def _records(self, segment: Entry, values: Iterable[object]) -> Iterator[Record]:
         """Yield the records of the lines that contain any of the given values, up to the first damage."""
         written = [form for value in values for form in (json.dumps(value), json.dumps(value, ensure_ascii=False))]
-        local = self.files.fetch(segment.path, self.work)
+        local = self.run.storage.fetch(segment.path, self.run.work)
         # Retention may have removed the segment.
         with translated(segment.path), suppress(DamagedError, FileNotFoundError), local.open("rb") as file:
             local.unlink()
