@@ -1,4 +1,4 @@
-"""Computes the positions of the marks in a chart. `templates/charts.html` draws the marks.
+"""Computes the positions of values and columns in a chart. `templates/charts.html` draws them.
 
 Positions on the time axis are percentages of the plot's width; heights are in pixels. A chart therefore fills the
 available width, while the size of its text is fixed.
@@ -10,7 +10,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
-from itertools import pairwise
 from typing import NamedTuple
 
 from proxy.report.wording import day_range
@@ -109,30 +108,25 @@ class Upright(NamedTuple):
         return f"{time:%Y-%m-%d %H:%M} {series.name}: {self.label(series.values[time])}"
 
 
-class Mark(NamedTuple):
-    """A column, or a dot (which has no size), and its tooltip; x and width are in percent, y and height in pixels."""
+class Column(NamedTuple):
+    """A column and its tooltip; x and width are in percent, y and height in pixels."""
 
     x: float
     y: float
+    width: float
+    height: float
     colour: int
     tooltip: str
-    width: float = 0.0
-    height: float = 0.0
 
 
 class Chart(NamedTuple):
-    """All marks of a chart, with a title for screen readers."""
+    """A chart with a title for screen readers. Without a list of columns, each series is drawn as a line."""
 
     title: str
     span: Span
     upright: Upright
-    legend: Sequence[Series]
-    marks: Sequence[Mark]
-
-    @property
-    def strokes(self) -> list[tuple[Mark, Mark]]:
-        """The pairs of dots that are connected by a line."""
-        return [pair for pair in pairwise(self.marks) if pair[0].colour == pair[1].colour and not pair[0].width]
+    series: Sequence[Series]
+    columns: Sequence[Column] | None = None
 
 
 def covering(begin: datetime, end: datetime, step: timedelta) -> Span:
@@ -145,10 +139,10 @@ def covering(begin: datetime, end: datetime, step: timedelta) -> Span:
     return Span(start, max(end, start + least))
 
 
-def columns(span: Span, step: timedelta, stack: Sequence[Series], upright: Upright, title: str) -> Chart:
-    """Return a chart with columns over time, in which the series are stacked."""
+def columns(span: Span, step: timedelta, stack: Sequence[Series], upright: Upright) -> list[Column]:
+    """Return the columns of a chart in which the series are stacked."""
     width = 100 * _COLUMN_SHARE * step.total_seconds() / span.seconds
-    marks = []
+    drawn = []
     heights: dict[datetime, float] = defaultdict(float)
     for series in stack:
         for time, value in series.values.items():
@@ -156,16 +150,6 @@ def columns(span: Span, step: timedelta, stack: Sequence[Series], upright: Uprig
                 bottom = upright.at(heights[time])
                 heights[time] += value
                 top = upright.at(heights[time])
-                tooltip = upright.tooltip(series, time)
-                marks.append(Mark(span.at(time), top, series.colour, tooltip, width, max(0.5, bottom - top)))
-    return Chart(title, span, upright, stack, marks)
-
-
-def lines(span: Span, several: Sequence[Series], upright: Upright, title: str) -> Chart:
-    """Return a chart with a line for each series and a dot for each value."""
-    dots = [
-        Mark(span.at(time), upright.at(value), series.colour, upright.tooltip(series, time))
-        for series in several
-        for time, value in series.values.items()
-    ]
-    return Chart(title, span, upright, several, dots)
+                size = width, max(0.5, bottom - top)
+                drawn.append(Column(span.at(time), top, *size, series.colour, upright.tooltip(series, time)))
+    return drawn

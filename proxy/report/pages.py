@@ -70,12 +70,10 @@ class Pages:
         """Write the page for a run and those for days that have changed or have no page, and update adjacent pages."""
         days = newest.days
         dated = self._tables.days()
-        renewed = [day for day in days if day in (changed if day in self._days else dated)]
-        new = (
-            {days[0]: newest}
-            if len(days) == 1
-            else {day: read_figures(self._run, self._tables, [day]) for day in renewed}
-        )
+        new = {days[0]: newest} if len(days) == 1 else {}
+        for day in days:
+            if day not in new and day in (changed if day in self._days else dated):
+                new[day] = read_figures(self._run, self._tables, [day])
         before = self._days
         self._days = before | new.keys()
         for day, figures in new.items():
@@ -149,7 +147,7 @@ def _shown(figures: Figures) -> dict[str, Any]:
     def over_time(several: Sequence[Series], unit: str, symbol: str, title: str) -> Chart:
         most = max(sum(series.values[at.begin] for series in several) for at in figures.steps)
         upright = Upright(f"{unit} per {every}", lambda value: wording.short(value, symbol), most)
-        return charts.columns(span, step, several, upright, title)
+        return Chart(title, span, upright, several, charts.columns(span, step, several, upright))
 
     return {
         "depth": charts.DEPTH,
@@ -186,7 +184,7 @@ def _latency(figures: Figures, kind: str, title: str) -> tuple[str, list[Row], C
     positive = [value for series in several for value in series.values.values() if value > 0] or [1.0]
     upright = Upright("latency", wording.micros, max(positive), min(positive))
     span = Span(hours[0]["begin"], hours[-1]["begin"] + 2 * half)
-    return title, hours, charts.lines(span, several, upright, f"{title}: percentiles per hour")
+    return title, hours, Chart(f"{title}: percentiles per hour", span, upright, several)
 
 
 _TEMPLATES = Environment(

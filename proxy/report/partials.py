@@ -141,8 +141,7 @@ class Reader:
         with self._file.open("wb") as file:
             try:
                 for text in texts(pieces):
-                    file.write(text.encode())
-                    file.write(b"" if text.endswith("\n") else b"\n")
+                    file.write(text.encode() + b"\n")
             except DamagedError:
                 damaged = True
             self.bytes += file.tell()

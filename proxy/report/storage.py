@@ -232,10 +232,9 @@ def read_text(files: Storage, path: str) -> str:
 def read_json(files: Storage, path: str) -> dict[str, Any]:
     """Read a JSON object; return {} if the file does not exist or was left incomplete by a killed run."""
     try:
-        content: dict[str, Any] = json.loads(read_text(files, path))
+        return dict(json.loads(read_text(files, path)))
     except ValueError:
         return {}
-    return content
 
 
 def write_text(files: Storage, path: str, content: str) -> None:

@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from proxy.report.charts import DEPTH, Series, Span, Upright, columns, covering, lines
+from proxy.report.charts import DEPTH, Chart, Series, Span, Upright, columns, covering
 
 BEGIN = datetime(2026, 11, 20, tzinfo=UTC)
 HOUR = timedelta(hours=1)
@@ -41,7 +41,7 @@ def test_marks_of_counts_are_integers() -> None:
 
 
 def test_both_axes_have_titles() -> None:
-    chart = columns(DAY, HOUR, [Series("routed", {BEGIN: 5.0}, 0)], upright(), "t")
+    chart = Chart("t", DAY, upright(), [Series("routed", {BEGIN: 5.0}, 0)])
     assert (chart.span.title, chart.upright.title) == ("2026-11-20, UTC", "publishes per hour")
     assert [text for _, text in chart.span.times][:2] == ["00:00", "03:00"]
     assert chart.upright.levels[-1] == (0, "100.0")
@@ -73,7 +73,7 @@ def test_few_values_are_drawn_as_narrow_columns(number: int) -> None:
     span = covering(begin, begin + number * minute, minute)
     assert span.begin <= begin
     assert span.end >= begin + number * minute
-    marks = columns(span, minute, [Series("a", {begin: 1.0}, 0)], upright(), "t").marks
+    marks = columns(span, minute, [Series("a", {begin: 1.0}, 0)], upright())
     assert [mark.width <= 3 for mark in marks] == [True]
 
 
@@ -82,25 +82,24 @@ def test_a_long_span_is_not_extended() -> None:
 
 
 def test_columns_of_several_series_are_stacked() -> None:
-    chart = columns(DAY, HOUR, [Series("a", {BEGIN: 40.0}, 0), Series("b", {BEGIN: 20.0}, 1)], upright(), "t")
-    lower, higher = chart.marks
+    lower, higher = columns(DAY, HOUR, [Series("a", {BEGIN: 40.0}, 0), Series("b", {BEGIN: 20.0}, 1)], upright())
     assert higher.y + higher.height == pytest.approx(lower.y)
     assert lower.height == pytest.approx(2 * higher.height)
 
 
 def test_every_mark_has_a_tooltip() -> None:
-    (mark,) = columns(DAY, HOUR, [Series("routed", {BEGIN: 5.0}, 0)], upright(), "t").marks
+    (mark,) = columns(DAY, HOUR, [Series("routed", {BEGIN: 5.0}, 0)], upright())
     assert mark.tooltip == "2026-11-20 00:00 routed: 5.0"
 
 
 def test_all_marks_are_within_the_plot() -> None:
     series = [Series("a", {BEGIN + hour * HOUR: 10.0 * hour + 1 for hour in range(24)}, 0)]
-    for mark in columns(DAY, HOUR, series, upright(250), "t").marks:
-        assert 0 <= mark.x <= mark.x + mark.width <= 100
-        assert 0 <= mark.y <= mark.y + mark.height <= DEPTH
-    for dot in lines(DAY, series, upright(250, 1), "t").marks:
-        assert 0 <= dot.x <= 100
-        assert 0 <= dot.y <= DEPTH
+    for column in columns(DAY, HOUR, series, upright(250)):
+        assert 0 <= column.x <= column.x + column.width <= 100
+        assert 0 <= column.y <= column.y + column.height <= DEPTH
+    for time, value in series[0].values.items():
+        assert 0 <= DAY.at(time) <= 100
+        assert 0 <= upright(250, 1).at(value) <= DEPTH
 
 
 def test_powers_of_ten_are_equidistant_on_a_logarithmic_axis() -> None:
@@ -108,10 +107,3 @@ def test_powers_of_ten_are_equidistant_on_a_logarithmic_axis() -> None:
     places = [axis.at(value) for value in (1, 10, 100, 1000)]
     assert places[0] - places[1] == pytest.approx(places[1] - places[2])
     assert axis.at(0) == places[0]
-
-
-def test_a_line_has_a_dot_for_each_value_and_strokes_between_them() -> None:
-    values = {BEGIN + hour * HOUR: 5.0 for hour in range(3)}
-    chart = lines(DAY, [Series("p50", values, 0), Series("p95", {BEGIN: 5.0}, 1)], upright(10, 1), "t")
-    assert (len(chart.marks), len(chart.strokes)) == (4, 2)
-    assert {(left.colour, right.colour) for left, right in chart.strokes} == {(0, 0)}

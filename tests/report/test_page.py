@@ -215,6 +215,14 @@ def test_latency_of_few_hours_is_shown_as_a_table(hours: int, charts: int) -> No
     assert ('<th class="n">p95</th>' in page) == (charts == 3)
 
 
+def test_a_line_has_a_dot_for_each_hour_and_strokes_between_them() -> None:
+    latency = [Timed(at(hour), "decide", 1.0, 2.0, 3.0, 1) for hour in (0, 1, 5)]
+    page = render(replace(figures(), latency=latency))
+    assert page.count('<circle class="s5"') == 3
+    assert re.findall(r'<line class="l5" x1="(.*?)%" y1=".*?" x2="(.*?)%"', page) == [("8.33", "25"), ("25", "91.67")]
+    assert "2026-11-20 05:30 p99: 3 µs" in page
+
+
 def test_the_latency_axis_has_a_title() -> None:
     page = render(figures())
     assert page.count('<p class="axis-title">latency</p>') == 2
