@@ -153,9 +153,8 @@ def _read_tables(duck: duckdb.DuckDBPyConnection, tables: Tables, days: Sequence
         name: _rows(duck, f"FROM ({_SQL[name]}) ORDER BY {by} DESC, COLUMNS(* EXCLUDE {by}) LIMIT {most + 1}")
         for name, (by, most) in _LISTS.items()
     }
-    lists: dict[str, Any] = {name: found[name][:most] for name, (_, most) in _LISTS.items()}
-    lists["anomalies"].sort(key=lambda finding: finding["begin"])
-    return lists | {
+    return {
+        **{name: found[name][:most] for name, (_, most) in _LISTS.items()},
         "step_minutes": step,
         "steps": [Step(**row) for row in steps],
         "rules": [rules for (rules,) in duck.execute(_SQL["rules"]).fetchall()],

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import date
 
 from proxy.report.figures import read_figures
-from proxy.report.pages import PAGE, Pages
+from proxy.report.pages import PAGE, write_pages
 from proxy.report.request import Request
 from proxy.report.session import LazySession, opened
 from proxy.report.storage import find_segments
@@ -118,7 +118,7 @@ def run(session: LazySession, request: Request) -> Summary:
         made = _create(partials, tables, days)
         left = tables.days()
         figures = read_figures(shared, tables, days)
-        Pages(shared, tables).write(figures, made)
+        write_pages(shared, tables, figures, made)
         return Summary(
             page=f"{shared.output}/{PAGE}",
             days=_listed(days),

@@ -22,7 +22,6 @@ from proxy.report.charts import Chart, Series, Span, Upright
 from proxy.report.figures import UNDELIVERED, Figures, Row, read_figures
 from proxy.report.request import parsed_day
 from proxy.report.session import Run
-from proxy.report.storage import read_json, read_text, write_text
 from proxy.report.tables import Tables
 
 #: The page of the latest run, and the directory of all pages.
@@ -49,67 +48,55 @@ class Days:
 
     @classmethod
     def around(cls, first: date, last: date, pages: Collection[date], folder: str = "") -> Days:
-        """Choose the link targets among the days that have a page."""
         before, after = [day for day in pages if day < first], [day for day in pages if day > last]
         return cls(folder, max(before, default=None), min(after, default=None))
 
 
-class Pages:
-    """The pages of one output directory."""
+def write_pages(run: Run, tables: Tables, newest: Figures, changed: Collection[date]) -> None:
+    """Write the page for a run, those for days that have changed or have no page, and the index.
 
-    def __init__(self, run: Run, tables: Tables) -> None:
-        self._run = run
-        self._tables = tables
-        self._folder = f"{run.output}/{_PAGES}"
-        names = {entry.name for entry in run.storage.entries(self._folder) if not entry.name.startswith("_")}
-        pages = {name.removesuffix(_ENDING) for name in names if name.endswith(_ENDING)}
-        self._days = {day for name in pages if (day := parsed_day(name)) is not None}
-        self._ranges = pages - set(map(str, self._days)) - {"index"}
+    Existing pages are linked to new pages of adjacent days.
+    """
+    folder = f"{run.output}/{_PAGES}/"
+    names = {entry.name for entry in run.storage.entries(folder) if not entry.name.startswith("_")}
+    pages = {name.removesuffix(_ENDING) for name in names if name.endswith(_ENDING)}
+    before = {day for name in pages if (day := parsed_day(name)) is not None}
+    days, dated = newest.days, tables.days()
+    new = {days[0]: newest} if len(days) == 1 else {}
+    for day in days:
+        if day not in new and day in (changed if day in before else dated):
+            new[day] = read_figures(run, tables, [day])
+    present = before | new.keys()
+    for day, figures in new.items():
+        run.write_text(f"{folder}{day}{_ENDING}", render(figures, Days.around(day, day, present)))
+    adjacent = [Days.around(day, day, present) for day in new.keys() - before]
+    for day in {day for links in adjacent for day in (links.previous, links.next) if day} - new.keys():
+        path = f"{folder}{day}{_ENDING}"
+        run.write_text(path, relinked(run.read_text(path), Days.around(day, day, present)))
+    ranges = pages - set(map(str, before)) - {"index"}
+    if len(days) > 1:
+        name = f"{days[0]}_{days[-1]}"
+        ranges.add(name)
+        run.write_text(f"{folder}{name}{_ENDING}", render(newest, Days.around(days[0], days[-1], present)))
+    _write_index(run, folder, new, present, ranges)
+    first, last = (days[0], days[-1]) if days else (date.max, date.max)
+    run.write_text(f"{run.output}/{PAGE}", render(newest, Days.around(first, last, present, f"{_PAGES}/")))
 
-    def write(self, newest: Figures, changed: Collection[date]) -> None:
-        """Write the page for a run and those for days that have changed or have no page, and update adjacent pages."""
-        days = newest.days
-        dated = self._tables.days()
-        new = {days[0]: newest} if len(days) == 1 else {}
-        for day in days:
-            if day not in new and day in (changed if day in self._days else dated):
-                new[day] = read_figures(self._run, self._tables, [day])
-        before = self._days
-        self._days = before | new.keys()
-        for day, figures in new.items():
-            self._put(str(day), render(figures, self._around(day)))
-        adjacent = [self._around(day) for day in new.keys() - before]
-        for day in {day for links in adjacent for day in (links.previous, links.next) if day} - new.keys():
-            page = read_text(self._run.storage, f"{self._folder}/{day}{_ENDING}")
-            self._put(str(day), relinked(page, self._around(day)))
-        if len(days) > 1:
-            name = f"{days[0]}_{days[-1]}"
-            self._ranges.add(name)
-            self._put(name, render(newest, Days.around(days[0], days[-1], self._days)))
-        self._write_index(new)
-        first, last = (days[0], days[-1]) if days else (date.max, date.max)
-        links = Days.around(first, last, self._days, f"{_PAGES}/")
-        write_text(self._run.storage, f"{self._run.output}/{PAGE}", render(newest, links))
 
-    def _write_index(self, new: dict[date, Figures]) -> None:
-        path = f"{self._folder}/{_COUNTS}"
-        counts = read_json(self._run.storage, path)
-        for day, figures in new.items():
-            counts[str(day)] = {
-                "publishes": figures.publishes,
-                "undelivered": figures.undelivered,
-                "returned": figures.results.get("returned", 0),
-                "anomalies": len(figures.anomalies),
-            }
-        write_text(self._run.storage, path, json.dumps(counts))
-        rows = [counts.get(str(day), {}) | {"name": str(day)} for day in sorted(self._days, reverse=True)]
-        self._put("index", render_index(rows, sorted(self._ranges, reverse=True)))
-
-    def _around(self, day: date) -> Days:
-        return Days.around(day, day, self._days)
-
-    def _put(self, name: str, page: str) -> None:
-        write_text(self._run.storage, f"{self._folder}/{name}{_ENDING}", page)
+def _write_index(
+    run: Run, folder: str, new: Mapping[date, Figures], present: Collection[date], ranges: Collection[str]
+) -> None:
+    counts = run.read_json(f"{folder}{_COUNTS}")
+    for day, figures in new.items():
+        counts[str(day)] = {
+            "publishes": figures.publishes,
+            "undelivered": figures.undelivered,
+            "returned": figures.results.get("returned", 0),
+            "anomalies": len(figures.anomalies),
+        }
+    run.write_text(f"{folder}{_COUNTS}", json.dumps(counts))
+    rows = [counts.get(str(day), {}) | {"name": str(day)} for day in sorted(present, reverse=True)]
+    run.write_text(f"{folder}index{_ENDING}", render_index(rows, sorted(ranges, reverse=True)))
 
 
 def render(figures: Figures, days: Days = Days()) -> str:
@@ -129,7 +116,6 @@ def relinked(page: str, days: Days) -> str:
 
 
 def explain_command(lost: Row) -> str:
-    """Return the command that explains a row's example."""
     message = {"vhost": lost["vhost"], "exchange": lost["exchange"], "routing_key": lost["example_rk"]}
     at = f"{lost['first_seen']:%Y-%m-%dT%H:%M:%SZ}"
     return f"printf %s {shlex.quote(json.dumps(message))} | oxproxy explain --rules RULES.yaml --at {at} --message -"

@@ -9,15 +9,17 @@ therefore sufficient for 20 million records.
 from __future__ import annotations
 
 import functools
+import json
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import duckdb
@@ -26,7 +28,7 @@ from pyspark.sql import SparkSession
 
 from proxy.errors import ConfigError
 from proxy.report.request import Request
-from proxy.report.storage import HadoopFiles, LocalFiles, Storage, StorageError
+from proxy.report.storage import HadoopFiles, LocalFiles, Storage, StorageError, translated
 
 #: Set by spark-submit for the program that it starts.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
@@ -75,6 +77,26 @@ class Run:
     output: str  # output directory
     work: Path  # temporary directory on this machine
     duck: duckdb.DuckDBPyConnection
+
+    def read_text(self, path: str) -> str:
+        """Read a text file; return "" if the file does not exist."""
+        local = self.storage.fetch(path, self.work)
+        with translated(path), suppress(FileNotFoundError):
+            return local.read_text("utf-8")
+        return ""
+
+    def read_json(self, path: str) -> dict[str, Any]:
+        """Read a JSON object; return {} if the file does not exist or was left incomplete by a killed run."""
+        try:
+            return dict(json.loads(self.read_text(path)))
+        except ValueError:
+            return {}
+
+    def write_text(self, path: str, content: str) -> None:
+        """Write a text file, which appears when it is complete. An existing file is replaced."""
+        local = self.work / "content"
+        local.write_text(content, "utf-8")
+        self.storage.put(local, path)
 
 
 class LazySession:
@@ -141,7 +163,6 @@ def opened(session: LazySession, request: Request, command: str) -> Iterator[Run
 
 
 def chosen(request: Request) -> dict[str, str]:
-    """Choose the initial settings."""
     master = {} if request.master is None else {"spark.master": request.master}
     is_local = _SUBMITTED not in os.environ if request.master is None else request.master.startswith("local")
     return FIXED | (LOCAL if is_local else {}) | master | dict(request.settings)

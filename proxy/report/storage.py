@@ -13,11 +13,9 @@ Source: Hadoop's FileSystem API, used through Spark's gateway to the JVM.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -218,31 +216,6 @@ class HadoopFiles:
 
 #: The file systems of a run.
 Storage = LocalFiles | HadoopFiles
-
-
-def read_text(files: Storage, path: str) -> str:
-    """Read a text file; return "" if the file does not exist."""
-    with tempfile.TemporaryDirectory(prefix="oxproxy-") as folder:
-        local = files.fetch(path, Path(folder))
-        with translated(path), suppress(FileNotFoundError):
-            return local.read_text("utf-8")
-    return ""
-
-
-def read_json(files: Storage, path: str) -> dict[str, Any]:
-    """Read a JSON object; return {} if the file does not exist or was left incomplete by a killed run."""
-    try:
-        return dict(json.loads(read_text(files, path)))
-    except ValueError:
-        return {}
-
-
-def write_text(files: Storage, path: str, content: str) -> None:
-    """Write a text file, which appears when it is complete. An existing file is replaced."""
-    with tempfile.TemporaryDirectory(prefix="oxproxy-") as folder:
-        local = Path(folder, "content")
-        local.write_text(content, "utf-8")
-        files.put(local, path)
 
 
 def literal(path: str) -> str:

@@ -41,7 +41,6 @@ _SMALL_FILE, _MOST_FILES = 8 << 20, 60
 #: Cost of opening a file, as a number of bytes.
 _OPEN_BYTES = 64 << 10
 _SPARK_ERRORS = (Py4JJavaError, PySparkException)
-_ROW = "batch STRING, name STRING, data BINARY"
 _EMPTY = "nothing"
 
 
@@ -211,7 +210,8 @@ class Partials:
         return cores * min(_TASKS_PER_CORE, 1 + _cost(job) // cores // _TASK_BYTES)
 
     def _store(self, pieces: RDD[partials.Piece]) -> None:
-        frame = self._run.session.spark.createDataFrame(pieces, _ROW, verifySchema=False)
+        columns = "batch STRING, name STRING, data BINARY"
+        frame = self._run.session.spark.createDataFrame(pieces, columns, verifySchema=False)
         frame.write.mode("append").parquet(self._folder)
 
     def open(self, day: date | None) -> None:

@@ -27,7 +27,7 @@ import duckdb
 from proxy.report.partials import MACROS, statements
 from proxy.report.request import KnownBinding
 from proxy.report.session import Run
-from proxy.report.storage import folder_day, read_json, write_text
+from proxy.report.storage import folder_day
 from proxy.report.store import inputs
 
 #: The tables of a report.
@@ -62,7 +62,6 @@ class Tables:
             "now": f"TIMESTAMP '{run.request.now.astimezone(UTC):%Y-%m-%d %H:%M:%S.%f}'",
             "is_known": run.request.bindings is not None,
         }
-        self._hours: set[date] = set()
         run.storage.make(run.output)
         run.storage.remove(f"{run.output}/{_STAGING}")  # left by a run that was killed
         known = run.request.bindings or ()
@@ -84,7 +83,7 @@ class Tables:
 
     def state(self, day: date | None) -> dict[str, Any]:
         """Return the inputs and page data of a day's tables; empty if another version created the tables."""
-        return read_json(self._run.storage, self._state_file(day))
+        return self._run.read_json(self._state_file(day))
 
     def fingerprint(self, day: date | None) -> str:
         """Return a fingerprint of the inputs of a day's tables."""
@@ -111,10 +110,10 @@ class Tables:
     def _create(self, day: date) -> dict[str, Any]:
         """Write the tables for a day to a local directory. Return the page data that no table contains."""
         self._values["day"] = f"DATE '{day}'"
-        earlier = [other for other in self._history(day) if other not in self._hours]
+        loaded = {other for (other,) in self._run.duck.execute("SELECT DISTINCT date FROM m_hours").fetchall()}
+        earlier = [other for other in self._history(day) if other not in loaded]
         if files := [str(file) for other in earlier for file in self.files(TRAFFIC, other)]:
             self._run.duck.execute(Template(_SQL["earlier hours"]).substitute(files=files))
-        self._hours.update(earlier, [day])
         self._ask("prepare")
         wanted = [name for name in TABLES if name != TRACE or self._run.request.trace]
         if not sum(self._write(name, *_PARQUET) for name in wanted):
@@ -144,7 +143,7 @@ class Tables:
                 self._run.storage.make(f"{self._run.output}/{name}")
                 self._run.storage.move(f"{staging}/{name}", placed)
         self._run.storage.remove(staging)
-        write_text(self._run.storage, self._state_file(day), json.dumps(state))
+        self._run.write_text(self._state_file(day), json.dumps(state))
 
     def _history(self, day: date) -> list[date]:
         """Return the days with tables with which a day is compared."""
