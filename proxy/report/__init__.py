@@ -6,6 +6,5 @@ Only the command line imports this package.
 system that Hadoop supports. `partials` aggregates each file in a Spark task, and `store` keeps the partials in the
 output directory. `tables` creates the tables for a day from the partials, and puts them in place. `figures` reads the
 data of a page from the tables. `pages` renders the `templates`, using `charts` and `wording`, and writes and links the
-pages. `trace` finds one message in the log. The SQL statements used by `partials`, `tables` and `figures` are in the
-directory `sql`.
+pages. `trace` finds one message in the log. The SQL statements are in the directory `sql`.
 """

@@ -39,7 +39,8 @@ FOLDER = "_partials/1"
 VERSION = 1
 #: Maximum numbers of characters kept per invalid line, and of invalid lines kept per segment. All lines are counted.
 LINE_CHARACTERS, KEPT_LINES = 8192, 1000
-#: Minimum number of bits per message id in a bloom filter. With four hashes, the rate of false positives is 2 %.
+#: Minimum number of bits per message id in a bloom filter, whose size is a power of two. With four hashes, the rate of
+#: false positives is 2 %.
 _BLOOM_BITS = 10
 
 #: Number of bytes of text aggregated in one step, and number of bytes decompressed in one step.
@@ -174,20 +175,16 @@ class Reader:
         """Yield the partials of everything read since the last call."""
         self._duck.commit()
         self._duck.execute(_SQL["routes"])
-        self._add_blooms()
+        counts = self._duck.execute("SELECT sid, count(DISTINCT id) AS n FROM publishes GROUP BY sid HAVING n > 0")
+        for sid, ids in counts.fetchall():
+            size = 1 << max(6, (ids * _BLOOM_BITS - 1).bit_length())
+            self._duck.execute(Template(_SQL["bloom"]).substitute(sid=sid, size=size))
         batch = uuid.uuid4().hex
         for name, statement in PARTIALS.items():
             if name != TRACE or self._traced:
                 self._duck.execute(f"COPY ({statement}) TO '{self._piece}' (FORMAT parquet, COMPRESSION zstd)")
                 yield Piece(batch, name, self._piece.read_bytes())
         self._begin()
-
-    def _add_blooms(self) -> None:
-        """Create the bloom filters of the message ids. The size of each filter is a power of two."""
-        counts = self._duck.execute("SELECT sid, count(DISTINCT id) AS n FROM publishes GROUP BY sid HAVING n > 0")
-        for sid, ids in counts.fetchall():
-            size = 1 << max(6, (ids * _BLOOM_BITS - 1).bit_length())
-            self._duck.execute(Template(_SQL["bloom"]).substitute(sid=sid, size=size))
 
 
 def read(segments: Iterable[tuple[str, int, bytes]], traced: bool) -> Iterator[Piece]:

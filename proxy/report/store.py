@@ -47,14 +47,9 @@ _EMPTY = "nothing"
 def inputs(day: date | None) -> str:
     """Return the SQL condition for the segments on which the tables of a day depend.
 
-    They have invalid lines or records of the day, publishes of the previous day that may be returned on this day, or
-    records of the first hour of the following day, until which the day's publishes may be returned. If the day is None,
-    they are the segments outside date directories.
+    If the day is None, they are the segments outside date directories.
     """
-    if day is None:
-        return "folder IS NULL"
-    following = f"list_contains(days, DATE '{day}' + 1) AND first < DATE '{day}' + INTERVAL 25 HOUR"
-    return f"(list_has_any(days, [DATE '{day}' - 1, DATE '{day}']) OR {following})"
+    return "folder IS NULL" if day is None else f"concerns(days, first, DATE '{day}')"
 
 
 class Partials:
@@ -65,6 +60,7 @@ class Partials:
         self._folder = f"{run.output}/{partials.FOLDER}"
         self._work = run.work / "partials"
         self._work.mkdir()
+        self._sql = partials.statements("store.sql", files=f"{self._work}/segments/*.parquet")
         self._files: dict[str, tuple[Path, set[str]]] = {}  # copy on this machine and batches of each stored file
         for piece in partials.nothing():
             self._put(_EMPTY, piece.name, piece.data)
@@ -77,9 +73,8 @@ class Partials:
         """
         self._load()
         paths = [segment.path for segment in segments]
-        self._run.duck.execute("CREATE OR REPLACE TEMP TABLE present AS SELECT unnest(?::VARCHAR[]) AS path", [paths])
-        traced = self._run.request.trace
-        known = set(self._ask("SELECT path, size, modified FROM latest WHERE traced OR NOT ?", [traced]))
+        self._ask("CREATE OR REPLACE TEMP TABLE present AS SELECT unnest(?::VARCHAR[]) AS path", [paths])
+        known = set(self._ask(self._sql["known"], [self._run.request.trace]))
         new = [segment for segment in segments if (segment.path, segment.size, segment.modified) not in known]
         if new:
             try:
@@ -108,24 +103,14 @@ class Partials:
         """Return path, size and time of the segments whose bloom filters show that they don't contain a message."""
         self._load()
         self._ask(partials.MACROS)
-        rows = self._ask(
-            f"""SELECT path, size, modified FROM read_parquet('{self._work}/segments/*.parquet')
-            WHERE bloom IS NULL OR list_contains([get_bit(bloom::BIT, place::INTEGER)
-                FOR place IN bloom_places(md5_number_lower(?), octet_length(bloom) * 8)], 0)""",
-            [message_id],
-        )
-        return set(rows)
+        return set(self._ask(self._sql["without"], [message_id]))
 
     def days(self) -> list[date]:
         """Return the days of which segments in the log contain records, in order."""
-        rows = self._ask(
-            """SELECT DISTINCT day FROM (SELECT unnest(days) AS day, * FROM latest SEMI JOIN present USING (path))
-            WHERE day = folder OR day BETWEEN first::DATE AND last::DATE ORDER BY day"""
-        )
-        return [day for (day,) in rows]
+        return [day for (day,) in self._ask(self._sql["days"])]
 
     def _load(self) -> None:
-        """Load the tables ``segments`` (all partials) and ``live`` (the effective partial for each content hash)."""
+        """Load the list of segments from new partials."""
         for entry in self._run.storage.entries(self._folder):
             if entry.name.endswith(".parquet") and entry.path not in self._files:
                 file = self._run.storage.fetch(entry.path, self._work)
@@ -133,15 +118,7 @@ class Partials:
                 self._files[entry.path] = file, {batch for batch, _ in rows}
                 for batch, data in rows:
                     self._put(batch, "segments", data)
-        self._run.duck.execute(
-            f"""CREATE OR REPLACE TEMP TABLE segments AS SELECT * EXCLUDE (bloom, filename),
-                parse_filename(filename, true) AS batch
-                FROM read_parquet('{self._work}/segments/*.parquet', filename = true);
-            CREATE OR REPLACE TEMP TABLE latest AS FROM segments
-                QUALIFY row_number() OVER (PARTITION BY path ORDER BY made DESC, sid) = 1;
-            CREATE OR REPLACE TEMP TABLE live AS FROM latest
-                QUALIFY row_number() OVER (PARTITION BY content ORDER BY traced DESC, path) = 1;"""
-        )
+        self._ask(self._sql["load"])
 
     def _put(self, batch: str, name: str, data: bytes) -> None:
         file = self._local(name, batch)
@@ -218,8 +195,6 @@ class Partials:
         """Create the views ``p_NAME`` over the effective partials of the `inputs` of a day."""
         batches = [batch for (batch,) in self._ask(f"SELECT DISTINCT batch FROM live WHERE {inputs(day)}")]
         self._unpack(batches)
-        # This table is usually empty, so joining with it costs nothing. A join with `live` would copy all rows.
-        self._ask("CREATE OR REPLACE TEMP TABLE superseded AS SELECT sid FROM segments ANTI JOIN live USING (sid)")
         for name in partials.PARTIALS:
             source = self._source(name, batches)
             self._ask(f"CREATE OR REPLACE TEMP VIEW p_{name} AS FROM {source} ANTI JOIN superseded USING (sid)")
@@ -228,11 +203,7 @@ class Partials:
         """Remove the partials of deleted segments for the requested days."""
         request = self._run.request
         root = f"{self._run.storage.whole(request.input).rstrip('/')}/"
-        self._run.duck.execute(
-            """CREATE OR REPLACE TEMP TABLE forgotten AS SELECT path FROM latest ANTI JOIN present USING (path)
-            WHERE starts_with(path, ?) AND (folder IS NULL OR folder BETWEEN ? AND ?)""",
-            [root, request.since or date.min, request.until or date.max],
-        )
+        self._ask(self._sql["forget"], [root, request.since or date.min, request.until or date.max])
         batches = {batch for (batch,) in self._ask("SELECT batch FROM segments SEMI JOIN forgotten USING (path)")}
         paths = [path for path, (_, contained) in self._files.items() if contained & batches]
         self._rewrite(paths, "ANTI JOIN forgotten USING (path)")

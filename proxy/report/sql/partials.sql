@@ -49,9 +49,9 @@ FROM timed
 CREATE OR REPLACE TEMP TABLE routes AS SELECT sid, date, vhost, exchange, rules, queues, exchanges, remotes, bindings,
     count(*) AS n, total(size) AS bytes, min(t) AS first, max(t) AS last FROM publishes GROUP BY ALL;
 -- `sampled` is the greatest id of the 1,000 publishes whose whole path through several sidecars is kept: those with the
--- smallest hashes of the message id, so that the same messages are chosen in all segments. `tail` is the time from which
--- publishes can still be matched to a return in a later segment. These are the last 2,000 publishes or, if there were
--- more in the last 60 seconds, all publishes of that period, up to 20,000.
+-- smallest hashes of the message id, so that the same messages are chosen in all segments. `tail` is the time from
+-- which publishes can still be matched to a return in a later segment. These are the last 2,000 publishes or, if there
+-- were more in the last 60 seconds, all publishes of that period, up to 20,000.
 CREATE OR REPLACE TEMP TABLE limits AS SELECT sid, list_max(min(id, 1000)) AS sampled,
     greatest(list_min(max(t, 20000)), least(list_min(max(t, 2000)), max(t) - INTERVAL 60 SECOND)) AS tail
     FROM publishes GROUP BY sid;
