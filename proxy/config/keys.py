@@ -49,7 +49,7 @@ _KUBERNETES = re.compile(r"OXPROXY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT
 #: The values of these keys are names of environment variables: keys with the suffix ``_env``, and the key ``env``.
 _NAMES_VARIABLE, _VARIABLE = "_env", "env"
 
-#: The index of an item of a list.
+#: The index of a list item.
 _INDEX = re.compile("[0-9]{1,4}")
 
 

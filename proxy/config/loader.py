@@ -88,7 +88,7 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
     """Report listen addresses that conflict, and broker addresses on which this sidecar itself listens."""
     listening = [(f"listen[{index}].address", listener.address) for index, listener in enumerate(settings.listen)]
     listening += [("admin.address", address) for address in settings.admin_addresses]
-    # An address that could not be read was replaced by the default, with which nothing conflicts.
+    # An address that could not be read was replaced with the default, which must not be reported as a conflict.
     unreadable = {error.key for error in faults.errors}
     listening = [(key, address) for key, address in listening if key not in unreadable]
     for index, (key, address) in enumerate(listening):
@@ -154,7 +154,7 @@ def _check_audit_directory(settings: Settings, directory: Path, faults: Faults) 
     key = "audit.directory"
     if os.path.lexists(directory) and not os.path.isdir(directory):
         faults.error(settings.place(key), key, f"{directory}: seen a file, expected a directory")
-    elif not faults.secrets_required and not os.path.isdir(directory.parent):  # at startup, the audit log reports this
+    elif not faults.secrets_required and not os.path.isdir(directory.parent):  # at startup, the audit log reports it
         faults.warn(settings.place(key), key, f"{directory}: the parent directory does not exist")
 
 
@@ -188,7 +188,7 @@ class ChangedSettings(NamedTuple):
 
 
 def changed_since(settings: Settings, environ: Environment[str, str]) -> ChangedSettings:
-    """Read the configuration file again and compare it with the settings in force."""
+    """Read the configuration file again and compare it with the current settings."""
     # Standard input and pipes can't be read again.
     if settings.file == STANDARD_INPUT or (settings.file.exists() and not settings.file.is_file()):
         return ChangedSettings()

@@ -1,4 +1,4 @@
-"""Reads passwords, the secrets that sign clients' bindings, and the key for the hashes in the audit log.
+"""Reads passwords, the secrets that sign client bindings, and the key for the hashes in the audit log.
 
 Each value is stored in the configuration, in an environment variable or in a file. Errors never contain a value.
 """
@@ -17,12 +17,12 @@ from proxy.yamlfile.document import Faults
 from proxy.yamlfile.models import FileModel, path_in
 from proxy.yamlfile.secret_sources import MissingSecret, read_password_source, read_secret_source
 
-#: Size of each secret that signs clients' bindings.
+#: Size of each secret that signs client bindings.
 SECRET_BYTES = 32
 #: Size limits of the key for the hashes in the audit log, the same as in `audit.record`.
 HASH_KEY_BYTES = (16, 64)
 _NO_SECRETS = (
-    "missing, expected a secret, because the broker is not on loopback: without a secret, the key that signs clients' "
+    "missing, expected a secret, because the broker is not on loopback: without a secret, the key that signs client "
     "bindings is derived from the control user's password"
 )
 
@@ -68,7 +68,6 @@ class _SecretReader:
 
     @property
     def _loopback(self) -> bool:
-        """True if the broker is on this host."""
         return all(address.loopback for address in self.settings.upstream.addresses)
 
     def _error(self, key: str, message: str) -> None:
@@ -139,7 +138,7 @@ class _SecretReader:
             self._error(key, "seen an empty string, expected a password")
         elif place.line and not self._loopback:
             message = (
-                "a password in plain text, for a broker that is not on loopback: use password_env or password_file"
+                "the password is in plain text and the broker is not on loopback; use password_env or password_file"
             )
             self.faults.warn(place, key, message)
         return control.password
@@ -162,7 +161,7 @@ class _SecretReader:
             expected = "expected password_env, password_file or password"
             self.faults.missing(place, key, f'no password for the user "{control.username}", {expected}')
         elif not self._loopback:
-            message = "no password is set: the default password of guest works only for brokers on loopback"
+            message = "no password is set, and the default password of guest works only for brokers on loopback"
             self.faults.warn(place, key, message)
 
     def _password(self, key: str, source: str | Path) -> str:

@@ -73,7 +73,7 @@ class ControlSection(FileModel):
 
     username: Text = "guest"
     """name of the control user"""
-    # Loading replaces this with the password from `password_env` or `password_file`, if one of them is given.
+    # Loading replaces this with the password from `password_env` or `password_file`, if one of them is set.
     password: Password = _GUEST
     """password of the control user; a warning is logged unless all broker addresses are loopback"""
     password_env: Text | None = None
@@ -191,7 +191,6 @@ class AuditSection(FileModel):
     """environment variable that contains the key for the hashes"""
     hash_key_file: Text | None = None
     """file that contains the key for the hashes"""
-    #: the key for the hashes
     hash_key: Annotated[SkipJsonSchema[bytes], Field(alias="\0hash_key", repr=False)] = b""
 
 
@@ -268,14 +267,12 @@ class Settings(FileModel):
     limits: LimitsSection = Field(default_factory=LimitsSection)
     log: LogSection = Field(default_factory=LogSection)
     shutdown: ShutdownSection = Field(default_factory=ShutdownSection)
-    #: the configuration file
     file: Annotated[SkipJsonSchema[Path], Field(alias="\0file")] = Path()
     #: position of each key in the file, by dotted path
     places: Annotated[SkipJsonSchema[Places], Field(alias="\0places", repr=False)] = Field(default_factory=dict)
 
     @property
     def folder(self) -> Path:
-        """The directory of the configuration file."""
         return self.file.parent
 
     @property

@@ -73,7 +73,7 @@ class BrokerModel(FileModel):
     username: Annotated[str, Expected("the name of a user")] = NOTHING
     """user name, unless the translation contains one"""
     password: Password = NOTHING
-    """password; with a warning unless the broker is on loopback"""
+    """password in plain text; causes a warning unless the broker is on loopback"""
     password_env: Annotated[str, Expected("the name of an environment variable")] = NOTHING
     """environment variable that contains the password"""
     password_file: _FileName = NOTHING
@@ -90,7 +90,7 @@ class BrokerModel(FileModel):
 
 @dataclass(frozen=True, slots=True)
 class AddressPlaces:
-    """Positions of one rule of the address table.
+    """Positions of the keys of one rule in the address table.
 
     Args:
         hosts: position of the key `hosts`, or of the rule if it has no such key.
@@ -110,7 +110,6 @@ class ParsedAddress:
 
     @property
     def places(self) -> AddressPlaces:
-        """Positions of the rule's keys."""
         fields = self.fields
         return AddressPlaces(fields.path, fields.place_of("translation"), fields.place_of("hosts"))
 
@@ -130,7 +129,8 @@ class BrokerRule:
     """Another broker that translations may name.
 
     Args:
-        settings: its keys. File names in them are relative to `folder`, the directory of the rules file.
+        settings: the broker's keys. File names in the settings are relative to `folder`, the directory of the rules
+            file.
         places: positions of the keys whose values are verified later: address, password_env, password_file, and the
             files in tls.
     """
@@ -153,21 +153,22 @@ class BrokerRule:
 
 
 #: Keys whose values can be verified only on the sidecar's host.
-_JUDGED_LATER = ("address", "password_env", "password_file")
+_VERIFIED_LATER = ("address", "password_env", "password_file")
 _TLS_FILES = ("ca", "certificate", "key")
 
 
 def read_broker(name: Scalar, keys: Keys) -> BrokerRule | None:
-    """Read one entry of `brokers:`."""
     warn_of_variables(keys)
     model = read_model(BrokerModel, keys)
     if not name.text or any(sign in name.text for sign in "/:@[]~") or len(name.text.encode()) > MAX_SHORT_BYTES:
-        keys.faults.error(name.place, keys.path, "a broker's name is used as a host: it must not contain / : @ [ ] ~")
+        keys.faults.error(
+            name.place, keys.path, "the name of a broker is used as a host, so it must not contain / : @ [ ] ~"
+        )
         return None
     if model is None:
         return None
     _credentials(keys, model.address, model.tls is not None)
-    places = {key: keys.place_of(key) for key in _JUDGED_LATER}
+    places = {key: keys.place_of(key) for key in _VERIFIED_LATER}
     if model.tls is not None:
         inner = keys.section("tls")
         places |= {f"tls.{key}": inner.place_of(key) for key in _TLS_FILES}
@@ -181,18 +182,17 @@ def _credentials(fields: Keys, address: HostPort, tls: bool) -> None:
     if len(sources) > 1:
         fields.error(sources[1], f"seen {' and '.join(sources)}, expected one of them")
     if sources and "username" not in fields:
-        fields.error(sources[0], "a password without a username")
+        fields.error(sources[0], "a password requires a username")
     if "username" in fields and not sources:
-        fields.error("username", "a username without password, password_env or password_file")
+        fields.error("username", "a username requires password, password_env or password_file")
     if "password" in fields and not address.loopback:
-        message = "a password in plain text, for a broker that is not on loopback: use password_env or password_file"
+        message = "the password is in plain text and the broker is not on loopback; use password_env or password_file"
         fields.warn("password", message)
     if sources and not tls and not address.loopback:
         fields.warn("address", "without tls the password is sent in plain text")
 
 
 def broker_password(broker: BrokerRule, environ: Environment[str, str], faults: Faults) -> SecretStr:
-    """Return a broker's password."""
     source = broker.password_source
     if source is None:
         return broker.settings.password or SecretStr("")

@@ -2,8 +2,8 @@
 
 Outcome, destinations and error text are compared as `explain` reports them, regardless of whether a destination exists.
 Publishes for which a rule picks a queue at random cannot be compared and are counted separately. Clock conditions can
-be compared, since both sets use the time of the publish. To limit memory, only a limited number of exchanges have
-separate counts, and only a limited number of differences have an example. This module uses no I/O and no clock.
+be compared, since both sets use the time of the publish. To limit memory use, only `EXCHANGES` exchanges have separate
+counts, and only `KINDS` kinds of difference have an example. This module uses no I/O and no clock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class ObservedPublish:
     """One publish that both sets of rules evaluate.
 
     Args:
-        queues: names of the queues in the virtual host, from which routes with regular expressions select.
+        queues: names of the queues in the virtual host, among which regex routes choose.
         decision: the decision of the live rules, if they evaluated an exchange.
     """
 
@@ -83,7 +83,7 @@ class _Kind:
 
 @dataclass(slots=True)
 class _Counts:
-    """Numbers of publishes to one exchange, by result, and the kinds of difference (results of live and candidate)."""
+    """Numbers of publishes to one exchange. `kinds` counts differences by the live and the candidate result."""
 
     compared: int = 0
     equal: int = 0
@@ -99,7 +99,7 @@ class RulesComparison:
         self.live = live
         self.candidate = candidate
         self._exchanges: dict[tuple[str, str], _Counts] = {}
-        #: by virtual host, exchange and id of the binding
+        #: Number of matches by virtual host, exchange and id of the binding.
         self._matches: Counter[tuple[str, bytes, str]] = Counter()
 
     def compare(self, seen: ObservedPublish, example: Callable[[], dict[str, object]]) -> None:
@@ -136,7 +136,6 @@ class RulesComparison:
         return self._exchanges.setdefault(key, _Counts())
 
     def as_json(self) -> dict[str, object]:
-        """Return the results as plain data."""
         exchanges = [_exchange_json(*key, counts) for key, counts in sorted(self._exchanges.items())]
         totals = {
             name: sum(int(str(exchange[name])) for exchange in exchanges)
@@ -166,7 +165,7 @@ class RulesComparison:
 
 
 def _first(_: int) -> int:
-    """Replace a random pick by a fixed choice. The results of random picks are not compared."""
+    """Replace a random pick with a fixed choice. The results of random picks are not compared."""
     return 0
 
 

@@ -77,7 +77,7 @@ def _bind(exchange: Exchange, parsed: ParsedBinding, owner: ExchangeRule, faults
 
 
 def _reserved(parsed: ParsedBinding, faults: Faults) -> None:
-    """Report destinations with the reserved prefix in routing operators."""
+    """Report routing operators whose destinations have the reserved prefix."""
     for key, name in parsed.named_routes():
         fault = short_fault(name)
         if fault:

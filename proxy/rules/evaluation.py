@@ -1,7 +1,7 @@
 """Evaluates the rules for a message, without a broker.
 
-Applies the decision, the address table, the alternate exchange and ``unmatched: pass``. Used by tests in rules files,
-``oxproxy explain`` and ``oxproxy shadow``. Whether a destination exists is not considered.
+This module applies the decision, the address table, the alternate exchange and ``unmatched: pass``. Tests in rules
+files, ``oxproxy explain`` and ``oxproxy shadow`` use it. The module does not consider whether a destination exists.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PASSED, TRANSLATED = "passed", "translated"
 
 @dataclass(frozen=True, slots=True)
 class RoutingResult:
-    """Result of routing a message. The fields are named like the keys under `expect` in a test.
+    """Result of routing a message. The fields have the same names as the keys under `expect` in a test.
 
     `exchanges` includes the alternate exchange if it is used. `failed` contains the reasons for failed translations.
     `rule` is the index of the first address rule that applied.
@@ -85,7 +85,7 @@ def decide(
     trace: Trace | None = None,
     regex_budget: int = DEFAULT_BUDGET,
 ) -> Decision:
-    """Evaluate the rules. A random pick is replaced by the first name in byte order, so that results are comparable."""
+    """Evaluate the rules. Random picks are replaced with the first name in byte order, to make results comparable."""
     names = QueueNames(tuple(sorted(queues)))
     return router.decide(message.exchange, message.facts, at, names, lambda _: 0, trace, regex_budget)
 
@@ -141,7 +141,7 @@ def _routing_result(
 def _translate_publish(
     message: DescribedMessage, vhost: VhostRules, book: AddressBook
 ) -> DescribedMessage | RoutingResult | None:
-    """Look up a publish in the address table if the sidecar does not evaluate its exchange.
+    """Look up the address of a publish in the address table if the sidecar does not evaluate the exchange.
 
     Returns:
         None if no rule applies; the redirected message if its new exchange is evaluated; otherwise the final result.

@@ -1,8 +1,8 @@
 """Explains how one message is routed, as text and as JSON.
 
 An explanation contains the trace from the package `routing`, and each lookup in the address table with its rule,
-captures, result and target, but without passwords. No broker is queried. It is therefore unknown whether a chosen queue
-exists, and regex routes choose among the queues named by the rules and the request.
+captures, result and target, but without passwords. No broker is queried. Explanations therefore do not show whether a
+chosen queue exists, and regex routes choose among the queues named by the rules and the request.
 
 Source: the messenger-addressing specification, section 3.4, which requires a dry run that prints this data.
 """
@@ -44,7 +44,7 @@ class Lookup:
     Args:
         rule: number of the rule that applied, from 0; None if no rule applied.
         captures: the strings matched by the wildcards in the rule's pattern.
-        target: the target of the result, or the reason why there is none.
+        target: target of the resulting address, or the reason why there is none.
     """
 
     address: str
@@ -85,7 +85,7 @@ def look_up(book: AddressBook, address: bytes) -> Lookup:
 
 
 def matching_lookups(book: AddressBook, publications: Iterable[Publication]) -> Iterator[Lookup]:
-    """Look up publishes, and yield the lookups in which a rule applies."""
+    """Look up the addresses of publishes, and yield the lookups in which a rule applies."""
     for publication in publications:
         lookup = look_up(book, address_of(publication))
         if lookup.rule is not None:
@@ -276,7 +276,7 @@ def explain(
 
 
 def _vhost_of(loaded: LoadedRules, request: ExplainRequest) -> str:
-    """Return the virtual host of a message; without its exchange, that of the only address table."""
+    """Return the virtual host that has the message's exchange, or the virtual host of the only address table."""
     exchange = request.message.exchange
     homes = [
         vhost.vhost
@@ -311,7 +311,6 @@ def explain_address(loaded: LoadedRules, request: AddressRequest) -> Lookup:
 
 
 def as_json(explanation: Explanation | Lookup) -> dict[str, object]:
-    """Return the explanation as plain data for JSON."""
     if isinstance(explanation, Lookup):
         return explanation.as_json()
     return {
@@ -366,7 +365,6 @@ def _binding_json(step: BindingStep) -> dict[str, object]:
 
 
 def as_text(explanation: Explanation | Lookup) -> str:
-    """Return the explanation as text for a terminal."""
     if isinstance(explanation, Lookup):
         return "\n".join(as_lines(explanation))
     message, facts = explanation.message, explanation.message.facts
@@ -421,7 +419,8 @@ def _binding_lines(step: BindingStep) -> Iterator[str]:
         yield f"      {_operator_words(operator)}"
     for owner in step.spent_budgets:
         whose = {"rules": "rules files", "client": "its client", "message": "the message's headers"}[owner]
-        yield f"      the regex budget for {whose} is exhausted: conditions are not evaluated, regex routes are ignored"
+        skipped = "conditions are not evaluated, and regex routes are ignored"
+        yield f"      the regex budget for {whose} is exhausted; {skipped}"
     if step.added:
         yield "      adds " + ", ".join(map(destination_text, step.added))
     if step.removed:

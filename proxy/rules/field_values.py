@@ -1,8 +1,8 @@
-"""Reads AMQP values, instants and time zones in rules files. The values are arguments and headers.
+"""Reads AMQP values (arguments and headers), times and time zones from rules files.
 
-A string becomes ``S``, an integer ``I`` or ``l``, a decimal number ``d``, true and false ``t``, a list ``A``, a
-mapping ``F``, null ``V``; every other type is written with a tag. Instants are seconds since the epoch; a time without
-a zone is rejected, since its meaning would depend on the machine.
+A string becomes ``S``, an integer ``I`` or ``l``, a decimal number ``d``, true and false ``t``, a list ``A``, a mapping
+``F``, null ``V``; every other type is written with a tag. Times become seconds since the epoch. A time without a zone
+is rejected, since its meaning would depend on the machine.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _value(node: Node) -> Value:
     content = node.value
     value = _plain_value(content)
     if value is None:  # a number
-        # If a double is not finite, RabbitMQ drops the connection on a bind, and answers a publish with 541.
+        # If a double is not finite, RabbitMQ drops the connection on a bind, and responds to a publish with 541.
         infinite = isinstance(content, float)
         expected = "a finite number" if infinite else "a signed 64-bit integer"
         raise _RefusedError(node.place, f"seen {node.text if infinite else describe(node)}, expected {expected}")

@@ -30,7 +30,7 @@ def publish_time(written: str) -> float:
     return seconds
 
 
-#: 0002-01-01 and 9999-12-30 (UTC). Other times may be outside the calendar in some time zone.
+#: 0002-01-01 and 9999-12-30 (UTC). Earlier and later times may be outside the calendar in some time zones.
 _EARLIEST, _LATEST = -62_104_060_800, 253_402_128_000
 _TIME = "a time with its zone such as 2026-11-21T08:00:00Z"
 #: An instant in seconds since the epoch.
@@ -134,7 +134,7 @@ def check_tests(
 
 
 def compare(result: RoutingResult, expected: ExpectationModel) -> tuple[str, ...]:
-    """Return the differences between the actual and the expected result, with one string for each."""
+    """Return one string for each difference between the actual and the expected result."""
     differences = []
     outcome: str | None = expected.outcome
     error: str | None = expected.error
@@ -152,7 +152,7 @@ def compare(result: RoutingResult, expected: ExpectationModel) -> tuple[str, ...
     if result.failed and outcome is None:
         differences.append(f"a translation failed: {'; '.join(result.failed)}")
     if result.error is not None and error is None and outcome is None:
-        differences.append(f'error: the message is refused with "{result.error}"')
+        differences.append(f'error: the message is rejected with "{result.error}"')
     return tuple(differences)
 
 

@@ -31,7 +31,7 @@ _BY_ARGUMENTS = (OPEN, "headers")
 _BY_KEY = ("direct", "topic")
 #: Name of the carrier if the broker already has an exchange with the imported name.
 _CARRIER = "{}.oxproxy"
-#: Prefixes of exchanges created by a sidecar, and of routing keys. An exchange with such bindings is a carrier.
+#: Prefixes of exchanges that a sidecar creates, and of routing keys on carriers. They identify carriers.
 _RESERVED = tuple(prefix.decode() for prefix in RESERVED_PREFIXES)
 _EXPECTED = "the output of rabbitmqctl export_definitions"
 #: JSON names of Python types, and of the types that pydantic expects.
@@ -203,7 +203,7 @@ def _is_wanted(exchange: _Exchange, bindings: Sequence[_Binding], only: Sequence
 
 
 def _distinct(kind: str, bindings: Iterable[_Binding]) -> list[_Binding]:
-    """Remove keys that the exchange type ignores, and bindings that are duplicates without these keys."""
+    """Remove keys that the exchange type ignores, and bindings that then equal an earlier binding."""
     ignored: dict[str, object] = {}
     if kind not in (*_BY_KEY, OPEN):
         ignored["routing_key"] = ""
@@ -237,7 +237,7 @@ def _lines(vhost: str, exchanges: Sequence[tuple[_Exchange, Sequence[_Binding]]]
 
 def _written(value: object) -> str:
     """Write a JSON value as YAML with the same meaning."""
-    # YAML permits neither all characters that JSON permits in strings nor the escape of a character as two surrogates.
+    # Some characters that JSON strings may contain, and pairs of surrogate escapes, are not valid in YAML.
     return escaped(json.dumps(value, ensure_ascii=False))
 
 
@@ -254,7 +254,7 @@ def _undecided(loaded: LoadedRules) -> Iterator[tuple[str, str]]:
                     yield (
                         f"exchange {text(exchange.name)}",
                         f"{len(alike)} bindings have order {order}, and the bindings to {names} stop, jump or remove "
-                        f"destinations; definitions do not contain the order in which bindings were declared: "
+                        f"destinations; since definitions do not contain the order in which bindings were declared, "
                         f"give each binding its own x-order",
                     )
 

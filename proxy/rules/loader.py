@@ -38,7 +38,7 @@ class LoadedRules:
     Args:
         routers: the compiled rules by virtual host.
         books: the address tables by virtual host; empty tables are omitted.
-        contents: name and bytes of each file. They are not in the repr, since addresses may contain passwords.
+        contents: name and bytes of each file. Excluded from the repr, since addresses may contain passwords.
     """
 
     rules: Rules
@@ -53,7 +53,8 @@ class LoadedRules:
         return check_tests(self.tests, self.rules, self.routers, self.books)
 
 
-#: Receives the parsed files, with positions, and the rules compiled from them. The files are valid only in the call.
+#: Receives the parsed files, with positions, and the rules compiled from them. The files are valid only during the
+#: call.
 CompiledHook: TypeAlias = Callable[[Sequence[ParsedFile], LoadedRules], None]
 #: Reads a test file.
 TestsReader: TypeAlias = Callable[[Path], bytes]
@@ -107,7 +108,7 @@ def compile_sources(
             if on_compiled is not None:
                 on_compiled(files, loaded)
         finally:
-            # Thousands of objects are freed individually, so that other threads can run in the meantime.
+            # Thousands of objects are freed one by one, so that other threads can run in between.
             for file in files:
                 release_parsed(file)
             for source in sources:
@@ -121,7 +122,7 @@ def _read(source: RulesSource, files: list[ParsedFile], faults: Faults) -> None:
     if source.root is not None:
         files.append(read_rules_file(source.root, source, faults))
     elif not source.faults.errors:
-        # A truncated file must not take the rules out of force.
+        # A truncated file must not disable the active rules.
         faults.error(Place(source.name, 1, 1), "", "the file is empty, expected a mapping with keys such as exchanges")
 
 

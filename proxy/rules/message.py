@@ -59,7 +59,6 @@ def quoted(seen: object) -> str:
 
 
 def destination_text(destination: Destination) -> str:
-    """Format a destination, such as ``queue orders``."""
     kind, name = destination
     return f"{kind} {text(name)}"
 

@@ -10,9 +10,9 @@ from proxy.routing.bindings.binding import Binding
 from proxy.rules.addresses import AddressPlaces, BrokerRule
 from proxy.values import Table
 
-#: First of the descending sequence numbers for bindings from files. The sequence numbers of clients' bindings, which
-#: are microseconds since 1970, are smaller. Among bindings with equal order, the binding with the greatest number is
-#: visited first, so bindings from files precede clients' bindings.
+#: First of the descending sequence numbers for bindings from files. The sequence numbers of client bindings, which are
+#: microseconds since 1970, are smaller. Among bindings with equal order, the binding with the greatest number is
+#: visited first, so bindings from files precede client bindings.
 FILE_FIRST = 1 << 62
 
 
@@ -33,7 +33,7 @@ class ExchangeRule:
         carrier_type: type of the carrier if it has to be declared: ``auto``, ``direct`` or ``topic``.
         unmatched_pass: whether messages that no binding routes are passed unchanged to the broker's own exchange.
         arguments: exchange arguments in file order, including alternate-exchange.
-        bindings: the bindings in file order; bindings with equal order are visited by `sequence`.
+        bindings: the bindings in file order; bindings with equal order are visited by descending `sequence`.
         local_time: time zone of ``dtl`` operators; None for the system's.
     """
 

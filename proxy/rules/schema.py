@@ -62,7 +62,7 @@ TYPES = (OPEN, "headers", "topic", "direct", "fanout")
 CARRIER: Final = "carrier"
 #: Routing operators that name their destinations.
 NAMED_ROUTES = (b"x-addq-", b"x-adde-", b"x-delq-", b"x-dele-")
-#: Arguments that the proxy itself adds to exchanges and bindings on the broker.
+#: Arguments that the sidecar itself adds to exchanges and bindings on the broker.
 OWN_ARGUMENTS = frozenset((b"x-open-exchange", b"x-oxproxy"))
 
 
@@ -87,7 +87,7 @@ def _or_name(schema: dict[str, Any]) -> None:
 
 
 class QueueModel(FileModel):
-    """A queue to declare as durable; an existing queue is used unchanged. May be written as just the name."""
+    """A queue to declare as durable; an existing queue is used unchanged. It may be written as the name only."""
 
     model_config = ConfigDict(json_schema_extra=_or_name)
 
@@ -252,7 +252,7 @@ class ParsedBinding:
         return self.places.place(self.first_place + place), join(f"{self.path}.arguments", name.decode())
 
     def named_routes(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the destinations named by routing operators: key of the argument, and name."""
+        """Yield the argument's key and the name for each destination that a routing operator names."""
         for key, value in self.binding.arguments:
             for destination in strings(value) if key.startswith(NAMED_ROUTES) else ():
                 yield key, destination
@@ -357,7 +357,7 @@ def _take_items(keys: Keys, key: str) -> list[Any]:
 
 
 def _take_sections(keys: Keys, key: str) -> list[Keys]:
-    """Remove and return the items of a list, which may not be mappings."""
+    """Remove and return the items of a list. Some of them may not be mappings."""
     return [Keys(item, keys.faults, join(keys.at(key), index)) for index, item in enumerate(_take_items(keys, key))]
 
 
@@ -439,7 +439,7 @@ class BindingReader:
     def __init__(self, places: PackedPlaces, faults: Faults) -> None:
         self._places = places
         self._faults = faults
-        #: argument names and entries that many bindings share
+        #: Argument names and entries that many bindings share.
         self._shared: dict[object, Any] = {}
 
     def __call__(self, node: Node, exchange: int, index: int) -> PackedBinding | None:
@@ -467,7 +467,7 @@ class BindingReader:
         return PackedBinding(kind, self._once(destination), routing_key, arguments, name, first)
 
     def _once(self, value: T) -> T:
-        """Return an equal object read earlier, or the value itself. Many bindings have the same names and entries."""
+        """Return an equal object that was read earlier, if any, or the value itself."""
         look = self._shared.setdefault if len(self._shared) < _MOST_SHARED else self._shared.get
         kept: T = look(value, value)
         return kept
@@ -515,7 +515,7 @@ def _check_arguments(parsed: ParsedExchange) -> None:
             error(fault.name, fault.message)
     for name, value in rule.arguments:
         if name in OWN_ARGUMENTS:
-            error(name, "this argument is reserved for the proxy")
+            error(name, "this argument is reserved for the sidecar")
         if name == ALTERNATE and value.letter == "S" and isinstance(value.value, bytes):
             wrong = name_fault(value.value.decode())
             if wrong:

@@ -1,7 +1,7 @@
 """Detects changes to rules files and TLS files, for reload.
 
-Files are first compared by name, link target and time, so that the switch of a ConfigMap's symbolic link is noticed.
-They are then compared by content, since a file with a new time may have the same content. No function blocks; the
+Files are first compared by name, link target and time, so that a change of a ConfigMap's symbolic link is noticed. They
+are then compared by content, since a file with a new time may have the same content. No function waits for changes; the
 caller polls.
 
 Source: Kubernetes documentation, "ConfigMaps: mounted ConfigMaps are updated automatically" (not under `subPath`).
@@ -27,7 +27,7 @@ _Stats = tuple[tuple[str, str, int, int, int], ...]
 
 
 class FileWatch:
-    """Compares the files with their state at the last load.
+    """Compares files with their state at the last load.
 
     Args:
         files: returns the files in the order in which they are loaded.
@@ -54,7 +54,7 @@ class FileWatch:
             return False
         if self._settled:
             return False
-        # A file written a moment ago may change again and keep its size and time, so it is read once more.
+        # A file written a moment ago may change again without a new size or time, so the next call reads it again.
         self._settled = all(self._now() - changed / 1e9 > _RECENT_SECONDS for *_, changed in stats)
         return self._version() != self._taken
 

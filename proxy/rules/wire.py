@@ -201,7 +201,6 @@ def _chosen(decision: Decision) -> list[Destination]:
 
 
 def as_data(wire: Wire) -> list[dict[str, object]]:
-    """Return the publishes as plain data for JSON."""
     return [_leaving_json(publish) for publish in wire.publishes]
 
 

@@ -55,7 +55,7 @@ class ConfigWarning(NamedTuple):
     message: str
 
     def __str__(self) -> str:
-        """``file:line:column: key: warning: message``."""
+        """Return ``file:line:column: key: warning: message``."""
         position = located(*self.place)
         return (
             f"{position}: {self.key}: warning: {self.message}" if self.key else f"{position}: warning: {self.message}"
@@ -68,7 +68,7 @@ class Faults:
 
     Args:
         secrets_required: whether passwords and files that only the sidecar needs must exist. False is for checks on
-            machines without these passwords and files: a missing one is then only a warning.
+            other machines, where a missing password or file is only a warning.
     """
 
     errors: list[ConfigError] = field(default_factory=list)
@@ -158,7 +158,7 @@ class Mapping:
 
 
 Node: TypeAlias = Scalar | Sequence | Mapping
-#: Returns the replacement for an item of ``exchanges[].bindings``, given the item and the two indexes.
+#: Returns the replacement for an item of ``exchanges[].bindings``, given the item and the indexes of exchange and item.
 BindingReader: TypeAlias = Callable[[Node, int, int], Any]
 
 
@@ -249,7 +249,7 @@ def _without_password(text: str) -> str:
 
 
 def escaped(json_text: str, keep: Container[str] = "") -> str:
-    """Escape the characters in JSON text that YAML does not permit or takes for line breaks, except those in `keep`."""
+    """Escape the characters in JSON text that YAML does not permit or treats as line breaks, except those in `keep`."""
     return "".join(char if char.isprintable() or char in keep else f"\\U{ord(char):08x}" for char in json_text)
 
 
@@ -347,7 +347,7 @@ class _Composer:
             kind, sign = ("alias", "*") if isinstance(event, AliasEvent) else ("anchor", "&")
             plural = "aliases" if kind == "alias" else "anchors"
             name = self._shown(event.anchor)
-            message = f"seen the {kind} {sign}{name}; {plural} are not supported: put a string in quotes"
+            message = f"seen the {kind} {sign}{name}, but {plural} are not supported; put strings in quotes"
             self._fault(self._place(event), message)
         if isinstance(event, ScalarEvent):
             if event.tag is None:

@@ -60,7 +60,7 @@ def parse_address(text: str, least: int = 1) -> HostPort:
 
 
 def can_be_looked_up(host: str) -> bool:
-    """Return False if the system can't look up a host name, for example since a part between dots is empty."""
+    """Return False if the system can't look up a host name, for example because a part between dots is empty."""
     if "\0" in host:  # asyncio raises ValueError, or the system ignores the rest of the name
         return False
     try:

@@ -13,7 +13,7 @@ from typing import Any
 import yaml
 from yaml.events import CollectionEndEvent, CollectionStartEvent, MappingStartEvent, NodeEvent, ScalarEvent
 
-#: The parser with which the file is loaded. The other parser rejects some files that this one accepts.
+#: The parser with which the file is loaded. The other parser rejects some files that this parser accepts.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MARK = "\ufeff"
 MASK = "***"
@@ -21,7 +21,7 @@ _KEY = "password"
 #: The password in an address, with or without a scheme: the text from the colon up to the last ``@`` before a slash.
 _ADDRESS = re.compile(r"(?P<before>:)(?!//)[^/]+(?=@)")
 _AT = re.compile(r"@|\\(?:x40|u0040|U00000040)")
-#: The same in a line of text that is not valid YAML, or in a comment.
+#: The same pattern for text that is not valid YAML, and for comments.
 _ADDRESS_IN_LINE = re.compile(r"(?P<before>:)(?!//)[^\s/][^/\r\n]*(?=@)")
 #: A line, in text that is not valid YAML, that may continue the value of an earlier line: not an item and not a key.
 _MORE = r"(?:\r?\n(?![ \t]*(?:-[ \t]|[\"']?[\w.-]+[\"']?[ \t]*:(?:\s|$)))[^\r\n]+)"
@@ -33,7 +33,7 @@ _COMMENT = re.compile(r"(?:^|(?<=\s))#[^\n]*", re.MULTILINE)
 def masked(text: str) -> str:
     try:
         spans = _secrets(text)
-    except (yaml.YAMLError, ValueError):  # ValueError: the escape of an impossible character
+    except (yaml.YAMLError, ValueError):  # ValueError: an escape for an invalid character
         return _masked_lines(text)
     parts, end = [], 0
     for start, stop in spans:
@@ -54,7 +54,7 @@ def _masked_lines(text: str) -> str:
 
 @dataclass(slots=True)
 class _Level:
-    """A list or mapping while it is read.
+    """A list or mapping that is being read.
 
     Args:
         is_secret: whether all values in it are secret.
@@ -70,7 +70,7 @@ class _Level:
 
 def _secrets(text: str) -> list[tuple[int, int]]:
     """Return the start and end of each secret value."""
-    if _KEY not in text.lower() and not _AT.search(text):  # a file with ten thousand bindings is not parsed needlessly
+    if _KEY not in text.lower() and not _AT.search(text):  # avoids parsing, which is slow for ten thousand bindings
         return []
     begin = len(text) - len(text.removeprefix(_MARK))
     spans: list[tuple[int, int]] = []

@@ -1,7 +1,7 @@
 """Reads YAML files with pydantic models: defines types of values, and reports invalid values.
 
-`read_model` validates a tree of nodes with a model and reports every pydantic error with the file, line, column and
-key of its node. Invalid values are replaced by defaults, so that later checks also run.
+`read_model` validates a tree of nodes with a model and reports every pydantic error with the file, line, column and key
+of its node. Invalid values are replaced with defaults, so that later checks also run.
 
 A type states which values it expects, with `Expected` or one of the types below. No message contains a secret.
 """
@@ -49,7 +49,7 @@ _VARIABLE = re.compile(r"\$\{\w[^}]*\}|\$\(\w+\)|\{\{.+?\}\}")
 
 
 class Keys:
-    """A mapping in a file, its dotted path, and the collector of its errors. Provides the positions of its keys.
+    """A mapping in a file, its dotted path, and the collector of its errors. Methods return the positions of its keys.
 
     Args:
         node: the mapping, or the node that the file contains instead of a mapping.
@@ -80,7 +80,6 @@ class Keys:
         return entry[0].place if entry else self.place
 
     def value(self, key: str) -> Node | None:
-        """Return the value of a key; None if the key is missing."""
         entry = self._mapping.entry(key)
         return entry[1] if entry else None
 
@@ -92,7 +91,7 @@ class Keys:
         return Keys(self.value(key) or self.node, self.faults, self.at(key))
 
     def invalid(self, message: str) -> None:
-        """Report an error of the whole mapping."""
+        """Report an error about the whole mapping."""
         self.faults.error(self.place, self.path, message)
 
     def error(self, key: str, message: str) -> None:
@@ -320,7 +319,7 @@ def _unwrapped(annotation: Any, marks: Iterable[Any] = (), description: str | No
 
 
 def _meant(name: str, known: Iterable[str]) -> str:
-    """Suggest a similar key or the only key with this prefix; otherwise list all keys."""
+    """Suggest a similar key, or the only key that begins with the name; otherwise, list all keys."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, 1, 0.75)
     begun = [key for key in known if len(name) > 1 and key.startswith(name)]
@@ -335,7 +334,7 @@ def warn_of_variables(keys: Keys) -> None:
         if isinstance(node, Scalar) and node.place.line and _VARIABLE.search(node.text):
             key = _INDEX.sub("", where)
             ways = "use password_env or password_file" if key.endswith("password") else "write the value itself"
-            keys.faults.warn(node.place, key, f"seen a variable reference, which is not expanded: {ways}")
+            keys.faults.warn(node.place, key, f"seen a variable reference, which is not expanded; {ways}")
 
 
 # -- the types of values -----------------------------------------------------------------------------------------------
@@ -463,7 +462,9 @@ def _network(text: str) -> str:
             wide = ip_interface(text)
         except ValueError:
             raise ValueError("an address or a network such as 10.0.0.0/8 or fd00::/8") from None
-        message = f'seen the string "{text}", an address inside the network: expected {wide.network} or {wide.ip}'
+        message = (
+            f'seen the string "{text}", which is an address inside the network; expected {wide.network} or {wide.ip}'
+        )
         raise fault(message) from None
     return text
 
@@ -527,8 +528,8 @@ def name_fault(text: str) -> str | None:
 def short_fault(name: bytes) -> str | None:
     """Return the reason why rules may not use a name or routing key; None if they may use it."""
     if len(name) > MAX_SHORT_BYTES:
-        return f"{len(name)} bytes, the protocol allows {MAX_SHORT_BYTES}"
+        return f"{len(name)} bytes, more than the {MAX_SHORT_BYTES} that the protocol allows"
     prefix = reserved_prefix(name)
     if prefix:
-        return f"a name with the prefix {prefix.decode()}, which is reserved for the proxy"
+        return f"a name with the prefix {prefix.decode()}, which is reserved for the sidecar"
     return None

@@ -277,8 +277,8 @@ def test_an_address_in_use_is_an_error_at_its_key(serve: Serve, key: str, worker
 
 #: Configurations that cannot be served, and the error message of both `check` and `serve`.
 UNSERVABLE = {
-    "{admin: {allow: [10.0.0.1/8]}}": '1:18: admin.allow[0]: seen the string "10.0.0.1/8", an address inside the '
-    "network: expected 10.0.0.0/8 or 10.0.0.1",
+    "{admin: {allow: [10.0.0.1/8]}}": '1:18: admin.allow[0]: seen the string "10.0.0.1/8", which is an address '
+    "inside the network; expected 10.0.0.0/8 or 10.0.0.1",
     "{admin: {allow: 10.0.0.0/33}}": '1:17: admin.allow: seen the string "10.0.0.0/33", expected an address or a '
     "network such as 10.0.0.0/8 or fd00::/8",
     "{audit: {directory: ., hash: [usr]}}": '1:31: audit.hash[0]: seen the string "usr", expected one of message_id, '

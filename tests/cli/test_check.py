@@ -75,7 +75,7 @@ def test_errors_of_all_files_are_reported_together(tmp_path: Path) -> None:
 def test_rules_files_are_checked_as_one_set(tmp_path: Path) -> None:
     paths = write(tmp_path, a="exchanges: [{name: e}]", b="exchanges: [{name: e}]")
     assert errors(check_files(list(paths.values()), {}), tmp_path) == [
-        f"b.yaml:1:14: exchanges[0].name: {paths['a']}:1 already defines an exchange of this name".replace(
+        f"b.yaml:1:14: exchanges[0].name: {paths['a']}:1 already defines an exchange with this name".replace(
             f"{tmp_path}/", ""
         )
     ]
@@ -131,7 +131,7 @@ def test_another_broker_at_the_own_listen_address_is_an_error(tmp_path: Path) ->
     config = "listen: [{address: 127.0.0.1:7001}, {address: 0.0.0.0:7002}]\nrules: [rules.yaml]\n"
     paths = write(tmp_path, rules=rules, config=config)
     assert errors(check_files([paths["config"]], {}), tmp_path) == [
-        "rules.yaml:2:10: brokers.near.address: leads back to this proxy",
-        "rules.yaml:4:18: addresses[0].translation: leads back to this proxy",
+        "rules.yaml:2:10: brokers.near.address: leads back to this sidecar",
+        "rules.yaml:4:18: addresses[0].translation: leads back to this sidecar",
     ]
     assert check_files([paths["rules"]], {}).errors == []

@@ -194,10 +194,10 @@ def test_a_plain_text_password_is_a_warning_unless_every_broker_is_on_loopback(t
     control = "  control: {password: a}\n"
     assert warnings(tmp_path, "upstream:\n  address: [127.0.0.1:1, localhost:2, '[::1]:3']\n" + control) == []
     assert warnings(tmp_path, "upstream:\n  tls: {}\n  address: [127.0.0.1:1, rabbit:2]\n" + control) == [
-        "oxproxy.yaml:4:13: upstream.control.password: warning: a password in plain text, for a broker that is not on "
-        "loopback: use password_env or password_file",
+        "oxproxy.yaml:4:13: upstream.control.password: warning: the password is in plain text and the broker is not on "
+        "loopback; use password_env or password_file",
         "oxproxy.yaml:3:3: declared.secrets: warning: missing, expected a secret, because the broker is "
-        "not on loopback: without a secret, the key that signs clients' bindings is derived from the control user's "
+        "not on loopback: without a secret, the key that signs client bindings is derived from the control user's "
         "password",
     ]
 
@@ -258,8 +258,8 @@ def test_guest_with_its_default_password_is_for_brokers_on_loopback(tmp_path: Pa
         tmp_path, "upstream: {address: 'rabbit:1', tls: {}}\ndeclared: {secrets: [{env: A}]}", A="0" * 64
     )
     assert messages == [
-        "oxproxy.yaml:1:1: upstream.control.password: warning: no password is set: the default password of guest works "
-        "only for brokers on loopback"
+        "oxproxy.yaml:1:1: upstream.control.password: warning: no password is set, and the default password of guest "
+        "works only for brokers on loopback"
     ]
 
 
@@ -406,9 +406,9 @@ def test_hashable_fields_are_fields_of_records(tmp_path: Path) -> None:
 def test_unreplaced_variables_are_warnings_without_their_text(tmp_path: Path) -> None:
     text = "upstream:\n  control: {username: me, password: '${HUNTER2}'}\nrules: ['{{ dir }}/a.yaml', b.yaml]\n"
     assert warnings(tmp_path, text) == [
-        "oxproxy.yaml:2:37: upstream.control.password: warning: seen a variable reference, which is not expanded: "
+        "oxproxy.yaml:2:37: upstream.control.password: warning: seen a variable reference, which is not expanded; "
         "use password_env or password_file",
-        "oxproxy.yaml:3:9: rules: warning: seen a variable reference, which is not expanded: write the value itself",
+        "oxproxy.yaml:3:9: rules: warning: seen a variable reference, which is not expanded; write the value itself",
     ]
     assert warnings(tmp_path, "log: {level: info}", OXPROXY_AUDIT__HEADERS="${x}") == []
 

@@ -34,7 +34,7 @@ def test_brokers_are_given_by_virtual_host_with_their_passwords() -> None:
             "brokers:\n  a:\n    address: 'h:1'\n    tls: {ca: /none}",
             "a.yaml:4:11: brokers.a.tls.ca: /none: can't be read",
         ),
-        ("brokers: {a: {address: '127.0.0.1:5673'}}", "a.yaml:1:15: brokers.a.address: leads back to this proxy"),
+        ("brokers: {a: {address: '127.0.0.1:5673'}}", "a.yaml:1:15: brokers.a.address: leads back to this sidecar"),
     ],
 )
 def test_an_unusable_broker_is_an_error_with_its_line(tmp_path: Path, text: str, message: str) -> None:

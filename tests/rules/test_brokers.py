@@ -86,17 +86,17 @@ def test_a_broker_with_all_connection_settings_is_read() -> None:
         (f"addresses: [{{pattern: a, translation: 'http://u:{SECRET}@h/q'}}]", "addresses[0].translation: the scheme"),
         ("brokers: {a: {}}", "brokers.a.address: missing, expected host:port"),
         ("brokers: {a: {address: h}}", "brokers.a.address: seen the string"),
-        ("brokers: {'a/b': {address: 'h:1'}}", 'brokers["a/b"]: a broker\'s name is used as a host'),
+        ("brokers: {'a/b': {address: 'h:1'}}", 'brokers["a/b"]: the name of a broker is used as a host'),
         ("brokers: {a: {address: 'h:1', tls: true}}", "brokers.a.tls: seen the boolean true, expected a mapping"),
         (
             "brokers: {a: {address: 'h:1', tls: {certificate: c.pem}}}",
             "brokers.a.tls: certificate and key must be given together",
         ),
         ("brokers: {a: {address: 'h:1', tls: {verify: false}}}", "brokers.a.tls.verify: unknown key"),
-        ("brokers: {a: {address: 'h:1', username: u}}", "brokers.a.username: a username without password"),
+        ("brokers: {a: {address: 'h:1', username: u}}", "brokers.a.username: a username requires password"),
         (
             f"brokers: {{a: {{address: 'h:1', password: {SECRET}}}}}",
-            "brokers.a.password: a password without a username",
+            "brokers.a.password: a password requires a username",
         ),
         (
             f"brokers: {{a: {{address: 'h:1', username: u, password: {SECRET}, password_env: P}}}}",
@@ -129,7 +129,10 @@ def test_a_broker_in_two_files_is_an_error() -> None:
             f"addresses: [{{pattern: 'a/*', translation: 'u:{SECRET}@$1/q', hosts: ['[::1]:5672', 'h.example']}}]",
             "in plain text",
         ),
-        (f"brokers: {{a: {{address: 'h:1', tls: {{}}, username: u, password: {SECRET}}}}}", "a password in plain text"),
+        (
+            f"brokers: {{a: {{address: 'h:1', tls: {{}}, username: u, password: {SECRET}}}}}",
+            "the password is in plain text",
+        ),
         ("brokers: {a: {address: 'h:1', username: u, password_env: P}}", "without tls the password is sent"),
     ],
 )
@@ -269,6 +272,6 @@ def test_a_translation_that_succeeds_for_some_addresses_is_not_a_warning(transla
 def test_an_unreplaced_variable_is_a_warning_without_its_text() -> None:
     messages = warnings("brokers: {a: {address: 'localhost:1', username: '${USER}', password: '${PASS}word'}}")
     assert [message.partition(": warning: ")[2] for message in messages] == [
-        "seen a variable reference, which is not expanded: write the value itself",
-        "seen a variable reference, which is not expanded: use password_env or password_file",
+        "seen a variable reference, which is not expanded; write the value itself",
+        "seen a variable reference, which is not expanded; use password_env or password_file",
     ]

@@ -66,7 +66,7 @@ def test_a_test_with_the_actual_result_passes(test: str) -> None:
         ),
         (
             "publish: {exchange: e, body_size: 11}, expect: {}",
-            'error: the message is refused with "Max size payload hit."',
+            'error: the message is rejected with "Max size payload hit."',
         ),
         (
             "publish: {exchange: e, body_size: 11}, expect: {error: Min size payload hit.}",

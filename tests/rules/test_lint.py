@@ -10,12 +10,12 @@ UNREACHABLE = "an exchange with unmatched: pass cannot be the destination of ano
 
 def test_an_exchange_in_two_files_is_an_error_that_names_both() -> None:
     text = "exchanges:\n  - {name: e}\n"
-    assert faults(text, text) == ["b.yaml:2:6: exchanges[0].name: a.yaml:2 already defines an exchange of this name"]
+    assert faults(text, text) == ["b.yaml:2:6: exchanges[0].name: a.yaml:2 already defines an exchange with this name"]
 
 
 def test_a_duplicate_exchange_in_a_file_is_an_error() -> None:
     text = "exchanges:\n  - {name: e}\n  - {name: e}\n"
-    assert faults(text) == ["a.yaml:3:6: exchanges[1].name: a.yaml:2 already defines an exchange of this name"]
+    assert faults(text) == ["a.yaml:3:6: exchanges[1].name: a.yaml:2 already defines an exchange with this name"]
 
 
 def test_equal_names_in_two_virtual_hosts_are_two_exchanges() -> None:
@@ -151,22 +151,22 @@ def test_operators_in_a_headers_exchange_are_a_warning_unless_permitted() -> Non
     [
         (
             '{"X-?hkv= amount": 1}',
-            "tests a header of this name; operators begin with a lower-case x-: did you mean x-?hkv= amount?; if not, "
-            'write "x-?hkv= X-?hkv= amount"',
+            "tests a header with this name; operators begin with a lower-case x-: did you mean x-?hkv= amount?; if "
+            'not, write "x-?hkv= X-?hkv= amount"',
         ),
         (
             "{X-Match: any}",
-            "tests a header of this name; operators begin with a lower-case x-: did you mean x-match?; if not, write "
+            "tests a header with this name; operators begin with a lower-case x-: did you mean x-match?; if not, write "
             '"x-?hkv= X-Match"',
         ),
         (
             '{"x\u2013?rk=": a}',
-            "tests a header of this name; operators begin with a lower-case x-: did you mean x-?rk=?; if not, write "
+            "tests a header with this name; operators begin with a lower-case x-: did you mean x-?rk=?; if not, write "
             '"x-?hkv= x\u2013?rk="',
         ),
         (
             '{"\u201ctype\u201d": a}',
-            "tests a header of this name; the key contains typographic quotes: did you mean type?; if not, write "
+            "tests a header with this name; the key contains typographic quotes: did you mean type?; if not, write "
             '"x-?hkv= \u201ctype\u201d"',
         ),
         ('{"x-?hkv=  amount": 1}', 'tests the header " amount", whose name begins or ends with a space'),

@@ -99,7 +99,7 @@ def test_every_error_of_every_file_is_reported_together() -> None:
         "a.yaml:1:20: exchanges[0].name: seen the number 5, expected the name of an exchange: put it in quotes",
         "a.yaml:2:1: queus: unknown key; did you mean queues?",
         "b.yaml:1:1: a: unknown key, expected one of addresses, brokers, exchanges, queues, tests, timezone, vhost",
-        "b.yaml:1:4: a: seen the alias *x; aliases are not supported: put a string in quotes",
+        "b.yaml:1:4: a: seen the alias *x, but aliases are not supported; put strings in quotes",
         "c.yaml:1:8: tests: seen a mapping, expected a list",
     ]
 

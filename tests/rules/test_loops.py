@@ -62,13 +62,13 @@ def test_addresses_of_the_sidecar_itself_are_recognized(host: str, port: int, ba
     ],
 )
 def test_a_loop_is_an_error_with_its_line(text: str, key: str) -> None:
-    assert loops(text) == [f"{key}: leads back to this proxy"]
+    assert loops(text) == [f"{key}: leads back to this sidecar"]
 
 
 def test_a_rule_of_a_second_file_is_numbered_within_that_file() -> None:
     first = "addresses: [{pattern: a, translation: /q}]"
     second = "addresses:\n  - {pattern: b, translation: 'localhost:5673'}"
-    assert loops(first, second) == ["b.yaml:2:18: addresses[0].translation: leads back to this proxy"]
+    assert loops(first, second) == ["b.yaml:2:18: addresses[0].translation: leads back to this sidecar"]
 
 
 @pytest.mark.parametrize(

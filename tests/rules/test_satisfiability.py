@@ -40,7 +40,7 @@ def compiled(arguments: dict[str, Plain], kind: str = "x-open", key: str = "") -
         ({"x-?prex": "type", "x-?pr!ex": "type"}, "x-?pr!ex and x-?prex contradict each other"),
         ({"x-?pr= type": "a", "x-?prre type": "b"}, "x-?pr= type and x-?prre type contradict each other"),
         ({"x-?pr> priority": 4, "x-?pr< priority": 5}, "x-?pr< priority and x-?pr> priority contradict each other"),
-        ({"x-?pr> priority": 255}, "nothing satisfies x-?pr> priority"),
+        ({"x-?pr> priority": 255}, "no value satisfies x-?pr> priority"),
         ({"x-match": "set 2", "a": 1}, "2 header operators must match, but there are only 1"),
         ({"x-match": "eq", "a": 1, "x-?rk=": "a", "x-?rk!=": "a"}, "x-?rk!= and x-?rk= contradict each other"),
         ({"x-match": "any"}, "x-match: any requires at least one operator"),

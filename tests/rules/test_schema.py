@@ -131,8 +131,11 @@ def test_invalid_files_are_errors(text: str, message: str) -> None:
         (["unmatched: drop"], 'unmatched: seen the string "drop", expected pass'),
         (["delivery: queue", "carrier: f"], "carrier: requires delivery: carrier"),
         (["arguments: [a]"], "arguments: seen a list, expected a mapping"),
-        (["arguments: {x-oxproxy: a}"], "arguments.x-oxproxy: this argument is reserved for the proxy"),
-        (["arguments: {x-open-exchange: true}"], "arguments.x-open-exchange: this argument is reserved for the proxy"),
+        (["arguments: {x-oxproxy: a}"], "arguments.x-oxproxy: this argument is reserved for the sidecar"),
+        (
+            ["arguments: {x-open-exchange: true}"],
+            "arguments.x-open-exchange: this argument is reserved for the sidecar",
+        ),
         (
             ["arguments: {alternate-exchange: 5}"],
             "arguments.alternate-exchange: seen a value that is not a string, expected the name of an exchange",
@@ -203,7 +206,7 @@ RESERVED = "x.o.p.e.n.x.q.1"
 def test_the_reserved_prefix_is_refused_in_every_name_and_key(text: str) -> None:
     errors = faults(text)
     assert len(errors) == 1
-    assert "reserved for the proxy" in errors[0]
+    assert "reserved for the sidecar" in errors[0]
 
 
 def test_an_id_has_at_most_255_bytes() -> None:

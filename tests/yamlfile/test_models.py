@@ -155,7 +155,7 @@ def test_the_reserved_prefix_is_refused_for_names_and_keys() -> None:
 def test_a_name_is_measured_in_bytes() -> None:
     assert name_fault("a\nb") == "a name with a line break, which the broker would remove"
     assert name_fault("é" * 127) is None
-    assert name_fault("é" * 128) == "256 bytes, the protocol allows 255"
+    assert name_fault("é" * 128) == "256 bytes, more than the 255 that the protocol allows"
 
 
 @pytest.mark.parametrize(

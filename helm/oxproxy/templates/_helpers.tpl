@@ -84,7 +84,7 @@ app.kubernetes.io/part-of: oxproxy
 {{- end -}}
 {{- end -}}
 
-{{/* Secret that signs clients' bindings; empty if the configuration names other sources. */}}
+{{/* Secret that signs client bindings; empty if the configuration names other sources. */}}
 {{- define "oxproxy.declaredSecret" -}}
 {{- if .Values.declared.existingSecret -}}
 {{- .Values.declared.existingSecret -}}

@@ -1,4 +1,4 @@
-"""Reports errors that involve several rules files, and warns about rules that are valid but certainly not intended.
+"""Reports errors that involve several rules files, and warns about rules that are valid but certainly unintended.
 
 `files` finds files of one virtual host that contradict each other or the broker. `bindings` finds bindings that never
 match, are never visited or add nothing, and `satisfiability` finds contradictory conditions. `addresses` checks address

@@ -88,7 +88,7 @@ def _warnings(rule: AddressRule, wildcards: int, brokers: Collection[bytes]) -> 
     template = TranslationTemplate(translation)
     highest = max((part for part in template.parts if isinstance(part, int)), default=0)
     if highest > wildcards:
-        yield f"variables above ${wildcards} are always empty: the pattern has no more wildcards"
+        yield f"variables above ${wildcards} are always empty, since the pattern has no more wildcards"
     if _ODD_DOLLAR.search(_DOLLAR.sub(b"", translation)):
         yield "$ without a number means the whole original address; write $0, or $$ for a literal $"
     if _exposes_password(rule, template, brokers):
@@ -129,22 +129,21 @@ def _is_local(host: str) -> bool:
 
 
 def check_loops(rules: Rules, listening: Collection[HostPort], faults: Faults) -> None:
-    """Report every broker, translation and permitted host that leads back to this proxy.
+    """Report every broker, translation and permitted host that leads back to this sidecar.
 
-    Some loops can be recognized only by DNS or socket addresses. Such loops are detected when the link is opened; the
-    translation then fails.
+    Loops that only DNS or socket addresses reveal are detected when the link is opened; the translation then fails.
     """
     for vhost in rules.vhosts.values():
         for broker in vhost.brokers:
             address = broker.settings.address
             if is_own_address(address.host, address.port, listening):
                 path = join(join("brokers", broker.name.decode()), "address")
-                faults.error(broker.places.get("address", broker.place), path, "leads back to this proxy")
+                faults.error(broker.places.get("address", broker.place), path, "leads back to this sidecar")
         names = {broker.name for broker in vhost.brokers}
         for rule, places in zip(vhost.addresses, vhost.address_places, strict=True):
             for key in _looping_keys(rule, names, listening):
                 place = places.hosts if key == "hosts" else places.translation
-                faults.error(place, f"{places.path}.{key}", "leads back to this proxy")
+                faults.error(place, f"{places.path}.{key}", "leads back to this sidecar")
 
 
 def _looping_keys(rule: AddressRule, brokers: Collection[bytes], listening: Collection[HostPort]) -> Iterator[str]:
@@ -157,7 +156,7 @@ def _looping_keys(rule: AddressRule, brokers: Collection[bytes], listening: Coll
 
 
 def _is_own(permitted: bytes, listening: Collection[HostPort]) -> bool:
-    """Return True for a host and port of this proxy, but not for a host alone, which also permits other addresses."""
+    """Return True for a host and port of this sidecar, but not for a host alone, which also permits other addresses."""
     try:
         address = parse_address(permitted)
     except InvalidAddress:

@@ -107,7 +107,7 @@ def redundant(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBind
 def _effect(compiled: CompiledBinding) -> Hashable:
     """Return a key for the destination and the condition of a binding."""
     arguments = compiled.binding.arguments
-    if not compiled.match_type.endswith("-with-x"):  # these test a header with this name
+    if not compiled.match_type.endswith("-with-x"):  # types with this suffix use the key as a header name
         arguments = tuple(argument for argument in arguments if argument[0] != _ORDER)
     return compiled.destination, compiled.binding.routing_key, typed_arguments(arguments)
 

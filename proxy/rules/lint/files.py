@@ -1,7 +1,7 @@
 """Checks that rules files are consistent with each other and with a broker's features, without connecting to a broker.
 
-Each check gets the parsed files of one virtual host. Sources: the interface ("one exchange in two files is an error")
-and the delivery page (carriers, ``unmatched: pass``, the reserved prefix).
+Each check gets the parsed files of one virtual host. Sources: the interface specification ("one exchange in two files
+is an error") and docs/explanation/delivery.md (carriers, ``unmatched: pass``, the reserved prefix).
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ _TYPOGRAPHIC = frozenset("\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb")
 _TYPED = str.maketrans(
     {**dict.fromkeys(_TYPOGRAPHIC, ""), **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-"), "\u00a0": " "}
 )
-#: Everything in a pattern that is not a literal character: escapes, classes, counts, groups, verbs.
+#: Everything in a pattern that is not a literal character: escapes, character classes, quantifiers in braces, groups
+#: and verbs.
 _NOT_LITERAL = re.compile(
     rb"\\[pPxogkNu]\{[^}]*\}|\\[pPc].|\\x[0-9A-Fa-f]{0,2}|\\[gk](?:<[^>]*>|'[^']*')|\\.|\[\^?\]?[^]]*\]|\{[^}]*\}"
     rb"|\(\?P>\w+\)|\(\?[^()]*?[:=!>)]|\(\*[^)]*\)",
     re.DOTALL,
 )
-#: The option of patterns with comments.
+#: The option `x`, which permits comments in a pattern.
 _EXTENDED = re.compile(rb"\(\?[a-zJU]*x")
 _ODD_IN_CLOCK = re.compile(rb"[-/:A-Za-z]")
 
@@ -54,7 +55,7 @@ def check_vhost(files: Sequence[ParsedFile], faults: Faults) -> None:
         faults.error(broker.place, join("brokers", broker.name.decode()), message)
     exchanges = [exchange for file in files for exchange in file.exchanges]
     for exchange, other in _repeated(exchanges, lambda exchange: exchange.rule.name):
-        exchange.fields.error("name", f"{_where(other)} already defines an exchange of this name")
+        exchange.fields.error("name", f"{_where(other)} already defines an exchange with this name")
     _carriers(exchanges)
     owned = {exchange.rule.name: exchange for exchange in exchanges}
     for exchange in exchanges:
@@ -195,7 +196,7 @@ def _doubtful_key(key: str, kind: str) -> str:
     else:
         return ""
     other_way = f'; if not, write "x-?hkv= {key}"' if kind == OPEN else ""
-    return f"tests a header of this name; {message}{other_way}"
+    return f"tests a header with this name; {message}{other_way}"
 
 
 def _doubtful_name(key: str, value: Value) -> str:

@@ -93,14 +93,14 @@ def _conflict(operators: Iterable[Operator]) -> str | None:
 def _words(operators: Sequence[Operator]) -> str:
     named = [text(operator.key) for operator in operators]
     if len(named) == 1:
-        return f"nothing satisfies {named[0]}"
+        return f"no value satisfies {named[0]}"
     return f"{', '.join(named[:-1])} and {named[-1]} contradict each other"
 
 
 def _impossible(group: Sequence[Operator]) -> bool:
     if _opposites(group):
         return True
-    with _NOTHING.uncharged():  # each group has a whole regex budget, as in a decision
+    with _NOTHING.uncharged():  # each group gets a full regex budget, as in a decision
         match group[0]:
             case HeaderOperator():
                 return _impossible_header(cast("Sequence[HeaderOperator]", group))
