@@ -39,17 +39,17 @@ _log = structlog.get_logger(__name__)
 _LOOK_SECONDS = 0.05
 #: Maximum number of producers that are being refused with a reason at the same time (part of `RESERVED_DESCRIPTORS`).
 #: Others are closed without a reason, so that a flood of connections does not exhaust file descriptors.
-TOLD_AT_ONCE = 64
+REFUSED_AT_ONCE = 64
 _BACKLOG = 1024
 #: Maximum number of connections accepted in one iteration of the event loop.
 _ACCEPTED_AT_ONCE = 64
 #: Pause before accepting connections again after the system ran out of sockets, as in asyncio.
-_BREATH_SECONDS = 1.0
+_ACCEPT_PAUSE_SECONDS = 1.0
 #: Errors that occur if the machine has no address of the requested address family.
 _NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 #: A producer's own socket and its connection to the broker.
 DESCRIPTORS_PER_PRODUCER = 2
-#: Descriptors for everything else: 64 refused producers (`TOLD_AT_ONCE`), 64 connections to the admin address
+#: Descriptors for everything else: 64 refused producers (`REFUSED_AT_ONCE`), 64 connections to the admin address
 #: (`admin.MOST_CONNECTIONS`), and 128 for listeners, the control plane, the audit log and remote brokers.
 RESERVED_DESCRIPTORS = 256
 
@@ -107,7 +107,7 @@ def admitted_connections(connections: int, kept: int = 0, asked: bool = True) ->
         return connections
     admitted = max(1, (limit - reserve) // DESCRIPTORS_PER_PRODUCER)
     log = _log.warning if asked else _log.info
-    text = "too few file descriptors for limits.connections: the limit is lowered"
+    text = "too few file descriptors for limits.connections; the limit is lowered"
     log(text, descriptors=limit, needed=needed, permitted=connections, admitted=admitted)
     return admitted
 
@@ -157,7 +157,6 @@ class Listener:
         return bound
 
     async def _listen(self, host: str, port: int, tls: ContextProvider | None) -> list[tuple[str, int]]:
-        """Listen on each address of a host."""
         loop = asyncio.get_running_loop()
         look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         infos = await loop.run_in_executor(None, look_up)  # uvloop's `getaddrinfo` removes the scope of an address
@@ -208,7 +207,7 @@ class Listener:
                 _log.warning("no connection can be accepted", error=error.strerror or str(error), repeat="accept")
                 loop = asyncio.get_running_loop()
                 loop.remove_reader(listening)
-                loop.call_later(_BREATH_SECONDS, self._accept_again, listening, tls)
+                loop.call_later(_ACCEPT_PAUSE_SECONDS, self._accept_again, listening, tls)
                 return
             connection.setblocking(False)
             self._receive(connection, *peer_address(address), tls)
@@ -242,7 +241,7 @@ class Listener:
                 await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection)
         except BaseException as error:
             connection.close()
-            protocol.connection_lost(None)  # in every case, the session must be notified that it has no socket
+            protocol.connection_lost(None)  # the session must always be notified that it has no socket
             if not isinstance(error, OSError):
                 raise
 
@@ -265,7 +264,7 @@ class Listener:
                     ssl_shutdown_timeout=limits.close_seconds,
                 )
                 return
-        except (TimeoutError, ConnectionAbortedError):  # the event loop's deadline raises the latter
+        except (TimeoutError, ConnectionAbortedError):  # ConnectionAbortedError is raised by the event loop's deadline
             result, reason = "timeout", f"no TLS handshake within {limits.handshake_seconds:g} s"
         except (ssl.SSLError, ConfigError) as error:
             result, reason = "tls_error", words(error)
@@ -287,7 +286,7 @@ class Listener:
             return None
         self._context.counters.limits.rejected_connections[reason] += 1
         _log.warning("too many connections", limit=limit, reason=reason, peer=name, repeat=reason)
-        if len(self._sessions) - len(self._admitted) >= TOLD_AT_ONCE:
+        if len(self._sessions) - len(self._admitted) >= REFUSED_AT_ONCE:
             return ""
         return f"connection refused: the limit of {limit} {text} has been reached"
 
@@ -321,7 +320,7 @@ class Listener:
         self._close_sockets()
         await self._tasks.ended()
         loop = asyncio.get_running_loop()
-        # Meanwhile, since a broker that does not respond must not prolong the drain.
+        # This runs concurrently, since a broker that does not respond must not prolong the drain.
         stopping = None if self._context.reuse is None else loop.create_task(self._context.reuse.stop())
         end = loop.time() + self._limits.settle_seconds
         while self._settling():

@@ -69,7 +69,7 @@ class Session:
         idle = context.limits.idle_seconds
         self._heartbeats = Heartbeats(self.producer, self._upstream, idle, self._flush, self._idle)
         self._throttle: Throttle | None = None
-        #: ends the pause of a producer that has spent a regex budget
+        #: ends the pause of a producer that has exhausted a regex budget
         self._regex_pause: asyncio.TimerHandle | None = None
         #: identifies the connection in audit records
         self.id, self._user = token_hex(6), ""
@@ -127,7 +127,7 @@ class Session:
         if handshake.leftover_producer:
             self._from_producer(handshake.leftover_producer)
         self._flush(relay, now)
-        if not self._upstream.connected:  # lost while the declarations of the virtual host were loaded
+        if not self._upstream.connected:  # it was lost while the declarations of the virtual host were being loaded
             self._upstream_lost(None)
 
     def settling(self) -> bool:
@@ -179,7 +179,7 @@ class Session:
             self._opening.from_producer(data)
 
     def _pause_after_regexes(self, begin: float) -> None:
-        """Pause a producer whose publishes have spent a regex budget since the time `begin`."""
+        """Pause a producer whose publishes have exhausted a regex budget since the time `begin`."""
         if self._regex_pause is None and not self._over:
             limits = self._shared.counters.limits
             limits.hits["regex_budget"] += 1
@@ -312,7 +312,6 @@ class Session:
     # -- closing -----------------------------------------------------------------------------------------------
 
     def _idle(self) -> None:
-        """Close the connection at the idle timeout."""
         self._shared.counters.limits.hits["idle"] += 1
         seconds = self._shared.limits.idle_seconds
         self._log.info("producer is idle", seconds=seconds)
@@ -336,7 +335,8 @@ class Session:
             self._deadline = self._loop.call_later(self._shared.limits.close_seconds, self._overdue)
 
     def _overdue(self) -> None:
-        """Abort, or refuse the producer without waiting any longer for the broker's replies to earlier methods."""
+        """Abort the connection. If the producer is being refused, stop waiting for the broker's replies and refuse it
+        now."""
         relay = self.relay
         if relay is None or relay.connection.lifecycle.phase is not Phase.REFUSING:
             self.abort()
@@ -380,7 +380,7 @@ class Session:
             self._upstream.abort()
 
     def _upstream_lost(self, error: Exception | None) -> None:
-        self._pause_producer("upstream is slow", False)  # the upstream write buffer will not drain any more
+        self._pause_producer("upstream is slow", False)  # the upstream write buffer will no longer drain
         if self.relay is not None and self.producer.connected:
             self.relay.upstream_lost("upstream connection lost")
             self._flush(self.relay, monotonic())
@@ -426,7 +426,7 @@ class Session:
     def _end_cycles(self) -> None:
         """Remove reference cycles, so that the session is freed at once.
 
-        The garbage collector does not free what exists during a reload (`app.reload`).
+        The garbage collector does not free objects that exist during a reload (`app.reload`).
         """
         self.producer.end()
         self._upstream.end()

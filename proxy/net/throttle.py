@@ -1,4 +1,4 @@
-"""Slows down producers that exceed their user's rate limits or spend regex budgets.
+"""Slows down producers that exceed their user's rate limits or exhaust regex budgets.
 
 `Throttle` charges each read to the user (`relay.rate_limits`). While the user is in debt, the producer's socket is not
 read; RabbitMQ's flow control works in the same way. If the debt lasts longer than the configured patience, a timer or
@@ -19,13 +19,13 @@ from proxy.relay.relay import Relay
 
 #: Shortest pause that is worth a timer.
 LEAST_SECONDS = 0.001
-#: Pause of a producer that has spent a regex budget, as a multiple of the time spent.
+#: Pause of a producer that has exhausted a regex budget, as a multiple of the duration of its decisions.
 _PAUSE_FACTOR = 9
 _WORDS = {"publish_rate": "publishes per second", "publish_bytes": "bytes per second"}
 
 
 class RegexPacing:
-    """Limits the decisions that spend regex budgets to a tenth of the total time.
+    """Limits the decisions that exhaust regex budgets to a tenth of the total time.
 
     Each of these decisions takes milliseconds, during which no other connection is served.
     """
@@ -73,16 +73,16 @@ class Throttle:
         self._timer: asyncio.TimerHandle | None = None
         self._over = False
         #: whether the producer was refused and has published nothing since, so that it is paused but not refused again
-        self._told = False
+        self._was_refused = False
         #: monotonic time before which the user's debt does not count for this producer
-        self._forgiven_until = float("-inf")
+        self._not_charged_before = float("-inf")
 
     def read(self, size_bytes: int, now: float) -> None:
         """Charge a read and the publishes in it."""
         published = self._relay.connection.published
         publishes, self._charged = published - self._charged, published
         if publishes:
-            self._told = False
+            self._was_refused = False
         self._judge(*self.allowance.take(publishes, size_bytes, now), now)
 
     def _look(self) -> None:
@@ -98,10 +98,10 @@ class Throttle:
     def _judge(self, wait: float, limit: str, now: float) -> None:
         if not wait or self._timer is not None or self._over:
             return
-        if self._told:
-            self._forgiven_until = now  # not for the user's other producers
-        forgiven = self._forgiven_until + self.allowance.rates.patience_seconds - now
-        left = max(self.allowance.patience_left(now), forgiven)
+        if self._was_refused:
+            self._not_charged_before = now  # does not apply to the user's other producers
+        patience_left = self._not_charged_before + self.allowance.rates.patience_seconds - now
+        left = max(self.allowance.patience_left(now), patience_left)
         if left <= 0:
             self._refuse(limit, now + wait)
             return
@@ -113,8 +113,8 @@ class Throttle:
     def _refuse(self, limit: str, paid_at: float) -> None:
         rates = self.allowance.rates
         most = rates.publishes if limit == "publish_rate" else rates.read_bytes
-        self.allowance.owes_since = paid_at  # the user's other producers need not answer for this debt
-        self._told = True
+        self.allowance.owes_since = paid_at  # this debt does not count for the user's other producers
+        self._was_refused = True
         self._counters.hits["patience"] += 1
         patience = f"{rates.patience_seconds:g} s"
         self._relay.over_limit(f"user has exceeded {most} {_WORDS[limit]} ({limit}) for more than {patience}")

@@ -220,7 +220,7 @@ def _ends(tls: ServerTls | ClientTls) -> dict[tuple[str, str], float]:
     try:
         return {(side, str(tls.certificate)): certificate_end(tls.certificate.read_bytes())}
     except (OSError, ValueError) as error:
-        raise _wrong(tls.certificate, f"its expiry can't be read: {error}") from error
+        raise _wrong(tls.certificate, f"the certificate's expiry can't be read: {error}") from error
 
 
 def _prove(context: ssl.SSLContext, certificate: Path, key: Path) -> None:

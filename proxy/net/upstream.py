@@ -3,7 +3,7 @@
 `Upstream` tries the addresses in turn, each with a timeout, and resolves names for each connection.
 
 `UpstreamPool` keeps connections that are in their initial state when their producer disconnects. The next producer with
-the same login, virtual host and limits leases one of them (`relay.handshake.lease` decides which). Until then,
+the same login, virtual host and limits leases one of them, which `relay.handshake.lease` selects. Until then,
 heartbeats are exchanged. If the broker sends any other frame, the connection is unusable and is closed silently.
 Connections are kept only if `upstream.reuse` is set.
 
@@ -80,7 +80,7 @@ class Upstream:
         }
 
 
-#: Maximum number of kept connections. If it is reached, a new connection replaces the oldest. Each connection uses a
+#: Maximum number of kept connections. Once it is reached, a new connection replaces the oldest. Each connection uses a
 #: socket here and about 100 kB on the broker.
 MOST_KEPT = 256
 #: Timeout for the broker's reply to our Connection.Close.
@@ -90,7 +90,7 @@ _CLOSE = b"\x00\x0a\x00\x32"
 
 
 class UpstreamPool:
-    """The connections kept for reuse, each for a limited time."""
+    """The connections that are kept for reuse, each for a limited time."""
 
     def __init__(self, seconds: float, counters: Counters) -> None:
         self._seconds = seconds

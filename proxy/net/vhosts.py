@@ -1,6 +1,6 @@
 """Data that sessions need for each virtual host: plans, control plane, and connections for checking permissions.
 
-Virtual hosts that no rules name also have plans, which are created when the first producer logs in.
+Virtual hosts that are not named in the rules also have plans, which are created when the first producer logs in.
 
 Destinations chosen by a client's bindings must be within that client's permissions, which can be checked only on the
 client's own connections. The message that is routed to the destination often comes from a different client.
@@ -170,7 +170,7 @@ class Vhosts:
 
     @property
     def states(self) -> list[VhostState]:
-        """Return the states of all virtual hosts that rules name or to which a producer has logged in."""
+        """Return the states of all virtual hosts that are named in the rules or to which a producer has logged in."""
         return [plans.state for plans in self._plans.values()]
 
     async def warn(self) -> None:

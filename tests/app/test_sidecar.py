@@ -27,7 +27,7 @@ def test_too_few_file_descriptors_lower_the_limit_of_connections(serve: Serve, c
     running = serve(wrap=["prlimit", "--nofile=276:276"], limits={"connections": 10000})
     running.await_ready()
     warned = "descriptors=276 needed=20256 permitted=10000 admitted=10"
-    assert f'too few file descriptors for limits.connections: the limit is lowered" {warned}' in (
+    assert f'too few file descriptors for limits.connections; the limit is lowered" {warned}' in (
         running.log.read_text()
     )
     producers = [connect(running) for _ in range(10)]

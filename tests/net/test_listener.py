@@ -92,7 +92,7 @@ async def test_connections_above_the_limit_per_address_are_refused_until_one_end
 
 
 async def test_most_connections_of_a_flood_are_closed_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "TOLD_AT_ONCE", 2)
+    monkeypatch.setattr(listener, "REFUSED_AT_ONCE", 2)
     async with staged(listener_limits=ListenerLimits(connections=1, close_seconds=0.1)) as stage:
         await stage.producer()
         waiting = [await stage.connect() for _ in range(2)]
@@ -128,7 +128,7 @@ async def silent(port: int, source: str = "127.0.0.1") -> Peer:
 async def test_a_peer_of_a_tls_listener_counts_before_its_handshake(
     authority: Authority, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listener, "TOLD_AT_ONCE", 3)
+    monkeypatch.setattr(listener, "REFUSED_AT_ONCE", 3)
     async with with_tls_address(authority, ListenerLimits(connections=5, close_seconds=0.1)) as (stage, port):
         peers = [await silent(port) for _ in range(40)]
         stage.peers += peers

@@ -274,7 +274,7 @@ async def test_new_limits_apply_to_an_open_link() -> None:
 async def test_a_link_to_the_sidecar_itself_is_refused() -> None:
     async with stage() as made:
         made.pool.listening = [HostPort("127.0.0.1", made.broker.port)]
-        assert made.port().publisher(FAR, 1) == "leads back to this proxy"
+        assert made.port().publisher(FAR, 1) == "leads back to this sidecar"
         assert made.counters.remotes == {}
 
 
@@ -286,7 +286,7 @@ async def test_a_host_name_of_the_sidecar_itself_is_detected_after_the_connect()
         made.publisher().send(sent_message)
         connection = made.pool.connection(FAR, "/")
         assert not isinstance(connection, str)
-        await eventually(lambda: connection.failure == "leads back to this proxy")
+        await eventually(lambda: connection.failure == "leads back to this sidecar")
         assert sent_message.results == [RemoteResult.LOST]
 
 

@@ -31,7 +31,7 @@ _OPENING_SECONDS = 10.0
 _BACK_OFF = (0.2, 5.0)
 #: Seconds between two log lines about refused or lost messages of one link.
 _LOG_SECONDS = 5.0
-_LOOP = "leads back to this proxy"
+_LOOP = "leads back to this sidecar"
 _STOPPING = "the proxy is shutting down"
 #: Seconds after which a link without lanes is closed.
 IDLE_SECONDS = 60.0
@@ -62,8 +62,8 @@ class RemoteConnection:
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._read_pauses = ReadPauses()
-        #: lanes in the order of their creation, in which they also get channels on a new link; with the function that
-        #: is called when the lane is closed
+        #: lanes in the order of their creation, in which they also get channels on a new link, each with the function
+        #: that is called when the lane is closed
         self._lanes: dict[Lane, Callable[[Lane], None]] = {}
         #: lanes that still have messages in progress although the producer's channel is closed
         self._leaving: set[Lane] = set()
@@ -109,7 +109,8 @@ class RemoteConnection:
             self.flush_soon()
 
     def _assign_channels(self, link: RemoteLink) -> None:
-        """Give a channel to each lane whose messages wait for one; if there are too few, idle lanes release theirs."""
+        """Give a channel to each lane whose messages wait for one. If there are too few channels, idle lanes release
+        theirs."""
         waiting = [lane for lane in self._lanes if lane.waiting and not lane.number]
         missing = len(waiting)
         for lane in waiting:
@@ -129,7 +130,7 @@ class RemoteConnection:
         self._retire(lane)
 
     def refuse(self, message: RemoteMessage, reason: str) -> None:
-        """Report a message as refused that can't be sent over any link."""
+        """Report as refused a message that can't be sent over any link."""
         self._count(RemoteResult.NACKED, reason)
         message.settled(RemoteResult.NACKED)
 
@@ -143,7 +144,7 @@ class RemoteConnection:
         return messages
 
     def stay(self, lane: Lane) -> None:
-        """Undo `leave`, since the producer has opened its channel again. This keeps the order of the messages."""
+        """Undo `leave`, since the producer has opened its channel again. The order of the messages is preserved."""
         self._leaving.discard(lane)
 
     def _retire(self, lane: Lane) -> None:

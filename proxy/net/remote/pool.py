@@ -30,7 +30,7 @@ _OTHER = "other"
 
 
 class RemotePool:
-    """All links.
+    """The links to other brokers.
 
     Args:
         brokers: configured brokers, by virtual host and name.
@@ -68,7 +68,7 @@ class RemotePool:
         if isinstance(target, str):
             return target
         if is_own_address(target.host, target.port, self.listening):
-            return "leads back to this proxy"
+            return "leads back to this sidecar"
         connection = self._connections.get(target)
         if connection is None:
             self._drop_idle()
@@ -81,7 +81,7 @@ class RemotePool:
             counters.wanted += 1
             self._connections[target] = connection
             self._running[target] = self._tasks.start(connection.run(), f"link to {target.label}")
-        connection.endpoint = target  # its limits may have changed
+        connection.endpoint = target  # the endpoint's limits may have changed
         connection.replaced = False
         return connection
 
@@ -89,7 +89,7 @@ class RemotePool:
         """Put configured brokers into use. Open channels and waiting messages follow a broker to its new endpoint."""
         self.brokers = brokers
         for connection in self._connections.values():
-            connection.replaced = True  # until one of its publishers asks for the same link again
+            connection.replaced = True  # until one of its publishers requests the same link again
         for port in tuple(self._ports):
             port.renew()
         self._drop_idle()
@@ -108,7 +108,6 @@ class RemotePool:
 
     @property
     def under_way(self) -> int:
-        """Number of unconfirmed messages on all links."""
         return sum(connection.under_way for connection in self._connections.values())
 
     async def drain(self, seconds: float) -> None:
@@ -220,14 +219,14 @@ class _LanePublisher:
     def __init__(self, connection: RemoteConnection, ended: Callable[[], None]) -> None:
         self._ended = ended
         self._closed = False
-        #: why the broker can't be used any more; empty if it can
+        #: reason why the broker can no longer be used; empty if it can be used
         self._refusal = ""
         self.connection = connection
         self._lane = connection.lane(self._lane_closed)
 
     @property
     def may_send(self) -> bool:
-        """True if the channel is open, or messages wait to be sent."""
+        """True if the channel is open, or messages are waiting to be sent."""
         return not self._closed or bool(self._lane.waiting)
 
     def send(self, message: RemoteMessage) -> None:
@@ -246,7 +245,7 @@ class _LanePublisher:
         self.connection.stay(self._lane)
 
     def use(self, connection: RemoteConnection | str) -> None:
-        """Use the link that results from the configured brokers. If there is none, refuse messages for that reason."""
+        """Use the link that results from the configured brokers. If there is none, refuse messages with the reason."""
         self._refusal = connection if isinstance(connection, str) else ""
         if isinstance(connection, str):
             for message in self.connection.take_waiting(self._lane):
