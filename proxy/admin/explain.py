@@ -50,7 +50,7 @@ class ExplainPage:
         self, body: bytes, render: Callable[[Explanation | Lookup], str] = lambda answer: json_text(as_json(answer))
     ) -> tuple[int, object]:
         """Explain the message in the body, as ``oxproxy explain`` does."""
-        # This runs in a thread, since reading a large message takes long.
+        # This runs in a thread, since reading a large message takes a long time.
         question = await asyncio.to_thread(read_question, body, "message")
         if isinstance(question, AddressRequest):
             return 200, render(explain_address(self._loaded(), question))

@@ -27,7 +27,7 @@ MOST_STREAMS = 32
 QUEUED_EVENTS = 8
 #: Seconds between two samples if there are no clients.
 QUIET_SECONDS = 10.0
-#: Minimum pause as a multiple of the duration of the last sample, with clients and without.
+#: Minimum pause as a multiple of the duration of the last sample, with and without clients.
 PAUSE_FACTOR, QUIET_FACTOR = 100, 500
 #: After a request for `/api/traffic`, rates of bindings are sampled for this many seconds, in case of further requests.
 _LOOKING_SECONDS = 10.0
@@ -165,7 +165,7 @@ class LiveFeed:
             while (event := await stream.events.get()) is not None:
                 await response.write(event)
         except ConnectionError:
-            pass  # the client has disconnected, or was disconnected
+            pass  # the client has disconnected or has been disconnected
         finally:
             self._streams.discard(stream)
         return response

@@ -2,8 +2,8 @@
 
 Rejected, nacked and returned publishes are rare and always kept. Publishes that reach no queue may be frequent. To save
 CPU time, these publishes, and the size and header names of returned publishes, are recorded only until
-`WATCHED_SECONDS` after a request. A nack from the broker identifies a publish only by number, so the address and
-headers of a nacked publish are not known here, only in the audit log.
+`WATCHED_SECONDS` after a request. A nack from the broker identifies a publish only by number, so only the audit log
+contains the address and headers of a nacked publish.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class RecentPublishes:
 
 
 def _without_regex(reason: str) -> str:
-    """Remove the regex from the error text for an invalid regex: it is a header's value, which must not be shown."""
+    """Remove the regex, which is a header's value and must not be shown, from the error text for an invalid regex."""
     before, invalid, quoted = reason.partition("Invalid regex")
     explanation = quoted.rpartition("'")[2]
     if explanation.endswith("..."):  # the truncated regex itself; an explanation is never truncated

@@ -1,4 +1,4 @@
-"""Shows the active rules: files as written, their routes, notes on lines, and differences from the files on disk."""
+"""Shows the active rules: files as written, their routes, notes about lines, and differences from the files on disk."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ class RulesPages:
         self._missing = missing
         self._files = files
         self._compiling = compiling
-        #: version of the rules, and the notes on them, which are cached because computing them requires a compilation
+        #: version of the rules, and the notes about them, which are cached because computing them requires a
+        #: compilation
         self._noted = ("", "")
 
     @property
@@ -57,7 +58,7 @@ class RulesPages:
         ]
 
     async def rules(self, _body: bytes) -> tuple[int, object]:
-        """Return the files in force, with secrets masked."""
+        """Return the active files, with secrets masked."""
         loaded = self._loaded()
 
         def render() -> str:
@@ -77,7 +78,7 @@ class RulesPages:
         return 200, notes
 
     async def changes(self, _body: bytes) -> tuple[int, object]:
-        """Return how the files on disk differ from the files in force, with secrets masked."""
+        """Return the differences between the files on disk and the active files, with secrets masked."""
         loaded = self._loaded()
         try:
             return 200, await asyncio.to_thread(lambda: _changes(loaded, self._files()))
@@ -85,7 +86,7 @@ class RulesPages:
             return 422, {"errors": [f"{error.filename}: can't be read: {error.strerror}"]}
 
     async def overview(self, _body: bytes) -> tuple[int, object]:
-        """Return every exchange with its bindings, including clients' bindings."""
+        """Return every exchange with its bindings, including client bindings."""
         live, _ = live_rules(self._loaded(), self._states())
         missing = {vhost: dict(names) for vhost, names in self._missing().items()}
         return 200, await asyncio.to_thread(lambda: json_text({**overview(live), "missing": missing}))

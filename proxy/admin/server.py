@@ -45,20 +45,20 @@ def _is_error(record: logging.LogRecord) -> bool:
     return False
 
 
-#: For aiohttp's server, which would log invalid requests as errors with a traceback if there were no filter.
+#: The logger of aiohttp's server. Without the filter, invalid requests would be logged as errors with a traceback.
 _http_log = logging.getLogger(f"{__name__}.http")
 _http_log.addFilter(_is_error)
 
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Network: TypeAlias = IPv4Network | IPv6Network
 
-#: Peers that have access to guarded pages without `admin.allow`.
+#: Peers that may use guarded pages even if `admin.allow` does not contain them.
 LOOPBACK: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 #: How long `stop` waits for responses in progress, in seconds. A client must not delay the exit of the process.
 STOP_SECONDS = 1.0
 #: Maximum size of a request's body, such as a message for `/explain` with its headers. Larger requests get 413.
 MAX_BODY_BYTES = 1 << 20
-#: Maximum number of connections, for which `net.listener` reserves descriptors. If it is reached, a new connection
+#: Maximum number of connections, for which `net.listener` reserves descriptors. Once it is reached, a new connection
 #: replaces the connection that has been idle for the longest time.
 MOST_CONNECTIONS = 64
 #: Age in seconds up to which a connection does not count as idle, since its request may be in transit. If all
@@ -331,7 +331,7 @@ class _Connection(asyncio.Protocol):
             self._deadline = loop.call_later(REQUEST_SECONDS, self.abort)
 
     def answering(self) -> None:
-        """Stop the deadline."""
+        """Cancel the deadline."""
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -360,7 +360,7 @@ Answering: TypeAlias = Callable[[bytes], Awaitable[tuple[int, object]]]
 def json_route(
     method: str, path: str, answering: Answering, body_bytes: int = MAX_BODY_BYTES, texting: Answering | None = None
 ) -> GuardedRoute:
-    """Create a page.
+    """Create the route of a page.
 
     Args:
         body_bytes: maximum size of a request's body; larger requests get 413.

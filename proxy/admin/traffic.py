@@ -2,7 +2,7 @@
 
 Totals by outcome are always sampled, but at long intervals if `live` has no clients. Reading the numbers for each
 binding and destination takes longer, so this is done only if there are clients, and in a thread. The event loop adds
-tallies to totals in steps, in the same way as for the metrics page.
+tallies to the totals in steps, as it does for the metrics page.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class TrafficSampler:
         }
 
     def _latency(self) -> dict[str, float | None]:
-        """Return the last minute's median and 99th percentile confirm latency; None if nothing was confirmed."""
+        """Return the median and 99th percentile of the last minute's confirm latency; None if nothing was confirmed."""
         if not self._samples:
             return {"p50": None, "p99": None}
         new, old = self._samples[-1].confirms, self._samples[0].confirms

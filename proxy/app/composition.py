@@ -108,7 +108,7 @@ def client_rules(settings: Settings, secrets: Secrets) -> ClientRules:
 
 
 def secrets_of(settings: Settings) -> Secrets:
-    """Return the secrets that sign clients' bindings.
+    """Return the secrets that sign client bindings.
 
     Without `declared.secrets`, the only secret is derived from the control user's password, so that all sidecars with
     this user have the same secret. The derivation is deliberately slow, since guessed passwords can be tested against
@@ -142,7 +142,7 @@ def audit_policy(settings: Settings) -> AuditPolicy | None:
 
 
 def audit_privacy(settings: Settings) -> Privacy:
-    """Return which parts of a message may be shown, in audit records and elsewhere."""
+    """Return the settings for the parts of a message that may be shown, in audit records and elsewhere."""
     audit = settings.audit
     shown = frozenset(name.encode() for name in audit.headers)
     return Privacy(shown, frozenset(audit.hash), audit.hash_key)
@@ -150,7 +150,7 @@ def audit_privacy(settings: Settings) -> Privacy:
 
 def cannot_listen(settings: Settings, key: str, address: object, error: OSError) -> ConfigError:
     """Return the error for a key with an address on which the sidecar can't listen."""
-    # asyncio includes the address in the text; name resolution uses negative error numbers.
+    # asyncio's error text repeats the address. Errors in name resolution have negative numbers.
     why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
     return settings.fault(key, f"can't listen on {address}: {why}")
 

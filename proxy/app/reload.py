@@ -62,7 +62,7 @@ class ReloadReport:
     """The outcome of one reload.
 
     Args:
-        errors: why the new rules are not in force; empty if they are in force.
+        errors: reasons why the new rules are not active; empty if they are active.
         invalid: whether the errors are in the files rather than caused by the broker.
         missing: destinations of the new rules that can't be reached now, such as queues that no client has declared.
         version: version of the active rules after the reload.
@@ -133,7 +133,7 @@ class Reload:
         self._watches = (FileWatch(files, loaded.rules.version), FileWatch(tls_files, ""))
         self._watches[1].take()
         self._one_at_a_time = asyncio.Lock()
-        #: time in the event loop at which to try again to activate valid rules; None if there is nothing to try again
+        #: event loop time of the next attempt to activate valid rules; None if no attempt is due
         self._again_at: float | None = None
 
     async def compile_in_thread(self, compiling: Callable[[], _Compiled]) -> _Compiled:
@@ -249,7 +249,7 @@ class Reload:
             router = loaded.routers.get(name) or Router(())
             if not self._topology.follows(name):
                 await self._topology.adopt(name, state)
-            managed = self._topology.managed(name)  # no longer available if the virtual host is deleted meanwhile
+            managed = self._topology.managed(name)  # not available if the virtual host has been deleted in the meantime
             retired = await managed.prepare(exchanges, router, declared_queues(rules))
             prepared.append((managed, state, exchanges, router, retired))
         remains = [exchange for router in before.routers.values() for exchange in router.exchanges.values()]
@@ -289,7 +289,7 @@ async def free_exchanges(exchanges: list[Exchange]) -> None:
     while exchanges:
         exchange = exchanges.pop()
         for _ in range(_FREE_ATTEMPTS):
-            # An explanation, a shadow run or an idle relay may still refer to the exchange. This function and
+            # An explanation, a shadow comparison or an idle relay may still refer to the exchange. This function and
             # `getrefcount` hold one reference each.
             if sys.getrefcount(exchange) <= 2:
                 break
@@ -335,7 +335,8 @@ def traffic_labels(counters: Counters, loaded: LoadedRules) -> TrafficLabels:
     destinations = {
         (vhost, name) for vhost, exchange in rules for _, name in loaded.routers[vhost].destinations(exchange.name)
     }
-    # Regular expressions, routing keys and headers of messages can also select queues that no binding names.
+    # Regular expressions, routing keys and headers of messages can also select queues that are not named in any
+    # binding.
     destinations |= {(vhost.vhost, queue.name) for vhost in loaded.rules.vhosts.values() for queue in vhost.queues}
     return counters.traffic.labels(
         ((vhost, exchange.name) for vhost, exchange in rules),

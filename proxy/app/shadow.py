@@ -2,7 +2,7 @@
 
 The candidate is compiled in a thread. Publishes to exchanges in either set of rules are buffered, up to a limit, and
 compared later in short batches. Under load, some publishes are skipped and counted. Without a candidate, there is no
-overhead. A candidate whose report is not read for an hour is dropped. The candidate has no effect on messages.
+overhead. A candidate whose report is not read for an hour is discarded. The candidate has no effect on messages.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from proxy.rules.wire import owned_exchanges
 _log = structlog.get_logger(__name__)
 
 _OK, _UNUSABLE = 200, 422
-#: The answer if there is no candidate.
+#: Response if there is no candidate.
 _NONE: tuple[int, object] = 404, {"errors": ["no candidate rules are being compared"]}
 #: Size limit for uploaded rules files, enough for about 50,000 bindings. Larger requests get 413.
 RULES_BYTES = 16 << 20
@@ -43,13 +43,13 @@ BUFFERED, BUFFERED_BYTES = 4096, 8 << 20
 BATCH_SECONDS, PAUSE_SECONDS = 0.001, 0.02
 #: Minimum pause as a multiple of the duration of the previous batch, since a single comparison may be slow.
 PAUSE_FACTOR = 19
-#: Time limit for comparing the remaining buffered publishes when a shadow ends, in seconds.
+#: Time limit for comparing the remaining buffered publishes when a comparison ends, in seconds.
 _LAST_SECONDS = 2.0
 #: Seconds between two updates of client declarations.
 _INHERIT_SECONDS = 1.0
 #: Number of client bindings added to the candidate between two pauses in which other tasks may run.
 _STEP = 64
-#: Seconds after which a shadow whose report is not read is dropped.
+#: Seconds after which a candidate whose report is not read is discarded.
 UNREAD_SECONDS = 3600.0
 
 
@@ -154,7 +154,7 @@ class Shadow:
         return _NONE if state is None else (_OK, state)
 
     async def end(self, _body: bytes) -> tuple[int, object]:
-        """Drop the candidate and return its report; 404 if there is no candidate."""
+        """Discard the candidate and return its report; 404 if there is no candidate."""
         run = self._run
         if run is None:
             return _NONE
@@ -198,7 +198,7 @@ class Shadow:
         _log.info("shadow ended", candidate=run.candidate.loaded.rules.version)
 
     async def _compare(self, run: _Run) -> None:
-        """Compare buffered publishes, in batches, until the candidate is replaced or dropped."""
+        """Compare buffered publishes, in batches, until the candidate is replaced or discarded."""
         looked = self._timer()
         while self._run is run:
             begin = self._timer()

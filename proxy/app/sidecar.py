@@ -286,7 +286,7 @@ class Sidecar:
     async def _control(self, tasks: Tasks, listener: Listener) -> None:
         """Synchronise the broker with the rules, then accept producers."""
         if self._following is None:
-            gc.collect()  # now, since it is off while client declarations are loaded, which create no reference cycles
+            gc.collect()  # collection is disabled in the next step, since it creates no reference cycles
             try:
                 with without_collection():
                     await self._topology.start()
@@ -310,7 +310,7 @@ class Sidecar:
             return
         self._listening = True
         if not jit_compiles():
-            _log.info("regular expressions run in PCRE2's interpreter: executable memory is not permitted")
+            _log.info("regular expressions run in PCRE2's interpreter, since executable memory is not permitted")
         listen = [f"{host}:{port}" for host, port in bound]
         _log.info("ready", listen=listen, rules=self._counters.rules.version, build=BUILD)
         watch = self._topology.supervisor.keep("rules", self._reload.watch, steady_seconds=_STEADY_SECONDS)
@@ -318,7 +318,7 @@ class Sidecar:
 
     def _stop(self) -> None:
         self._signals += 1
-        if self._signals > 1 and self._slot is None:  # not for workers, for which the supervisor uses SIGKILL
+        if self._signals > 1 and self._slot is None:  # a supervisor kills its workers instead
             _log.warning("second signal: ending immediately")
             sys.stderr.flush()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

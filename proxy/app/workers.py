@@ -58,7 +58,7 @@ class WorkerSlot(NamedTuple):
         """Return the configuration of this worker, with its admin port and its own file names."""
         admin = settings.admin
         if admin.address is not None:
-            # Not from `admin_addresses`, since `workers` may have been reduced in the file while the supervisor runs.
+            # `admin_addresses` lacks this worker if `workers` was reduced in the file while the supervisor was running.
             address = HostPort(admin.address.host, admin.address.port + self.number)
             admin = admin.model_copy(update={"address": address})
         instance = f"{settings.audit.instance or socket.gethostname()}-{self.number}"
@@ -161,7 +161,7 @@ class Workers:
             worker.process = subprocess.Popen(  # noqa: S603 -- this program
                 [*self._command, *place], stdin=subprocess.PIPE, start_new_session=True
             )
-        except OSError as error:  # for example, too many processes or not enough memory
+        except OSError as error:  # for example, because of too many processes or too little memory
             _log.error("worker can't be started", number=worker.number, error=error.strerror or str(error))
             worker.postpone(now)
             return
@@ -266,7 +266,7 @@ def _reserve(address: HostPort) -> socket.socket:
     held = socket.socket(family, socket.SOCK_STREAM)
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
-        # Without SO_REUSEADDR, since two sockets with this option don't conflict while neither of them is listening.
+        # SO_REUSEADDR is not set, since two sockets with this option don't conflict while neither of them is listening.
         held.bind(place)
     except OSError:  # earlier connections of a sidecar without workers are in the state TIME_WAIT
         try:
