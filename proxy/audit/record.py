@@ -70,7 +70,7 @@ class Privacy:
     Args:
         headers: names of the headers whose values may be written.
         hashed: fields that are written as keyed hashes, a subset of HASHABLE.
-        key: key of the hashes. Without the key, a value can't be guessed from its hash.
+        key: key for the hashes. Without the key, a value can't be guessed from its hash.
 
     Raises:
         ConfigError: a field can't be hashed, or the key is missing, too short or too long.
@@ -106,7 +106,7 @@ class Privacy:
 
         Args:
             entries: (name, letter and value bytes), as returned by `proxy.amqp.tables.pick`. If several headers have
-                the same name, only the first is included.
+                the same name, only the first header is included.
         """
         values: dict[str, object] = {}
         for name, raw in entries:

@@ -172,7 +172,7 @@ class SegmentCloser:
             self._expire()
 
     def _close(self, path: Path) -> bool:
-        """Compress a segment; return False if this must be retried."""
+        """Compress a segment; return False if the compression must be retried."""
         try:
             compress_segment(path)
         except FileNotFoundError:

@@ -43,8 +43,8 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 _ATTEMPTS = 5
 #: Last word in the lock file of a dead instance while another process closes its segments.
 _CLOSING = b"closing"
-#: Seconds between two attempts to lock an instance, and seconds after which a lock without this word is held by a
-#: running instance. The word is written immediately after locking.
+#: Seconds between two attempts to lock an instance, and seconds after which a lock without this word is considered to
+#: be held by a running instance. The word is written immediately after locking.
 _POLL_SECONDS, _HELD_SECONDS = 0.05, 0.5
 
 
@@ -117,7 +117,7 @@ class OpenSegment:
         self.size += len(data)
 
     def restore(self, size: int) -> bool:
-        """Truncate the segment to an earlier size; return whether that succeeded."""
+        """Truncate the segment to an earlier size; return True on success."""
         try:
             os.ftruncate(self.descriptor, size)
         except OSError:
@@ -142,7 +142,7 @@ def compress_segment(path: Path) -> Path | None:
     """Compress a closed segment and make it visible. Can be repeated after a crash.
 
     Args:
-        path: path of the segment's uncompressed file, to which nothing is written any more.
+        path: path of the segment's uncompressed file, to which nothing more is written.
 
     Returns:
         The visible path; None if the segment was empty and has been removed.
@@ -203,7 +203,7 @@ class InstanceLock:
 
         Args:
             closing: whether the lock serves only to close the segments of a dead instance. Otherwise, if another
-                process is closing them, this method waits for the end.
+                process is closing them, this method waits until that process has finished.
 
         Raises:
             OSError: the directory is missing, full or not writable.

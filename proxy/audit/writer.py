@@ -138,7 +138,7 @@ class AuditWriter:
             self._crossed()
 
     def commit_point(self) -> int:
-        """Hand over appended lines; return the value that `durable` reaches when they have been written."""
+        """Hand appended lines to the thread; return the value that `durable` reaches when they have been written."""
         self._hand_over()
         return self._sequence
 
@@ -225,7 +225,7 @@ class AuditWriter:
             return
         self._put(lines, count, size, since, self._pending_since)
         if full and not self.full:
-            _log.warning("audit log can't keep up, producers wait", reason=self.failure, repeat="audit")
+            _log.warning("audit log can't keep up; producers are paused", reason=self.failure, repeat="audit")
             self._set_full(True)
 
     def _put(self, lines: list[bytes], count: int, size: int, since: float, until: float) -> None:
