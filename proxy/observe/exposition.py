@@ -1,8 +1,8 @@
 """Writes the page that Prometheus scrapes, with a collector for prometheus_client.
 
-Adding tallies to the totals modifies the counters, so this is done in the event loop, in small steps. A thread then
-reads the totals and writes the text, which takes 0.1 s for 10,000 series. The thread does not block the event loop for
-longer than `sys.setswitchinterval` permits.
+Adding tallies to the totals modifies the counters, so the event loop does it, in small steps. A thread then reads the
+totals and writes the text, which takes 0.1 s for 10,000 series. The thread does not block the event loop for longer
+than `sys.setswitchinterval` permits.
 """
 
 from __future__ import annotations

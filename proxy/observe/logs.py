@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 MASK = "***"
 #: Values of keys that contain one of these words are never logged.
 _SECRET_KEY = re.compile(r"passw|secret|authorization|credential", re.IGNORECASE)
-#: user:password@ in an address. Greedy, since both may contain an unescaped @ or /, and masking too much is safe.
+#: user:password@ in an address. The match is greedy, since user and password may contain an unescaped @ or /, and
+#: masking too much is safe.
 _ADDRESS = re.compile(r"(://[^\s:]*):\S*@")
 #: Maximum number of tracked keys of repeated events; the least recently seen key is dropped first.
 _REPEAT_KEYS = 1024

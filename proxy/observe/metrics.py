@@ -58,17 +58,17 @@ def destination_publishes(counters: Counters) -> Iterable[Row]:
 
 
 def by_label(numbers: Callable[[Counters], dict[str, int]]) -> Reading:
-    """Read a dictionary whose keys are the values of the metric's only label."""
+    """Return a function that reads a dictionary whose keys are the values of the metric's only label."""
     return lambda counters: [((label,), number) for label, number in numbers(counters).copy().items()]
 
 
 def relays(attribute: str) -> Callable[[Counters], float]:
-    """Read one attribute of `RelayCounters`, summed over all virtual hosts."""
+    """Return a function that reads one attribute of `RelayCounters`, summed over all virtual hosts."""
     return lambda counters: sum(getattr(relay, attribute) for relay in relay_counters(counters))
 
 
 def relays_by(*attributes: tuple[str, str]) -> Reading:
-    """Read several attributes of `RelayCounters`, given by name and label value, as one metric."""
+    """Return a function that reads attributes of `RelayCounters`, given by name and label value, as one metric."""
 
     def rows(counters: Counters) -> Iterable[Row]:
         summed = relay_counters(counters)
@@ -337,7 +337,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "control_loop_failures_total",
         "task",
         by_label(lambda counters: counters.control_failures),
-        "Unexpected exceptions in tasks of the control plane; each is logged with its traceback and retried.",
+        "Unexpected exceptions in tasks of the control plane; tracebacks are logged and the tasks retried.",
     ),
     _number("audit_lines_total", lambda counters: counters.audit.lines, "Audit records written to disk."),
     _number(
