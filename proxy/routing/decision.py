@@ -101,7 +101,7 @@ class Decision:
     match_limit_hits: int  # regex searches that reached the match limit
     #: owners whose regex budgets were spent, sorted: rules (rules files), client, message
     spent_budgets: tuple[str, ...]
-    #: destinations that clients' bindings chose, but that are not yet known to be within the reach of these bindings
+    #: destinations that client bindings chose, but that are not yet known to be within the reach of these bindings
     unchecked: frozenset[tuple[Reach, Destination]]
     trace: Trace | None = field(compare=False)  # the steps of the evaluation, if requested
 

@@ -104,7 +104,8 @@ def static_translations(book: AddressBook, named: Iterable[Destination], router:
     # A message that the table redirected to an exchange is not translated again, so these destinations must exist.
     final = {destination for name in evaluated if book.may_lead_to(name) for destination in router.destinations(name)}
     by_destination = {translation.destination: translation for translation in translations}
-    # A rule for some routing keys may keep messages at an exchange from which a later rule redirects all others.
+    # A rule for some routing keys may keep messages at an exchange from which a later rule redirects all other
+    # messages.
     final |= {(kind, name) for kind, name in by_destination if kind == EXCHANGE and book.may_keep(name)}
     away = {destination: by_destination[destination] for destination in by_destination if destination not in final}
     return StaticTranslations(away, translations)

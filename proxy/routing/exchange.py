@@ -265,17 +265,17 @@ class Exchange:
 
     @property
     def lets_producer_add_exchanges(self) -> bool:
-        """True if messages can request exchanges that no binding names."""
+        """True if messages can request exchanges that are not named in any binding."""
         return self._free_exchanges > 0
 
     @property
     def chooses_queues(self) -> bool:
-        """True if messages can reach queues that no binding names."""
+        """True if messages can reach queues that are not named in any binding."""
         return self._free_queues > 0
 
     @property
     def sees_queues(self) -> bool:
-        """True if the exchange chooses among all queues. After changes of bindings, cheaper than `interest`."""
+        """True if the exchange chooses among all queues. After a change, this is cheaper than `interest`."""
         return self._interest.sees_queues
 
     @property

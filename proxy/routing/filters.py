@@ -175,7 +175,7 @@ def _limit(value: Value) -> int:
 
 
 def _measure(value: Value) -> tuple[int, int]:
-    """Return how deeply lists are nested in a header's value, and the value's size as computed by the plugin."""
+    """Return the nesting depth of lists in a header's value, and the value's size as computed by the plugin."""
     deepest = weight = 0
     lists = [iter((value,))]
     while lists:

@@ -45,8 +45,8 @@ class _Node:
     __slots__ = ("entries", "following", "repeats")
 
     def __init__(self, repeats: bool = False) -> None:
-        #: The next nodes by word of the pattern. A wildcard also matches the routing key's word that is equal to it, so
-        #: the words of patterns and of routing keys need not be distinguished.
+        #: The next nodes by word of the pattern. A wildcard of a pattern also matches the word `*` or `#` of a routing
+        #: key, so one table is sufficient for wildcards and words.
         self.following: dict[bytes, _Node] = {}
         self.entries: _Bucket = []
         #: Whether the node follows `#`, so that every further word leads to the same node.

@@ -51,7 +51,6 @@ class Router:
         self._reaches.clear()
 
     def remove(self, name: bytes) -> None:
-        """Remove an exchange if it exists."""
         self._exchanges.pop(name, None)
         self._reaches.clear()
 
@@ -60,7 +59,7 @@ class Router:
         return self._reach(exchange).interest
 
     def destinations(self, exchange: bytes) -> frozenset[Destination]:
-        """Return all destinations outside the router that rules name for messages to `exchange`.
+        """Return all destinations outside the router that are named in the rules for messages to `exchange`.
 
         The alternate exchange of `exchange` itself is not included, since the broker applies it. The result is the same
         object until a binding changes.
@@ -77,14 +76,15 @@ class Router:
         )
 
     def may_choose(self, exchange: bytes, destination: Destination) -> bool:
-        """Return True if `exchange` can lead to a destination outside the router, even if no rule names it."""
+        """Return True if `exchange` can lead to a destination outside the router, even if no rule mentions it."""
         kind, name = destination
         if kind == EXCHANGE and name in self._exchanges:
             return False
         return self.may_choose_unnamed(exchange, kind) or self.names(exchange, destination)
 
     def may_choose_unnamed(self, exchange: bytes, kind: str) -> bool:
-        """Return True if `exchange` can lead to queues, or to exchanges outside the router, that no rule names."""
+        """Return True if `exchange` can lead to destinations of this kind, outside the router, that no rule
+        mentions."""
         reached = self._reach(exchange).exchanges
         return any(other.chooses_queues if kind == QUEUE else other.lets_producer_add_exchanges for other in reached)
 

@@ -158,7 +158,8 @@ _TEXT_PROPERTIES = {name.encode(): name for name in TEXT_PROPERTIES}
 _INTEGER_PROPERTIES = {name.encode(): name for name in INTEGER_PROPERTIES}
 _PROPERTIES = _TEXT_PROPERTIES | _INTEGER_PROPERTIES
 
-#: Operators of the property family: keys whose value is a property's name, and signs that a name follows.
+#: Operators of the property family: keys whose value is the name of a property, and signs that are followed by the
+#: name.
 _PROPERTY_TESTS: dict[bytes, _PropertyReader] = {b"x-?prex": PropertyIsPresent, b"x-?pr!ex": PropertyIsAbsent}
 _TEXT_SIGNS: dict[bytes, _PropertyReader] = {
     b"=": PropertyEquals,

@@ -81,7 +81,7 @@ def binding_hash(destination_type: str, destination: bytes, routing_key: bytes, 
     return blake2b(repr(content).encode(), digest_size=5).hexdigest()
 
 
-#: Maximum number of refused destinations that a `Reach` keeps. An older one would be checked again.
+#: Maximum number of refused destinations that a `Reach` keeps. Older refused destinations are checked again.
 _KEPT_REFUSALS: Final = 4096
 
 #: Replaces destinations that are out of reach. No queue has this name, but the message still counts as routed.
@@ -102,7 +102,8 @@ class Reach:
         self.closed = closed
         #: destinations that the client may bind
         self.allowed: set[Destination] = set()
-        #: destinations that the client may not bind, with the reason; the latest ones, since messages can name them
+        #: destinations that the client may not bind, with the reason. Only the latest are kept, since messages can name
+        #: any.
         self.refused: dict[Destination, str] = {}
 
     def refuse(self, destination: Destination, reason: str) -> None:

@@ -77,7 +77,7 @@ class MatchAll(Match):
 
     def __init__(self, operators: tuple[Operator, ...]) -> None:
         if any(operator.optional for operator in operators):
-            # Mandatory operators first, which gives the same results with fewer pattern searches.
+            # Mandatory operators come first, which gives the same results with fewer pattern searches.
             operators = tuple(sorted(operators, key=_is_optional))
         self._operators: Final = operators
 
@@ -157,7 +157,7 @@ class MatchSet(Match):
 
     @property
     def fact_names(self) -> tuple[FactName, ...]:
-        """The whole header table, if headers that no operator names can change the count."""
+        """The whole header table, if headers that no operator tests can change the count."""
         return (ALL_HEADERS,) if _count_can_stop(self._walk) else ()
 
 
@@ -233,7 +233,7 @@ def _skip_smaller(headers: Table, at: int, name: bytes) -> int:
 
 
 def _count_can_stop(walk: tuple[HeaderOperator, ...]) -> bool:
-    """Return True if a header that no operator names can change the count.
+    """Return True if a header that no operator tests can change the count.
 
     If no header is left, counting stops at the next test of existence or type, and later tests of absence are not
     counted. An additional header at the end can prevent this stop.
@@ -300,7 +300,7 @@ class CompiledBinding:
     exchange: bytes = b""  # name of its exchange
     id: str = ""  # id of the binding in decisions
     arrival: int = 0  # increases with every binding of its exchange
-    index_place: int = ALWAYS_VISITED  # its place in the index
+    index_place: int = ALWAYS_VISITED  # place of the binding in the index
     asks_producer: bool = field(init=False)
     plain: bool = field(init=False)
 

@@ -1,8 +1,8 @@
 """Operators (the individual conditions of a binding) and topics.
 
 The verdict of an operator is MATCH, MISMATCH or, if the fact is missing, ABSENT. `compiled` combines verdicts.
-`arguments` maps argument keys to operators; the key of a new operator has to be added there. An operator rejects
-values of the wrong type. Its predicate tests a fact that is present. Values keep their type letters, which only
+`arguments` maps argument keys to operators; the key of a new operator has to be added there. An operator rejects values
+of the wrong type. An operator's predicate tests a fact that is present. Values keep their type letters, which only
 comparisons ignore.
 
 Topic exchanges and the ``rkta`` operators use `Topic`: words are separated by dots, ``*`` matches exactly one word, and
@@ -224,8 +224,8 @@ class Operator:
 
     Operators have no state and no closures, since a hundred thousand bindings may have two operators each.
 
-    This is not an ABC: compiled subclasses of an ABC share its cache of type checks, and `isinstance` from code that is
-    not compiled mistakes one operator for another.
+    This is not an ABC, since compiled subclasses of an ABC share its cache of type checks, so that `isinstance` in code
+    that is not compiled would mistake one operator for another.
 
     Args:
         key: the argument's key as declared.

@@ -16,17 +16,17 @@ pattern has two forms:
    ``PCRE2_ANCHORED`` and ``PCRE2_NO_AUTO_POSSESS``. It is a single search from one offset, in which each scanned
    character that backtracking releases counts as a match step. The limit applies to the whole search. Only the
    interpreter counts in this way: machine code does not count scanned characters that the next literal can't follow
-   (measured: 3 s for ``[a-y]*z|q`` on 131,000 bytes). With constructs that scan without match steps (``_SCANS``,
-   ``_COMPARES``), each step is charged for a scan of the whole subject, so such patterns reach the limit on shorter
-   subjects. Verbs and calls of the whole pattern (``_WHOLE``) have no counted form; the worst case of the plain form is
-   charged for them.
+   (measured: 3 s for ``[a-y]*z|q`` on 131,000 bytes). If a pattern contains constructs that scan without match steps
+   (``_SCANS``, ``_COMPARES``), each step is charged as a scan of the whole subject, so such patterns reach the limit on
+   shorter subjects. Patterns with verbs or calls of the whole pattern (``_WHOLE``) have no counted form; the worst case
+   of their plain form is charged instead.
 
 **Cost of a decision.** A `Budget` has the same unit as the match limit: one match step, about 10 ns. A search is tried
 with increasing limits, each of which is charged. The charge therefore exceeds the actual cost by at most a constant
-factor, and the same search always costs the same. Searches that cost little more than the call itself
-(``_FREE_UNITS``) are free, so a budget does not limit the number of patterns. For longer subjects, the plain form is
-tried first until the worst cases of such searches add up to a quarter of the budget (``Budget.unproven``). Therefore,
-all searches with one budget together cost at most 1.25 times the budget, plus four microseconds per search.
+factor, and equal searches have equal charges. Searches that cost little more than the call itself (``_FREE_UNITS``) are
+free, so a budget does not limit the number of patterns. For longer subjects, the plain form is tried first until the
+worst cases of such searches add up to a quarter of the budget (``Budget.unproven``). Therefore, all searches with one
+budget together cost at most 1.25 times the budget, plus four microseconds per search.
 
 Every call holds the interpreter lock (``PyDLL``), since most searches take less time than releasing and reacquiring the
 lock, and the limits bound the others. All patterns can therefore share one match data block and one JIT stack.
@@ -68,7 +68,7 @@ _STACK_BYTES = 4 << 20
 #: and work for a scanned character in the plain form if the pattern contains a `_SLOW` construct. In other patterns, a
 #: scanned character counts as one unit. A compared character always counts as one unit.
 _DECISION, _FRAME_BYTES, _SLOW_WALK = 40, 6, 8
-#: Work for a character that the counted form scans without a match step, also with a `_SLOW_SCANS` construct.
+#: Work for a character that the counted form scans without a match step, without and with a `_SLOW_SCANS` construct.
 _SCAN, _SLOW_SCAN = 3, 16
 #: Default budget for one owner's searches in a decision, in units; about 10 ms.
 DEFAULT_BUDGET = 1_000_000
@@ -172,7 +172,7 @@ def latin1_tables() -> bytes:
 
 
 class _Library:
-    """The loaded PCRE2 library, with compile context, match contexts, match data block and JIT stack."""
+    """The loaded PCRE2 library, with its compile context, match contexts, match data block and JIT stack."""
 
     def __init__(self) -> None:
         try:
@@ -189,7 +189,7 @@ class _Library:
         self._context = ctypes.c_void_p(pcre2.pcre2_compile_context_create_8(None))
         pcre2.pcre2_set_character_tables_8(self._context, self._tables)
         pcre2.pcre2_set_parens_nest_limit_8(self._context, ctypes.c_uint32(_NESTING_LIMIT))
-        if hasattr(pcre2, "pcre2_set_max_varlookbehind_8"):  # from 10.43: variable-length lookbehind
+        if hasattr(pcre2, "pcre2_set_max_varlookbehind_8"):  # PCRE2 10.43 and later support variable-length lookbehind
             pcre2.pcre2_set_max_varlookbehind_8(self._context, ctypes.c_uint32(0))
         #: None if the system forbids executable memory. The stack's pages are allocated when a search first needs them.
         self._stack = pcre2.pcre2_jit_stack_create_8(ctypes.c_size_t(1 << 15), ctypes.c_size_t(_STACK_BYTES), None)
@@ -226,7 +226,7 @@ class _Library:
         raise InvalidPattern(f"{words.value.decode('ascii', 'replace')} at offset {offset.value}")
 
     def jit(self, code: ctypes.c_void_p) -> bool:
-        """Compile to machine code; return whether searches will use the machine code."""
+        """Compile to machine code; return True if searches will use the machine code."""
         if self.info(code, _INFO_SIZE) > _LARGEST_JIT:
             return False
         self._pcre2.pcre2_jit_compile_8(code, ctypes.c_uint32(_JIT_COMPLETE))
@@ -251,7 +251,7 @@ _library = cache(_Library)
 
 
 def jit_compiles() -> bool:
-    """Return whether patterns run as machine code; False if the system forbids executable memory.
+    """Return True if patterns run as machine code, and False if the system forbids executable memory.
 
     Raises:
         MissingLibraryError: PCRE2 is not installed; the message names the package.
@@ -295,7 +295,8 @@ class _Code:
 
 
 def _scan_work(text: bytes) -> int:
-    """Return the work for a character that the counted form scans without match steps; 0 if each scan has steps."""
+    """Return the work for a character that the counted form scans without a match step; 0 if there are no such
+    scans."""
     scans = _SCANS.search(text)
     if scans is None and _COMPARES.search(text) is None:
         return 0
@@ -331,7 +332,7 @@ class Pattern:
         if not source or len(source) > _LONGEST_PATTERN:
             raise InvalidPattern("empty pattern" if not source else f"longer than {_LONGEST_PATTERN} bytes")
         self.source: Final = source
-        text = source.partition(b"\0")[0]  # for the broker's library, a pattern ends at the first zero byte
+        text = source.partition(b"\0")[0]  # in the broker's library, a pattern ends at the first zero byte
         pcre2 = _library()
         self._text: Final = text
         self._code: Final = _Code(text, 0, text)
@@ -352,7 +353,7 @@ class Pattern:
         )
 
     def search(self, subject: bytes, budget: Budget) -> bool | None:
-        """Return whether the pattern matches anywhere in the subject; None if the search was abandoned.
+        """Return True if the pattern matches anywhere in the subject; None if the search was abandoned.
 
         Args:
             budget: the budget to which the cost is charged, which also records why a search was abandoned.
@@ -473,7 +474,7 @@ def compile_pattern(source: bytes) -> Pattern:
 
 
 def why_invalid(source: bytes) -> str:
-    """Return why a pattern does not compile; "" if it does."""
+    """Return the reason why a pattern does not compile; "" if it compiles."""
     try:
         compile_pattern(source)
     except InvalidPattern as error:

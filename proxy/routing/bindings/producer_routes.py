@@ -44,7 +44,7 @@ class PatternRoute(NamedTuple):
 class ProducerRoutes:
     """The routes that one message requests.
 
-    If several headers with the same name contain a regex, only the first is used. If they contain names, all are used.
+    If several headers have the same name, all names in them are used, but only the first regex.
 
     Args:
         headers: all headers, sorted by name.

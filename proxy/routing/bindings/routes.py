@@ -1,7 +1,7 @@
 """The effects of a binding on the set of destinations.
 
 `Effects` describes what a binding does if it is true, or if it is false: additions first, then deletions, then the
-order at which the evaluation continues. It is independent of operators and of the order of bindings.
+order at which the evaluation continues. Effects are independent of operators and of the order of bindings.
 
 Source: the open-exchange specification, sections 7 and 8.
 """
@@ -20,7 +20,7 @@ from proxy.routing.decision import QueueNames
 from proxy.routing.message import PRODUCER, Message
 from proxy.values import QUEUE, Destination
 
-#: The order at which a stop continues, which is higher than the order of any binding.
+#: The order to which a stop jumps, which is higher than the order of any binding.
 STOP: Final = 1_000_000
 
 
@@ -29,7 +29,7 @@ class _Selection:
 
     Args:
         before: `Budget.left` and `Budget.unproven` before the searches.
-        after: the same after the searches.
+        after: `Budget.left` and `Budget.unproven` after the searches.
     """
 
     __slots__ = ("after", "before", "destinations", "is_free", "match_limit_hits", "queues")
