@@ -5,4 +5,4 @@ observe) > relay > amqp > routing > addressing > (yamlfile | values | errors). O
 which needs PySpark. See docs/explanation/architecture.md; each package's docstring lists its modules.
 """
 
-import proxy.native  # noqa: F401  # before any module that may be compiled
+import proxy.native  # noqa: F401  # must precede the import of any module that may be compiled

@@ -98,7 +98,7 @@ class ConfigError(ProxyError):
         return f"{place}: {self.key}: {self.message}" if self.key else f"{place}: {self.message}"
 
 
-class ConfigErrors(ProxyError):  # noqa: N818 -- a plural of ConfigError
+class ConfigErrors(ProxyError):  # noqa: N818 -- the plural of ConfigError
     """All errors found while files were loaded, ordered by file and position."""
 
     def __init__(self, errors: Iterable[ConfigError]) -> None:

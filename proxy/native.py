@@ -2,8 +2,8 @@
 
 `deploy/native.py` compiles the publish path modules that are listed in ``pyproject.toml`` with mypyc. It writes a
 manifest and the extension modules, which are named after the full module names, to ``proxy/_native``. The extension
-modules are loaded only if the digest in the manifest matches the current sources, so a build is no longer used after a
-source file has been edited. If the digests differ, Python runs the sources; only the speed differs.
+modules are loaded only if the digest in the manifest matches the current sources. Otherwise, for example after a source
+file has been edited, Python runs the sources, which behave the same but are slower.
 
 ``PURE_PYTHON=1`` in the environment always selects the sources.
 """

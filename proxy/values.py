@@ -1,8 +1,8 @@
 """Python types for AMQP field values and for the destinations of messages.
 
-A field value is hashable and keeps its type letter, so nothing is lost. To a rule, ``I 1``, ``l 1`` and ``d 1.0`` are
-the same number; as arguments of a binding, they are three different values. The type letters are RabbitMQ's (AMQP 0-9-1
-errata, "Field types").
+A field value is hashable and keeps its type letter, so that it can be encoded again without loss. For conditions,
+``I 1``, ``l 1`` and ``d 1.0`` are the same number. As arguments of a binding, they are three different values. The type
+letters are RabbitMQ's (AMQP 0-9-1 errata, "Field types").
 
 =========  ==========================================================
 letter     Python value

@@ -1,6 +1,7 @@
 """Messenger addresses, and the table that translates the address of a publish.
 
-The package is pure and independent of exchanges and bindings: `routing` looks up destinations, and `relay` publishes.
+The package is pure and does not depend on bindings. `routing` looks up destinations in the table, and `relay` looks up
+publishes.
 
 | question | module |
 |---|---|

@@ -88,7 +88,7 @@ class AddressPattern:
     def _fit_stars(self, address: bytes, end: int) -> list[bytes] | None:
         """Place each literal as far right as possible, starting with the last literal.
 
-        Earlier wildcards thereby take the longest possible runs.
+        As a result, earlier wildcards take the longest possible runs.
         """
         start = len(self.prefix)
         taken: list[bytes] = []
@@ -139,7 +139,7 @@ def _before_wildcard(wildcard: int, reachable: int, passable: int, size: int) ->
     """Return the offsets from which a wildcard can extend to one of the reachable offsets."""
     if wildcard == _STAR:
         return ((2 << size) - 1) & -(reachable & -reachable)
-    # The carry of an addition propagates through consecutive one bits, up to the next barrier.
+    # The carry of an addition propagates through consecutive 1 bits, up to the next barrier.
     starts = reachable << 1 & passable
     return reachable | starts | ((passable + starts) ^ passable) & passable
 
@@ -403,7 +403,8 @@ class _Bucket:
 
 
 def _pieces_of(pattern: AddressPattern) -> set[bytes]:
-    """Return the substrings of a pattern's inner literals. The first length in `_PIECES` with a substring is used."""
+    """Return all substrings of a pattern's inner literals with the first length in `_PIECES` for which there are
+    any."""
     for length in _PIECES:
         if substrings := {piece for literal in pattern.literals for piece in _cut(literal, length)}:
             return substrings

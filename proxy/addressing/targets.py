@@ -22,8 +22,8 @@ _BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _INCOMPLETE_ESCAPE = re.compile(rb"%[0-9A-Fa-f]?\Z")
 #: Maximum number of cached targets. The cache takes a few megabytes if routing keys have 255 bytes.
 _KEPT_TARGETS = 8192
-#: Maximum number of cached targets for destinations in rules. The control plane looks all of these up in every
-#: reconcile pass.
+#: Maximum number of cached targets for destinations in rules. The control plane looks up all of them in every reconcile
+#: pass.
 _KEPT_FIXED_TARGETS = 1 << 16
 #: Maximum number of exchanges for which translated destinations, or the result of `may_lead_to`, are cached.
 _KEPT_EXCHANGES = 1024
@@ -176,7 +176,7 @@ class AddressBook:
         self._rewrites: dict[bytes, Rewrites] = {}
         #: results of `may_lead_to`
         self._led_to: dict[bytes, bool] = {}
-        #: rules that have matched an address that contains a password, and whether this was reported
+        #: rules that have matched an address that contains a password, and whether the match has been reported
         self._exposing: dict[int, bool] = {}
 
     def with_empty_cache(self) -> AddressBook:
@@ -247,9 +247,9 @@ class AddressBook:
         return kept
 
     def may_keep(self, exchange: bytes) -> bool:
-        """Return True if a rule that precedes the rule for every publish to an exchange may lead back to the exchange.
+        """Return True if a rule for some publishes to an exchange may lead back to the exchange.
 
-        The preceding rule matches only some routing keys.
+        Only rules that precede the rule for every publish to the exchange are considered.
         """
         beginning = address_of(Publication(exchange, b""))
         every = AddressPattern(beginning + b"*")
@@ -295,7 +295,7 @@ class AddressBook:
         return Target(rule, remote, publication)
 
     def certain_failure(self, rule: int) -> str:
-        """Return why a rule's translation fails for all values of the variables; "" if it may succeed."""
+        """Return the reason why a rule's translation fails for all values of the variables; "" if it may succeed."""
         address_rule = self.table.rules[rule]
         if address_rule.translation is None or fixed_domain(address_rule) is None:
             return ""

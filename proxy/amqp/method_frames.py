@@ -1,4 +1,4 @@
-"""Reads the methods that the proxy inspects, and builds the methods that it sends itself.
+"""Reads the methods that the sidecar inspects, and builds the methods that it sends itself.
 
 Strings and tables are bytes. A table is given as its entries, without the table's length. Names and keys passed to the
 builders must not exceed 255 bytes. ``methods.method_frame`` builds all other methods.
@@ -173,7 +173,7 @@ _NAMES = frozenset(("exchange", "queue", "source", "destination"))
 
 
 def read_request(method: type[Fields], payload: bytes) -> Fields:
-    """Read a declare, delete, bind or unbind with its names as the broker reads them: without line breaks.
+    """Read a declare, delete, bind or unbind method, and remove line breaks from its names, as the broker does.
 
     RabbitMQ removes CR and LF from the names of exchanges and queues in these methods, and only in these.
 

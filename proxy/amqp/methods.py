@@ -1,11 +1,11 @@
 """Method numbers, argument layouts and replies. Reads the arguments of any method, and builds method frames.
 
 Only the layouts are taken from pamqp, which no other module uses. pamqp converts strings to ``str``, which fails on
-binary names, and tables to ``dict``, which loses types, order and duplicates. Here, both stay bytes. This module has no
-state: the handshake and the relay decide which methods are allowed at a given time.
+binary names, and tables to ``dict``, which loses types, order and duplicates. Here, both remain bytes. This module has
+no state: the handshake and the relay decide which methods are allowed at a given time.
 
 A method is identified by one number, class id << 16 | method id. The payload of a method frame begins with this number,
-in four bytes. All lengths are in bytes. Only methods that the proxy inspects have a constant.
+in four bytes. All lengths are in bytes. Only methods that the sidecar inspects have a constant.
 
 Source: AMQP 0-9-1 spec, 1.3 to 1.8 (classes); RabbitMQ "Protocol extensions".
 """
@@ -72,7 +72,6 @@ TX_COMMIT_OK: Final = 90 << 16 | 21
 
 _KINDS: Final = cast("dict[int, type[base.Frame]]", commands.INDEX_MAPPING)
 
-#: Names of the methods, such as ``Queue.DeclareOk``.
 NAMES: Final[dict[int, str]] = {method: kind.name for method, kind in _KINDS.items()}
 
 _BY_NAME: Final = {name: method for method, name in NAMES.items()}
@@ -137,7 +136,7 @@ def arguments(payload: bytes) -> tuple[Argument, ...]:
         but not decoded.
 
     Raises:
-        ProtocolError: 502, with class and method ids: the arguments or a table in them are malformed; 540 as for
+        ProtocolError: 502, with class and method ids: the arguments or a table in them are malformed; 540: see
             `method_of`.
     """
     method = method_of(payload)

@@ -4,9 +4,9 @@ This module handles only the layout of the properties of class basic, independen
 property bytes: callers cut and insert at the returned offsets.
 
 Source: AMQP 0-9-1 spec, 4.2.6.1 "The content header". As on RabbitMQ, the two low bits of the flags are ignored. One of
-them is the continuation bit, so a second word of flags is never read. RabbitMQ 3.10.8 delivers the flags unchanged and
-answers a second word with 541. The table must be located exactly where the broker locates it; otherwise, our tokens
-would be inserted at the wrong offset.
+them is the continuation bit, so a second word of flags is never read. RabbitMQ 3.10.8 delivers the flags unchanged, and
+closes the connection with 541 if there is a second word. The table must be located exactly where the broker locates it;
+otherwise, our tokens would be inserted at the wrong offset.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def refuse_undecodable_header(header: bytes) -> None:
     """Refuse a whole content header frame that RabbitMQ can't decode. RabbitMQ would close the connection with 541.
 
     Raises:
-        ProtocolError: 502, for malformed properties, or as for `refuse_undecodable`.
+        ProtocolError: 502: the properties are malformed, or `refuse_undecodable` refuses the header table.
     """
     _, first, last = header_table(header)
     refuse_undecodable(header, first, last)
@@ -163,7 +163,7 @@ def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
         ProtocolError: the header is malformed (502).
     """
     at, first, last = header_table(header)
-    # The broker removes BCC. If it does, RabbitMQ writes L (64 bits, unsigned) as l; other letters are unchanged
-    # (tested with 3.10.8). RabbitMQ 4.0 also sorts the entries by name, and keeps only the first with the same name.
+    # When RabbitMQ removes BCC, it writes L (64 bits, unsigned) as l; other letters are unchanged (tested with 3.10.8).
+    # RabbitMQ 4.0 also sorts the entries by name, and keeps only the first entry with each name.
     entries = {name: raw.replace(b"L", b"l") for name, raw in reversed(pick(header, first, last, None)) if name != _BCC}
     return exchange, routing_key, header[11:at], tuple(sorted(entries.items())), header[last:]

@@ -41,7 +41,7 @@ VALUE_SIZES: Final = (
 )
 
 
-#: letters of arrays and tables
+#: Type letters of arrays and tables.
 _CONTAINERS: Final = b"AF"
 _VOID: Final = Value("V", None)
 _NEW_TUPLE: Final[Any] = tuple.__new__
@@ -89,7 +89,7 @@ def without(data: bytes, start: int, end: int, names: frozenset[bytes]) -> bytes
     """Return the entries except those with the given names; all other bytes are unchanged.
 
     Raises:
-        ProtocolError: 502, as for `pick`.
+        ProtocolError: 502: see `pick`.
     """
     kept: list[bytes] = []
     kept_from = start
@@ -127,7 +127,7 @@ def decode_table(data: bytes, start: int, end: int) -> Table:
 
 
 def too_deep(entries: bytes) -> bytes | None:
-    """Find an argument that `decode_table` would reject because tables and arrays nest deeper than `MAX_NESTING`.
+    """Find an argument that `decode_table` would reject because tables and arrays are nested deeper than `MAX_NESTING`.
 
     Returns:
         The name of the first such top-level argument; None if there is none, or if the table is malformed, in which
@@ -148,7 +148,8 @@ def too_deep(entries: bytes) -> bytes | None:
 def refuse_undecodable(data: bytes, start: int, end: int) -> None:
     """Refuse a table that RabbitMQ can't decode, at any depth. RabbitMQ would close the connection with 541.
 
-    Tested with 3.10.8: numbers that are infinite or NaN can't be decoded; any nesting and any boolean can.
+    Tested with 3.10.8: numbers that are infinite or NaN can't be decoded. Any depth of nesting and any boolean can be
+    decoded.
 
     Raises:
         ProtocolError: 502: the table is malformed, or contains such a number.
@@ -201,7 +202,7 @@ def decode_value(raw: bytes) -> Value:
     """Decode one value.
 
     Raises:
-        ProtocolError: 502, as for `decode_table`.
+        ProtocolError: 502: see `decode_table`.
     """
     try:
         value, stop = _decode(raw, 0, len(raw), MAX_NESTING)
