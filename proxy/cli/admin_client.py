@@ -32,14 +32,13 @@ _CONFIGURATIONS = (Path("oxproxy.yaml"), Path("/etc/oxproxy/oxproxy.yaml"))
 _ANSWER_SECONDS = 60.0
 _UNUSABLE = 422
 _NO_SIDECAR = "the response is not {}; check that this is the admin address of a sidecar"
-#: ``file:line:column``; line and column only if known
+#: ``file:line:column``; line and column are optional.
 _PLACE = re.compile(r"(.*?)(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?", re.DOTALL)
 #: The loopback address to use instead of each wildcard address, to which clients can't connect on some systems.
 _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 -- nothing is bound
 
 
 def add_admin_arguments(parser: argparse.ArgumentParser) -> None:
-    """Define the arguments that select the sidecar."""
     parser.add_argument(
         "--admin",
         metavar="URL",
@@ -92,7 +91,7 @@ def ask_workers(clients: Iterable[AdminClient], ask: Callable[[AdminClient], T])
 
 
 def configuration(options: argparse.Namespace) -> Path | None:
-    """Return the configuration file given by the options, or else the file in a default location, if any."""
+    """Return the configuration file that the options name, or else the first existing file in the default locations."""
     config: Path | None = options.config
     # os.path.isfile raises no error for a directory without permission.
     return config or next((path for path in _CONFIGURATIONS if os.path.isfile(path)), None)
@@ -126,7 +125,7 @@ class AdminClient:
         """Request the metrics page and return its samples.
 
         Raises:
-            ConfigErrors: as for `request`, or the response is not in Prometheus' text format.
+            ConfigErrors: the response is not in Prometheus' text format, or `request` fails.
         """
         # Imported here because it takes 0.1 s.
         from prometheus_client.parser import text_string_to_metric_families
@@ -141,7 +140,7 @@ class AdminClient:
         """Request a page as JSON.
 
         Raises:
-            ConfigErrors: as for `request`, or the response is not JSON.
+            ConfigErrors: the response is not JSON, or `request` fails.
         """
         text = self.request(method, page, body)
         try:

@@ -135,7 +135,7 @@ class _Sources:
         return self._parsed[path]
 
     def take(self, path: Path, faults: Faults) -> RulesSource | None:
-        """Return a file whose parsed content will be released; another configuration may name the same file."""
+        """Return a file, whose parsed content the caller releases. If the file is named again, it is parsed again."""
         source = self.of(path, faults)
         self._parsed.pop(path, None)
         return source

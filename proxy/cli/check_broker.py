@@ -115,7 +115,7 @@ def _add_missing(destinations: Iterable[NamedDestination], findings: Findings) -
 
 
 async def _ask_amqp(settings: ControlSettings, default_vhost: str, findings: Findings) -> None:
-    # The broker is queried even if the rules need nothing on it, so that an unreachable broker is always reported.
+    # Query the broker even if the rules need nothing on it, so that an unreachable broker is always reported.
     for vhost in _vhosts(findings) or [default_vhost]:
         connection = ControlConnection(settings, vhost)
         await connection.connect()
@@ -244,7 +244,7 @@ def _surplus(
     bindings: Sequence[BindingInfo],
     bound: Mapping[Destination, BindingInfo],
 ) -> Iterator[RemoveBinding]:
-    # Clients' bindings also need tokens, but only a running sidecar can determine which.
+    # Client bindings also need tokens, but only a running sidecar can determine which tokens.
     if not any(binding.stores for binding in bindings):
         for destination in bound.keys() - desired.tokens_of(exchange):
             yield RemoveBinding(exchange.carrier, bound[destination], "not needed by the rules")

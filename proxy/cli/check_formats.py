@@ -47,7 +47,7 @@ def _property(text: str) -> str:
 
 def as_junit(findings: Iterable[Finding], tests: Iterable[RulesTest]) -> str:
     """Return a suite with one case for each test in the files and for each finding that makes the check fail."""
-    # Rules files of several virtual hosts may name the same file with tests.
+    # Rules files of several virtual hosts may name the same test file.
     failing = {
         (finding.vhost, finding.file, finding.line, finding.column): finding
         for finding in findings

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """List our objects and, with ``--yes``, remove them. Return NO if some could not be removed.
+    """List the objects that sidecars created and, with ``--yes``, remove them. Return NO if some could not be removed.
 
     Raises:
         ConfigErrors: the management API is not configured, is unreachable or refuses a request; a virtual host does not
@@ -58,7 +58,7 @@ def _expect_stopped(settings: Settings) -> None:
             AdminClient(url, "oxproxy cleanup").request("GET", "/livez")
             running.append(url)
     if running:
-        message = f"a sidecar is running at {', '.join(running)} and would redeclare removed objects: stop it first"
+        message = f"a sidecar is running at {', '.join(running)} and would redeclare removed objects; stop it first"
         raise ConfigErrors([settings.fault("admin.address", message)])
 
 
@@ -97,7 +97,7 @@ async def _clean_up(removal: Cleanup, options: argparse.Namespace) -> bool:
     elif not listed:
         print_line("nothing found")
     elif not options.yes:
-        print_line("nothing was removed: stop every sidecar, then add --yes")
+        print_line("nothing was removed; to remove the objects, stop every sidecar and add --yes")
     else:
         print_line("removed" if complete else "removed, except exchanges with foreign bindings")
     return complete

@@ -244,7 +244,7 @@ def add_repeatable(parser: argparse._ActionsContainer, option: str, metavar: str
 
 
 class _HelpFormatter(argparse.HelpFormatter):
-    """Fills paragraphs, but leaves multi-line text (examples and exit statuses) unchanged."""
+    """Wraps paragraphs, but leaves multi-line text (examples and exit statuses) unchanged."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if "\n" in text:
@@ -260,7 +260,7 @@ class _CommandParser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        # The other method calls this one, and loses the arguments after `--`.
+        # parse_known_intermixed_args calls this method, and loses the arguments after `--`.
         if self._intermixed or "--" in (args or ()):
             return super().parse_known_args(args, namespace)
         self._intermixed = True
@@ -271,10 +271,10 @@ class _CommandParser(argparse.ArgumentParser):
 
 
 def make_parser(loaded: Iterable[str]) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
-    """Return the parser of the command line, which knows the names of all commands, and the parsers of some commands.
+    """Return the parser of the command line, which accepts all commands, and the parsers of the loaded commands.
 
     Args:
-        loaded: the commands whose modules are imported, and whose arguments are known.
+        loaded: the commands whose modules are imported to define their arguments.
     """
     parser = argparse.ArgumentParser(
         prog="oxproxy",

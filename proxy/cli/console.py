@@ -29,7 +29,7 @@ _UNBROKEN = 1000
 
 
 def between(low: _Number, high: _Number, expected: str) -> Callable[[str], _Number]:
-    """Return the parser of an argument that is a number of the limits' type, within the limits.
+    """Return a function that converts an argument to the type of the limits, and rejects numbers outside the limits.
 
     Args:
         expected: describes the number in errors.
@@ -111,7 +111,7 @@ def read_input(name: str) -> bytes:
 
 
 def rules_only(files: Sequence[Path]) -> list[Path]:
-    """Return the files except test files, which shell patterns also match.
+    """Return all files that are not test files. Shell patterns such as ``rules/*.yaml`` also match test files.
 
     Raises:
         ConfigErrors: all files are test files.

@@ -43,7 +43,7 @@ from proxy.rules.field_values import TAGS
 from proxy.rules.file_tests import publish_time
 from proxy.yamlfile.document import FLOAT, INTEGER, Faults, Mapping, escaped, read_document
 
-#: Types of headers on the command line that YAML recognizes by the form of the value: form, and its name in errors.
+#: Header types that YAML recognizes by the form of the value. Each has the form and its description in errors.
 _FORMS = {
     "int": (INTEGER, "an integer"),
     "float": (FLOAT, "a number"),
@@ -51,7 +51,7 @@ _FORMS = {
     "null": (re.compile(""), "nothing after ="),
 }
 _TYPES = ("string", *_FORMS, "yaml", *(tag.removeprefix("!") for tag in TAGS))
-#: Stand for bytes that are not UTF-8.
+#: Characters that stand for bytes that are not UTF-8.
 _SURROGATES = frozenset(map(chr, range(0xD800, 0xE000)))
 _PROPERTY = re.compile(r"[a-z_]+")
 
@@ -120,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _timed(message: bytes, at: str) -> bytes:
-    """Add the time to a message that is written in YAML or JSON. The lines of the message keep their numbers."""
+    """Add the time to a message in YAML or JSON, without changing the line numbers of its keys."""
     message = message.removeprefix(b"\xef\xbb\xbf")
     if message.lstrip()[:1] == b"{":
         begin, brace, rest = message.partition(b"{")
@@ -131,7 +131,7 @@ def _timed(message: bytes, at: str) -> bytes:
     lines = message.decode().splitlines(keepends=True)
     line, column = root.place.line - 1, root.place.column - 1
     first = lines[line]
-    if first[column] == "{":  # after a comment, or after ---
+    if first[column] == "{":  # a mapping in braces after a comment or after ---
         lines[line] = f'{first[:column]}{{"at": "{at}", {first[column + 1 :]}'
         return "".join(lines).encode()
     text = re.sub(r"(?m)^\.\.\.\s[\s\S]*\Z", "", "".join(lines) + "\n")  # ... ends the document
@@ -227,7 +227,7 @@ def _properties(options: argparse.Namespace) -> Iterator[str]:
 def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argparse.Namespace) -> int:
     """Print all distinct responses.
 
-    Return NO as `run` does, and also if responses differ or a worker can't be queried.
+    Return NO in the same cases as `run`, and also if responses differ or a worker can't be queried.
     """
     answers: dict[AdminClient, dict[str, Any]]  # Any: JSON
     answers, complete = ask_workers(clients, lambda client: client.json("/explain", "POST", question))
@@ -258,7 +258,7 @@ def _outcome(answer: dict[str, Any]) -> str:  # Any: JSON
 
 def _expected(expected: Sequence[str], reached: Collection[str]) -> int:
     missing = [queue for queue in expected if queue not in reached]
-    print_errors(f"expected: queue {queue}, which the message does not reach" for queue in missing)
+    print_errors(f"expected queue {queue}, but the message does not reach it" for queue in missing)
     return NO if missing else DONE
 
 

@@ -96,7 +96,7 @@ class Findings:
 
     @property
     def uncovered(self) -> Iterator[ConfigWarning]:
-        """A warning about each untested binding; not stored, since few runs list them."""
+        """A warning about each untested binding. The warnings are not stored, since few runs list them."""
         for parsed in self.untested:
             yield ConfigWarning(parsed.place, parsed.path, "no test makes this binding true")
 
@@ -137,7 +137,7 @@ class Findings:
 
     @property
     def summary(self) -> str:
-        """The number of checked files, exchanges, bindings and tests, as one line."""
+        """The numbers of checked files, exchanges, bindings and tests, as one line."""
         counts = (
             counted(len(self.files), "file"),
             counted(sum(len(vhost.exchanges) for vhost in self.vhosts), "exchange"),

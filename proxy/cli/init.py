@@ -28,8 +28,8 @@ upstream:                                # the broker
 
 rules: [rules/*.yaml]                    # relative to this file
 
-declared:                                # declarations of clients over AMQP
-  secrets:                               # sign clients' bindings; the same for every sidecar of the broker
+declared:                                # declarations by clients over AMQP
+  secrets:                               # for signing client bindings; the same for every sidecar of the broker
     - file: secrets/current              # the first secret signs; signatures made with any of them are accepted
 
 admin:
@@ -41,7 +41,7 @@ _RULES = """\
 # Rules that route messages to queues: docs/reference/rules.md. `oxproxy check` runs the tests at the end.
 vhost: /
 
-queues: [orders.large]                   # declared durable; an existing queue is used as it is
+queues: [orders.large]                   # declared durable; an existing queue is used unchanged
 
 exchanges:
   - name: orders

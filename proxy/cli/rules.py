@@ -1,4 +1,4 @@
-"""``oxproxy rules``: shows the rules files in force in a running sidecar, or compares them with local files."""
+"""``oxproxy rules``: shows the active rules files of a running sidecar, or compares them with local files."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def _show(in_force: Mapping[str, Any], options: argparse.Namespace) -> int:
 
 
 def _named(files: list[dict[str, str]], name: str) -> dict[str, str]:
-    """Return the file in force with this path, or else the only file in force with the same base name."""
+    """Return the active file with this path, or else the only active file with the same base name."""
     exact = [file for file in files if file["name"] in (name, os.path.abspath(name))]
     matches = exact or [file for file in files if Path(file["name"]).name == Path(name).name]
     if len(matches) != 1:
         known = ", ".join(file["name"] for file in files) or "no file"
-        message = f"seen a file that is not in force, expected one of {known}"
+        message = f"seen a file that is not active, expected one of {known}"
         raise ConfigErrors([ConfigError(name, 0, "", message)])
     return matches[0]
 
@@ -74,7 +74,7 @@ def _diff(in_force: Mapping[str, Any], options: argparse.Namespace) -> int:
     for name, file in pairs:
         old = [] if file is None else file["text"].splitlines()
         new = masked(texts[name]).splitlines() if name else []
-        before = f"{file['name']} (in force)" if file else "not in force"
+        before = f"{file['name']} (active)" if file else "not active"
         lines = list(difflib.unified_diff(old, new, before, name or "not in the configuration", lineterm=""))
         if lines:
             differences.append({"file": name or (file or {}).get("name", ""), "diff": lines})
@@ -90,14 +90,14 @@ def _diff(in_force: Mapping[str, Any], options: argparse.Namespace) -> int:
         if secret:
             print_line("The files differ only in passwords, line endings or order.")
         elif not differences:
-            print_line(f"The files are identical to those in force: rules {in_force['rules']}.")
+            print_line(f"The files are identical to the active files: rules {in_force['rules']}.")
     return NO if differences or secret else DONE
 
 
 def _pairs(in_force: list[dict[str, str]], options: argparse.Namespace) -> list[tuple[str, dict[str, str] | None]]:
-    """Return the names of files on this machine, each with its counterpart in force.
+    """Return the names of files on this machine, each with the active file to compare it with.
 
-    A name is empty if only the counterpart exists. A counterpart is None if only the file on this machine exists.
+    A name is empty if only the active file exists. The active file is None if only the file on this machine exists.
     """
     if options.files:
         if options.files == ["-"] and len(in_force) == 1:

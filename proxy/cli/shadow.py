@@ -26,7 +26,7 @@ from proxy.errors import ConfigError, ConfigErrors
 Report: TypeAlias = dict[str, Any]  # Any: JSON
 
 _PAGE = "/-/shadow"
-#: Seconds between two requests for the report of a running shadow. The sidecar drops a shadow whose report is not read.
+#: Seconds between two requests for the report. The sidecar ends a comparison whose report is not read.
 _POLL_SECONDS = 30.0
 _MOST_SECONDS = 30 * 86400.0
 #: Maximum number of bindings in a table; JSON output contains all bindings.
@@ -65,7 +65,7 @@ def compare(files: Sequence[Path], admins: Sequence[AdminClient], seconds: float
 
     Args:
         files: the candidate's files, which are compiled as one set.
-        admins: the sidecars. If one of them rejects the candidate, all drop it.
+        admins: the sidecars. If one of them rejects the candidate, all of them discard it.
         seconds: duration; None to run until Ctrl-C.
 
     Raises:
@@ -169,7 +169,6 @@ def _table(*left: str, right: Iterable[str]) -> Table:
 
 
 def destinations_text(result: Mapping[str, Any]) -> str:  # Any: JSON
-    """Describe the destinations of a message in one line."""
     parts = [f"{kind[:-1]} {name}" for kind in ("queues", "exchanges", "remotes") for name in result[kind]]
     parts += [f"failed: {reason}" for reason in result["failed"]]
     if result["error"]:

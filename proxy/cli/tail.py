@@ -21,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print recorded publishes and, with --follow, new publishes."""
     admins = admin_clients(options, "oxproxy tail")
     counts = [0] * len(admins)
     try:

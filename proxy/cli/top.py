@@ -72,7 +72,6 @@ class _Reading:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print rates until Ctrl-C, or for the requested number of intervals."""
     admins = admin_clients(options, "oxproxy top")
     printed = False
     try:

@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
         request = request_of(options, options.output or "")
         from proxy.report.trace import trace
 
-        # The log, too, shows bytes that are not UTF-8 as \xNN.
+        # The audit log also represents bytes that are not UTF-8 as \xNN.
         result = trace(text(os.fsencode(options.message_id)), request)
     for record in result.records:
         print_line(json.dumps(record))

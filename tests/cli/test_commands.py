@@ -182,7 +182,7 @@ def test_explain_reads_rules_from_standard_input(rules: Path, monkeypatch: pytes
     ("expected", "status", "complaint"),
     [
         (["q"], 0, ""),
-        (["q", "other"], 1, "expected: queue other, which the message does not reach\n"),
+        (["q", "other"], 1, "expected queue other, but the message does not reach it\n"),
     ],
 )
 def test_explain_compares_the_queues_with_an_expectation(

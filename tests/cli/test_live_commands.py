@@ -196,7 +196,7 @@ def test_rules_in_force_are_shown_as_written_without_passwords(site: Site) -> No
     assert out.startswith(f"# {path}, rules ")
     assert run(site, "rules", "show", path.name)[:2] == (0, expected)
     status, _, err = run(site, "rules", "show", "other.yaml")
-    assert (status, err) == (2, f"other.yaml: seen a file that is not in force, expected one of {path}\n")
+    assert (status, err) == (2, f"other.yaml: seen a file that is not active, expected one of {path}\n")
 
 
 def test_changed_files_are_status_1_and_no_password_is_shown(site: Site) -> None:
@@ -204,7 +204,7 @@ def test_changed_files_are_status_1_and_no_password_is_shown(site: Site) -> None
     text = path.read_text()
     status, out, err = run(site, "rules", "diff")
     assert (status, err) == (0, "")
-    assert re.fullmatch(r"The files are identical to those in force: rules [0-9a-f]+\.\n", out)
+    assert re.fullmatch(r"The files are identical to the active files: rules [0-9a-f]+\.\n", out)
     changed = text.replace("1000", "5000").replace("hunter2", "hunter4")
     status, out, err = run(site, "rules", "diff", "-", stdin=changed)
     assert (status, err) == (1, "")
@@ -247,7 +247,7 @@ def test_a_running_sidecar_explains_a_message_of_the_command_line(site: Site) ->
     assert "match     x-?hkv>= amount: 1000, saw 2000" in out
     status, out, err = run(site, "explain", *described, "--expect", "orders.big", "--json")
     assert (status, json.loads(out)["queues"]) == (1, ["orders.all"])
-    assert err == "expected: queue orders.big, which the message does not reach\n"
+    assert err == "expected queue orders.big, but the message does not reach it\n"
 
 
 def test_a_running_sidecar_explains_for_a_given_time(site: Site) -> None:
