@@ -181,7 +181,7 @@ class Index:
         else:
             # A binding can be found by several facts but must be visited only once.
             hits = sorted(set(chain.from_iterable(buckets)))
-        # Sorting two sorted lists is a merge.
+        # Both lists are sorted, so sorting them together takes linear time.
         return sorted(self._always + hits) if self._always else hits
 
     def _look_up(self, message: Message) -> list[_Bucket]:

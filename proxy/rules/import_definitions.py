@@ -81,8 +81,8 @@ class _Policy(_Object):
             pattern = compile_pattern(self.pattern.encode("utf-8", "replace"))
         except InvalidPattern:
             return False
-        found = pattern.search(exchange.name.encode("utf-8", "replace"), Budget()) is True
-        return self.vhost == exchange.vhost and self.apply_to in ("all", "exchanges") and found
+        matches = pattern.search(exchange.name.encode("utf-8", "replace"), Budget()) is True
+        return self.vhost == exchange.vhost and self.apply_to in ("all", "exchanges") and matches
 
 
 class _Binding(_Object):
