@@ -20,7 +20,7 @@ from typing import Final
 
 from proxy.amqp.tables import decode_value
 from proxy.errors import ConfigError, ProtocolError
-from proxy.relay.audit_sink import AuditSink
+from proxy.relay.audit_sink import AuditSink, PublishRecord
 from proxy.values import Value, text
 
 VERSION: Final = 1
@@ -192,33 +192,26 @@ class PublishLog(AuditSink):
     def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
         return _json(self._privacy.header_values(entries))
 
-    def line(
-        self,
-        begin: str,
-        seq: int,
-        routing_key: bytes,
-        message_id: bytes | None,
-        size: int,
-        decided: str,
-        headers: str,
-        decide_us: float,
-    ) -> str:
-        if self._hashes_publishes:
-            routing_key = self._privacy.shown("rk", routing_key).encode()
-            if message_id is not None:
-                message_id = self._privacy.shown("message_id", message_id).encode()
-        # Inlined, since a call would take a tenth of the total time.
-        try:
-            key = encode_basestring_ascii(routing_key.decode())
-            identity = "null" if message_id is None else encode_basestring_ascii(message_id.decode())
-        except UnicodeDecodeError:
-            key = quoted(routing_key)
-            identity = "null" if message_id is None else quoted(message_id)
-        took = f',"decide_us":{decide_us:.1f}' if decide_us >= 0 else ""
-        return f'{begin}{seq},"rk":{key},"message_id":{identity},"size":{size},{decided},"headers":{headers}{took}}}\n'
-
-    def append(self, lines: bytes, count: int) -> None:
-        self._append(lines, count)
+    def append(self, publishes: list[PublishRecord]) -> None:
+        hashes = self._hashes_publishes
+        lines = []
+        for begin, seq, routing_key, message_id, size, decided, headers, decide_us in publishes:
+            if hashes:
+                routing_key = self._privacy.shown("rk", routing_key).encode()
+                if message_id is not None:
+                    message_id = self._privacy.shown("message_id", message_id).encode()
+            # Inlined, since a call would take a tenth of the total time.
+            try:
+                key = encode_basestring_ascii(routing_key.decode())
+                identity = "null" if message_id is None else encode_basestring_ascii(message_id.decode())
+            except UnicodeDecodeError:
+                key = quoted(routing_key)
+                identity = "null" if message_id is None else quoted(message_id)
+            took = f',"decide_us":{decide_us:.1f}' if decide_us >= 0 else ""
+            lines.append(
+                f'{begin}{seq},"rk":{key},"message_id":{identity},"size":{size},{decided},"headers":{headers}{took}}}\n'
+            )
+        self._append("".join(lines).encode(), len(lines))
 
     def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
         fields: dict[str, object] = {"conn": conn, "ch": ch, "seq": seq, "result": result}

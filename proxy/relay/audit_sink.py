@@ -8,6 +8,18 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from typing import TypeAlias
+
+#: What the line for a publish contains:
+#: - the beginning of the line: opening and origin
+#: - number of the publish on its channel
+#: - routing key
+#: - message id; None if there is none
+#: - size of the body in bytes
+#: - the decision's fields, from `AuditSink.decided`
+#: - the allow-listed headers, from `AuditSink.headers`
+#: - duration of the decision in microseconds; negative if the decision was cached
+PublishRecord: TypeAlias = tuple[str, int, bytes, bytes | None, int, str, str, float]
 
 
 class AuditSink(ABC):
@@ -62,31 +74,8 @@ class AuditSink(ABC):
         """
 
     @abstractmethod
-    def line(
-        self,
-        begin: str,
-        seq: int,
-        routing_key: bytes,
-        message_id: bytes | None,
-        size: int,
-        decided: str,
-        headers: str,
-        decide_us: float,
-    ) -> str:
-        """Return the line for a publish.
-
-        Args:
-            begin: opening and origin.
-            seq: number of the publish on its channel.
-            size: size of the body in bytes.
-            decided: the decision's fields, from `decided`.
-            headers: the allow-listed headers, from `headers`.
-            decide_us: duration of the decision in microseconds; negative if the decision was cached.
-        """
-
-    @abstractmethod
-    def append(self, lines: bytes, count: int) -> None:
-        """Append `count` whole lines with the same opening."""
+    def append(self, publishes: list[PublishRecord]) -> None:
+        """Append a line for each publish. All publishes have the same opening."""
 
     @abstractmethod
     def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:

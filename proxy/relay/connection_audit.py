@@ -1,8 +1,8 @@
 """Writes audit records for the publishes on one connection, and delays confirms until their lines are on disk.
 
 There is one line per publish, and a settle line if the result of the publish becomes known later. The publish path
-renders complete lines and appends all lines of one read together; the audit log defines the format of lines and files
-(`audit_sink`).
+collects the publishes of one read, which the audit log renders and appends together. The audit log defines the format
+of lines and files (`audit_sink`).
 
 In `strict` mode, no confirm is sent before the audit record of its publish is on disk. Only confirms (acks, nacks and
 Tx.CommitOk) wait, until the last line of their channel is on disk. Nacks must wait too, since a nack with `multiple`
@@ -26,7 +26,7 @@ from typing import Final, Protocol
 from proxy.amqp.properties import header_table
 from proxy.amqp.tables import pick
 from proxy.errors import ProtocolError
-from proxy.relay.audit_sink import AuditSink
+from proxy.relay.audit_sink import AuditSink, PublishRecord
 from proxy.relay.channel import Channel
 from proxy.relay.channel_state import CONFIRM
 
@@ -41,8 +41,8 @@ _DELIVERY_MODE: Final = 0x10
 _BETWEEN: Final = 0x0F
 #: in the second octet: message id
 _MESSAGE_ID: Final = 0x80
-#: Maximum number of rendered lines that have not been appended yet.
-_LINES: Final = 256
+#: Maximum number of publishes whose lines have not been appended yet.
+_PUBLISHES: Final = 256
 #: Approximate size in bytes of an entry for delayed confirms, without its frames.
 _ENTRY_BYTES: Final = 128
 
@@ -128,7 +128,7 @@ class DelayedConfirms:
         return self._out if self.until is None else self._before
 
     def wrote(self, channel: Channel) -> None:
-        """Record that the line for a publish on a channel was rendered."""
+        """Note that a publish on a channel was recorded."""
         if not self._wrote or self._wrote[-1] is not channel:
             self._wrote.append(channel)
 
@@ -139,7 +139,7 @@ class DelayedConfirms:
         self._wrote.clear()
 
     def waits(self, channel: Channel) -> bool:
-        """Return True if a confirm on a channel has to wait now. All rendered lines must have been appended."""
+        """Return True if a confirm on a channel has to wait now. All publishes must have been flushed."""
         return channel.audit.line > self._lines.durable or channel.number in self._waiting
 
     def keep(self, channel: Channel, frames: bytes) -> None:
@@ -202,15 +202,14 @@ class ConnectionAudit:
         self._conn = conn
         self._user = user
         self._vhost = vhost
-        self._append = journal.append
         self._names = journal.names
         self.ruled_only = journal.ruled_only
         self._opening = ""
         #: channel of the last line, and the beginning of its lines
         self._channel: Channel | None = None
         self._begin = ""
-        #: rendered lines, all with the current opening
-        self._lines: list[str] = []
+        #: publishes whose lines have not been appended yet, all with the current opening
+        self._publishes: list[PublishRecord] = []
 
     def begin(self) -> None:
         """Set the time of the publishes that follow."""
@@ -219,10 +218,10 @@ class ConnectionAudit:
         self._channel = None
 
     def flush(self) -> None:
-        lines = self._lines
-        if lines:
-            self._lines = []
-            self._append("".join(lines).encode(), len(lines))
+        publishes = self._publishes
+        if publishes:
+            self._publishes = []
+            self._journal.append(publishes)
             if self.delayed_confirms is not None:
                 self.delayed_confirms.note()
 
@@ -239,7 +238,7 @@ class ConnectionAudit:
         size: int,
         decide_us: float,
     ) -> None:
-        """Render the line for a publish, which must be the last publish that its channel has counted.
+        """Record a publish, which must be the last publish that its channel has counted.
 
         Args:
             header: the content header frame.
@@ -271,11 +270,11 @@ class ConnectionAudit:
             self._begin = self._opening + trail.origin
         confirms = channel.confirms
         seq = confirms.before + confirms.published
-        lines = self._lines
-        lines.append(self._journal.line(self._begin, seq, routing_key, message_id, size, decided, headers, decide_us))
+        publishes = self._publishes
+        publishes.append((self._begin, seq, routing_key, message_id, size, decided, headers, decide_us))
         if self.delayed_confirms is not None:
             self.delayed_confirms.wrote(channel)
-        if len(lines) >= _LINES:
+        if len(publishes) >= _PUBLISHES:
             self.flush()
         if mandatory:
             self._expect_return(channel, seq, exchange, routing_key)

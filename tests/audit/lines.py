@@ -10,19 +10,20 @@ from proxy.audit.record import Privacy, PublishLog
 SECONDS, TS = 1795247999.5, "2026-11-21T07:59:59.500000Z"
 
 
-def log(
-    instance: str = "m",
-    privacy: Privacy | None = None,
-    rules: Callable[[], str] = str,
-    appended: list[bytes] | None = None,
-) -> PublishLog:
-    """Return a log that adds its settle lines to `appended`."""
+#: lines of the logs that `log` created
+_APPENDED: list[bytes] = []
 
+
+def log(instance: str = "m", privacy: Privacy | None = None, rules: Callable[[], str] = str) -> PublishLog:
     def append(lines: bytes, _: int) -> None:
-        if appended is not None:
-            appended.append(lines)
+        _APPENDED.append(lines)
 
     return PublishLog(instance, privacy or Privacy(), rules, append, lambda: SECONDS, ruled_only=False)
+
+
+def settle_line(log: PublishLog, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> bytes:
+    log.settle(conn, ch, seq, result, confirm_us)
+    return _APPENDED.pop()
 
 
 def line(
@@ -36,6 +37,6 @@ def line(
     headers: str = "{}",
     decide_us: float = -1.0,
 ) -> bytes:
-    """Return the line of one publish; the fields are those of `PublishLog.line`."""
-    begin = log.opening() + origin
-    return log.line(begin, seq, routing_key, message_id, size, decided, headers, decide_us).encode()
+    """Return the line of one publish; the fields are those of `PublishRecord`."""
+    log.append([(log.opening() + origin, seq, routing_key, message_id, size, decided, headers, decide_us)])
+    return _APPENDED.pop()

@@ -23,7 +23,7 @@ from proxy.audit.record import (
 )
 from proxy.errors import ConfigError
 from proxy.values import Value
-from tests.audit.lines import TS, line, log
+from tests.audit.lines import TS, line, log, settle_line
 
 KEY = b"0123456789abcdef"
 LOG = log("main-1", rules=lambda: "ab12")
@@ -94,15 +94,13 @@ def test_a_line_contains_the_duration_of_the_decision() -> None:
 
 
 def test_the_hour_is_at_the_same_position_in_every_kind_of_record() -> None:
-    lines = [line(LOG, DECIDED, ORIGIN, 1, b"", None, 0), gap_record(TS, "m", 2, TS, TS)]
-    log(appended=lines).settle("c7", 3, 12, "returned")
+    settled = settle_line(LOG, "c7", 3, 12, "returned")
+    lines = [line(LOG, DECIDED, ORIGIN, 1, b"", None, 0), gap_record(TS, "m", 2, TS, TS), settled]
     assert [record[HOUR] for record in lines] == [b"2026-11-21T07"] * 3
 
 
 def test_settle_and_gap_records() -> None:
-    lines: list[bytes] = []
-    log("main-1", appended=lines).settle("c7", 3, 12, "acked", 250.04)
-    assert parsed(*lines) == {
+    assert parsed(settle_line(LOG, "c7", 3, 12, "acked", 250.04)) == {
         "ts": TS,
         "v": 1,
         "kind": "settle",
