@@ -113,34 +113,24 @@ def test_static_destinations_are_translated_without_a_message() -> None:
 
 
 @pytest.mark.parametrize(
-    ("translation", "leads"),
-    [
-        (b"/exchange/open", True),
-        (b"/exchange/open/k", True),
-        (b"/exchange/open/$1", True),
-        (b"//exchange/open/k", True),
-        (b"/exchanges/open/k", True),
-        (b"/exchange/$1", True),
-        (b"/exchange/op$1", True),
-        (b"$1", True),
-        (b"/$1/open", True),
-        (b"/exchange/opened", False),
-        (b"/exchange/other/$1", False),
-        (b"/queue/open", False),
-        (b"archive/exchange/open", False),
-        (b"archive/$1", False),
-        (b"/exchange", False),
-        (None, False),
-    ],
-)
-def test_a_rule_may_translate_to_an_exchange_of_this_broker(translation: bytes | None, leads: bool) -> None:
-    book = AddressBook(AddressTable([AddressRule(b"*", translation)]), [b"archive"])
-    assert book.may_lead_to(b"open") is leads
-
-
-@pytest.mark.parametrize(
     ("translation", "exchange", "leads"),
     [
+        (b"/exchange/open", "open", True),
+        (b"/exchange/open/k", "open", True),
+        (b"/exchange/open/$1", "open", True),
+        (b"//exchange/open/k", "open", True),
+        (b"/exchanges/open/k", "open", True),
+        (b"/exchange/$1", "open", True),
+        (b"/exchange/op$1", "open", True),
+        (b"$1", "open", True),
+        (b"/$1/open", "open", True),
+        (b"/exchange/opened", "open", False),
+        (b"/exchange/other/$1", "open", False),
+        (b"/queue/open", "open", False),
+        (b"archive/exchange/open", "open", False),
+        (b"archive/$1", "open", False),
+        (b"/exchange", "open", False),
+        (None, "open", False),
         (b"/exchanges/auftr%C3%A4ge/k", "aufträge", True),
         (b"/exchanges/auftr%C3%A4ge/$1", "aufträge", True),
         (b"/exchanges/auftr%C3%$1", "aufträge", True),
@@ -159,8 +149,11 @@ def test_a_rule_may_translate_to_an_exchange_of_this_broker(translation: bytes |
         (b"/top", "amq.topic", False),
     ],
 )
-def test_a_rule_may_name_an_exchange_with_escapes_or_as_topic(translation: bytes, exchange: str, leads: bool) -> None:
-    book = AddressBook(AddressTable([AddressRule(b"*", translation)]))
+def test_a_rule_may_translate_to_an_exchange_of_this_broker(
+    translation: bytes | None, exchange: str, leads: bool
+) -> None:
+    """The exchange may be named with variables, escapes or as a topic."""
+    book = AddressBook(AddressTable([AddressRule(b"*", translation)]), [b"archive"])
     assert book.may_lead_to(exchange.encode()) is leads
 
 
