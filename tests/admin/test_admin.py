@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
@@ -13,6 +14,7 @@ from structlog.testing import capture_logs
 from proxy.admin import server as admin
 from proxy.admin.console import console_routes
 from proxy.admin.server import AdminServer, GuardedRoute, json_route
+from proxy.app.shadow import _compiled, uploaded_files
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.native import BUILD
 from proxy.observe.exposition import Exposition
@@ -47,6 +49,11 @@ async def start() -> AsyncIterator[Start]:
 async def http() -> AsyncIterator[aiohttp.ClientSession]:
     async with aiohttp.ClientSession() as session:
         yield session
+
+
+async def accepted(_body: bytes) -> tuple[int, object]:
+    """A page that accepts every request."""
+    return 200, {}
 
 
 async def test_metrics_are_negotiated(start: Start, http: aiohttp.ClientSession) -> None:
@@ -117,10 +124,7 @@ async def test_an_unknown_page_is_404_and_a_wrong_method_405(start: Start, http:
 async def test_a_request_that_is_no_http_is_the_clients_fault_and_logged_as_such_without_its_content(
     start: Start, request_bytes: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def page(_body: bytes) -> tuple[int, object]:
-        return 200, {}
-
-    base = await start(routes=[json_route("POST", "/page", page)])
+    base = await start(routes=[json_route("POST", "/page", accepted)])
     with capture_logs() as logged:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(base.rpartition(":")[2]))
         writer.write(request_bytes)
@@ -134,10 +138,7 @@ async def test_a_request_that_is_no_http_is_the_clients_fault_and_logged_as_such
 async def test_a_client_that_disconnects_within_a_body_is_not_an_error_of_the_sidecar(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def page(_body: bytes) -> tuple[int, object]:
-        return 200, {}
-
-    base = await start(routes=[json_route("POST", "/page", page)])
+    base = await start(routes=[json_route("POST", "/page", accepted)])
     _, writer = await asyncio.open_connection("127.0.0.1", int(base.rpartition(":")[2]))
     writer.write(b"POST /page HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nabc")
     await writer.drain()
@@ -161,10 +162,7 @@ async def test_errors_in_files_and_messages_are_listed_with_status_422(
 async def test_a_body_that_can_not_be_decoded_is_the_clients_fault(
     start: Start, http: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def page(_body: bytes) -> tuple[int, object]:
-        return 200, {}
-
-    base = await start(routes=[json_route("POST", "/page", page)])
+    base = await start(routes=[json_route("POST", "/page", accepted)])
     async with http.post(f"{base}/page", data=b"abcde", headers={"Content-Encoding": "gzip"}) as response:
         assert (response.status, await response.text()) == (400, "the body can't be decoded\n")
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
@@ -464,3 +462,15 @@ async def test_above_the_limit_of_busy_connections_another_gets_503(
         assert (await ended(reader)).endswith(b"done")
     for _, writer in (*busy, surplus):
         writer.close()
+
+
+async def test_a_file_name_that_is_not_unicode_does_not_cause_an_internal_error(
+    start: Start, http: aiohttp.ClientSession
+) -> None:
+    async def compile_candidate(body: bytes) -> tuple[int, object]:
+        return 200, _compiled(uploaded_files(body))[0].rules.version
+
+    base = await start(routes=[json_route("POST", "/page", compile_candidate)])
+    async with http.post(f"{base}/page", data=rb'{"files": [["\udcff.yaml", "unknown: 1"]]}') as answer:
+        assert answer.status == 422
+        assert json.loads(await answer.read())["errors"][0].startswith("\udcff.yaml:1:1: unknown: unknown key")

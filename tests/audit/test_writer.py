@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from structlog.testing import capture_logs
 from proxy.audit import retention as closing
 from proxy.audit import segments, writer, writer_thread
 from proxy.audit.policy import AuditMode, AuditPolicy
+from proxy.audit.record import TimestampText
 from proxy.audit.retention import Retention
 from proxy.audit.segments import InstanceLock, OpenSegment
 from proxy.audit.writer import AuditWriter
@@ -552,3 +554,23 @@ async def test_after_sigkill_every_durable_line_exists_once(tmp_path: Path, afte
     assert sorted(kept) == list(range(1, len(kept) + 1)), "each line once and none missing in between"
     assert len(kept) >= durable
     assert not matching_files(tmp_path, "_*")
+
+
+async def test_a_gap_has_the_times_of_the_dropped_records_and_not_of_the_failure(tmp_path: Path) -> None:
+    now = 1795247000.0
+    disk, counters, text = Disk(), AuditCounters(), TimestampText()
+    audit = AuditWriter(policy(tmp_path, flush_seconds=0.001), counters, lambda: now, disk.log)
+    await audit.start()
+    disk.open.clear()
+    audit.append(f'{{"ts":"{text(now)}","n":1}}\n'.encode())
+    await asyncio.sleep(0.05)
+    disk.refusing.set()  # the disk hangs for a minute, and then reports an error
+    now += 60.0
+    disk.open.set()
+    await until(lambda: counters.dropped == 1)
+    disk.refusing.clear()
+    await until(lambda: counters.lines == 1)
+    await audit.close(SECONDS)
+    [gap] = records(tmp_path)
+    begin, end = (datetime.fromisoformat(gap[name]).timestamp() for name in ("from", "to"))
+    assert (gap["dropped"], begin, end) == (1, now - 60.0, now - 60.0)

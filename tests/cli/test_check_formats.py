@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from proxy.cli.check_formats import as_sarif
+from proxy.cli.findings import ERROR, Finding
 from proxy.cli.main import main
 
 RULES = """\
@@ -138,3 +140,9 @@ def test_json_contains_the_evaluation_of_a_failing_test_and_the_coverage(
     (failure,) = document["failures"]
     assert "mismatch  x-?hkv> n: 5, saw 5" in failure["walk"]
     assert document["coverage"] == 33.33
+
+
+def test_file_names_in_sarif_are_uri_references() -> None:
+    log = json.loads(as_sarif([Finding(ERROR, "my rules/100%#1,a.yaml", 1, 1, "", "wrong")], "1.0"))
+    (result,) = log["runs"][0]["results"]
+    assert result["locations"][0]["physicalLocation"]["artifactLocation"]["uri"] == "my%20rules/100%25%231,a.yaml"

@@ -2,18 +2,28 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
 
 import pytest
 from pamqp import commands
 from structlog.testing import capture_logs
 
 from proxy.net import listener
+from proxy.net.context import SessionLimits
+from proxy.net.link import Link
 from proxy.net.listener import Listener, ListenerLimits
 from proxy.net.tls import ServerTls
+from proxy.net.upstream import Upstream, UpstreamPool
+from proxy.relay.counters import Counters
+from proxy.relay.handshake.lease import Lease
+from proxy.yamlfile.hosts import parse_address
 from tests import client
 from tests.certificates import Authority
-from tests.net.stage import FakeBroker, NoControl, Peer, Stage, eventually, open_exchange, staged
+from tests.net.stage import FakeBroker, NoControl, Peer, Stage, context, eventually, open_exchange, staged
 
 SHUTTING_DOWN = (320, "CONNECTION_FORCED - the proxy is shutting down")
 QUICK = ListenerLimits(settle_seconds=0.1, close_seconds=0.1)
@@ -295,3 +305,45 @@ async def test_a_drain_without_producers_returns_and_can_be_repeated() -> None:
     async with staged() as stage:
         await stage.listener.drain()
         await stage.listener.drain()
+
+
+def link_local() -> list[str]:
+    """The link-local addresses of this machine, with their interfaces (proc(5), /proc/net/if_inet6)."""
+    lines = Path("/proc/net/if_inet6").read_text().splitlines() if Path("/proc/net/if_inet6").exists() else []
+    return [
+        f"{':'.join(re.findall('....', fields[0]))}%{fields[5]}"
+        for fields in map(str.split, lines)
+        if fields[3] == "20"
+    ]
+
+
+@pytest.mark.skipif(not link_local(), reason="no interface has a link-local address")
+async def test_a_link_local_address_is_listened_on() -> None:
+    address = parse_address(f"[{link_local()[0]}]:0", least=0)
+    shared = context(Upstream([("127.0.0.1", 1)]), SessionLimits())
+    listener = Listener([(address.host, address.port)], shared, ListenerLimits())
+    [(host, port)] = await listener.start()
+    assert host.startswith("fe80::")
+    assert port
+    await listener.drain()
+
+
+async def test_kept_connections_to_a_silent_broker_do_not_prolong_a_drain() -> None:
+    connected: list[asyncio.StreamWriter] = []
+    server = await asyncio.start_server(lambda _, writer: connected.append(writer), "127.0.0.1", 0)
+    address = server.sockets[0].getsockname()
+    pool = UpstreamPool(60, Counters())
+    link = Link(lambda data: None, lambda error: None, lambda writable: None, lambda: None)
+    await asyncio.get_running_loop().create_connection(lambda: link, *address)
+    pool.keep(link, Lease(), 0)
+    async with staged(listener_limits=ListenerLimits(settle_seconds=0.5, close_seconds=0.5)) as stage:
+        producer, _ = await stage.producer()
+        stage.listener._context = replace(stage.shared, reuse=pool)
+        began = monotonic()
+        draining = asyncio.create_task(stage.listener.drain())
+        await producer.close_reason()
+        assert monotonic() - began < 2
+        await draining
+    server.close()
+    for writer in connected:
+        writer.close()

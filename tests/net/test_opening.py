@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 from proxy.net.context import SessionLimits
 from proxy.net.tls import ClientTls, ServerTls, TlsContexts
 from proxy.net.upstream import Upstream
+from proxy.relay.connection_state import RelayLimits
 from tests import client
 from tests.certificates import Authority
 from tests.net.stage import FakeBroker, NoControl, Peer, Stage, Tune, eventually, staged
@@ -359,3 +360,14 @@ async def test_a_handshake_sent_byte_by_byte_succeeds(broker: Broker) -> None:
                 peer.send(bytes([byte]))
                 await asyncio.sleep(0)
             await peer.expect(answer)
+
+
+async def test_a_connection_is_not_ended_by_the_handshake_timeout_after_open_ok() -> None:
+    control = NoControl(answers=False, followed=False)
+    limits = SessionLimits(handshake_seconds=0.3, bind_seconds=0.8, relay=RelayLimits())
+    async with staged(limits, control=control) as stage:
+        producer = await stage.greeted()
+        await producer.expect("Connection.OpenOk")  # within handshake_seconds
+        link = await stage.broker.link()
+        producer.call(commands.Channel.Open())
+        await link.expect("Channel.Open")  # after bind_seconds, without the declarations

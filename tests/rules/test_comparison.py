@@ -7,10 +7,10 @@ import pytest
 from proxy.routing.decision import Decision, Facts, Outcome, QueueNames
 from proxy.rules import comparison
 from proxy.rules.comparison import ComparedRules, ObservedPublish, RulesComparison
-from proxy.rules.loader import LoadedRules
+from proxy.rules.loader import LoadedRules, compile_rules
 from proxy.rules.message import DescribedMessage
 from tests.routing.building import NOW, Plain, arguments
-from tests.rules.loading import load
+from tests.rules.loading import load, message_request
 
 LIVE = """\
 exchanges:
@@ -170,3 +170,17 @@ def test_the_comparison_result_is_limited_in_size(monkeypatch: pytest.MonkeyPatc
     many = compared(LIVE, ADDRESSED, *({"exchange": "", "key": f"moved/{number}"} for number in range(5)))
     (exchange,) = many["exchanges"]
     assert (len(exchange["differences"]), exchange["further_differences"], exchange["different"]) == (2, 3, 5)
+
+
+RULES = "vhost: {}\nexchanges: [{{name: e, bindings: [{{queue: q, name: b}}]}}]\n"
+
+
+def test_matches_are_counted_separately_for_each_virtual_host() -> None:
+    loaded = compile_rules([(name, RULES.format(name).encode()) for name in ("one", "two")])
+    comparison = RulesComparison(ComparedRules(loaded), ComparedRules(loaded))
+    message = message_request(b"exchange: e", "message").message
+    decision = loaded.routers["one"].decide(b"e", message.facts, 0.0, QueueNames(), lambda _: 0)
+    comparison.compare(ObservedPublish("one", message, 0.0, QueueNames(), decision), dict)
+    bindings = comparison.as_json()["bindings"]
+    assert isinstance(bindings, list)
+    assert [(binding["vhost"], binding["matches"]) for binding in bindings] == [("one", 1), ("two", 0)]

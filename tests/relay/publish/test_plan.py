@@ -13,14 +13,14 @@ from proxy.relay.publish import plan as plan_module
 from proxy.relay.publish.outgoing import copy_frames
 from proxy.relay.publish.plan import FACTS_BYTES, DecisionCaches, Plan
 from proxy.relay.tokens import token
-from proxy.relay.vhost import Delivery, VhostState
+from proxy.relay.vhost import Delivery
 from proxy.routing.decision import QueueNames
 from proxy.values import Table, Value
 from tests import client
 from tests.client import content_header, split
 from tests.relay.contents import properties, tables
 from tests.relay.wire import REPORT, Wire, publish, routed, ruled, table, with_tokens
-from tests.routing.building import NOW, to_queue
+from tests.routing.building import NOW, Plain, to_queue
 
 
 def plan_of(wire: Wire) -> Plan:
@@ -133,10 +133,19 @@ def test_headers_that_no_rule_uses_do_not_cause_a_new_decision() -> None:
     assert decisions_made(wire) == 1
 
 
-def test_a_header_that_a_rule_uses_causes_a_new_decision() -> None:
-    wire = Wire(routed("a"))
-    assert chosen(wire, publish()) == (b"a",)
-    assert chosen(wire, publish(headers=table(type="other"))) == ()
+@pytest.mark.parametrize(
+    ("condition", "matching", "other"),
+    [
+        pytest.param({"x-?hkv= type": "report"}, publish(), publish(headers=table(type="other")), id="header"),
+        pytest.param({"x-?rk=": "yes"}, publish("yes"), publish("no"), id="routing key"),
+        pytest.param({"x-?pr= priority": 3}, publish(priority=3), publish(priority=4), id="property"),
+    ],
+)
+def test_a_fact_that_a_rule_uses_causes_a_new_decision(
+    condition: dict[str, Plain], matching: bytes, other: bytes
+) -> None:
+    wire = Wire(ruled(to_queue("a", condition)))
+    assert [chosen(wire, message) for message in (matching, other, matching)] == [(b"a",), (), (b"a",)]
     assert decisions_made(wire) == 2
 
 
@@ -148,28 +157,12 @@ def test_duplicate_headers_in_another_order_are_decided_separately() -> None:
     assert outcomes == alone
 
 
-def keyed() -> VhostState:
-    return ruled(to_queue("a", {"x-?rk=": "yes"}))
-
-
-def test_a_routing_key_that_a_rule_uses_causes_a_new_decision() -> None:
-    wire = Wire(keyed())
-    queues = [chosen(wire, publish(key)) for key in ("yes", "no", "yes")]
-    assert queues == [(b"a",), (), (b"a",)]
-
-
 def test_messages_with_a_shared_decision_keep_their_routing_keys() -> None:
     wire = Wire(routed("a", delivery=Delivery.QUEUE))
     for key in ("one", "two"):
         head = forwarded(wire, publish(key))
         assert key.encode() in split(head)[1].payload
     assert decisions_made(wire) == 1
-
-
-def test_properties_and_sizes_that_a_rule_uses_cause_a_new_decision() -> None:
-    wire = Wire(ruled(to_queue("a", {"x-?pr= priority": 3})))
-    queues = [chosen(wire, publish(priority=number)) for number in (3, 4, 3)]
-    assert queues == [(b"a",), (), (b"a",)]
 
 
 def test_with_a_clock_rule_a_decision_is_cached_for_one_second() -> None:

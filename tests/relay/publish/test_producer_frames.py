@@ -116,47 +116,48 @@ def test_arguments_cut_short_anywhere_are_a_syntax_error_that_names_the_method(c
     assert Wire(routed("a")).open().fault(frame(1, 1, whole.payload + b"\0")) == (502, ids)
 
 
-@pytest.mark.parametrize("index", [60 << 16 | 99, 77 << 16 | 10, 0, 0xFFFFFFFF, 20 << 16 | 99])
-def test_an_unknown_method_is_not_implemented(index: int) -> None:
-    assert Wire().open().fault(raw(index)) == (540, divmod(index, 1 << 16))
+ONLY_BROKERS_SEND: list[base.Frame] = [
+    commands.Basic.Deliver("c", 1, False, "e", "k"),
+    commands.Basic.Return(312, "NO_ROUTE", "e", "k"),
+    commands.Basic.GetOk(1, False, "e", "k", 0),
+    commands.Basic.GetEmpty(),
+    commands.Basic.QosOk(),
+    commands.Channel.OpenOk(),
+    commands.Queue.DeclareOk("q", 0, 0),
+    commands.Confirm.SelectOk(),
+]
 
 
 @pytest.mark.parametrize(
-    "command",
+    ("wrong", "code", "ids"),
     [
-        commands.Basic.Deliver("c", 1, False, "e", "k"),
-        commands.Basic.Return(312, "NO_ROUTE", "e", "k"),
-        commands.Basic.GetOk(1, False, "e", "k", 0),
-        commands.Basic.GetEmpty(),
-        commands.Basic.QosOk(),
-        commands.Channel.OpenOk(),
-        commands.Queue.DeclareOk("q", 0, 0),
-        commands.Confirm.SelectOk(),
+        *(
+            pytest.param(raw(index), 540, divmod(index, 1 << 16), id=f"unknown method {index:#x}")
+            for index in (60 << 16 | 99, 77 << 16 | 10, 0, 0xFFFFFFFF, 20 << 16 | 99)
+        ),
+        *(
+            pytest.param(method(1, command), 503, divmod(command.index, 1 << 16), id=command.name)
+            for command in ONLY_BROKERS_SEND
+        ),
+        *(pytest.param(frame(kind, 0, b"x" * 20), 505, (0, 0), id=f"frame {kind} on channel 0") for kind in (2, 3)),
+        pytest.param(method(0, commands.Basic.Ack(1)), 504, (60, 80), id="channel method on channel 0"),
+        *(
+            pytest.param(frame(1, channel, payload), 501, (0, 0), id=f"method without its ids on channel {channel}")
+            for channel in (0, 1)
+            for payload in (b"", b"\0", b"\0\x3c\0")
+        ),
+        pytest.param(frame(8, 1, b""), 505, (0, 0), id="heartbeat on channel 1"),
+        *(
+            pytest.param(frame(kind, channel, b"what"), 501, (0, 0), id=f"unknown frame type {kind} on {channel}")
+            for kind in (0, 4, 7, 9, 255)
+            for channel in (0, 1, 9)
+        ),
     ],
-    ids=lambda command: command.name,
 )
-def test_a_method_that_only_brokers_send_is_a_command_invalid(command: base.Frame) -> None:
-    index = command.index
-    assert Wire().open().fault(method(1, command)) == (503, divmod(index, 1 << 16))
-
-
-@pytest.mark.parametrize("kind", [2, 3])
-def test_content_on_channel_0_is_an_unexpected_frame(kind: int) -> None:
-    assert Wire().open().fault(frame(kind, 0, b"x" * 20)) == (505, (0, 0))
-
-
-def test_a_channel_method_on_channel_0_is_a_channel_error() -> None:
-    assert Wire().open().fault(method(0, commands.Basic.Ack(1))) == (504, (60, 80))
-
-
-@pytest.mark.parametrize("payload", [b"", b"\0", b"\0\x3c\0"])
-@pytest.mark.parametrize("channel", [0, 1])
-def test_a_method_frame_without_its_ids_is_a_frame_error(channel: int, payload: bytes) -> None:
-    assert Wire().open().fault(frame(1, channel, payload)) == (501, (0, 0))
-
-
-def test_a_heartbeat_on_another_channel_than_0_is_an_unexpected_frame() -> None:
-    assert Wire().open().fault(frame(8, 1, b"")) == (505, (0, 0))
+def test_a_frame_that_is_wrong_in_every_state_ends_the_connection(
+    wrong: bytes, code: int, ids: tuple[int, int]
+) -> None:
+    assert Wire().open().fault(wrong) == (code, ids)
 
 
 def test_a_channel_above_the_agreed_number_is_not_allowed() -> None:

@@ -435,12 +435,6 @@ def test_a_malformed_publish_ends_the_connection_in_any_chunking(
         assert (code, ids) == expected
 
 
-@pytest.mark.parametrize("number", [0, 1, 9])
-@pytest.mark.parametrize("kind", [0, 4, 7, 9, 255])
-def test_a_frame_of_unknown_type_ends_the_connection(kind: int, number: int) -> None:
-    assert Wire().open().fault(frame(kind, number, b"what")) == (501, (0, 0))
-
-
 def test_a_frame_that_is_too_large_is_refused_when_its_length_is_read() -> None:
     for kind in (1, 2, 3, 8):
         wire = Wire(routed("a")).open()
