@@ -9,11 +9,6 @@ from proxy.routing.exchange import Exchange
 from proxy.values import Value
 from tests.routing.building import Plain, exchange, facts, many, queues, refusal, table, to_queue, value
 
-_NO_EQUAL = "Invalid use of list type with = operator in this binding type"
-_NO_ROUTE = "Invalid use of list type with regex in routing facilities"
-_DEEP = "Invalid use of list in list"
-_DECIMAL = Value("D", (1, 5))
-
 
 def _unknown(key: str) -> str:
     return f"Unknown or invalid argument's key '<<\"{key}\">>'"
@@ -22,52 +17,6 @@ def _unknown(key: str) -> str:
 def test_a_huge_number_in_a_set_is_out_of_range() -> None:
     made = exchange(to_queue("q", {"x-match": "set " + "9" * 5000, "a": 1}))
     assert queues(made, facts(headers={"a": 1})) == []
-
-
-@pytest.mark.parametrize(
-    "entries",
-    [
-        {"x-foo": many()},
-        {"": many()},
-        {"x-?hkex": many()},
-        {"x-stop-ontrue": many(), "x-msg-addq-ontrue": many()},
-        {"x-order": many(), "x-goto-ontrue": many(), "x-del-dest": many()},
-        {"x-?hkv!= a": many()},
-        {"x-match": "any", "x-?hkv= a": many(), "x-?hk!ex": "b"},
-    ],
-)
-def test_an_empty_list_is_ignored(entries: dict[str, Plain]) -> None:
-    assert queues(exchange(to_queue("q", entries), to_queue("r"))) == ["q", "r"]
-
-
-def test_a_decimal_within_a_table_is_ignored() -> None:
-    assert exchange(to_queue("q", {"a": Value("F", ((b"k", _DECIMAL),))}))
-
-
-@pytest.mark.parametrize(
-    ("entries", "text"),
-    [
-        ({"x-match": "bad", "x-?hkv= a": many(1)}, "Invalid binding type"),
-        # Lists are checked first, from the greatest key down.
-        ({"x-?hkv< a": many(1), "x-?hkv= a": many(1)}, _NO_EQUAL),
-        ({"x-?dture": many("a"), "x-addqre-ontrue": many("a")}, _NO_ROUTE),
-        ({"x-?hkex": many(many("a")), "x-?rk=": many("b")}, _NO_EQUAL),
-        # Then nested lists.
-        ({"a": _DECIMAL, "x-?hkex": many(many("a"))}, _DEEP),
-        # Then all other arguments, from the smallest key up.
-        ({"x-zzz": "a", "x-aaa": "a"}, _unknown("x-aaa")),
-        ({"a": _DECIMAL, "x-foo": ""}, "Usage of decimal type is forbidden"),
-        ({"z": _DECIMAL, "x-foo": ""}, _unknown("x-foo")),
-        (
-            {"x-?rkre": "(", "x-?hkvre color": "["},
-            "Invalid regex '[': missing terminating ] for character class at offset 1",
-        ),
-        ({"x-order": 5, "x-goto-ontrue": 5}, "Binding's goto must be an integer between 100 and 999999"),
-        ({"x-?hkvre a": many("ok", "(", "[")}, "Invalid regex '(': missing closing parenthesis at offset 1"),
-    ],
-)
-def test_only_the_first_problem_is_reported(entries: dict[str, Plain], text: str) -> None:
-    assert refusal(to_queue("q", entries)) == text
 
 
 @pytest.mark.parametrize(

@@ -31,11 +31,6 @@ def _visited(made: Exchange, seen: Facts) -> list[str]:
     return [step.binding.destination.decode() for step in steps]
 
 
-def test_bindings_are_visited_by_order_the_default_being_10000() -> None:
-    made = exchange(_at(10001, "d"), to_queue("c"), _at(9999, "b"), _at(100, "a"))
-    assert _visited(made, _FALSE) == ["a", "b", "c", "d"]
-
-
 def test_bindings_of_equal_order_are_visited_by_descending_sequence() -> None:
     made = exchange(to_queue("a", sequence=1), to_queue("b", sequence=3), to_queue("c", sequence=2))
     assert _visited(made, _FALSE) == ["b", "c", "a"]
@@ -73,36 +68,6 @@ def test_goto_skips_lower_orders(result: str, seen: Facts, visited: list[str]) -
 def test_goto_continues_at_the_next_order_that_is_not_lower(target: int, visited: list[str]) -> None:
     made = exchange(_at(200, "2"), _at(200, "1", {"x-goto-ontrue": target}), _at(300, "3"))
     assert _visited(made, _FALSE) == visited
-
-
-def test_goto_skips_ties_of_lower_orders_only() -> None:
-    made = exchange(_at(300, "c"), _at(300, "b"), _at(200, "skipped"), _at(100, "a", {"x-goto-ontrue": 300}))
-    assert _visited(made, _FALSE) == ["a", "b", "c"]
-
-
-@pytest.mark.parametrize(
-    ("result", "seen", "visited"),
-    [("true", _TRUE, ["1"]), ("true", _FALSE, ["1", "2"]), ("false", _FALSE, ["1"]), ("false", _TRUE, ["1", "2"])],
-)
-def test_stop_ends_the_visits(result: str, seen: Facts, visited: list[str]) -> None:
-    made = exchange(_asking(100, "1", result, {"x-stop": ""}), _at(200, "2"))
-    assert _visited(made, seen) == visited
-
-
-def test_stop_wins_over_a_goto() -> None:
-    made = exchange(_at(100, "1", {"x-stop-ontrue": "", "x-goto-ontrue": 200}), _at(200, "2"))
-    assert _visited(made, _FALSE) == ["1"]
-
-
-def test_routes_of_a_binding_that_stops_come_first() -> None:
-    made = exchange(_at(100, "1", {"x-stop-ontrue": "", "x-addq-ontrue": "more"}), _at(200, "2"))
-    assert queues(made) == ["1", "more"]
-
-
-def test_a_deletion_removes_the_bindings_destination_until_a_later_binding_adds_it() -> None:
-    first = _at(100, "q", {"x-delq-ontrue": "q"})
-    assert queues(exchange(first)) == []
-    assert queues(exchange(first, to_queue("q"))) == ["q"]
 
 
 def test_matching_bindings_are_recorded_in_order() -> None:

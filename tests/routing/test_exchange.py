@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from proxy.errors import ProtocolError
 from proxy.routing.exchange import Exchange
 from proxy.values import EXCHANGE, QUEUE
-from tests.routing.building import decide, draw_last, exchange, facts, many, queues, to_exchange, to_queue
+from tests.routing.building import decide, draw_last, exchange, many, to_exchange, to_queue
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages
 
 
@@ -90,28 +90,3 @@ def test_removed_bindings_leave_no_trace(kind: str, data: st.DataObject) -> None
     assert grown.destinations == fresh.destinations
     for seen in data.draw(st.lists(messages, max_size=3)):
         assert decide(grown, seen, QUEUES, draw_last) == decide(fresh, seen, QUEUES, draw_last)
-
-
-@pytest.mark.parametrize(
-    ("headers", "key", "content_type", "reached"),
-    [
-        ({"document.type": "public"}, "", "", ["documents.public"]),
-        ({"document.type": "general"}, "", "", ["documents.public"]),
-        ({"document.type": "secret"}, "Document.Public.Report", "", ["documents.public"]),
-        ({}, "", "DOC-PUBlished", ["documents.public"]),
-        ({"document.type": "secret"}, "document", "public-doc", []),
-    ],
-)
-def test_documents_example(headers: dict[str, str], key: str, content_type: str, reached: list[str]) -> None:
-    made = exchange(
-        to_queue(
-            "documents.public",
-            {
-                "x-match": "any",
-                "x-?hkv= document.type": many("public", "general"),
-                "x-?rktaci": "document.public.#",
-                "x-?prre type": "(?i)^doc-pub",
-            },
-        )
-    )
-    assert queues(made, facts(key, headers, properties={"type": content_type})) == reached

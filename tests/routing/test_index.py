@@ -13,7 +13,7 @@ from proxy.routing.decision import Facts
 from proxy.routing.exchange import Exchange
 from proxy.routing.index import TopicTree
 from proxy.values import Value
-from tests.routing.building import decide, draw_last, exchange, facts, many, message, queues, to_queue
+from tests.routing.building import decide, draw_last, exchange, facts, message, queues, to_queue
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages, visit_every_binding
 
 #: More examples than usual, since the combinations that would show an error are rare.
@@ -103,17 +103,6 @@ def test_a_binding_that_may_act_without_its_equality_is_always_visited(
 
 def test_binding_that_is_never_true_is_never_visited() -> None:
     assert visited(exchange(to_queue("q1", {"x-match": "any"})), facts()) == []
-
-
-def test_a_binding_found_under_two_keys_is_visited_once() -> None:
-    made = exchange(to_queue("q1", {"x-match": "any", "x-?hkv= a": many(1, 2), "x-?hkv= b": 1}))
-    assert visited(made, facts(headers={"a": 2, "b": 1})) == ["q1"]
-
-
-def test_every_header_of_a_name_is_looked_up() -> None:
-    made = exchange(to_queue("q1", {"x-match": "set 1", "x-?hkv= a": 2}))
-    twice = Facts(b"", ((b"a", Value("I", 2)), (b"a", Value("I", 1))))
-    assert visited(made, twice) == ["q1"]
 
 
 @pytest.mark.parametrize(

@@ -129,11 +129,6 @@ def test_routes_of_an_unsigned_binding_have_no_effect(routes: dict[str, Plain]) 
         assert queues(made, facts(headers=headers)) == ["later", "own", "secret"]
 
 
-def test_routes_of_a_false_unsigned_binding_have_no_effect() -> None:
-    made = exchange(to_queue("secret"), unsigned("own", {"x-?hkex": "no", "x-delq-onfalse": "secret"}))
-    assert queues(made) == ["secret"]
-
-
 def test_an_unsigned_binding_can_delete_its_own_destination_only() -> None:
     routes: dict[str, Plain] = {"x-del-dest": "", "x-delq-ontrue": "secret"}
     assert queues(exchange(to_queue("secret"), to_queue("own"), unsigned("own", routes))) == ["secret"]

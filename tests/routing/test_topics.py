@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.errors import ProtocolError
-from proxy.routing.bindings.operators import Topic, open_topic
+from proxy.routing.bindings.operators import Topic
 
 
 @pytest.mark.parametrize(
@@ -38,18 +37,6 @@ def test_case_can_be_ignored() -> None:
     assert Topic(b"Stock.*", ignore_case=True).matches(b"sTOCK.eu")
     assert Topic(b"\xc9t\xe9", ignore_case=True).matches(b"\xe9T\xc9")
     assert not Topic("é".encode(), ignore_case=True).matches("É".encode())
-
-
-@pytest.mark.parametrize("topic", [b"", b"a(b", b"[z", b"a)"])
-@pytest.mark.parametrize("ignore_case", [False, True])
-def test_topics_that_the_open_exchange_refuses(topic: bytes, ignore_case: bool) -> None:
-    with pytest.raises(ProtocolError):
-        open_topic(topic, ignore_case)
-
-
-@pytest.mark.parametrize("topic", [b"#.#", b"#.*.#", b"stock(x)", b"a.#.b.#.c", b"stock{2}", b"..", b"#a#", rb"\w.eu"])
-def test_unusual_topics_are_accepted(topic: bytes) -> None:
-    assert open_topic(topic).pattern == topic
 
 
 def reference(pattern: list[bytes], words: list[bytes]) -> bool:
