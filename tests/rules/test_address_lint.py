@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from proxy.addressing.table import AddressRule, AddressTable, fixed_domain
+from proxy.addressing.table import AddressRule, AddressTable
 from proxy.addressing.targets import AddressBook
 from proxy.rules.lint.addresses import check_addresses
 from proxy.yamlfile.document import Faults, Mapping, Place
@@ -71,25 +71,8 @@ def test_warnings_of_a_rule(pattern: bytes, translation: bytes, expected: list[t
     assert found(pattern, translation) == expected
 
 
-def test_a_list_of_hosts_permits_a_captured_domain() -> None:
-    assert found(b"*", b"amqps://u:p@$1", hosts=(b"*",)) == []
-
-
-def test_a_configured_broker_is_not_reported_as_a_host() -> None:
-    assert found(b"a", b"COLOSSUS", brokers=(b"COLOSSUS",)) == []
-    assert found(b"a", b"u:p@COLOSSUS/q", brokers=(b"COLOSSUS",)) == []
-
-
 def test_more_wildcards_than_variables_are_a_warning() -> None:
     assert found(b"%/" * 65, b"/x") == [("warning", "pattern")]
-
-
-def test_hidden_rules_are_reported_with_the_rules_that_hide_them() -> None:
-    faults = check([AddressRule(b"*", b"/a"), AddressRule(b"x", b"/b")])
-    assert list(map(str, faults.warnings)) == [
-        "a.yaml:2: [1].pattern: warning: never used: the earlier rule 0 matches every address that this rule matches; "
-        "rule 0 is in a.yaml:1"
-    ]
 
 
 def test_no_warning_contains_a_password() -> None:
@@ -100,19 +83,3 @@ def test_no_warning_contains_a_password() -> None:
     keys = [*(error.key for error in faults.errors), *(warning.key for warning in faults.warnings)]
     assert {key.partition(".")[0] for key in keys} == {f"[{index}]" for index, _ in enumerate(rules)}
     assert "trustno1" not in repr(faults)
-
-
-@pytest.mark.parametrize(
-    ("translation", "host"),
-    [
-        (b"amqps://h:1/$1", b"h"),
-        (b"/queue/$1", b""),
-        (b"$1", None),
-        (b"amqp://h$1/q", None),
-        (b"x://h", None),
-        (None, None),
-    ],
-)
-def test_the_fixed_domain_of_a_rule(translation: bytes | None, host: bytes | None) -> None:
-    domain = fixed_domain(AddressRule(b"*", translation))
-    assert (domain.host if domain else None) == host

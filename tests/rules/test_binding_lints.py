@@ -11,7 +11,7 @@ from proxy.cli.findings import Findings
 from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.routing.decision import ExchangeStep
 from proxy.routing.exchange import Exchange
-from proxy.rules.lint.bindings import exceeds_match_limit, invalid_gotos, redundant, unreachable
+from proxy.rules.lint.bindings import invalid_gotos, redundant, unreachable
 from tests.routing.building import Plain, draw_last, message, to_queue
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages
 
@@ -169,21 +169,3 @@ def test_destinations_that_the_rules_do_not_declare_are_reported(findings: Findi
         ("queue", b"hard", 9),
         ("queue", b"added", 12),
     ]
-
-
-def test_findings_as_json(findings: Findings) -> None:
-    data = findings.as_json()
-    assert data["ok"] is True
-    warnings = data["warnings"]
-    assert isinstance(warnings, list)
-    assert set(warnings[0]) == {"file", "line", "column", "key", "message"}
-
-
-@pytest.mark.parametrize("pattern", [b"^abc$", b"^[a-z]+\\.[0-9]+$", b"(?i)^doc", b"a.*b", b"("])
-def test_usual_patterns_stay_within_the_match_limit(pattern: bytes) -> None:
-    assert exceeds_match_limit(pattern) is None
-
-
-@pytest.mark.parametrize("pattern", [b"^(a+)+$", b"^(z|z)*$", b"^(\\d+)*$"])
-def test_exponential_patterns_exceed_the_match_limit(pattern: bytes) -> None:
-    assert exceeds_match_limit(pattern) is not None

@@ -63,11 +63,6 @@ def test_equal_and_different_publishes_are_counted_with_examples() -> None:
     ]
 
 
-def test_a_comparison_names_both_versions() -> None:
-    result = compared(LIVE, OTHER)
-    assert result["live"] == load(LIVE).rules.version != result["candidate"] == load(OTHER).rules.version
-
-
 def test_an_exchange_on_only_one_side_is_a_difference() -> None:
     result = compared(
         LIVE, OTHER.replace("name: e\n", "name: f\n"), {"type": "report"}, {"exchange": "f", "type": "bill"}
@@ -75,10 +70,6 @@ def test_an_exchange_on_only_one_side_is_a_difference() -> None:
     kinds = {row["exchange"]: row["differences"][0] for row in result["exchanges"]}
     assert (kinds["e"]["live"]["outcome"], kinds["e"]["candidate"]["outcome"]) == ("routed", "passed")
     assert (kinds["f"]["live"]["outcome"], kinds["f"]["candidate"]["queues"]) == ("passed", ["bills"])
-
-
-def test_an_exchange_on_neither_side_is_equal() -> None:
-    assert compared(LIVE, OTHER, {"exchange": "x"})["equal"] == 1
 
 
 def test_a_virtual_host_of_only_the_candidate_is_compared_with_no_rules() -> None:
@@ -110,11 +101,6 @@ def test_a_random_pick_is_not_compared(swap: bool) -> None:
     result = compared(*((random, LIVE) if swap else (LIVE, random)), {"type": "report"})
     assert (result["compared"], result["random"]) == (0, 1)
     assert result["exchanges"][0]["random"] == 1
-
-
-def test_regex_routes_see_the_queues_that_exist() -> None:
-    result = compared(LIVE, LIVE.replace('"x-?hkv= type": report', "x-addqre-ontrue: ^there"), {"type": "report"})
-    assert result["exchanges"][0]["differences"][0]["candidate"]["queues"] == ["q", "there1", "there2"]
 
 
 ADDRESSED = (

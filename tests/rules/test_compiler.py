@@ -43,27 +43,6 @@ def test_a_refusal_with_the_brokers_text_is_reported_at_its_argument(argument: s
     ]
 
 
-def test_every_error_of_a_binding_is_reported_with_its_line() -> None:
-    text = """
-        exchanges:
-          - name: e
-            bindings:
-              - queue: q
-                routing_key: a.b
-                arguments:
-                  x-match: some
-                  "x-?hkv= good": 1
-                  "x-?hkvre a": "(("
-                  x-order: 5
-    """
-    assert [error.split(": ")[:2] for error in faults(text)] == [
-        ["a.yaml:6:9", "exchanges[0].bindings[0].routing_key"],
-        ["a.yaml:8:11", "exchanges[0].bindings[0].arguments.x-match"],
-        ["a.yaml:10:11", 'exchanges[0].bindings[0].arguments["x-?hkvre a"]'],
-        ["a.yaml:11:11", "exchanges[0].bindings[0].arguments.x-order"],
-    ]
-
-
 def test_a_restriction_that_depends_on_the_match_type_is_found() -> None:
     assert faults(binding('{x-match: any, "x-?hkv!= a": [1]}')) == [
         'a.yaml:4:53: exchanges[0].bindings[0].arguments["x-?hkv!= a"]: Invalid use of list type with != operator in '
@@ -134,11 +113,6 @@ def test_bindings_with_invalid_arguments_are_not_reported_as_duplicates() -> Non
         "exchanges[0].bindings[1].arguments.a: seen !int8 400",
         "exchanges[0].bindings[3]: the same binding as on line 6",
     ]
-
-
-def test_bindings_that_differ_only_in_a_type_are_distinct() -> None:
-    text = exchange("bindings:", "  - {queue: q, arguments: {a: 1}}", "  - {queue: q, arguments: {a: !int64 1}}")
-    assert len(load(text).rules.vhosts["/"].exchanges[0].bindings) == 2
 
 
 def test_an_invalid_x_match_of_a_headers_exchange_is_an_error() -> None:

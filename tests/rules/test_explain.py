@@ -7,7 +7,6 @@ import pytest
 from proxy.errors import ConfigErrors
 from proxy.relay.tokens import token
 from proxy.rules.explain import Explanation, as_json, as_text, explain
-from proxy.values import Value
 from tests.rules.loading import load, message_request
 
 RULES = """
@@ -181,21 +180,5 @@ def test_every_error_of_a_message_is_reported_with_its_line() -> None:
     ]
 
 
-@pytest.mark.parametrize("data", [b"", b"# nothing\n"])
-def test_an_empty_message_is_an_error(data: bytes) -> None:
-    assert refused(data) == "m.yaml: the file is empty, expected a message: exchange, routing_key, headers, ..."
-
-
 def test_a_message_that_is_not_yaml_is_an_error() -> None:
     assert refused(b"exchange: [").startswith("m.yaml:2:1: YAML syntax: ")
-
-
-@pytest.mark.parametrize("text", ["\U0001f600", "a\\ud83d\\ude00", "\\", '"', "\n\t\u0000é", "\\\\U0001f600"])
-def test_a_message_in_json_is_read(text: str) -> None:
-    data = json.dumps({"exchange": "e", "headers": {"a": text}}).encode()
-    assert message_request(data, "m.json").message.facts.headers == ((b"a", Value("S", text.encode())),)
-
-
-def test_json_with_tabs_is_read() -> None:
-    data = json.dumps({"exchange": "e", "headers": {"a": [1]}}, indent="\t").encode()
-    assert message_request(data, "m.json").message.exchange == b"e"

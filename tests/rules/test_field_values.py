@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 import struct
-from datetime import datetime
 
 import pytest
 
-from proxy.rules.field_values import instant, read_table, zone
+from proxy.rules.field_values import read_table, zone
 from proxy.values import Table, Value
 from proxy.yamlfile.document import Faults, Mapping, read_document
 from tests.rules.loading import by_line
@@ -73,10 +72,6 @@ def test_values_are_converted_to_amqp_types(written: str, value: Value) -> None:
     assert type(result.value) is type(value.value)
 
 
-def test_entries_keep_their_order() -> None:
-    assert [name for name, _ in read("z: 1\na: 2\nm: 3\n")[0]] == [b"z", b"a", b"m"]
-
-
 @pytest.mark.parametrize("key", ["x-?hkv= type", "x-?rkre", "plain"])
 def test_a_key_without_a_value_is_an_error_that_suggests_quotes(key: str) -> None:
     table, errors = read(f"first: 1\n{key}: # not a value\n")
@@ -142,39 +137,7 @@ def test_a_key_longer_than_a_short_string_is_an_error() -> None:
     assert "seen a key of 256 bytes, expected at most 255" in read(f"{'é' * 128}: 1\n")[1][0]
 
 
-def test_every_invalid_entry_is_reported_and_the_valid_ones_are_kept() -> None:
-    table, errors = read("a: .nan\nb: 1\nc: !foo 1\n")
-    assert (table, len(errors)) == (((b"b", Value("I", 1)),), 2)
-
-
-#: 2026-07-01 12:00:00 UTC
-SUMMER = 1782907200
-
-
-def test_a_zone_is_found_by_its_name() -> None:
-    assert datetime.fromtimestamp(SUMMER, zone("Europe/Berlin")).hour == 14
-
-
 @pytest.mark.parametrize("name", ["Nowhere/City", "", "../etc/passwd", "/etc/localtime", "a\0b", "Europe"])
 def test_an_unknown_zone_is_an_error(name: str) -> None:
     with pytest.raises(ValueError, match="a name from the time zone database"):
         zone(name)
-
-
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("1970-01-01T00:00:00Z", 0.0),
-        ("2026-07-01T12:00:00Z", float(SUMMER)),
-        ("2026-07-01T14:00:00+02:00", float(SUMMER)),
-        ("2026-07-01T12:00:00.25Z", SUMMER + 0.25),
-        ("1969-12-31T23:59:59Z", -1.0),
-    ],
-)
-def test_an_instant_is_converted_to_seconds_since_the_epoch(text: str, seconds: float) -> None:
-    assert instant(text) == seconds
-
-
-@pytest.mark.parametrize("text", ["2026-07-01T12:00:00", "2026-07-01", "noon", "", "1782907200"])
-def test_a_time_without_zone_is_not_an_instant(text: str) -> None:
-    assert instant(text) is None

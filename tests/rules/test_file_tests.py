@@ -95,12 +95,6 @@ def test_every_failed_test_of_every_file_is_reported() -> None:
     ]
 
 
-def test_a_test_uses_the_rules_of_the_virtual_host_of_its_file() -> None:
-    first = "vhost: one\nexchanges: [{name: e, bindings: [{queue: a}]}]\n"
-    two = "vhost: two\nexchanges: [{name: e, bindings: [{queue: b}]}]\n"
-    assert load(first, two + "tests: [{name: t, publish: {exchange: e}, expect: {queues: [b]}}]\n").failures() == []
-
-
 @pytest.mark.parametrize(
     ("test", "message"),
     [

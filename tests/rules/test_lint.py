@@ -13,16 +13,6 @@ def test_an_exchange_in_two_files_is_an_error_that_names_both() -> None:
     assert faults(text, text) == ["b.yaml:2:6: exchanges[0].name: a.yaml:2 already defines an exchange with this name"]
 
 
-def test_a_duplicate_exchange_in_a_file_is_an_error() -> None:
-    text = "exchanges:\n  - {name: e}\n  - {name: e}\n"
-    assert faults(text) == ["a.yaml:3:6: exchanges[1].name: a.yaml:2 already defines an exchange with this name"]
-
-
-def test_equal_names_in_two_virtual_hosts_are_two_exchanges() -> None:
-    loaded = load("vhost: one\nexchanges: [{name: e}]\n", "vhost: two\nexchanges: [{name: e}]\n")
-    assert sorted(loaded.rules.vhosts) == ["one", "two"]
-
-
 def test_two_files_may_declare_a_queue_with_equal_arguments() -> None:
     text = "queues: [{name: q, arguments: {x-message-ttl: 5}}]\n"
     assert len(load(text, text).rules.vhosts["/"].queues) == 1
@@ -64,11 +54,6 @@ def test_two_bindings_of_an_exchange_can_not_share_an_id() -> None:
     assert faults(text) == ["a.yaml:5:20: exchanges[0].bindings[1].name: the same name as on line 4"]
     one_line = "exchanges: [{name: e, bindings: [{queue: a, name: n}, {queue: b, name: n}]}]"
     assert faults(one_line) == ["a.yaml:1:66: exchanges[0].bindings[1].name: the same name as on line 1"]
-
-
-def test_bindings_of_two_exchanges_may_share_an_id() -> None:
-    bindings = "bindings: [{queue: a, name: n}]"
-    assert load(f"exchanges: [{{name: e, {bindings}}}, {{name: f, {bindings}}}]").rules.vhosts
 
 
 def test_an_exchange_is_not_its_own_alternate() -> None:
@@ -224,9 +209,3 @@ def test_a_direct_carrier_with_many_destinations_is_a_warning(more: str, alterna
         "destinations; set carrier_type: auto"
     ]
     assert messages(least, "direct") == messages(least + 1, "auto") == messages(least + 1, "topic") == []
-
-
-def test_an_unknown_carrier_type_is_an_error() -> None:
-    assert faults("exchanges:\n  - {name: e, carrier_type: fanout}\n") == [
-        'a.yaml:2:29: exchanges[0].carrier_type: seen the string "fanout", expected one of auto, direct, topic'
-    ]

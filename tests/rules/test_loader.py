@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.config.loader import load_settings, rules_files
+from proxy.config.loader import rules_files
 from proxy.config.settings import Settings
 from proxy.errors import ConfigErrors
 from proxy.routing.decision import Facts, QueueNames
@@ -112,10 +112,6 @@ def test_an_empty_file_is_an_error(text: str) -> None:
     assert load("exchanges: []").rules.vhosts["/"].exchanges == ()
 
 
-def test_without_files_there_are_no_rules() -> None:
-    assert load().rules.vhosts == {}
-
-
 def test_the_version_depends_on_content_and_not_on_paths(tmp_path: Path) -> None:
     first, second = tmp_path / "one.yaml", tmp_path / "two.yaml"
     first.write_text("queues: [a]\n")
@@ -129,11 +125,6 @@ def test_the_version_is_a_short_hash() -> None:
     version = load("queues: [a]").rules.version
     assert len(version) == 12
     assert set(version) <= set("0123456789abcdef")
-
-
-def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigErrors, match="can't be read: No such file"):
-        load_rules([tmp_path / "none.yaml"])
 
 
 def test_rules_files_are_found_relative_to_the_configuration_in_name_order(tmp_path: Path) -> None:
@@ -151,18 +142,6 @@ def test_a_rules_file_can_be_named_by_an_absolute_path_or_pattern(tmp_path: Path
     (tmp_path / "a.yaml").touch()
     settings = Settings(rules=(str(tmp_path / "a.yaml"), str(tmp_path / "*.yaml")))
     assert rules_files(settings) == [tmp_path / "a.yaml"]
-
-
-def test_a_name_or_pattern_without_a_file_is_an_error(tmp_path: Path) -> None:
-    file = tmp_path / "oxproxy.yaml"
-    file.write_text("rules:\n  - none.yaml\n  - rules/*.yaml\n")
-    settings, _ = load_settings(file, {})
-    with pytest.raises(ConfigErrors) as raised:
-        rules_files(settings)
-    assert str(raised.value).replace(f"{tmp_path}/", "").splitlines() == [
-        "oxproxy.yaml:2:5: rules[0]: none.yaml: file does not exist",
-        "oxproxy.yaml:3:5: rules[1]: rules/*.yaml: pattern matches no file",
-    ]
 
 
 def test_the_garbage_collector_state_is_restored_after_a_load() -> None:

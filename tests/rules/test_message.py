@@ -4,7 +4,7 @@ import pytest
 
 from proxy.routing.bindings.operators import TEXT_PROPERTIES
 from proxy.routing.decision import Facts
-from proxy.rules.message import DescribedMessage, MessageModel, described_message, destination_text, json_value, quoted
+from proxy.rules.message import DescribedMessage, MessageModel, described_message, destination_text, json_value
 from proxy.values import Value, text
 from proxy.yamlfile.document import Faults, read_document
 from proxy.yamlfile.models import Keys, read_model
@@ -37,11 +37,6 @@ body_size: 10
         "expiration": b"60000",
     }
     assert read(text) == (DescribedMessage(b"documents", Facts(b"a.b", headers, properties, 10)), [])
-
-
-def test_a_message_needs_an_exchange_and_nothing_else() -> None:
-    assert read("exchange: a") == (DescribedMessage(b"a", Facts(b"")), [])
-    assert read("{}")[1] == ["f.yaml:1:1: exchange: missing, expected the name of the exchange"]
 
 
 def test_every_string_property_is_read() -> None:
@@ -98,11 +93,6 @@ def test_properties_that_the_broker_refuses_are_errors(written: str) -> None:
     assert len(read(f"exchange: a\nproperties: {written}\n")[1]) == 1
 
 
-@pytest.mark.parametrize("line", ["routing_key: x.o.p.e.n.x.q.1", "body_size: -1", "headers: [a]", "rk: a"])
-def test_other_keys_and_values_are_errors(line: str) -> None:
-    assert len(read(f"exchange: a\n{line}\n")[1]) == 1
-
-
 def test_an_unknown_property_is_an_error_that_names_every_property() -> None:
     assert read("exchange: a\nproperties: {prio: 1}\n")[1] == [
         "f.yaml:2:14: properties.prio: unknown key; did you mean priority?"
@@ -131,10 +121,6 @@ def test_an_unknown_property_is_an_error_that_names_every_property() -> None:
 )
 def test_values_are_converted_to_json(seen: object, shown: object) -> None:
     assert json_value(seen) == shown
-
-
-def test_strings_are_quoted_and_numbers_are_not() -> None:
-    assert [quoted(seen) for seen in (b"a", 5, Value("S", b"b"))] == ['"a"', "5", '"b"']
 
 
 def test_names_of_any_bytes_can_be_read() -> None:

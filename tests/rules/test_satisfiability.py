@@ -8,7 +8,7 @@ from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.routing.decision import Facts
 from proxy.routing.exchange import Exchange
 from proxy.rules.lint.satisfiability import always_true, unsatisfiable_reason
-from tests.routing.building import VOID, Plain, message, to_queue, value
+from tests.routing.building import Plain, message, to_queue
 from tests.routing.random_rules import BINDINGS, bind_valid, messages
 
 
@@ -73,10 +73,6 @@ def test_a_contradiction_is_reported(arguments: dict[str, Plain], reason: str) -
 )
 def test_satisfiable_conditions_are_not_reported(arguments: dict[str, Plain]) -> None:
     assert unsatisfiable_reason(compiled(arguments)) is None
-
-
-def test_a_void_argument_of_a_headers_exchange_tests_presence() -> None:
-    assert unsatisfiable_reason(compiled({"x-match": "all-with-x", "x-?hkexs": VOID, "a": value(1)}, "headers")) is None
 
 
 @pytest.mark.parametrize(

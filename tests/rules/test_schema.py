@@ -61,26 +61,6 @@ def test_every_key_of_a_rules_file_is_read() -> None:
     assert (topics.type, topics.delivery, topics.bindings[0].routing_key) == ("topic", "queue", b"a.#")
 
 
-def test_missing_keys_have_defaults() -> None:
-    loaded = load("exchanges: [{name: e}]")
-    exchange_rule = loaded.rules.vhosts["/"].exchanges[0]
-    assert (exchange_rule.type, exchange_rule.delivery, exchange_rule.carrier, exchange_rule.unmatched_pass) == (
-        "x-open",
-        "carrier",
-        b"e",
-        False,
-    )
-    assert (exchange_rule.arguments, exchange_rule.alternate, exchange_rule.bindings) == ((), None, ())
-    assert exchange_rule.local_time is None  # the system's
-
-
-def test_earlier_bindings_have_greater_sequences() -> None:
-    exchange_rule = rule(exchange("bindings: [{queue: a}, {queue: b}, {queue: c}]"))
-    sequences = [binding.sequence for binding in exchange_rule.bindings]
-    assert sequences == sorted(sequences, reverse=True)
-    assert len(set(sequences)) == 3
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -181,10 +161,6 @@ def test_unmatched_pass_requires_another_carrier_name(carrier: list[str]) -> Non
     assert rule(exchange("unmatched: pass", *carrier)).unmatched_pass
 
 
-def test_a_predeclared_exchange_can_be_evaluated_in_queue_delivery() -> None:
-    assert rule("exchanges: [{name: amq.topic, type: topic, delivery: queue}]").name == b"amq.topic"
-
-
 RESERVED = "x.o.p.e.n.x.q.1"
 
 
@@ -207,12 +183,6 @@ def test_the_reserved_prefix_is_refused_in_every_name_and_key(text: str) -> None
     errors = faults(text)
     assert len(errors) == 1
     assert "reserved for the sidecar" in errors[0]
-
-
-def test_an_id_has_at_most_255_bytes() -> None:
-    keys = exchange("type: direct", f"bindings: [{{queue: q, routing_key: {'a' * 255}}}]")
-    assert len(rule(keys).bindings[0].routing_key) == 255
-    assert "256 bytes" in faults(keys.replace("aaa", "aaaa", 1))[0]
 
 
 def test_invalid_exchange_arguments_are_errors() -> None:

@@ -105,13 +105,6 @@ def test_an_explanation_contains_missing_destinations_with_the_reason(missing: b
     assert wire(message, live(missing)) == [("upstream", "carried", "", [], [], {}, False)]
 
 
-def test_queue_delivery_with_every_queue_missing_uses_the_first_name() -> None:
-    state = live(False)
-    state.missing.update({("queue", b"q"): "gone", ("queue", b"r"): "gone", ("exchange", b"x"): "gone"})
-    (leaving,) = wire("{exchange: queued, routing_key: k}", state)
-    assert leaving[2:4] == ("q", [])
-
-
 def test_cc_of_a_client_is_renamed_if_it_would_route() -> None:
     (first, _) = wire("{exchange: queued, headers: {CC: [c]}}")
     headers = first[5]
