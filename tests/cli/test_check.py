@@ -72,15 +72,6 @@ def test_errors_of_all_files_are_reported_together(tmp_path: Path) -> None:
     assert "seen the keys a, expected those of a configuration" in messages[3]
 
 
-def test_rules_files_are_checked_as_one_set(tmp_path: Path) -> None:
-    paths = write(tmp_path, a="exchanges: [{name: e}]", b="exchanges: [{name: e}]")
-    assert errors(check_files(list(paths.values()), {}), tmp_path) == [
-        f"b.yaml:1:14: exchanges[0].name: {paths['a']}:1 already defines an exchange with this name".replace(
-            f"{tmp_path}/", ""
-        )
-    ]
-
-
 def test_rules_files_in_addition_to_a_configuration_are_a_separate_set(tmp_path: Path) -> None:
     paths = write(tmp_path, config="rules: [a.yaml]", a="exchanges: [{name: e}]", b="exchanges: [{name: e}]")
     findings = check_files([paths["config"], paths["b"]], {})

@@ -28,18 +28,6 @@ def test_rules_of_two_configurations_are_checked_with_each(tmp_path: Path) -> No
     assert [len(loaded.tests) for loaded in findings.sets] == [1, 1]
 
 
-def test_findings_in_the_rules_of_two_configurations_are_reported_once(tmp_path: Path) -> None:
-    rules = tmp_path / "a.yaml"
-    configs = [tmp_path / "one.yaml", tmp_path / "two.yaml"]
-    for config in configs:
-        config.write_text("rules: a.yaml\n")
-    rules.write_text("exchanges: [{name: 5}]\n")
-    assert len(check_files(configs, {}).errors) == 1
-    rules.write_text(RULES.replace("{queue: q}", "{queue: r, arguments: {x-match: any}}"))
-    findings = check_files(configs, {})
-    assert (len(findings.warnings), len(findings.failures)) == (1, 1)
-
-
 def test_a_configuration_whose_rules_are_in_the_environment_is_recognized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

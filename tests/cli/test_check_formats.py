@@ -56,12 +56,6 @@ def test_coverage_below_the_limit_fails(
     assert ("tests match 33.33 % of the bindings, expected" in err) == bool(status)
 
 
-def test_rules_without_bindings_have_full_coverage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "rules.yaml"
-    path.write_text("queues: [q]\n")
-    assert run_check(capsys, "--fail-under", "100", path)[0] == 0
-
-
 @pytest.mark.parametrize("arguments", [["--fail-under", "101"], ["--fail-under", "much"], ["--format", "yaml"]])
 def test_invalid_options_are_usage_errors(rules: Path, arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:

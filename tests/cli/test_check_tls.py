@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -77,14 +76,6 @@ def test_unusable_files_are_errors_at_their_keys(folder: Path, capsys: pytest.Ca
     )
 
 
-def test_a_key_that_does_not_match_the_certificate_of_another_broker_is_an_error(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "far.key").write_bytes((folder / "key.pem").read_bytes())
-    message = "far.key: expected the private key of the certificate in far.pem"
-    assert check(folder, capsys) == (2, [f"rules.yaml:4:49: brokers.far.tls.key: {message}"])
-
-
 def test_missing_files_are_warnings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("key.pem", "far.key"):
         (folder / name).unlink()
@@ -96,20 +87,6 @@ def test_missing_files_are_warnings(folder: Path, capsys: pytest.CaptureFixture[
             "oxproxy.yaml:5:44: upstream.tls.key: warning: key.pem: file does not exist",
             f"rules.yaml:4:49: brokers.far.tls.key: warning: far.key: {unread}",
         ],
-    )
-
-
-def test_tls_errors_are_in_the_json_output(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "far.pem").write_text("none")
-    status, lines = check(folder, capsys, "--json")
-    document = json.loads("\n".join(lines))
-    assert (status, document["ok"]) == (2, False)
-    [error] = document["errors"]
-    assert (error["file"], error["line"], error["column"], error["key"]) == (
-        "rules.yaml",
-        4,
-        27,
-        "brokers.far.tls.certificate",
     )
 
 

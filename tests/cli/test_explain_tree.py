@@ -43,12 +43,6 @@ def test_the_tree_contains_every_step() -> None:
         assert line in text
 
 
-def test_absent_headers_are_shown() -> None:
-    text = shown(b"exchange: e")
-    assert "✗ 100 first" in text
-    assert "∅  x-?hkv= a  1  absent" in text
-
-
 def test_a_rejected_message_shows_the_error() -> None:
     text = shown(b"{exchange: e, body_size: 11}")
     assert "channel closed" in text

@@ -47,14 +47,6 @@ def test_the_command_prints_the_published_schema(name: str, file: str, capsys: p
     assert capsys.readouterr() == ((CONFIG / file).read_text(), "")
 
 
-@pytest.mark.parametrize("arguments", [["schema"], ["schema", "message"]])
-def test_an_unknown_format_is_a_usage_error(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as raised:
-        main(arguments)
-    assert raised.value.code == 2
-    assert "usage: oxproxy schema" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_the_schema_is_valid(name: str) -> None:
     jsonschema.Draft202012Validator.check_schema(SCHEMAS[name])

@@ -11,7 +11,6 @@ from rich.console import Console
 from proxy.cli.admin_client import AdminClient
 from proxy.cli.shadow import Report, compare, destinations_text, print_tables
 from proxy.errors import ConfigErrors
-from tests.private_broker import free_port
 
 UNROUTED: Report = {"outcome": "unrouted", "queues": [], "exchanges": [], "remotes": [], "error": None, "failed": []}
 REPORT: Report = {
@@ -69,10 +68,6 @@ def test_the_report_has_totals_exchanges_examples_and_bindings() -> None:
     assert "and 3 more 3 " in text
 
 
-def test_control_characters_in_a_message_are_escaped() -> None:
-    assert "\x1b[2J" not in printed(REPORT)
-
-
 def test_a_report_without_differences_is_short() -> None:
     quiet = {**REPORT, "exchanges": [], "bindings": [], "random": 0, "skipped": 0}
     assert printed(quiet).endswith("4 different")
@@ -90,13 +85,6 @@ def test_destinations_text_describes_the_destinations_of_a_message() -> None:
     assert destinations_text(everything) == "routed: queue q, exchange e, remote r"
     assert destinations_text({**UNROUTED, "outcome": "rejected", "error": "too large"}) == 'rejected: 406 "too large"'
     assert destinations_text({**UNROUTED, "failed": ["why"]}) == "unrouted: failed: why"
-
-
-@pytest.mark.parametrize("url", ["file:///etc/hostname", "127.0.0.1:15693", "http://127.0.0.1:{port}"])
-def test_an_unreachable_sidecar_is_an_error(url: str) -> None:
-    admin = AdminClient(url.format(port=free_port()), "oxproxy shadow")
-    with pytest.raises(ConfigErrors, match="oxproxy shadow: "):
-        admin.request("GET", "/-/shadow")
 
 
 def test_unreadable_files_are_an_error_before_any_request(tmp_path: Path) -> None:
