@@ -69,10 +69,6 @@ def test_the_build_context_contains_only_existing_files_of_the_package() -> None
     assert all((ROOT / name).exists() for name in allowed if not name.startswith("build/"))
 
 
-def test_compose_starts_broker_sidecar_prometheus_and_grafana() -> None:
-    assert set(SERVICES) == {"rabbitmq", "oxproxy", "prometheus", "grafana"}
-
-
 def test_every_mounted_file_exists_and_is_read_only() -> None:
     for source, _, options in mounts():
         if source.startswith("."):
