@@ -19,7 +19,6 @@ from proxy.audit.record import (
     TimestampText,
     gap_record,
     header_value,
-    quoted,
 )
 from proxy.errors import ConfigError
 from proxy.values import Value
@@ -141,10 +140,6 @@ def test_any_names_make_one_line_of_json(conn: str, user: str, vhost: str, name:
     shown = name.decode(errors="backslashreplace")
     assert (record["exchange"], record["queues"], record["bindings"]) == (shown, [shown], [binding])
     assert (record["conn"], record["user"], record["vhost"]) == (conn, user, vhost)
-
-
-def test_bytes_that_are_not_utf_8_are_escaped() -> None:
-    assert quoted(b"a\xff") == '"a\\\\xff"'
 
 
 @given(st.integers(0, 4_000_000_000), st.integers(0, 999_999))

@@ -99,11 +99,6 @@ async def test_data_sent_after_the_end_is_dropped(ends: Ends) -> None:
     ends.link.close()
 
 
-async def test_the_peer_has_a_name(ends: Ends) -> None:
-    host, port = ends.writer.get_extra_info("sockname")[:2]
-    assert ends.link.peer_name == f"{host}:{port}"
-
-
 class Named(asyncio.Transport):
     """A transport that has only a peer name."""
 

@@ -87,13 +87,10 @@ async def test_connections_above_the_limit_are_refused_until_one_ends() -> None:
 
 
 async def test_connections_above_the_limit_per_address_are_refused_until_one_ends() -> None:
+    text = "NOT_ALLOWED - connection refused: the limit of 1 connections from 127.0.0.1 has been reached"
     async with staged(listener_limits=ListenerLimits(connections_per_peer=1, close_seconds=0.1)) as stage:
         first, _ = await stage.producer()
-        close = await refusal(await stage.connect())
-        assert close == (
-            530,
-            "NOT_ALLOWED - connection refused: the limit of 1 connections from 127.0.0.1 has been reached",
-        )
+        assert await refusal(await stage.connect()) == (530, text)
         assert stage.counters.limits.rejected_connections["connections_per_peer"] == 1
         await first.disconnect()
         await eventually(lambda: stage.counters.downstream.open == 0)

@@ -72,9 +72,5 @@ def test_a_host_that_cannot_be_looked_up_is_an_error(host: bytes) -> None:
     assert endpoint(Remote(b"", host, None, None), {}, "home") == "a host whose name is not valid"
 
 
-def test_a_broker_removed_from_the_configuration_is_an_error() -> None:
-    assert named(b"gone") == "a broker that is no longer configured"
-
-
 def test_no_password_is_shown() -> None:
     assert "s3cret" not in repr(BROKERS) + repr(named(b"plain"))

@@ -63,12 +63,6 @@ async def test_if_no_address_answers_each_is_named_with_its_cause(deaf: tuple[st
     assert f"127.0.0.1:{deaf[1]}: no response within 0.05 s" in caught.value.message
 
 
-async def test_a_refused_connection_is_unavailable() -> None:
-    with pytest.raises(UpstreamError) as caught:
-        await connect(Upstream([closed()]))
-    assert caught.value.failure is UpstreamFailure.UNAVAILABLE
-
-
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # a slow resolver would keep uvloop from ending
 async def test_an_unknown_host_name_is_unavailable() -> None:
     with pytest.raises(UpstreamError) as caught:
