@@ -25,7 +25,6 @@ from tests.relay.wire import (
     QueueEvents,
     Wire,
     ack,
-    address_of,
     chosen,
     closed,
     nack,
@@ -62,11 +61,6 @@ def original(body: bytes = b"body", channel: int = 1) -> bytes:
 # -- forwarded unchanged ----------------------------------------------------------------------------------------------
 
 
-def test_methods_of_unknown_classes_reach_the_producer() -> None:
-    answer = frame(1, 1, b"\0\x1e\0\x0b\0\1")
-    assert Wire(QUEUE).open().answer(answer) == answer
-
-
 @pytest.mark.parametrize("command", [DELIVER, GET_OK, commands.Basic.Return(312, "NO_ROUTE", "e", "k")])
 @pytest.mark.parametrize("body_size", [0, 1, 131064, 131065, 400_000])
 @pytest.mark.parametrize("of", [routed("a"), QUEUE], ids=["carrier", "queue"])
@@ -101,11 +95,6 @@ def test_confirms_in_a_row_are_counted_across_every_octet_of_their_tags(last: in
     assert (wire.counters.relay("/").confirms_acked, confirms.settled.low) == (last + 3, last + 3)
 
 
-def test_acks_on_a_channel_without_confirms_are_not_counted() -> None:
-    wire = Wire(routed("a")).open(9)
-    assert wire.answer(ack(1, channel=9)) == ack(1, channel=9)
-
-
 # -- restored addresses -----------------------------------------------------------------------------------------------
 
 
@@ -114,18 +103,6 @@ def test_a_delivery_has_the_original_exchange_and_routing_key(body_size: int) ->
     wire = Wire(QUEUE).open()
     assert wire.answer(moved(bytes(body_size))) == original(bytes(body_size))
     assert not wire.relay.connection.deliveries.inspected
-
-
-def test_a_get_ok_has_the_original_exchange_and_routing_key() -> None:
-    got = Wire(QUEUE).open().answer(moved(command=commands.Basic.GetOk(3, True, "", "q", 9)))
-    assert got == method(1, commands.Basic.GetOk(3, True, "xo", "key", 9)) + content(1, REPORT, b"body")
-
-
-def test_a_return_has_the_original_exchange_and_routing_key() -> None:
-    wire = Wire(QUEUE).open()
-    left = wire.answer(moved(command=commands.Basic.Return(312, "NO_ROUTE", "", "q")))
-    assert address_of(split(left)[0]) == ("xo", "key")
-    assert wire.counters.relays["/"].returns == 1
 
 
 def test_channels_interleave_while_addresses_are_restored() -> None:
@@ -163,13 +140,6 @@ def test_replies_to_crossing_closes_wait_for_the_end_of_a_content() -> None:
     wire.produce(CLOSE)
     left = wire.answer(*frames[2:])
     assert names(left)[-2:] == ["Channel.Close", "Channel.CloseOk"]
-
-
-def test_a_close_of_the_sidecar_does_not_wait_for_contents_of_other_channels() -> None:
-    wire = Wire(routed("a")).open(1, 2)
-    wire.answer(*(frame.raw for frame in split(delivery(bytes(300_000), 2))[:2]))
-    wire.produce(RESERVED)
-    assert closed(wire.refused())[:2] == (1, 403)
 
 
 def test_a_refusal_follows_earlier_frames_of_the_broker() -> None:
@@ -217,23 +187,6 @@ def test_a_held_declare_ok_holds_later_frames_of_its_channel() -> None:
     wire.relay.answer(request)
     assert wire.producer() == DECLARED + later
     assert wire.answer(delivery()) == delivery()
-
-
-def test_held_frames_are_processed_when_they_are_sent() -> None:
-    wire = held(QUEUE)
-    assert wire.answer(moved(), moved()) == b""
-    wire.relay.answer(wire.request())
-    assert wire.producer() == DECLARED + original() * 2
-
-
-def test_a_second_held_declare_ok_waits_for_its_queue() -> None:
-    wire = held()
-    wire.produce(DECLARE)
-    wire.answer(DECLARED, delivery())
-    wire.relay.answer(wire.request())
-    assert wire.producer() == DECLARED
-    wire.relay.answer(wire.request())
-    assert wire.producer() == DECLARED + delivery()
 
 
 def test_a_close_of_the_broker_releases_held_frames() -> None:

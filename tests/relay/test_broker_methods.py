@@ -5,7 +5,7 @@ from pamqp import commands
 
 from proxy.relay.connection_state import Phase
 from proxy.relay.tokens import token
-from tests.client import content_header, method, names, split
+from tests.client import method, names, split
 from tests.relay.wire import (
     DECLARE,
     DECLARED,
@@ -40,23 +40,6 @@ def test_a_queue_that_rules_name_gets_its_tokens_before_the_declare_ok() -> None
     assert wire.events == [("declared", b"q", False)]
     wire.relay.answer(wire.request())
     assert wire.producer() == DECLARED
-
-
-def test_a_queue_that_no_rule_names_is_answered_at_once() -> None:
-    wire = Wire(routed("q"), events=QueueEvents([b"q"])).open()
-    wire.produce(say(1, commands.Queue.Declare(0, "other")))
-    assert wire.answer(say(1, commands.Queue.DeclareOk("other", 0, 0))) == say(
-        1, commands.Queue.DeclareOk("other", 0, 0)
-    )
-    assert wire.events == [("declared", b"other", False)]
-    assert wire.relay.connection.pending.requests == []
-
-
-def test_a_queue_that_the_broker_named_is_known_by_that_name() -> None:
-    wire = Wire(routed("amq.gen-1"), events=QueueEvents([b"amq.gen-1"])).open()
-    wire.produce(say(1, commands.Queue.Declare(0, "")))
-    wire.answer(say(1, commands.Queue.DeclareOk("amq.gen-1", 0, 0)))
-    assert getattr(wire.request(), "queue", None) == b"amq.gen-1"
 
 
 def exclusive(wire: Wire, queue: str = "q") -> Wire:
@@ -108,23 +91,6 @@ def test_a_passive_declare_of_a_bound_queue_is_answered_immediately() -> None:
     assert (wire.relay.connection.pending.requests, wire.upstream()) == ([], b"")
 
 
-def test_a_passive_declare_of_an_unbound_queue_binds_its_tokens() -> None:
-    wire = Wire(routed("q", bound=()), events=QueueEvents([b"q"])).open()
-    wire.produce(say(1, commands.Queue.Declare(0, "q", passive=True)))
-    assert wire.answer(DECLARED) == b""
-    wire.relay.answer(wire.request())
-    assert wire.producer() == DECLARED
-
-
-def test_a_deleted_queue_is_reported_with_its_name() -> None:
-    wire = Wire(events=QueueEvents()).open()
-    wire.produce(say(1, commands.Queue.Delete(0, "one")), say(1, commands.Queue.Declare(0, "two")))
-    wire.answer(say(1, commands.Queue.DeleteOk(0)), say(1, commands.Queue.DeclareOk("two", 0, 0)))
-    wire.produce(say(1, commands.Queue.Delete(0, "")))
-    wire.answer(say(1, commands.Queue.DeleteOk(0)))
-    assert wire.events == [("deleted", b"one"), ("declared", b"two", False), ("deleted", b"two")]
-
-
 def test_replies_are_matched_to_requests_in_order() -> None:
     wire = Wire(routed("q"), events=QueueEvents([b"q"])).open()
     binds = say(1, commands.Queue.Bind(0, "x", "e", "k"), commands.Queue.Declare(0, "q"), commands.Queue.Delete(0, "x"))
@@ -135,13 +101,6 @@ def test_replies_are_matched_to_requests_in_order() -> None:
     wire.relay.answer(wire.request())
     assert wire.producer() == DECLARED + say(1, commands.Queue.DeleteOk(0))
     assert wire.events[1:] == [("deleted", b"x")]
-
-
-def test_frames_on_the_sidecars_channel_are_not_forwarded() -> None:
-    wire = exclusive(Wire(routed("q", bound=()), events=QueueEvents([b"q"])))
-    wire.upstream()
-    output = wire.answer(content_header(OWN, 0), OWN_BIND_OK, content_header(OWN, 0))
-    assert output == DECLARED
 
 
 # -- confirms and returns ---------------------------------------------------------------------------------------------

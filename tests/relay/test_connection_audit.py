@@ -91,15 +91,6 @@ def test_the_decision_time_is_in_the_line_of_its_publish() -> None:
     assert [line.endswith(" timed") for line in log.lines] == [True, False, False, True] + [False] * 4
 
 
-def test_each_line_has_the_message_size() -> None:
-    log = Log()
-    wire = audited(log)
-    for to in ("amq.direct", "xo"):
-        for size in (3, 3, 5, 3):
-            wire.produce(publish("k", to=to, body=bytes(size)))
-    assert [line.split()[5] for line in log.lines] == ["3", "3", "5", "3"] * 2
-
-
 def test_publishes_in_one_read_are_numbered_consecutively() -> None:
     log = Log()
     wire = audited(log)
@@ -164,16 +155,6 @@ def test_a_publish_whose_confirm_is_timed_has_one_result(multiple: bool) -> None
     wire.produce(publish("k2"))
     wire.answer(ack(2))
     assert log.settled == [(1, 1, "nacked"), (1, 2, "acked")]
-
-
-def test_publishes_unconfirmed_at_the_end_are_lost() -> None:
-    log = Log()
-    wire = audited(log, confirm=True)
-    wire.produce(publish("k1"), publish("k2"))
-    wire.answer(say(1, commands.Basic.Ack(1)))
-    wire.relay.ended()
-    assert (1, 2, "lost") in log.settled
-    assert (1, 1, "lost") not in log.settled
 
 
 CLOSE, CLOSE_OK = say(1, commands.Channel.Close(200, "", 0, 0)), say(1, commands.Channel.CloseOk())

@@ -44,21 +44,6 @@ def test_a_lost_upstream_is_reported_with_320_immediately() -> None:
     assert (wire.relay.connection.lifecycle.phase, wire.relay.connection.lifecycle.fault) == (Phase.CLOSED, None)
 
 
-def test_a_lost_upstream_is_reported_once() -> None:
-    wire = Wire().open()
-    for _ in range(2):
-        wire.relay.upstream_lost("gone")
-    assert closed(wire.producer())[:2] == (0, 320)
-
-
-def test_connection_close_is_answered_if_the_upstream_is_lost() -> None:
-    wire = Wire().open()
-    wire.produce(GOODBYE)
-    wire.relay.upstream_lost("gone")
-    assert wire.producer() == GOODBYE_OK
-    assert wire.relay.connection.lifecycle.phase is Phase.CLOSED
-
-
 def test_a_held_connection_close_is_answered_if_the_upstream_is_lost() -> None:
     wire = Wire(chosen("new")).open()
     wire.produce(publish("new"), GOODBYE)
@@ -78,14 +63,6 @@ def test_a_close_of_the_sidecar_is_sent_to_both_sides_after_earlier_publishes() 
     assert closed(wire.producer()) == (0, 320, "CONNECTION_FORCED - the proxy is shutting down", (0, 0))
     assert wire.produce(GOODBYE_OK) == b""
     assert wire.relay.connection.lifecycle.phase is Phase.CLOSED
-
-
-def test_a_producer_that_closes_its_connection_is_not_closed_again() -> None:
-    wire = Wire().open()
-    wire.produce(GOODBYE)
-    wire.relay.connection.close(320, b"the proxy is shutting down")
-    assert wire.producer() == b""
-    assert wire.answer(GOODBYE_OK) == GOODBYE_OK
 
 
 def test_unsettled_counts_unconfirmed_publishes() -> None:

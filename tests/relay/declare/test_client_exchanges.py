@@ -92,14 +92,6 @@ def test_input_after_a_declare_waits_for_its_reply() -> None:
     assert names(left) == ["Basic.Publish", "Header", "Body"]
 
 
-def test_flags_are_forwarded_unchanged() -> None:
-    wire = Wire().open()
-    preceding_reply(wire, declare(durable=False, auto_delete=True, internal=True))
-    (frame,) = split(wire.looked_up(b"mine"))
-    method = read_method(ExchangeDeclare, frame.payload)
-    assert (method.durable, method.auto_delete, method.internal) == (False, True, True)
-
-
 @pytest.mark.parametrize(
     "now",
     [
@@ -188,12 +180,6 @@ def test_an_inequivalent_declare_is_refused_with_the_first_difference_as_by_the_
     )
 
 
-def test_a_boolean_differs_from_a_number() -> None:
-    wire = declared(encode_table((limit(1),)))
-    wire.produce(declare(encode_table(((b"max-payload-size", Value("t", True)),))))
-    assert refusal(wire, wire.refused())[0] == 406
-
-
 @pytest.mark.parametrize("durable", [True, False])
 def test_an_exchange_of_a_rules_file_is_durable(durable: bool) -> None:
     wire = Wire(routed("q")).open()
@@ -229,13 +215,6 @@ def test_a_filter_of_a_wrong_type_is_refused_without_a_request_to_the_broker() -
     assert refusal(wire, wire.refused()) == (406, "PRECONDITION_FAILED - Invalid exchange argument.")
 
 
-def test_a_declare_that_the_broker_refuses_changes_nothing() -> None:
-    wire = declaring()
-    closed = say(1, commands.Channel.Close(403, "ACCESS_REFUSED - no", 40, 10))
-    assert wire.answer(closed) == closed
-    assert b"mine" not in wire.state.exchanges
-
-
 def test_in_queue_delivery_nothing_is_declared_on_the_broker() -> None:
     wire = declaring(delivery=Delivery.QUEUE)
     number = wire.relay.connection.upstream.sidecar_channel.number
@@ -247,11 +226,6 @@ def test_in_queue_delivery_nothing_is_declared_on_the_broker() -> None:
     close = commands.Channel.Close(404, "NOT_FOUND - no exchange 'mine'", 40, 10)
     assert wire.answer(say(number, close)) == DECLARE_OK
     assert wire.state.exchanges[b"mine"].delivery is Delivery.QUEUE
-
-
-def test_in_queue_delivery_a_declare_is_refused_if_the_broker_has_the_exchange() -> None:
-    wire = declaring("direct", delivery=Delivery.QUEUE)
-    assert refusal(wire)[0] == 406
 
 
 def test_an_unknown_delivery_kind_is_refused() -> None:
@@ -293,13 +267,6 @@ def test_a_passive_declare_is_answered_in_order_if_the_broker_lacks_the_exchange
     assert wire.answer(DECLARE_OK) == DECLARE_OK
 
 
-def test_deleting_an_exchange_removes_all_its_bindings() -> None:
-    wire = declared()
-    assert names(wire.produce(exchange_delete(1, b"mine"))) == ["Exchange.Delete"]
-    assert names(wire.answer(DELETE_OK)) == ["Exchange.DeleteOk"]
-    assert b"mine" not in wire.state.exchanges
-
-
 def test_deleting_an_exchange_removes_bindings_that_target_it() -> None:
     wire = Wire(routed("q")).open()
     preceding_reply(wire, declare())
@@ -338,11 +305,3 @@ def test_a_client_can_not_delete_exchanges_of_rules_files() -> None:
     wire = Wire(routed("q")).open()
     wire.produce(exchange_delete(1, b"xo"))
     assert refusal(wire, wire.refused())[0] == 403
-
-
-def test_declares_of_other_types_are_forwarded_unchanged() -> None:
-    wire = Wire().open()
-    frame = exchange_declare(1, b"logs", b"topic")
-    assert wire.produce(frame) == frame
-    passive = exchange_declare(1, b"nobody", b"x-open", passive=True)
-    assert wire.produce(passive) == passive

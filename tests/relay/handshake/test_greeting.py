@@ -51,12 +51,6 @@ def test_client_properties_mechanism_and_response_are_kept(
     assert client.frame == start_ok(encode_table(others(properties) + OURS), mechanism, response)
 
 
-def test_client_properties_can_not_forge_the_proxy_or_the_peer_address() -> None:
-    forged = encode_table(text(b"oxproxy_peer", b"10.0.0.1:1") + text(b"a", b"b") + text(b"oxproxy", b"9"))
-    client = read_start_ok(payload(start_ok(forged)), VERSION, PEER, 10**6)
-    assert client.frame == start_ok(encode_table(text(b"a", b"b") + OURS))
-
-
 def test_entries_are_not_added_if_the_frame_would_become_too_large() -> None:
     forged = text(b"oxproxy_peer", b"forged")
     entries = text(b"pad", bytes(FRAME_MIN_BYTES - 70))
@@ -124,11 +118,6 @@ def test_sasl_external_is_refused_with_the_reason() -> None:
     with pytest.raises(ProtocolError, match="the broker would see its certificate, not yours") as caught:
         read_start_ok(payload(start_ok(CLIENT_PROPERTIES, b"EXTERNAL", b"")), VERSION, PEER, 4096)
     assert caught.value.reply_code == 403
-
-
-def test_connection_name_and_capabilities_are_read() -> None:
-    client = read_start_ok(payload(start_ok()), VERSION, PEER, 4096)
-    assert (client.name, client.capabilities) == ("orders", frozenset({b"authentication_failure_close"}))
 
 
 def test_a_capability_that_is_not_true_does_not_count() -> None:

@@ -45,12 +45,6 @@ def say(stand_in: LeaseNegotiation, *frames: bytes) -> bytes:
     return b"".join(stand_in.take([frame]) for frame in frames)
 
 
-def test_without_a_kept_connection_the_handshake_is_forwarded_and_recorded() -> None:
-    lease = leased()
-    assert (lease.start, lease.tune, lease.open_ok) == (START, TUNE, OPEN_OK)
-    assert (lease.tune_ok, lease.open) == (TUNE_OK, OPEN)
-
-
 def test_no_password_is_kept_in_a_lease() -> None:
     lease = leased()
     assert not [name for name in Lease.__slots__ if b"s3cret" in getattr(lease, name)]

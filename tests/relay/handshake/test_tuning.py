@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.handshake.greeting import FRAME_MIN_BYTES, FRAME_MIN_BYTES_4_1, Tuning, TuningLimits, agree, offer
+from proxy.relay.handshake.greeting import FRAME_MIN_BYTES, Tuning, TuningLimits, agree, offer
 
 OURS = 131072
 
@@ -40,12 +40,6 @@ def test_the_upstream_has_one_more_channel_and_each_side_its_heartbeat(
     broker: TuningLimits, answer: TuningLimits, agreed: Tuning
 ) -> None:
     assert agree(broker, offer(broker, OURS), answer) == agreed
-
-
-def test_frame_sizes_differ_if_the_broker_requires_larger_ones() -> None:
-    broker = TuningLimits(2047, 131072, 60)
-    tuning = agree(broker, offer(broker, OURS), TuningLimits(10, 4096, 60), FRAME_MIN_BYTES_4_1)
-    assert (tuning.frame_max_producer, tuning.frame_max_upstream) == (4096, 8192)
 
 
 @pytest.mark.parametrize(

@@ -118,13 +118,6 @@ def decisions_made(wire: Wire) -> int:
     return wire.counters.relays["/"].cache_misses
 
 
-def test_equal_messages_are_decided_once() -> None:
-    wire = Wire(routed("a"))
-    for body in (b"", b"1", b"22"):
-        forwarded(wire, publish(body=body))
-    assert decisions_made(wire) == 1
-
-
 def test_headers_that_no_rule_uses_do_not_cause_a_new_decision() -> None:
     wire = Wire(routed("a"))
     for number in range(5):

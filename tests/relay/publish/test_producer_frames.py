@@ -82,13 +82,6 @@ REQUESTS: list[base.Frame] = [
 ]
 
 
-@pytest.mark.parametrize("command", REQUESTS, ids=lambda command: command.name)
-def test_a_request_is_forwarded_unchanged(command: base.Frame) -> None:
-    wire = Wire(routed("a")).open()
-    assert wire.produce(method(1, command)) == method(1, command)
-    assert wire.producer() == b""
-
-
 @pytest.mark.parametrize(
     "frames",
     [
@@ -185,14 +178,6 @@ def test_immediate_is_left_for_the_broker_to_refuse() -> None:
 
 
 # -- closing channels -------------------------------------------------------------------------------------------------
-
-
-def test_a_close_of_the_producer_is_answered_by_the_broker() -> None:
-    wire = Wire().open()
-    assert wire.produce(CLOSE) == CLOSE
-    assert wire.answer(CLOSE_OK) == CLOSE_OK
-    assert wire.relay.connection.channels == {}
-    assert wire.counters.relays["/"].channels == 0
 
 
 def test_after_a_close_of_the_broker_producer_frames_are_discarded_until_close_ok() -> None:
@@ -326,15 +311,6 @@ def test_a_nowait_declare_is_recorded_immediately() -> None:
     assert wire.events == [("declared", b"q", False)]
 
 
-def test_a_nowait_declare_of_an_exclusive_queue_is_recorded_after_its_reply() -> None:
-    """If the broker refuses it, the queue may exist and not be exclusive."""
-    wire = Wire(events=QueueEvents()).open()
-    wire.produce(say(1, commands.Queue.Declare(0, "q", nowait=True, exclusive=True)))
-    assert wire.events == []
-    assert wire.answer(say(1, commands.Queue.DeclareOk("q", 0, 0))) == b""
-    assert wire.events == [("declared", b"q", True)]
-
-
 @pytest.mark.parametrize("nowait", [False, True])
 def test_an_empty_name_is_the_last_declared_queue_although_its_name_is_not_known_yet(nowait: bool) -> None:
     wire = Wire(events=QueueEvents()).open()
@@ -396,14 +372,6 @@ def test_a_nowait_delete_of_the_queue_declared_last_is_recorded_when_it_is_done(
     assert wire.events == [("declared", b"last", False)]
     assert wire.answer(say(1, commands.Queue.DeleteOk(0))) == b""
     assert wire.events == [("declared", b"last", False), ("deleted", b"last")]
-
-
-def test_a_nowait_delete_that_the_broker_refuses_keeps_the_queue() -> None:
-    wire = Wire(events=QueueEvents()).open()
-    wire.produce(say(1, commands.Queue.Delete(0, "q", if_unused=True, nowait=True)))
-    in_use = say(1, commands.Channel.Close(406, "PRECONDITION_FAILED", 50, 40))
-    assert wire.answer(in_use) == in_use
-    assert wire.events == []
 
 
 def test_delivery_tags_count_from_the_publish_after_confirm_select() -> None:

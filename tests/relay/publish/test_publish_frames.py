@@ -91,14 +91,6 @@ def test_a_malformed_value_within_a_header_names_the_publish() -> None:
     assert Wire(routed("a")).open().fault(split(publish())[0].raw, header) == (502, (60, 40))
 
 
-def test_a_refused_publish_is_not_sent_upstream() -> None:
-    """Not even the method frame is sent: a close in the middle of a content would end the connection."""
-    wire = Wire(routed("a", carrier="carried")).open()
-    bad = publish(to="carried", headers=((b"CC", many("x.o.p.e.n.x.q.1")),))
-    assert slow(bad, wire) == AHEAD
-    assert closed(wire.refused())[:2] == (1, 403)
-
-
 RESERVED_KEY = "x.o.p.e.n.x.q.1"
 
 
@@ -170,13 +162,6 @@ def test_a_publish_waits_until_its_destination_is_bound(pieces: Callable[[bytes,
     assert wire.control("new") == with_tokens(message, "new")
 
 
-def test_a_publish_is_sent_without_a_destination_that_could_not_be_bound() -> None:
-    wire = Wire(chosen("new")).open()
-    message = publish("new", mandatory=True)
-    wire.produce(message)
-    assert wire.control() == message
-
-
 def test_all_frames_after_a_held_publish_wait_in_order() -> None:
     wire = Wire(chosen("new")).open()
     message = publish("new", body=b"x" * 10)
@@ -207,19 +192,6 @@ def test_held_publishes_are_discarded_with_their_channel() -> None:
     wire.relay.answer(request)
     assert wire.upstream() == b""
     assert wire.produce(CLOSE_OK) == CLOSE_OK
-
-
-def test_a_reply_for_a_closed_channel_does_not_affect_its_successor() -> None:
-    wire = Wire(chosen("new")).open()
-    wire.produce(publish("new"))
-    stale = wire.request()
-    wire.answer(NOT_FOUND)
-    wire.produce(CLOSE_OK)
-    wire.open(1)
-    wire.produce(publish("new"))
-    wire.relay.answer(stale)
-    assert wire.upstream() == b""
-    assert names(wire.control()) == ["Basic.Publish", "Header", "Body"]
 
 
 def test_a_protocol_error_in_held_frames_ends_the_connection_when_they_are_processed() -> None:
@@ -403,9 +375,3 @@ def test_chained_open_exchanges_cause_one_publish() -> None:
     wire = Wire(state((first, own), (second, owned(second)))).open()
     message = publish()
     assert wire.produce(message) == with_tokens(message, "a", "b")
-
-
-def test_a_header_without_publish_is_an_unexpected_frame() -> None:
-    wire = Wire(routed("a")).open()
-    wire.produce(content_header(1, 4))
-    assert closed(wire.producer())[1] == 505

@@ -10,7 +10,6 @@ from pamqp import commands
 
 from proxy.amqp.tables import encode_table
 from proxy.relay.vhost import DeclaredExchange, Delivery, VhostState
-from proxy.routing.decision import QueueNames
 from proxy.values import Table, Value
 from tests import client
 from tests.client import HEARTBEAT, content_header, cut, frame, names, split
@@ -25,7 +24,6 @@ from tests.relay.wire import (
     owned,
     publish,
     routed,
-    ruled,
     say,
     several,
     table,
@@ -75,15 +73,6 @@ def test_a_publish_to_an_unknown_exchange_waits_until_it_has_been_looked_up(cuts
     assert wire.answer(ack(1), ack(2)) == ack(1) + ack(2)
 
 
-@pytest.mark.parametrize("exchange_type", [None, "fanout"])
-def test_a_publish_to_an_exchange_that_is_not_open_is_forwarded_after_the_lookup(exchange_type: str | None) -> None:
-    wire, message = behind(), publish(to="new")
-    assert wire.produce(publish(), message) == with_tokens(publish(), "a")
-    assert wire.looked_up(b"new", exchange_type) == message
-    assert wire.produce(message) == b""  # this test does not add the exchange to the known exchanges
-    assert wire.looked_up(b"new", exchange_type) == message
-
-
 def test_a_publish_waits_for_its_destination_after_the_lookup() -> None:
     wire, message = behind(), publish(to="new")
     wire.produce(message)
@@ -125,11 +114,6 @@ def test_a_publish_to_another_exchange_is_forwarded_unchanged() -> None:
     assert [wire.produce(message) for _ in range(3)] == [message] * 3
 
 
-def test_a_publish_to_an_open_exchange_is_sent_with_its_tokens() -> None:
-    wire, message = Wire(routed("a", "b")).open(), publish()
-    assert [wire.produce(message) for _ in range(3)] == [with_tokens(message, "a", "b")] * 3
-
-
 @pytest.mark.parametrize("body_size", [0, 1, 100, 131072 - 8, 131072 - 7, 200_000, 300_000])
 @pytest.mark.parametrize("to", ["xo", "amq.direct"])
 def test_bodies_of_any_size_are_forwarded_unchanged(to: str, body_size: int) -> None:
@@ -141,12 +125,6 @@ def test_bodies_of_any_size_are_forwarded_unchanged(to: str, body_size: int) -> 
 def one_byte_frames(count: int, to: str = "xo") -> bytes:
     start, header = split(publish(body=bytes(count), to=to))[:2]
     return start.raw + header.raw + frame(3, 1, b"\0") * count
-
-
-@pytest.mark.parametrize("to", ["xo", "amq.direct"])
-def test_ten_thousand_body_frames_of_one_byte_are_forwarded_unchanged(to: str) -> None:
-    wire, message = Wire(routed("a")).open(), one_byte_frames(10_000, to)
-    assert wire.produce(message, message) == (with_tokens(message, "a") if to == "xo" else message) * 2
 
 
 def test_empty_body_frames_are_forwarded() -> None:
@@ -215,34 +193,7 @@ def test_a_body_in_several_frames_is_sent_frame_by_frame() -> None:
     assert wire.produce(sent[3].raw) == frames[3].raw
 
 
-def test_a_large_body_is_streamed() -> None:
-    wire = Wire(routed("a")).open()
-    message = publish(body=bytes(1_000_000))
-    frames = split(with_tokens(message, "a"))
-    left = b""
-    for sent in split(message):
-        left += wire.produce(sent.raw)
-    assert left == b"".join(frame.raw for frame in frames)
-
-
-def test_incomplete_frames_are_not_sent() -> None:
-    wire = Wire(routed("a")).open()
-    message = publish(to="amq.direct", body=b"x" * 50)
-    assert wire.produce(message[:-1]) == b"".join(frame.raw for frame in split(message)[:2])
-    assert wire.produce(message[-1:]) == split(message)[2].raw
-
-
 # -- changes during a publish -----------------------------------------------------------------------------------------
-
-
-def test_changed_rules_apply_from_the_next_publish() -> None:
-    wire = Wire(routed("a")).open()
-    message = publish()
-    wire.produce(message)
-    wire.state.router.exchanges[b"xo"].bind(to_queue("b"))
-    wire.state.exchanges[b"xo"].tokens.bind_ok(("queue", b"b"))
-    wire.state.changed()
-    assert wire.produce(message) == with_tokens(message, "a", "b")
 
 
 @pytest.mark.parametrize("stop", [1, 2])
@@ -255,39 +206,6 @@ def test_rules_changed_during_a_publish_decide_it_once(stop: int) -> None:
     wire.state.remove_exchange(b"xo")
     left += wire.produce(*(frame.raw for frame in sent[stop:]))
     assert left == (message if stop == 1 else with_tokens(message, "a"))
-
-
-def test_an_exchange_added_during_a_publish_evaluates_it() -> None:
-    wire = Wire().open()
-    message = publish(body=b"x" * 100_000)
-    sent = split(message)
-    left = wire.produce(sent[0].raw)
-    made = exchange(to_queue("a"))
-    wire.state.add_exchange(owned(made), made)
-    assert left + wire.produce(sent[1].raw, sent[2].raw) == with_tokens(message, "a")
-    assert wire.produce(message) == with_tokens(message, "a")
-
-
-def test_changed_queue_names_apply_to_publishes_with_cached_decisions() -> None:
-    of = ruled(to_queue("a", {"x-addqre-ontrue": "^jobs"}), bound=[("queue", b"a"), ("queue", b"jobs")])
-    wire = Wire(of).open()
-    message = publish()
-    assert wire.produce(message, message) == with_tokens(message, "a") * 2
-    of.queues = QueueNames((b"jobs",), 1)
-    of.changed()
-    assert wire.produce(message) == with_tokens(message, "a", "jobs")
-
-
-def test_frames_after_a_channel_close_in_the_same_read_are_discarded() -> None:
-    wire = Wire(ruled(to_queue("a"))).open(1, 2)
-    good, bad = publish(), publish(headers=((b"CC", many("x.o.p.e.n.x.q.1")),))
-    wire.produce(good, publish(channel=2))
-    left = wire.produce(good, bad, good, good, publish(channel=2))
-    own = with_tokens(good, "a")
-    assert left.startswith(own)
-    assert names(left) == [*names(own), "Exchange.Declare", *names(own)]
-    assert {frame.channel for frame in split(left)[-3:]} == {2}
-    assert closed(wire.refused())[:2] == (1, 403)
 
 
 def test_a_confirm_ledger_is_kept_after_it_was_needed_once() -> None:
@@ -316,14 +234,6 @@ def test_a_destination_that_could_not_be_bound_is_missing_for_that_publish_only(
     assert wire.produce(first, second) == b""
     assert wire.control() == first
     assert wire.control("b") == with_tokens(second, "b")
-
-
-def test_a_publish_waits_for_its_destination_although_an_earlier_one_was_bound() -> None:
-    wire = Wire(chosen("a", "b", bound=["old"])).open()
-    first, second = publish("a"), publish("b")
-    wire.produce(first, second)
-    assert wire.control("a") == with_tokens(first, "a")
-    assert getattr(wire.request(), "destinations", None) == (("queue", b"b"),)
 
 
 @pytest.mark.parametrize("cut", [0, 30, 60, 200])

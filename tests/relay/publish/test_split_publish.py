@@ -69,11 +69,6 @@ def test_tokens_are_split_over_publishes_that_fit_with_each_destination_once() -
     assert [part[0].raw + part[2].raw for part in left] == [split(message)[0].raw + split(message)[2].raw] * 2
 
 
-def test_three_thousand_tokens_fit_in_one_publish() -> None:
-    wire = Wire(to_many(3000)).open()
-    assert len(parts(wire.produce(publish()))) == 1
-
-
 def test_a_split_publish_has_one_confirm_and_one_return() -> None:
     wire = Wire(to_many(4000)).open(confirm=True)
     plain = publish(to="amq.direct")
@@ -140,12 +135,6 @@ def test_a_nack_of_one_copy_is_a_nack() -> None:
     wire.produce(publish(), publish())
     assert wire.answer(nack(1), ack(4, True)) == nack(1) + ack(2)
     assert wire.counters.relays["/"].confirms_nacked == 1
-
-
-def test_an_ack_of_all_publishes_has_no_effect_if_none_is_outstanding() -> None:
-    wire = Wire(several("e")).open(confirm=True)
-    wire.produce(publish(), publish())
-    assert [wire.answer(ack(0, True)) for _ in range(2)] == [ack(1) + ack(2), b""]
 
 
 def test_publishes_unconfirmed_when_the_ledger_begins_keep_their_tags() -> None:
@@ -215,13 +204,6 @@ def test_equal_publishes_are_each_returned_once() -> None:
     assert names(wire.answer(*map(back, copies))) == ["Basic.Return", "Header", "Body"] * 2
 
 
-def test_a_return_comes_before_the_ack() -> None:
-    wire = Wire(several("e")).open(confirm=True)
-    copies = parts(wire.produce(publish(mandatory=True)))
-    left = wire.answer(back(copies[0]), back(copies[1]), ack(1), ack(2))
-    assert names(left) == ["Basic.Return", "Header", "Body", "Basic.Ack"]
-
-
 def test_a_return_between_copies_of_another_publish_is_not_counted_as_one_of_them() -> None:
     """A routed publish in two copies is still unconfirmed when a later publish, sent once, is returned."""
     both = {"x-?hkv= type": "both"}
@@ -230,12 +212,6 @@ def test_a_return_between_copies_of_another_publish_is_not_counted_as_one_of_the
     lonely = parts(wire.produce(publish(headers=((b"type", Value("S", b"none")),), mandatory=True)))
     assert names(wire.answer(back(lonely[0]))) == ["Basic.Return", "Header", "Body"]
     assert wire.answer(ack(3), ack(2, True)) == ack(2) + ack(1)
-
-
-def test_returns_of_non_mandatory_publishes_are_not_awaited() -> None:
-    wire = Wire(several("e")).open()
-    wire.produce(publish())
-    assert not wire.relay.connection.channels[1].confirms.returns
 
 
 def test_returns_of_confirmed_publishes_are_not_awaited() -> None:

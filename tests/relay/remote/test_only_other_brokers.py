@@ -23,13 +23,6 @@ def test_a_publish_goes_to_the_other_broker_only_and_is_acked_when_that_one_acks
     assert wire.remotes.woken == count
 
 
-def test_first_and_later_publishes_are_sent_with_the_same_bytes() -> None:
-    wire = Linked()
-    for _ in range(3):
-        wire.produce(to("out/q"))
-    assert len({(message.header, message.body) for message in wire.remotes}) == 1
-
-
 @pytest.mark.parametrize("cut", [1, 20, 60])
 def test_a_remote_publish_does_not_depend_on_chunking(cut: int) -> None:
     whole, pieces = Linked(), Linked()
