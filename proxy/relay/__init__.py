@@ -1,6 +1,7 @@
 """Relays one producer connection, sans-IO: receives bytes from both sides and produces bytes for both sides.
 
-Nothing here opens a socket, reads a clock or draws a random number: `net` drives a `Relay` with bytes and times.
+Nothing here opens a socket, reads a clock or draws a random number. The `net` package passes bytes and times to a
+`Relay`.
 
 | question | module |
 |---|---|

@@ -25,7 +25,7 @@ PublishRecord: TypeAlias = tuple[str, int, bytes, bytes | None, int, str, str, f
 class AuditSink(ABC):
     """The audit log as used by the relay.
 
-    This is not a protocol, since compiled code looks up a protocol's methods by name, which costs 0.14 us per line.
+    This is not a `Protocol`, since compiled code looks up a protocol's methods by name, which costs 0.14 us per line.
 
     Args:
         ruled_only: whether publishes to exchanges without rules are omitted.
@@ -56,7 +56,7 @@ class AuditSink(ABC):
         remotes: Iterable[str] = (),
         rule: int | None = None,
     ) -> str:
-        """Return the version of the rules, and the fields that depend only on the decision.
+        """Return the rules version, and the fields that depend only on the decision.
 
         Args:
             outcome: one of `proxy.relay.counters.OUTCOMES`.

@@ -197,7 +197,8 @@ class BrokerFrames:
     def _whole_content_end(self, data: bytes, header_at: int, number: int, largest: int) -> int:
         """Return the offset after a content that is complete and has at most one body frame; 0 otherwise.
 
-        `header_at` is the offset of its header frame, `largest` the payload limit of a frame to the producer in bytes.
+        `header_at` is the offset of the content's header frame. `largest` is the maximum payload size, in bytes, of a
+        frame to the producer.
         """
         end = len(data)
         if end - header_at < _LEAST_HEADER or data[header_at] != HEADER:
@@ -217,7 +218,7 @@ class BrokerFrames:
             | data[header_at + 18]
         )
         if data[header_at + 14] or data[header_at + 13] or data[header_at + 12] or data[header_at + 11]:
-            return 0  # 4 GiB and more
+            return 0  # a body of 4 GiB or more
         if not body_size:
             return body_at
         after = body_at + body_size + OVERHEAD
@@ -303,7 +304,8 @@ class BrokerFrames:
     def _inspected_content(self, channel: Channel, kind: int, frame: bytes) -> None:
         """Handle a content frame that is too large or belongs to a channel that needs inspection."""
         if channel.number in self._connection.deliveries.unfinished:
-            # Also done on a closed channel: no method may be sent between the frames of a content (spec, 4.2.6).
+            # This is also done on a closed channel, since no method may be sent between the frames of a content (spec,
+            # 4.2.6).
             self._pass_content(channel, kind, frame)
         elif channel.state in DISCARDING:
             pass
@@ -314,7 +316,7 @@ class BrokerFrames:
         elif channel.output.swallowed:
             channel.output.swallowed = max(channel.output.swallowed - len(frame) + OVERHEAD, 0)
             self._connection.deliveries.mark(channel)
-        # else: the frame is part of a content whose method was discarded, on a channel that is closed now
+        # else: the frame belongs to a content whose method was discarded on a channel that has since been closed
 
     def _hold_back(self, channel: Channel, frame: bytes) -> None:
         connection = self._connection
@@ -366,10 +368,10 @@ class BrokerFrames:
             connection.deliveries.mark(channel)
 
     def release(self, channel: Channel) -> None:
-        """Process the frames that were held back on a channel, before any new frames, like `read_broker`."""
+        """Process the frames that were held back on a channel, as `read_broker` does, before any new frames."""
         frames = channel.output.release()
         self._connection.deliveries.mark(channel)
-        # The first frame is the declare-ok itself, which has been inspected. The following frames have not.
+        # The first frame is the declare-ok itself, which has already been inspected. The other frames have not.
         self._connection.to_producer += frames[:1]
         rest = self._rest.take()
         if self._connection.lifecycle.phase is not Phase.CLOSED:
@@ -390,7 +392,7 @@ class BrokerFrames:
         connection = self._connection
         if index == methods.CHANNEL_CLOSE_OK:
             return self._closed(channel)
-        if index == methods.CHANNEL_CLOSE:  # the producer has already been sent a close, ours or the broker's first
+        if index == methods.CHANNEL_CLOSE:  # the producer was already sent a close: ours or the broker's first
             connection.change(channel, ChannelEvent.BROKER_CLOSE, index)
             if not channel.broker_closed and not connection.upstream.closing:
                 connection.to_upstream.append(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))
@@ -519,7 +521,8 @@ class BrokerFrames:
         return connection.lifecycle.phase is not Phase.CLOSING
 
 
-# These tables do not contain bound methods. A connection without reference cycles is freed as soon as it ends.
+# These tables contain functions instead of bound methods, which would create reference cycles. Without cycles, a
+# connection is freed as soon as it ends.
 _CHANNEL_HANDLERS: Final[dict[int, Callable[[BrokerFrames, Channel, bytes], bool]]] = {
     methods.BASIC_ACK: BrokerFrames._ack,
     methods.BASIC_NACK: BrokerFrames._nack,
@@ -543,7 +546,7 @@ _WITHOUT_CONTENT: Final = _EVERYTHING - _WITH_CONTENT
 
 
 def _naming_the_request(channel: Channel, close: bytes) -> bytes:
-    """Return the broker's close; if it refuses our passive declare, name the producer's method in it."""
+    """Return the broker's close. If it refuses our passive declare, the returned close names the producer's method."""
     request_method = channel.replies.next.request_method if channel.replies else 0
     if not request_method or U32.unpack_from(close, len(close) - 1 - U32.size)[0] not in _LOOKS:
         return close

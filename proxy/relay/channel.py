@@ -79,7 +79,7 @@ class Backlog:
 
 @dataclass(slots=True, eq=False)
 class ContentUnderWay:
-    """A publish with outstanding frames; a channel without such a publish expects a method."""
+    """A publish whose content is incomplete. A channel without such a publish expects a method."""
 
     #: the publish's method; may be None once the content header has arrived
     publish: PendingPublish | None
@@ -104,8 +104,8 @@ class HeldFrames:
         self.frames: list[bytes] = []
         #: the exchange that is being looked up for the first frame, a publish; b"" if there is none
         self.looked_up = b""
-        #: unanswered binds in order, by identity: the reply if the bind is done, otherwise None. If the channel waits
-        #: for nothing else, further binds need not wait.
+        #: unanswered binds by identity, in order, each with its reply if the bind is done, otherwise None. While the
+        #: channel waits only for binds, further binds need not wait.
         self.binds: dict[Hashable, bytes | None] = {}
         #: (exchange, destination) of those unanswered binds that also bind the destination's token
         self.marking: set[Hashable] = set()
@@ -148,7 +148,8 @@ class ProducerOutput:
 
     @property
     def holds_back(self) -> bool:
-        """True if frames are held back. After a call, compiled code rereads a property but not a narrowed attribute."""
+        """True if frames are held back. This is a property, since compiled code does not reread a narrowed attribute
+        after a call."""
         return self.held_back is not None
 
     def hold_back(self, frame: bytes) -> None:
@@ -201,7 +202,7 @@ class ChannelAudit:
 
     #: part that all lines of the channel have in common, created with the first line
     origin: str = ""
-    #: number of the channel's last line, if confirms wait for lines
+    #: number of the channel's last audit line, if confirms wait for audit lines
     line: int = 0
     #: (number, exchange, routing key) of mandatory publishes, used to identify returns
     mandatory: deque[tuple[int, bytes, bytes]] | None = None
@@ -212,7 +213,7 @@ class ExpectedReply(NamedTuple):
 
     #: (class << 16 | method) of the reply
     reply: int
-    #: handles the reply's frame and returns whether to forward it; None: it is always forwarded
+    #: handles the reply's frame and returns whether to forward it; if None, the frame is always forwarded
     taken: Callable[[bytes], bool] | None = None
     #: for our own passive declare: (class << 16 | method) of the client's request, which a refusal has to name
     request_method: int = 0

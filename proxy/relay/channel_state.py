@@ -37,11 +37,11 @@ class ChannelState(Enum):
     CLOSING_BY_PRODUCER = "being closed by the producer"
     #: the broker's Channel.Close was sent to the producer
     CLOSING_BY_BROKER = "being closed by the broker"
-    #: closes from the producer and the broker crossed: both close-oks are relayed
+    #: closes from the producer and the broker crossed, so both close-oks are relayed
     CLOSING_BY_BOTH = "being closed by both sides"
     #: like `CLOSING_BY_BOTH`, but the producer has answered and may use the number again
     BOTH_AWAITING_BROKER = "closed by both sides, awaiting the broker"
-    #: our own Channel.Close was sent to both sides: neither close-ok is relayed
+    #: our own Channel.Close was sent to both sides, so neither close-ok is relayed
     CLOSING_BY_US = "being closed by the proxy"
     #: like `CLOSING_BY_US`, but the broker has answered
     US_AWAITING_PRODUCER = "closed by the proxy, awaiting the producer"
@@ -121,7 +121,7 @@ TRANSITIONS: Final[dict[ChannelState, dict[ChannelEvent, ChannelState]]] = {
     OPEN: {
         _Event.PRODUCER_METHOD: OPEN,
         _Event.PRODUCER_CLOSE: CLOSING_BY_PRODUCER,
-        _Event.BROKER_OPEN_OK: OPEN,  # the channel has waited and resumed before the open-ok arrived
+        _Event.BROKER_OPEN_OK: OPEN,  # the channel waited and resumed before the open-ok arrived
         _Event.BROKER_CLOSE: CLOSING_BY_BROKER,
         _Event.BROKER_CLOSE_OK: OPEN,
         _Event.WAIT: WAITING,
@@ -238,7 +238,7 @@ def next_state(state: ChannelState, event: ChannelEvent, method: int = 0) -> Cha
 
     Raises:
         ProtocolError: there is no transition. The connection is closed: with 503, 504 or 505 after an event from the
-            producer, as on RabbitMQ; with 504 after an event from the broker; with 541 after an event of our own.
+            producer, as on RabbitMQ; with 504 after an event from the broker; with 541 after one of our own events.
     """
     after = TRANSITIONS[state].get(event)
     if after is not None:

@@ -191,7 +191,7 @@ class Returns:
             self._forget(self._order.popleft())
 
     def returned(self, copy: Hashable) -> bool:
-        """Return True if a return must be relayed: its publish has no other unreturned copies, or is not tracked."""
+        """Return True if a return must be relayed: if its publish is not tracked, or has no other unreturned copies."""
         waiting = self._copies.get(copy)
         if waiting is None:
             return True

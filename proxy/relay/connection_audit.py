@@ -35,11 +35,11 @@ from proxy.relay.channel_state import CONFIRM
 #: once, since the broker returns a message before confirming it.
 _MANDATORY: Final = 4096
 _MANDATORY_CONFIRMING: Final = 65536
-#: in the first octet of the property flags: delivery mode
+#: bit of the delivery mode in the first octet of the property flags
 _DELIVERY_MODE: Final = 0x10
-#: in the same octet: priority, correlation id, reply-to and expiration
+#: bits of priority, correlation id, reply-to and expiration in the same octet
 _BETWEEN: Final = 0x0F
-#: in the second octet: message id
+#: bit of the message id in the second octet
 _MESSAGE_ID: Final = 0x80
 #: Maximum number of publishes whose lines have not been appended yet.
 _PUBLISHES: Final = 256
@@ -90,7 +90,7 @@ class AuditCommits(Protocol):
         """Number of the last appended line."""
 
     def commit_point(self) -> int:
-        """Request that all appended lines be written; return the value that `durable` then reaches."""
+        """Request that all appended lines be written; return the value that `durable` reaches when they are on disk."""
 
 
 class DelayedConfirms:
@@ -115,8 +115,9 @@ class DelayedConfirms:
         self.size_bytes = 0
         #: number of the line that must be on disk before a close and all later output are sent; None if nothing waits
         self.until: int | None = None
-        #: output that precedes the waiting close, and the parts of the waiting output that are confirms
+        #: output that precedes the waiting close
         self._before: list[bytes] = []
+        #: the confirms in the waiting output
         self._sealed: list[bytes] = []
 
     def __bool__(self) -> bool:
@@ -128,7 +129,7 @@ class DelayedConfirms:
         return self._out if self.until is None else self._before
 
     def wrote(self, channel: Channel) -> None:
-        """Note that a publish on a channel was recorded."""
+        """Note that a publish on a channel has been recorded."""
         if not self._wrote or self._wrote[-1] is not channel:
             self._wrote.append(channel)
 

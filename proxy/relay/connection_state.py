@@ -4,7 +4,7 @@
 and the driver reads it. Output is collected in `to_upstream` and `to_producer`; requests that need sockets, time or the
 control plane are collected in `pending`. Related state is grouped into separate objects: `Lifecycle` (phase of the
 connection), `UpstreamLink` (the leased connection), `Deliveries`, `ConnectionTraffic`, `PendingWork`, and a `Channel`
-for each channel. If a publish goes to several brokers, our own acks, nacks and returns are sent from here.
+for each channel. For publishes that go to several brokers, this module also sends our own acks, nacks and returns.
 
 Source: AMQP 0-9-1 spec, 2.2.4 "connection" and 1.4/1.5 on closing; RabbitMQ guide "Publisher confirms".
 """
@@ -45,7 +45,7 @@ SAMPLE_SECONDS: Final = 0.1
 #: With at least this many unconfirmed publishes on a channel, or prefetched deliveries, the latency of a single message
 #: does not matter.
 AHEAD_MESSAGES: Final = 1024
-#: Maximum size of a body in bytes, which compiled code can count, and which exceeds the broker's limit.
+#: Largest body size in bytes that compiled code can count. It exceeds the broker's limit.
 MOST_MESSAGE_BYTES: Final = (1 << 63) - 1
 #: Minimum number of deliveries in one read for a consumer to count as streaming.
 STREAMED_DELIVERIES: Final = 8
@@ -60,7 +60,7 @@ class Phase(Enum):
     #: the producer's Connection.Close was sent upstream; once the broker's close-ok has been relayed, both connections
     #: are closed
     PRODUCER_CLOSES = "producer closes"
-    #: because of an error of the producer, our Connection.Close was sent upstream; once the broker's replies to earlier
+    #: our Connection.Close was sent upstream because of the producer's error; once the broker's replies to earlier
     #: methods have been relayed, Connection.Close is sent to the producer
     REFUSING = "refusing"
     #: Connection.Close, from the broker or our own, was sent to the producer, whose close-ok has not arrived yet
@@ -602,7 +602,7 @@ class ConnectionState:
             self.end_refusal()
 
     def end_refusal(self) -> None:
-        """If a refused producer waits for its Connection.Close, send it, since no more replies are expected."""
+        """Send Connection.Close to a refused producer that waits for it, since no more replies are expected."""
         error = self.lifecycle.fault
         if self.lifecycle.phase is Phase.REFUSING and error is not None:
             self._close_producer(error.reply_code, error.text, error.class_id, error.method_id)

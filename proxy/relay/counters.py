@@ -238,7 +238,7 @@ class Traffic:
             yield vhost, OTHER.encode(), OTHER, count
 
     def destinations(self) -> Iterator[tuple[str, bytes, int]]:
-        """Yield (vhost, name, publishes) for each destination that the rules name."""
+        """Yield (vhost, name, publishes) for each destination that is named in the rules."""
         for (vhost, name), count in self._destinations.copy().items():
             yield vhost, name, count
 
@@ -274,7 +274,7 @@ class RelayCounters:
     """Counters of the relays of one virtual host. Values marked as gauges can decrease."""
 
     vhost: str
-    #: publishes forwarded to exchanges that no rule names
+    #: publishes forwarded to exchanges that are not named in the rules
     publishes_passed: int = 0
     bytes_passed: int = 0
     returns: int = 0
@@ -285,9 +285,9 @@ class RelayCounters:
     #: publishes whose decision was computed but not cached
     cache_bypassed: int = 0
     regex_limit_hits: int = 0
-    #: decisions in which a regex budget was spent
+    #: decisions in which a regex budget was exhausted
     regex_budgets_spent: int = 0
-    #: number of spent budgets by owner (one of REGEX_OWNERS); one decision may spend several budgets
+    #: number of exhausted budgets by owner (one of REGEX_OWNERS); one decision may exhaust several budgets
     regex_owners: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REGEX_OWNERS, 0))
     failed_translations: int = 0
     #: publishes refused because of the size of their bodies
@@ -347,7 +347,7 @@ class AuditCounters:
 
 @dataclass(slots=True, eq=False)
 class RemoteCounters:
-    """One broker named in address rules: its open links, and the number of publishes to it by result."""
+    """One broker named in the address table: its open links, and the number of publishes to it by result."""
 
     #: number of open links; usually 0 or 1
     links: int = 0
@@ -384,7 +384,7 @@ class Counters:
         self.rules = RulesCounters()
         self.audit = AuditCounters()
         self.remotes: dict[str, RemoteCounters] = {}
-        #: gauge: upstream connections that are kept without a producer; and the number of connections reused so far
+        #: gauge: upstream connections that are kept without a producer, and the number of connections reused so far
         self.kept_connections = 0
         self.reused_connections = 0
         self.missing_destinations = 0

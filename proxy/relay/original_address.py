@@ -145,8 +145,8 @@ def _translated(state: VhostState, book: AddressBook, first: OriginalAddress, ne
 def _destination(state: VhostState, book: AddressBook, first: OriginalAddress, new: OriginalAddress) -> bool:
     """Return True if a publish to `first` may be routed to a destination that is translated to `new`.
 
-    The header does not contain the destination. If no rule names it, its name is unknown, so that any result of the
-    table is possible.
+    The header does not contain the destination. If no rule names it, its name is unknown, so any result of the table
+    is possible.
     """
     rewrites = book.rewrites(first.exchange, state.router.destinations(first.exchange))
     if rewrites.leads_to(first.routing_key, Publication(*new)):

@@ -42,7 +42,7 @@ class Relay:
 
     @property
     def interrupted(self) -> bool:
-        """True if a publish has spent a regex budget. Later frames then wait for the next input, which may be b""."""
+        """True if a publish has exhausted a regex budget. Later frames then wait for the next input, possibly b""."""
         return self._publishing.interrupted
 
     def producer_sent(self, data: bytes, now: float) -> None:

@@ -91,7 +91,7 @@ class Need(Flag):
     RULES = 1
     #: a client's binding to the destination
     CLIENT = 2
-    #: a publish that has requested it
+    #: a publish that has requested the destination
     DEMAND = 4
 
 
@@ -226,7 +226,7 @@ class TokenTable:
         return destination in self._plain or Need.DEMAND in self._records.get(destination, _ABSENT).needs
 
     def rules_need(self, wanted: frozenset[Destination], plain: frozenset[Destination]) -> None:
-        """Set the destinations needed by rules, and those of them that a rules file names."""
+        """Set the destinations that rules need (`wanted`), and those of them that a rules file names (`plain`)."""
         self._plain = plain
         for destination in self._wanted - wanted:
             self.no_need(destination, Need.RULES)
@@ -471,7 +471,7 @@ class TokenTable:
         elif not rows:
             if record.state is TokenState.UNBINDING and record.changed > self._look:
                 return  # an unbind has not been answered yet
-            record.needs &= ~Need.DEMAND  # it has been deleted; publishes that choose it request it again
+            record.needs &= ~Need.DEMAND  # the destination was deleted; publishes that choose it request it again
             if record.state is not TokenState.MISSING or not record.needs:
                 self._withdraw(record)
                 self._set(destination, record, TokenState.UNKNOWN)
@@ -520,6 +520,6 @@ class TokenTable:
                 self._tidy(destination, record)
 
     def _tidy(self, destination: Destination, record: TokenRecord) -> None:
-        """Remove a blank record. If the carrier is shared, call this only after a listing without older state."""
+        """Remove a blank record. On a shared carrier, call this only after a listing that contains no older state."""
         if record.is_blank:
             self._records.pop(destination, None)

@@ -32,10 +32,10 @@ GRANTS = RESERVED_PREFIX + b"r."
 #: Prefixes of keyed tokens, by the kind of the destination. Version 0.1 treats bindings with such keys as grants: it
 #: neither uses nor removes them, and does not report them as foreign.
 _KEYED = {"queue": GRANTS + b"q.", "exchange": GRANTS + b"e."}
-#: The same prefixes as part of a single word.
+#: The same prefixes for tokens that are a single word.
 _KEYED_WORD = {"queue": RESERVED_WORD + b"r-q-", "exchange": RESERVED_WORD + b"r-e-"}
 _EIGHT_WORDS = tuple(_KEYED.values())
-#: What follows the prefix of a keyed token or a grant. A wildcard in its place would match tokens on a topic carrier.
+#: The hash after the prefix of a keyed token or a grant. A wildcard in its place would match tokens on a topic carrier.
 _HASH = rb"[0-9a-f]{16}"
 _PREFIXES = b"|".join(map(re.escape, (*_EIGHT_WORDS, *_KEYED_WORD.values())))
 _KEYED_TOKEN = re.compile(b"(?:%s)%s" % (_PREFIXES, _HASH))

@@ -62,7 +62,7 @@ class BindingCopy(NamedTuple):
     client: str
     #: routing key of the copy on the carrier
     key: bytes
-    #: as stored on the broker; b"" if there is none
+    #: the signature stored on the broker; b"" if there is none
     signature: bytes = b""
     #: index of the secret with which the copy was signed, 0 for the current secret; None if it was not signed with any
     #: of our secrets
@@ -180,7 +180,7 @@ class OwnedExchange:
 
     @property
     def takes_exchanges(self) -> bool:
-        """True if the destinations may include exchanges: no `*` of a topic exchange matches the tokens."""
+        """True if the destinations may include exchanges. The `*` of a topic exchange then matches no token."""
         return self.form in (TokenForm.DIRECT, TokenForm.EIGHT_WORDS)
 
     def reach(self, client: str) -> Reach:
@@ -242,7 +242,7 @@ class OwnedExchange:
 
     @property
     def is_carrier(self) -> bool:
-        """True if this exchange has a carrier, and the carrier has the same name."""
+        """True if this exchange has a carrier with the same name."""
         return self.delivery is Delivery.CARRIER and self.carrier == self.name
 
 
@@ -323,7 +323,7 @@ class VhostState:
         return plain is not None and name not in plain and name not in self.exchanges
 
     def has_token(self, destination: Destination) -> bool:
-        """Return True if messages reach a destination by a token. Exchanges that are evaluated here need no token."""
+        """Return True if messages reach a destination through a token. Exchanges evaluated here need no token."""
         return destination[0] == QUEUE or destination[1] not in self.exchanges
 
     def has_queue(self, name: bytes) -> bool:
