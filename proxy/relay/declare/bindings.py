@@ -68,8 +68,8 @@ _REFUSED = "403 ACCESS_REFUSED - "
 Refusals: TypeAlias = Mapping[Destination, str]
 #: An exchange to look up; with a destination, its bindings to this destination.
 Unknown: TypeAlias = tuple[bytes, Destination | None]
-#: Maximum number of unanswered binds on one channel; further binds wait. They are sent when the number has dropped to
-#: `_REFILL_AT`, so that the broker is busy while the sidecar prepares further binds.
+#: Maximum number of unanswered binds on one channel; further binds wait. Waiting binds are sent when the number has
+#: dropped to `_REFILL_AT`, so that the broker is busy while the sidecar prepares further binds.
 _BINDS_AT_ONCE, _REFILL_AT = 256, 128
 
 
@@ -104,7 +104,7 @@ def read_bind_request(channel: Channel, frame: bytes) -> BindRequest:
         name, source, key, nowait, entries = read_request(QueueBind, payload)
     else:
         (name, source, key, entries), nowait = read_request(QueueUnbind, payload), False
-    if not name:  # as in RabbitMQ, the last declared queue, whose name also replaces an empty key
+    if not name:  # as in RabbitMQ, this is the last declared queue, whose name also replaces an empty key
         name = channel.last_queue
         key = key or channel.last_queue
     return BindRequest(QUEUE, name, source, key, nowait, entries, index)
@@ -133,7 +133,7 @@ class ClientReach:
                 for queue in state.queues.names:
                     match = route.pattern.search(queue, budget)
                     if budget.spent:
-                        break  # the others are checked when a message chooses them
+                        break  # the other queues are checked when a message chooses them
                     if (match is True) is not route.negated:
                         chosen[QUEUE, queue] = None
         allowed = owned.reach(self._connection.terms.user).allowed if chosen else set()
@@ -305,7 +305,7 @@ class ClientBindings:
         known = owned.clients.get(identity)
         kept = known is not None or not self._state.router.exchanges[owned.name].has(binding)
         if known is not None and not known.signed:
-            known = None  # the client that made it may have different permissions
+            known = None  # the client that made this binding may have different permissions
         is_new = known is None
         carried = owned.delivery is Delivery.CARRIER
         tokens = (receiver,) if carried and self._state.has_token(receiver) else ()
@@ -366,7 +366,7 @@ class ClientBindings:
             self._answer_binds(channel)
 
     def _answer_binds(self, channel: Channel) -> None:
-        """Answer finished binds in the order of the requests. A bind that needs pins ends after later binds."""
+        """Answer finished binds in the order of the requests. A bind that needs pins may end after later binds."""
         binds = channel.held.binds
         for identity, ok in list(binds.items()):
             if ok is None:
@@ -492,7 +492,7 @@ class ClientBindings:
         return False
 
     def _marks(self, owned: OwnedExchange, stored: StoredBinding) -> frozenset[int]:
-        """Return the marks of a binding whose keys publishes carry; no binding relies on a mark with a former token."""
+        """Return the marks of a binding whose keys publishes carry. No binding relies on a mark with a former token."""
         receiver, tokens = stored.destination, self._state.tokens_of(owned)
         keys = tokens.of(*receiver)
         if receiver in owned.leftover:
@@ -531,7 +531,7 @@ class ClientBindings:
         yield from self._removed(channel, request, old, stored)
 
     def _pin_first(self, channel: Channel, owned: OwnedExchange, receiver: Destination, *, handed_over: bool) -> Steps:
-        """Bind a pin, for other sidecars if `handed_over`."""
+        """Bind a pin. If `handed_over` is set, the pin is for other sidecars."""
         pin = new_pin(self._connection, owned, receiver)
         if handed_over:
             pin = pin._replace(replaced=())
@@ -590,12 +590,12 @@ class ClientBindings:
     # -- declarations through other sidecars ---------------------------------------------------------------------
 
     def _unknown(self, request: BindRequest) -> list[Unknown]:
-        """Return the exchanges of a request that may have been declared through another sidecar a moment ago."""
+        """Return the exchanges of a request that may just have been declared through another sidecar."""
         names = [request.source, request.destination] if request.kind == EXCHANGE else [request.source]
         return [(name, None) for name in names if self._state.may_be_open(name)]
 
     def _may_be_elsewhere(self, request: BindRequest) -> bool:
-        """Return True if an unknown binding may have been made through another sidecar a moment ago."""
+        """Return True if an unknown binding may just have been made through another sidecar."""
         owned = self._owned(request)
         if owned is None or owned.delivery is not Delivery.CARRIER or not self._state.shared:
             return False
@@ -610,7 +610,7 @@ class ClientBindings:
         unknown: Iterable[Unknown],
         handle: Callable[[Channel, BindRequest], bool],
     ) -> Steps:
-        """Handle a bind or unbind after what is unknown has been looked up.
+        """Handle a bind or unbind after looking up the unknown exchanges and bindings.
 
         If the bind of an open exchange were forwarded, the broker would store a binding that bypasses the rules.
         """

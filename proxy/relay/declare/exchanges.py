@@ -106,7 +106,7 @@ def _equal(value: Value | None, other: Value | None) -> bool:
 
 
 def _shown(value: Value | None, other: Value | None) -> str:
-    """Print a value as the broker does, which prints its type only if the other value is missing."""
+    """Format a value as the broker does, which shows the type only if the other value is missing."""
     if value is None:
         return "none"
     text = shown(value.value) if isinstance(value.value, bytes) else format_term(value)
@@ -304,7 +304,7 @@ class ClientExchanges:
                 raise ProtocolError(406, text, Scope.CHANNEL)
         else:
             yield partial(inject, self._connection, channel, [self._carrier_frame(channel, request, owned)])
-            # Two clients may have declared it concurrently. The broker does not compare filters, so look it up again.
+            # Two clients may have declared the exchange concurrently, and the broker does not compare filters.
             yield partial(look_up, self._connection, channel, request.exchange)
         if channel.state is not DECLARING:
             return

@@ -100,9 +100,9 @@ def inject(
 
 
 def refuse_in_order(connection: ConnectionState, channel: Channel, error: ProtocolError) -> None:
-    """Refuse a method as RabbitMQ does: the client first receives what its earlier methods on the channel lead to.
+    """Refuse a method as RabbitMQ does: after the replies to the client's earlier methods on the channel.
 
-    If one of them is an error to the broker, the client receives only that error.
+    If one of these methods causes an error on the broker, the client receives only that error.
     """
     inject(connection, channel, [], partial(connection.refuse, channel, error))
 
@@ -124,7 +124,7 @@ def look_up(
 def count_unanswerable(connection: ConnectionState, channel: Channel) -> None:
     """Count a request without a reply; after every `_UNANSWERABLE` such requests, send a method with a reply.
 
-    This reply shows that the broker has handled the others.
+    This reply shows that the broker has handled the earlier requests.
     """
     backlog = connection.backlog
     backlog.unanswered += 1

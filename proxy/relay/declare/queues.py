@@ -34,7 +34,7 @@ class ClientQueues:
 
     def __init__(self, connection: ConnectionState) -> None:
         self._connection = connection
-        #: number of recorded exclusive queues from which they are compared with the existing queues
+        #: number of recorded exclusive queues at which they are next compared with the existing queues
         self._look_at = _EXCLUSIVE
 
     def declare(self, channel: Channel, frame: bytes) -> bool:
@@ -115,7 +115,7 @@ class ClientQueues:
         return False
 
     def _add_exclusive(self, queue: bytes) -> None:
-        """Record an exclusive queue. At times, forget those that the broker has deleted, such as auto-delete queues."""
+        """Record an exclusive queue, and forget deleted queues, such as auto-delete queues, from time to time."""
         connection = self._connection
         queues = connection.upstream.exclusive_queues
         queues.add(queue)

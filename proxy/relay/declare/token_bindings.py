@@ -75,7 +75,7 @@ class Pin(NamedTuple):
 
 
 def new_pin(connection: ConnectionState, owned: OwnedExchange, destination: Destination) -> Pin:
-    """Return a new row on which clients' bindings can rely: a pin, or the plain row if there are no other sidecars."""
+    """Return a new row on which clients' bindings can rely: a pin or, if there are no other sidecars, the plain row."""
     state = connection.plans.state
     table = (state.now(owned) or owned).tokens
     row = state.next_pin(connection.plans.sources.wall()) if table.shared else PLAIN
@@ -143,7 +143,7 @@ def bind_tokens(
         current, *others = row_frames(bind, channel.number or 0, owned, destination, state.tokens_of(owned))
         if others:
             channel.run(others, _unheeded)
-        # Sent last, so that it is answered last.
+        # The bind with the current token is sent last, so that it is answered last.
         channel.run([current], partial(answered, owned=owned, destination=destination))
 
 

@@ -30,7 +30,7 @@ FRAME_MIN_BYTES_4_1 = 8192
 #: Limit that applies if channel-max is 0 ("no limit"), since channel numbers have 16 bits.
 _TOP_CHANNEL = 65535
 
-#: Our entry in the server properties and in the client properties: the version of this proxy.
+#: Our entry in the server properties and in the client properties: the version of the sidecar.
 OXPROXY = b"oxproxy"
 #: Our entry in the client properties: the producer's address.
 OXPROXY_PEER = b"oxproxy_peer"
@@ -200,7 +200,7 @@ def _extended(entries: bytes, ours: Table) -> bytes:
 
 
 def _texts(entries: bytes, wanted: frozenset[bytes]) -> dict[bytes, str]:
-    """Return the wanted text entries; of entries with the same name the first, which RabbitMQ uses as well."""
+    """Return the wanted text entries. If several have the same name, return the first, which RabbitMQ also uses."""
     texts: dict[bytes, str] = {}
     for name, raw in pick(entries, 0, len(entries), wanted):
         match decode_value(raw):
@@ -236,6 +236,6 @@ def _shown(text: bytes) -> str:
 
 
 def _release(text: str) -> tuple[int, ...]:
-    """Parse ``4.1.0-rc.1`` as (4, 1); anything else as ()."""
+    """Return the major and minor number of a version such as ``4.1.0-rc.1``; () if the text is not a version."""
     parts = text.split(".")[:2]
     return tuple(int(part) for part in parts) if all(part.isdecimal() and part.isascii() for part in parts) else ()

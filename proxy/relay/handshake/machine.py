@@ -1,8 +1,8 @@
 """State machine of the handshake, from the first byte to OpenOk, with a table of transitions for each side.
 
-The broker authenticates the producer: mechanism, response, virtual host and replies are relayed unchanged. The sidecar
-intervenes in three ways: it adds entries to the properties from both sides, changes the limits (`greeting`), and
-replies to the producer if the broker is unreachable.
+The broker authenticates the producer, so mechanism, response, virtual host and replies are relayed unchanged. The
+sidecar intervenes in three ways: it adds entries to the properties from both sides, changes the limits (`greeting`),
+and replies to the producer if the broker is unreachable.
 
 If the broker is unreachable, a producer that has sent its protocol header is not disconnected at once. Such a producer
 gets our own Start and, after the producer's StartOk, Connection.Close 320. The reason is the behaviour of pika 1.4,
