@@ -30,7 +30,7 @@ from proxy.values import RESERVED_PREFIXES, Destination, can_exist, reserved_pre
 PUBLISH = (60, 40)
 #: reason in audit records for a publish whose address translation failed
 TRANSLATION_FAILED: Final = "translation_failed"
-#: reason in audit records if a regex budget was spent, which makes bindings false or routes ineffective
+#: reason in audit records if a regex budget was exhausted, which makes bindings false or routes ineffective
 REGEX_BUDGET: Final = "regex_budget"
 CC_ONLY: Final = frozenset((b"CC",))
 _BCC: Final = frozenset((b"BCC",))
@@ -57,7 +57,7 @@ class Copy(NamedTuple):
         exchange: exchange of the publish.
         routing_key: routing key of the publish; None for the producer's own key.
         bcc: further routing keys: tokens, or queue names with queue delivery.
-        moved: whether the exchange or key differs from the producer's; if so, our header contains the original.
+        moved: whether the exchange or key differs from the producer's; if so, our header contains the original address.
         hide_cc: whether the producer's CC must be hidden, since the outgoing exchange would route by it.
         plain: whether none of our keys route the publish; if so, the producer's CC and BCC have their usual meaning.
         keys_per_destination: number of consecutive keys for one destination. They must stay in one publish, so that the
@@ -73,7 +73,7 @@ class Copy(NamedTuple):
     keys_per_destination: int = 1
 
     def key(self, own: bytes) -> bytes:
-        """Return the routing key of the publish; `own` is the producer's."""
+        """Return the routing key of the publish; `own` is the producer's routing key."""
         return own if self.routing_key is None else self.routing_key
 
 
@@ -249,7 +249,7 @@ def outgoing(
 
 
 def _unreserved(leaves: TranslatedDestinations) -> TranslatedDestinations:
-    """Turn each translation that would copy a token from the producer's routing key into a failed translation."""
+    """Replace each translation that would copy a token from the producer's routing key by a failed translation."""
     reserved = [address for address in leaves.publications if address.routing_key.startswith(RESERVED_PREFIXES)]
     if not reserved:
         return leaves
@@ -281,7 +281,8 @@ def _carrier_copies(
     if not reachable and owned.alternate is not None and not decision.alternate:
         # Chosen destinations that do not exist must not trigger the alternate exchange (open-exchange spec, 1.6).
         return (Copy(b"", NOWHERE, (), moved=True, hide_cc=True),), unbound
-    # Exchange tokens first, so that a split keeps them together: the broker removes duplicates only within one publish.
+    # Exchange tokens come first, so that a split keeps them together. The broker removes duplicates only within one
+    # publish.
     reachable.sort(key=lambda name: name[0] != "exchange")
     names = state.tokens_of(owned)
     tokens = tuple(key for name in reachable for key in names.of(*name))

@@ -243,7 +243,7 @@ class Plans:
         return self.tap if self.tap is not None and self.tap.wants(self.state.name, exchange) else None
 
     def _translate(self, publication: Publication) -> Plan | None:
-        """Return the plan that follows from the address table for a publish to an exchange not evaluated here."""
+        """Return the plan that results from the address table for a publish to an exchange not evaluated here."""
         state = self.state
         target = None if state.addresses is None else state.addresses.look_up(*publication)
         if target is None:
@@ -326,7 +326,7 @@ class Plan:
         self.keyed: Final = routing_key is None and (interest.routing_key or plans.state.addresses is not None)
         #: Whether the headers and the routing key are the only facts.
         self.plain: Final = not (interest.properties or interest.body_sizes or interest.clock or interest.queues)
-        #: by encoded name, why the pass collects or removes an entry: a sum of FACT, CUT_BCC, CUT_CC and CUT_OURS
+        #: why the pass collects or removes an entry, by encoded name: a sum of FACT, CUT_BCC, CUT_CC and CUT_OURS
         self.mentioned: Final = {shortstr(name): cut for name, cut in _ALWAYS.items()}
         for name in interest.headers or ():
             self.mentioned[shortstr(name)] = self.mentioned.get(shortstr(name), 0) | FACT

@@ -395,7 +395,8 @@ class ProducerFrames:
         return True
 
 
-# This table does not contain bound methods. A connection without reference cycles is freed as soon as it ends.
+# This table contains functions instead of bound methods, which would create reference cycles. Without cycles, a
+# connection is freed as soon as it ends.
 _OWN_HANDLERS = {
     methods.CHANNEL_OPEN: ProducerFrames._channel_method,
     methods.CHANNEL_CLOSE: ProducerFrames._channel_method,

@@ -27,7 +27,7 @@ Exceptions
     2. A publish takes the slow path (`_leave`, `ProducerFrames`): it waits for a destination, is split, or is sent to
        another broker. A publish to an exchange that another sidecar may just have declared waits until the exchange
        has been looked up.
-    3. A publish has spent a regex budget. The frames after it wait for the next `read_producer`, so that other
+    3. A publish has exhausted a regex budget. The frames after it wait for the next `read_producer`, so that other
        producers are served in the meantime.
 
 Assumptions
@@ -40,8 +40,8 @@ Reading numbers
     In compiled code, reading a four-octet number octet by octet takes a tenth of the time of a call, and in interpreted
     code twice the time. In both, comparing several octets as one slice is cheap. Therefore, numbers are read inline,
     and octets that rarely differ, such as the upper octets of a size, are compared first, as one slice. The method
-    frame and the header frame are copied, because offsets in a frame are usually small numbers, which exist already. In
-    interpreted code, each larger offset would be a new object.
+    frame and the header frame are copied, because offsets in a frame are usually small numbers. In interpreted code,
+    small numbers are cached, while each larger offset would be a new object.
 
 Apart from slices of the input, no object is created per frame, and nothing is cached per connection. The module is
 compiled with mypyc if there is a compiler, and runs unchanged without one.
@@ -170,7 +170,7 @@ class PublishPass:
         self._after_fault = 0
         #: the exchange of the resumed publish if that exchange has just been looked up; b"" otherwise
         self._looked_up = b""
-        #: whether a publish has spent a regex budget, so that the frames after it wait for the next `read_producer`
+        #: whether a publish has exhausted a regex budget, so that the frames after it wait for the next `read_producer`
         self.interrupted = False
         # Set by `_begin` and `_look`; constant during one read.
         self._start = 0
@@ -404,8 +404,8 @@ class PublishPass:
 
         Returns:
             The offset after the last processed frame, which is the header or the body. If the header frame is
-            incomplete, an offset beyond the buffer; if a different or invalid frame follows, 0. In both cases, nothing
-            has happened.
+            incomplete, an offset beyond the buffer; if a different or invalid frame follows, 0. In both cases, the
+            publish has not been processed.
         """
         end: i64 = len(data)
         header_at: i64 = at + len(method)
@@ -701,7 +701,7 @@ class PublishPass:
             body_size: int = U64.unpack_from(header, 11)[0]
             body = data[body_at + _FRAME_HEAD_BYTES : body_at + _FRAME_HEAD_BYTES + body_size]
             body_frame = frame(BODY, channel.number, body) if body_size else b""
-            # Is the body one complete frame?
+            # This holds if the body is one complete frame.
             if len(body) == body_size <= self._largest and data.startswith(body_frame, body_at):
                 if self._frames.leave_for_remote(publish, header, body, plan, out, took_us):
                     self._start = body_at + len(body_frame)
