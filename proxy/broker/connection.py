@@ -231,8 +231,8 @@ class AmqpConnection(aio_pika.Connection):
         return self.transport.connection
 
 
-#: RabbitMQ's text if a virtual host does not exist. It has the same reply code if the user has no permission, or if the
-#: virtual host is down.
+#: RabbitMQ's reply text if a virtual host does not exist. The reply code is the same if the user has no permission, or
+#: if the virtual host is down.
 _NOT_FOUND = re.compile("NOT_ALLOWED - vhost .* not found", re.DOTALL)
 
 
@@ -285,7 +285,7 @@ _NO_LIMIT = 65535
 
 T = TypeVar("T")
 
-#: The reply codes of aiormq's exceptions, which do not contain them.
+#: The reply codes by class of aiormq's exceptions, since the exceptions do not contain them.
 _CODES = {kind: code for code, kind in EXCEPTION_MAPPING.items()}
 
 
@@ -464,7 +464,8 @@ class ControlConnection:
         return channel
 
     def _number(self, connection: AmqpConnection) -> int:
-        # Round-robin, since aiormq would reuse the number of a closed channel before the close-ok is written.
+        # Numbers are assigned round-robin. Otherwise, aiormq would reuse the number of a closed channel before the
+        # close-ok is written.
         for _ in range(self._channel_max):
             self._last_number = self._last_number % self._channel_max + 1
             if self._last_number not in connection.opened.channels:
@@ -472,7 +473,7 @@ class ControlConnection:
         self._unavailable(f"all {self._channel_max} channels are in use")
 
     async def _send(self, sending: Callable[[AbstractChannel, float], Awaitable[None]]) -> Refusal | None:
-        """Send one or several methods on a free channel, and wait for the reply, at most for the given seconds."""
+        """Call `sending` with a free channel and the timeout for the reply; return the broker's refusal, if any."""
         channel, refusal = await self._channel(), None
         with self._translated():
             try:
@@ -511,7 +512,8 @@ class ControlConnection:
         raise UpstreamError(UpstreamFailure.UNAVAILABLE, f"vhost {self._vhost!r}: {cause}") from error
 
     async def _trim(self) -> None:
-        # The channels that were opened first are kept. Those that exist during a reload are never freed (`app.reload`).
+        # The channels that were opened first are kept, since objects that exist during a reload are never freed
+        # (`app.reload`).
         self._idle.sort(key=lambda channel: channel.number or 0)
         extra, self._idle[:] = self._idle[_KEPT_IDLE:], self._idle[:_KEPT_IDLE]
         for channel in extra:

@@ -422,7 +422,9 @@ class ManagementApi:
         under = error.__cause__
         if tls is not None and isinstance(under, ssl.SSLError):
             return tls.words(under)
-        if isinstance(error, OSError) and error.errno is not None and error.errno > 0:  # negative: of the resolver
+        if (
+            isinstance(error, OSError) and error.errno is not None and error.errno > 0
+        ):  # negative numbers are errors of the resolver
             return os.strerror(error.errno)
         # Only the class is named, since aiohttp's error texts may contain the configured address.
         return type(error).__name__
@@ -532,7 +534,8 @@ class VhostDiscovery:
         try:
             vhosts, faults = await management.declared_vhosts(), list[str]()
         except Undecodable:
-            # Each virtual host is queried separately, so that an undecodable exchange affects only its own.
+            # Each virtual host is queried separately, so that an undecodable exchange affects only its own
+            # virtual host.
             vhosts, faults = set(), []
             for vhost in sorted(await management.vhosts()):
                 try:

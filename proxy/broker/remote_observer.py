@@ -30,7 +30,7 @@ class RemoteObserver:
 
     def __init__(self, reach: Callable[[str, Remote], tuple[ControlSettings, str] | None]) -> None:
         self._reach = reach
-        #: For each broker that could not be queried: the time of the next retry, and the pause if it also fails.
+        #: For each broker that could not be queried: the time of the next retry, and the pause if the retry fails.
         self._resting: dict[tuple[str, Remote], tuple[float, float]] = {}
 
     async def observe(self, vhost: VhostTopology) -> None:

@@ -1,7 +1,7 @@
 """The control plane's interface for other packages, which covers all managed virtual hosts.
 
-A virtual host is managed if rules name it, if clients have declared exchanges in it, or if a client logs in to it.
-`app` creates a `Topology`, awaits `start` and runs `run` as a task; sessions and relays call the other methods.
+A virtual host is managed if it is named in the rules, if clients have declared exchanges in it, or if a client logs in
+to it. `app` creates a `Topology`, awaits `start` and runs `run` as a task. Sessions and relays call the other methods.
 Rules files are not read here; callers pass the shared states created from them.
 
 Source: architecture, "The broker is the store".
@@ -82,7 +82,7 @@ class Topology:
     """Manages the declarations on one broker.
 
     Args:
-        states: the shared state of each virtual host that rules name, by virtual host.
+        states: the shared state of each virtual host that is named in the rules.
         queues: queues declared by the rules, by virtual host.
     """
 
@@ -100,7 +100,7 @@ class Topology:
         self._vhosts: dict[str, VhostTopology] = {}
         for name, state in states.items():
             self._follow(state, queues.get(name, ()))
-        #: Virtual hosts that rules name. A refusal in any of them prevents the sidecar from starting.
+        #: Virtual hosts that are named in the rules. A refusal in any of them prevents the sidecar from starting.
         self._ruled = frozenset(states)
         #: Virtual hosts required for readiness.
         self._awaited = self._ruled
@@ -237,7 +237,7 @@ class Topology:
     # -- requests and reports from relays --------------------------------------------------------------------------
 
     def interested(self, vhost: str, queue: bytes) -> bool:
-        """Return True if a declare of the queue must wait for `ensure_queue`. Cheap, and never blocks."""
+        """Return True if a declare of the queue must wait for `ensure_queue`. This is cheap and never blocks."""
         known = self._vhosts.get(vhost)
         return known is not None and known.requests.interested(queue)
 
@@ -276,7 +276,7 @@ class Topology:
         return await self._vhosts[vhost].look_up(exchange, destination) if vhost in self._vhosts else None
 
     def changed(self, vhost: str, exchange: bytes) -> None:
-        """Record that a client has changed an exchange or its bindings. Cheap, and never blocks."""
+        """Record that a client has changed an exchange or its bindings. This is cheap and never blocks."""
         if vhost in self._vhosts:
             self._vhosts[vhost].changed(exchange)
 
@@ -325,7 +325,7 @@ class Topology:
             for carrier in reconciler.carrier_bindings:
                 fits, unfit = (carrier.bindings, 0) if carrier.fits else (0, carrier.bindings)
                 carriers[reconciler.state.name, carrier.exchange.carrier_type.value, "yes"] += fits
-                # also if 0, so that an alert can resolve
+                # set even if the number is 0, so that an alert can resolve
                 carriers[reconciler.state.name, carrier.exchange.carrier_type.value, "no"] += unfit
         counters.carrier_bindings = carriers
         counters.missing_destinations = sum(

@@ -172,7 +172,8 @@ def _rows(records: SnapshotRecords) -> Iterator[Iterable[object]]:
             [copy.sequence for copy in binding.copies],
             [copy.client for copy in binding.copies],
             sorted(binding.marks),
-            # Written as numbers, since version 0.1 expects that all lists after the list of clients contain numbers.
+            # Signatures and keys are written as numbers, since version 0.1 expects only numbers in the lists after the
+            # list of clients.
             [_number(copy.signature) for copy in binding.copies],
             [_number(copy.key) for copy in binding.copies],
         )

@@ -497,12 +497,12 @@ class DeclarationStore:
         now = self.state.exchanges.get(name)
         if now is None:
             if name in before.exchanges or name in self.state.carriers:
-                return  # deleted in the meantime, or the carrier of another exchange
+                return  # it was deleted in the meantime, or is the carrier of another exchange
             if not believed:
                 self._unverified.add(name)
                 return
         elif now.declared is None:
-            return  # a rules file owns it
+            return  # it is defined in a rules file
         elif now.delivery is Delivery.QUEUE:
             self.log_fault(name, "an exchange with delivery: queue was declared with a carrier through another sidecar")
             return
