@@ -23,7 +23,7 @@ from proxy.values import RESERVED_PREFIX, Destination, describe, shown
 
 _WAYS_OUT = "give the carrier another name (carrier: NAME) or use delivery: queue"
 _UNKEYED = Tokens()
-#: What a token can begin with. It depends on the kind of token and the type of the destination.
+#: Prefixes of tokens. The prefix depends on the kind of token and the type of the destination.
 _TOKEN_PREFIXES = tuple(prefix + letter for prefix in (RESERVED_PREFIX, GRANTS) for letter in (b"q.", b"e."))
 _HASH = re.compile(rb"[0-9a-f]{16}")
 
@@ -86,7 +86,7 @@ def foreign_bindings(bindings: Iterable[BindingInfo], tokens: Tokens = _UNKEYED)
     such a binding, since a signature does not cover the routing key.
     """
     if tokens.form is TokenForm.ONE_WORD:
-        tokens = tokens.in_form(TokenForm.CHANGING)  # another sidecar may have changed the form already
+        tokens = tokens.in_form(TokenForm.CHANGING)  # another sidecar may already have changed the form
     listed = list(bindings)
     owners = {
         key: destination

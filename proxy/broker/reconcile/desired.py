@@ -31,7 +31,7 @@ class DesiredState:
         plain: destinations in `tokens` that a rules file needs, by exchange name.
         holders: exchanges on whose carrier a destination needs a token, by destination.
         existing: destinations that must exist but need no token, with a role in the rules; "" for a plain destination.
-        published: exchanges to which the sidecar itself publishes, each with the exchange in the rules that needs this.
+        published: exchanges to which the sidecar itself publishes, each with the exchange in the rules that needs it.
         regex: whether a rule chooses queues by a regular expression.
         translated: destinations that the address table redirects, and that therefore need not exist. Their
             replacements on this broker are in `existing`.
@@ -105,7 +105,7 @@ class TokenRights:
         return self._files.get(exchange, _NOTHING).destinations
 
     def names(self, owned: OwnedExchange, exchange: Exchange, destination: Destination) -> bool:
-        """Return True if an exchange itself names a destination. Computed without listing all destinations."""
+        """Return True if an exchange itself names a destination, without listing all destinations."""
         if not self.own_routes:
             return destination in exchange.destinations
         return destination in owned.receivers or destination in self._files.get(exchange, _NOTHING).destinations
@@ -133,7 +133,7 @@ class TokenRights:
         return names
 
     def holders(self, exchanges: Mapping[bytes, OwnedExchange], router: Router, queue: bytes) -> list[OwnedExchange]:
-        """Find the exchanges that need a queue's token. Fast even if rules name thousands of other queues."""
+        """Find the exchanges that need a queue's token. This is fast even if rules name thousands of other queues."""
         return self._above(exchanges, router, self.names, ("queue", queue))
 
     def waiting(self, exchanges: Mapping[bytes, OwnedExchange], router: Router, queue: bytes) -> list[OwnedExchange]:

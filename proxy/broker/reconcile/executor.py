@@ -184,7 +184,8 @@ class Executor:
                     exchange.tokens.refused(destination, keeps=True)
                     return refusal.reason(destination[0])
             self._bound(exchange, destination, tokens)
-            # Repeated if the carrier has switched to other tokens, since a publish is waiting for the destination.
+            # The bind is repeated if the carrier has switched to other tokens, since a publish is waiting for the
+            # destination.
             if tokens.lead_to(self._state.tokens_of(exchange)):
                 return None
 
@@ -200,7 +201,7 @@ class Executor:
             Existing destinations that the broker refused to bind.
         """
         table, done, refused = exchange.tokens, set[Destination](), list[Destination]()
-        # Repeated, since relays may bind destinations in the meantime.
+        # This is repeated, since relays may bind destinations in the meantime.
         while left := sorted(exchange.bound - done):
             done.update(left)
             pins = [self._row_for(table, destination) for destination in left]

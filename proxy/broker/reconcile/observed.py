@@ -74,7 +74,7 @@ class ObservedState:
 
 
 def with_name(last: QueueNames, name: bytes) -> QueueNames:
-    """Return a new version with a name added, or `last` if it contains the name. Cheap even with thousands of names."""
+    """Return a new version with a name added, or `last` if it contains the name. Fast even with thousands of names."""
     at = bisect_left(last.names, name)
     if at < len(last.names) and last.names[at] == name:
         return last

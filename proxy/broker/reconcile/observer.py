@@ -41,9 +41,10 @@ K = TypeVar("K", Destination, tuple[str, Destination])
 
 #: Number of concurrent listings of bindings.
 _READERS = 4
-#: RabbitMQ's time for a list grows faster than the list, so at least `_MANY_BINDINGS` of a carrier are requested by
-#: destination. Each request scans all bindings, so there is a limit to the number of destinations. Before the first
-#: list, the number of bindings is unknown; then at most `_FIRST_REQUESTS` are sent for all carriers together.
+#: The time that RabbitMQ needs for a list grows faster than the list. If a carrier has at least `_MANY_BINDINGS`
+#: bindings, they are therefore requested by destination. Each request scans all bindings, so the number of destinations
+#: is limited. Before the first list, the number of bindings is unknown, so at most `_FIRST_REQUESTS` requests are sent
+#: for all carriers together.
 _MANY_BINDINGS, _DESTINATIONS, _FIRST_REQUESTS = 20_000, 64, 128
 #: If listing an exchange's bindings takes longer than `_LONG_SECONDS`, the list is not requested in every pass, but
 #: only after `_SHARE` times the duration of the last listing.

@@ -2,8 +2,8 @@
 
 While such a token is bound, the broker considers the exchange in use. A relay that removes a binding also removes the
 token that the binding needed. This module finds tokens that the relay could not remove, and tokens of bindings that
-were removed directly on the broker. A token is unbound only after two successive passes have found it not
-needed, since a client may be about to bind during the first pass. Source: `relay.token_table`.
+were removed directly on the broker. A token is unbound only after two successive passes have found that
+nothing needs it, since a client may be about to bind during the first pass. Source: `relay.token_table`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class OrphanTokens:
             for destination in sorted(due_here.union(self._idle(exchange, desired, now))):
                 rows, hands_over = table.removable(destination), False
                 if destination in due_here and exchange.declared is None:
-                    hands_over = table.has_plain(destination)  # the rules of another sidecar may need it
+                    hands_over = table.has_plain(destination)  # the rules of another sidecar may need the row
                 elif destination in due_here:
                     rows = (PLAIN, *rows)
                 if rows or hands_over:

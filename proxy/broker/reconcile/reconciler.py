@@ -430,9 +430,9 @@ class Reconciler:
             The actions that unbind the tokens' replacements (pins), to be run after `handover_seconds`.
 
         Raises:
-            UpstreamError: the connection was lost. The tokens remain to be retired.
+            UpstreamError: the connection was lost. The tokens still have to be retired.
         """
-        # Waits while new rules are being prepared, since `prepare` may have just bound these tokens.
+        # Wait while new rules are being prepared, since `prepare` may have just bound these tokens.
         async with self._one_at_a_time:
             due = [token for token in tokens if token.exchange.tokens.retire(token.destination)]
             try:

@@ -195,7 +195,7 @@ class RelayRequests:
         extra = not self.named(destination)
         if extra and self.bound_count >= self._settings.bind_limit:
             return f"{self._settings.bind_limit} destinations are already bound on demand, which is the limit"
-        # Counted before the request, since many attempts may be in progress.
+        # The token is counted before the request, since many attempts may be in progress.
         self.bound_count += extra
         why = None
         try:
@@ -215,7 +215,7 @@ class RelayRequests:
             try:
                 info = await self._management.find(self._state.name, kind, name)
             except UpstreamError:
-                return None  # the broker's reply to the bind will show whether it exists
+                return None  # the broker's reply to the bind will show whether the destination exists
             if info is None:
                 return why
             if isinstance(info, QueueInfo):
@@ -237,7 +237,7 @@ class RelayRequests:
 
     @contextmanager
     def collecting_declared(self) -> Iterator[set[Destination]]:
-        """Collect the destinations that are declared during a pass, which may find them missing earlier in the pass."""
+        """Collect the destinations declared during a pass, since an earlier step of the pass may find them missing."""
         self._declared = declared = set[Destination]()
         try:
             yield declared
@@ -245,7 +245,7 @@ class RelayRequests:
             self._declared = None
 
     def _note_declared(self, destination: Destination) -> None:
-        self._remembered.pop(destination, None)  # the next publish that needs it requests it again
+        self._remembered.pop(destination, None)  # the next publish that needs the destination requests it again
         self._state.clear_refusals(destination=destination)
         if self._declared is not None:
             self._declared.add(destination)
@@ -321,9 +321,9 @@ class RelayRequests:
         await self._bind_declared(destination, tokens)
 
     async def ensure_exchange(self, name: bytes) -> None:
-        """Bind the tokens of a declared exchange that count as bound. Returns at the deadline at the latest.
+        """Bind the tokens of a declared exchange again if they count as bound. Return at the deadline at the latest.
 
-        The exchange and its bindings may have been deleted elsewhere, for example an auto-delete exchange.
+        The exchange, for example an auto-delete exchange, may have been deleted elsewhere, along with its bindings.
         """
         self.exchange_declared(name)
         destination = (EXCHANGE, name)

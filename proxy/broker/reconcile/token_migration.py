@@ -101,13 +101,13 @@ class TokenMigration:
         return {name for name in markers if ("exchange", name) not in lacking}
 
     async def _is_new(self) -> bool:
-        """Return True if no version 0.1 sidecar can rely on tokens here. Checked before our first declaration."""
+        """Return True if no version 0.1 sidecar can rely on tokens here. Call it before our first declaration."""
         if self._looked or self._management is None or not self._observed.exchanges_complete:
             return False
         if len(self._state.tokens.keys) < 2 or any(info.marked for info in self._observed.exchanges.values()):
             return False
         secrets = [key for key in self._state.tokens.keys if key != UNKEYED]
-        # This can't be determined later: once we have declared a carrier, a new virtual host looks like an old host.
+        # This can't be determined later: once we have declared a carrier, a new virtual host looks like an old one.
         for attempts_left in reversed(range(_ATTEMPTS)):
             try:
                 return not await self._management.in_transition(secrets)

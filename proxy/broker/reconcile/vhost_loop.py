@@ -279,7 +279,7 @@ class VhostTopology:
         state.missing = missing
         if changed:
             state.changed()
-        # Not set earlier, since requests from relays would use carriers that do not exist yet.
+        # This is not set earlier, since requests from relays would use carriers that do not exist yet.
         requests.connected.set()
         self.health.refreshed_at = time.time()
         self._schedule.looked(began_at, everything=True)
