@@ -3,7 +3,7 @@
 The package is pure and does not depend on bindings. `routing` looks up destinations in the table, and `relay` looks up
 publishes.
 
-| question | module |
+| subject | module |
 |---|---|
 | which rule matches an address, and the result; wildcards in patterns | `table` |
 | parts of an address; masking the password in it | `address` |

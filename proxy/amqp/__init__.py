@@ -1,6 +1,6 @@
 """The AMQP 0-9-1 codec. It converts bytes and has no connection state.
 
-| question | module |
+| subject | module |
 |---|---|
 | frames: layout, size limits, extracting whole frames from a stream | `frames` |
 | methods: numbers, layouts, replies, reading and building any method | `methods` |

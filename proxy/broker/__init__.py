@@ -2,7 +2,7 @@
 
 Only this package uses aio_pika, aiormq and aiohttp's client.
 
-| question | module |
+| subject | module |
 |---|---|
 | interface for other packages; readiness and status of the control plane | `topology` |
 | reconciling one virtual host with its rules | `reconcile` |

@@ -3,7 +3,7 @@
 Nothing here opens a socket, reads a clock or draws a random number. The `net` package passes bytes and times to a
 `Relay`.
 
-| question | module |
+| subject | module |
 |---|---|
 | interface for the driver, which passes bytes, time and replies | `relay` |
 | state shared by both directions; output and requests for the driver; closing | `connection_state` |

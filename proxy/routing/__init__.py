@@ -2,7 +2,7 @@
 
 The package is pure: it uses no sockets, clocks, files or randomness. Time, queue names and random draws are arguments.
 
-| question | module |
+| subject | module |
 |---|---|
 | input and result of a decision | `decision` (`Facts`, `Interest`, `Decision`, `Trace`) |
 | path of a message through the exchanges of a virtual host: chains, alternate exchanges | `router` |

@@ -1,6 +1,6 @@
 """Reconciles one virtual host with its rules: compares the desired and the observed state, and corrects differences.
 
-| question | module |
+| subject | module |
 |---|---|
 | the loop for one virtual host: connect, reconcile, retry | `vhost_loop` |
 | desired state: carriers, tokens, destinations that must exist | `desired` |

@@ -1,6 +1,6 @@
 """Declarations that clients make over AMQP: open exchanges, their bindings, and the storage of both on the broker.
 
-| question | module |
+| subject | module |
 |---|---|
 | exchange.declare and exchange.delete | `exchanges` |
 | queue.declare and queue.delete | `queues` |

@@ -1,6 +1,6 @@
 """The AMQP handshake on both sides, from the protocol header to Connection.OpenOk.
 
-| question | module |
+| subject | module |
 |---|---|
 | which method is allowed in which state, and the reply | `machine` |
 | changes in Start, StartOk, Tune and TuneOk | `greeting` |

@@ -1,6 +1,6 @@
 """Publishes that the address table redirects to other brokers.
 
-| question | module |
+| subject | module |
 |---|---|
 | converting a publish to messages for other brokers, and joining their results | `forwarding` |
 | the connection to another broker, and the publishes of each channel on it | `link` |

@@ -1,6 +1,6 @@
 """Bindings: what their arguments mean, and how they affect the routing of a message.
 
-| question | module |
+| subject | module |
 |---|---|
 | a declared binding, its identity, what its client may bind | `binding` |
 | how each exchange type reads a binding: open, direct, fanout, topic, headers | `exchange_types` |
