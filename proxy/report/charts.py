@@ -21,8 +21,8 @@ _MOST_MARKS = 8
 _LEAST_COLUMNS = 30
 #: Fraction of a step that a column fills.
 _COLUMN_SHARE = 0.9
-#: Seconds between ticks of a time axis.
-_PACES = (60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800, 2592000)
+#: Possible numbers of seconds between two ticks of a time axis.
+_TICK_SECONDS = (60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800, 2592000)
 _DAY_SECONDS = 86400
 
 
@@ -50,20 +50,20 @@ class Span(NamedTuple):
     @property
     def times(self) -> list[tuple[float, str]]:
         """The ticks of the time axis: position and text."""
-        longest = _PACES[-1] * math.ceil(self.seconds / _PACES[-1] / _MOST_MARKS)
-        pace = next((pace for pace in _PACES if self.seconds / pace <= _MOST_MARKS), longest)
-        form = "%H:%M" if pace < _DAY_SECONDS and self.seconds <= 2 * _DAY_SECONDS else "%m-%d %H h"
-        if pace >= _DAY_SECONDS:
+        longest = _TICK_SECONDS[-1] * math.ceil(self.seconds / _TICK_SECONDS[-1] / _MOST_MARKS)
+        step = next((size for size in _TICK_SECONDS if self.seconds / size <= _MOST_MARKS), longest)
+        form = "%H:%M" if step < _DAY_SECONDS and self.seconds <= 2 * _DAY_SECONDS else "%m-%d %H h"
+        if step >= _DAY_SECONDS:
             form = "%Y-%m-%d"
         start = int(self.begin.timestamp())
         midnight = start // _DAY_SECONDS * _DAY_SECONDS
-        first = midnight + math.ceil((start - midnight) / pace) * pace
-        times = [datetime.fromtimestamp(second, UTC) for second in range(first, int(self.end.timestamp()) + 1, pace)]
+        first = midnight + math.ceil((start - midnight) / step) * step
+        times = [datetime.fromtimestamp(second, UTC) for second in range(first, int(self.end.timestamp()) + 1, step)]
         return [(self.at(time), time.strftime(form)) for time in times]
 
 
 class Series(NamedTuple):
-    """Values in the order of time, and their name in the legend; `colour` is the number of a CSS class."""
+    """Values in chronological order, and their name in the legend. `colour` is the number of a CSS class."""
 
     name: str
     values: dict[datetime, float]
@@ -80,7 +80,7 @@ class Upright(NamedTuple):
 
     @property
     def marks(self) -> list[float]:
-        """Round numbers from 0 or, on a logarithmic axis, two or more powers of ten, that enclose the range."""
+        """Round numbers that enclose the range. They start at 0 or, on a logarithmic axis, are powers of ten."""
         if self.least > 0:
             low = math.floor(math.log10(self.least))
             high = max(low + 1, math.ceil(math.log10(self.most)))

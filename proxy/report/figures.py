@@ -148,7 +148,7 @@ def _read_tables(duck: duckdb.DuckDBPyConnection, tables: Tables, days: Sequence
     [(span,)] = duck.execute(_SQL["span"]).fetchall()
     step = next((step for step in _STEPS if span / step <= _MOST_STEPS), _STEPS[-1])
     steps = _rows(duck, Template(_SQL["steps"]).substitute(minutes=step))
-    # One row more than the page shows, so that the page can show that there are more.
+    # One row more than the page shows is read, so that the page can indicate that there are more rows.
     found = {
         name: _rows(duck, f"FROM ({_SQL[name]}) ORDER BY {by} DESC, COLUMNS(* EXCLUDE {by}) LIMIT {most + 1}")
         for name, (by, most) in _LISTS.items()
@@ -165,7 +165,7 @@ def _read_tables(duck: duckdb.DuckDBPyConnection, tables: Tables, days: Sequence
 
 
 def _rows(duck: duckdb.DuckDBPyConnection, question: str) -> list[Row]:
-    """Return rows as values by column. DuckDB returns times without a zone; their zone is set to UTC."""
+    """Return rows as values by column. DuckDB returns times without a zone, so their zone is set to UTC."""
     answer = duck.execute(question)
     columns = [column[0] for column in answer.description]
     return [

@@ -48,7 +48,7 @@ _GROUP, _CHUNK = 96 << 20, 4 << 20
 #: Longer lines of a whole segment are split into parts of at most this length plus a chunk. DuckDB must accept three
 #: times this length, since a byte that is not UTF-8 becomes a character of three bytes.
 _LONGEST_LINE, _LONGEST_OBJECT = 8 << 20, 3 * (8 << 20) + 3 * _CHUNK + 2
-#: Lines of these characters are blank, as for DuckDB.
+#: Lines that contain only these characters are blank, as in DuckDB.
 _BLANK = b" \t\r\n\v\f"
 _LINES_AT_ONCE = 4096
 

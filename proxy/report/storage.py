@@ -1,8 +1,8 @@
 """Accesses files on all file systems that Hadoop supports (local, hdfs://, s3a:// and others), and finds log segments.
 
 This module implements the report's file operations that Spark does not perform itself: listing directories, putting
-tables in place, and writing the page. `LocalFiles` does so without Spark, whose start takes seconds. For `HadoopFiles`,
-a path without a scheme is on Hadoop's default file system.
+tables in place, and writing the page. `LocalFiles` performs them without Spark, which takes seconds to start. For
+`HadoopFiles`, a path without a scheme is on Hadoop's default file system.
 
 `find_segments` finds closed segments of the audit log. The log's directories ``date=YYYY-MM-DD`` may be in the input
 directory itself or in subdirectories, such as one for each sidecar. Names that begin with ``_`` or ``.`` are skipped,
@@ -80,7 +80,7 @@ class LocalFiles:
         entries = []
         with translated(path) as local, suppress(FileNotFoundError, NotADirectoryError), os.scandir(local) as listing:
             for entry in listing:
-                with suppress(FileNotFoundError):  # removed since, or a link without a target
+                with suppress(FileNotFoundError):  # the file was removed, or is a link without a target
                     status = entry.stat()
                     modified = status.st_mtime_ns // 1_000_000
                     entries.append(Entry(f"file:{entry.path}", entry.is_dir(), status.st_size, modified))

@@ -146,7 +146,7 @@ class Tables:
         self._run.write_text(self._state_file(day), json.dumps(state))
 
     def _history(self, day: date) -> list[date]:
-        """Return the days with tables with which a day is compared."""
+        """Return the days that have tables and with which a day is compared."""
         return [other for other in self.days() if 0 < (day - other).days <= _HISTORY_DAYS]
 
     def _write(self, name: str, ending: str, form: str) -> int:

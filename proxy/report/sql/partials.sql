@@ -48,10 +48,10 @@ FROM timed
 -- The common input of destinations and bindings.
 CREATE OR REPLACE TEMP TABLE routes AS SELECT sid, date, vhost, exchange, rules, queues, exchanges, remotes, bindings,
     count(*) AS n, total(size) AS bytes, min(t) AS first, max(t) AS last FROM publishes GROUP BY ALL;
--- `sampled` is the greatest id of the 1,000 publishes whose whole path through several sidecars is kept: those with the
--- smallest hashes of the message id, so that the same messages are chosen in all segments. `tail` is the time from
--- which publishes can still be matched to a return in a later segment. These are the last 2,000 publishes or, if there
--- were more in the last 60 seconds, all publishes of that period, up to 20,000.
+-- `sampled` is the greatest id of the 1,000 publishes whose whole path through several sidecars is kept. These are the
+-- publishes with the smallest hashes of the message id, so that the same messages are chosen in all segments. `tail` is
+-- the time from which publishes can still be matched to a return in a later segment. This applies to the last 2,000
+-- publishes or, if there were more in the last 60 seconds, to all publishes of that period, up to 20,000.
 CREATE OR REPLACE TEMP TABLE limits AS SELECT sid, list_max(min(id, 1000)) AS sampled,
     greatest(list_min(max(t, 20000)), least(list_min(max(t, 2000)), max(t) - INTERVAL 60 SECOND)) AS tail
     FROM publishes GROUP BY sid;
@@ -139,8 +139,8 @@ WHERE id <= sampled
 SELECT sid, why, line FROM wrong WHERE line IS NOT NULL
 
 -- name: table segments
--- `days` are the days whose tables a segment affects: the days of its records, the day of its directory, and the day
--- before if it has a return within the first hour of a day.
+-- `days` are the days whose tables a segment affects: the days of its records, the day of its directory, and the
+-- previous day if the segment has a return within the first hour of a day.
 SELECT files.*, now()::TIMESTAMP AS made, seen.* EXCLUDE (sid, days), coalesce(torn, 0) AS torn,
     coalesce("foreign", 0) AS "foreign", coalesce(version, 0) AS version, list_sort(list_distinct(
         list_concat(coalesce(days, []), CASE WHEN folder IS NULL THEN [] ELSE [folder] END))) AS days
@@ -154,6 +154,6 @@ LEFT JOIN (SELECT sid, count(*) FILTER (why = 'torn') AS torn, count(*) FILTER (
         count(*) FILTER (why = 'version') AS version FROM wrong GROUP BY sid) USING (sid)
 
 -- name: table trace
--- As large as the log, and therefore made only on request.
+-- This table is as large as the log, and is therefore created only on request.
 SELECT sid, t, message_id, proxy, vhost, exchange, rk, outcome, queues, exchanges, remotes, conn, ch, seq
 FROM publishes WHERE message_id IS NOT NULL

@@ -27,6 +27,6 @@ SELECT DISTINCT day FROM (SELECT unnest(days) AS day, * FROM latest SEMI JOIN pr
 WHERE day = folder OR day BETWEEN first::DATE AND last::DATE ORDER BY day
 
 -- name: forget
--- Deleted segments of a log and a range of days.
+-- The deleted segments in the directory of a log, for a range of days.
 CREATE OR REPLACE TEMP TABLE forgotten AS SELECT path FROM latest ANTI JOIN present USING (path)
 WHERE starts_with(path, ?) AND (folder IS NULL OR folder BETWEEN ? AND ?)

@@ -33,7 +33,7 @@ CREATE OR REPLACE TEMP TABLE m_repeated AS FROM p_ids
 DELETE FROM m_hours WHERE date = $day;
 INSERT INTO m_hours SELECT $day, clock // 60 % 24, vhost, exchange, outcome, sum(n) FROM p_traffic
     WHERE clock // 1440 = $day - DATE '1970-01-01' GROUP BY ALL;
--- Hours compared with the same hour of earlier days, of which possibly only the tables still exist. An hour without
+-- Compares hours with the same hour of earlier days, of which possibly only the tables still exist. An hour without
 -- publishes counts as 0 on every day that has a log. A value whose modified z-score exceeds 3.5 is an outlier; 1.4826
 -- makes the median absolute deviation comparable to a standard deviation. Even if earlier days were very regular, an
 -- outlier deviates from the median by more than 5 % of the median. Source: Iglewicz and Hoaglin, How to Detect and
