@@ -119,7 +119,7 @@ def _changes(loaded: LoadedRules, paths: Sequence[Path]) -> str:
     differences = []
     for name in {**in_force, **on_disk}:
         old, new = in_force.get(name, "").splitlines(), on_disk.get(name, "").splitlines()
-        lines = list(difflib.unified_diff(old, new, "in force", "on disk", lineterm=""))
+        lines = list(difflib.unified_diff(old, new, "active", "on disk", lineterm=""))
         if lines or (name in in_force) != (name in on_disk):
             differences.append({"file": name, "diff": lines})
     same = rules_version(contents) == loaded.rules.version

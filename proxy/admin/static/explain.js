@@ -71,7 +71,7 @@ function scalar(type, text) {
   return type === 'float' && /^[-+]?\d+$/.test(number) ? `${number}.0` : number
 }
 
-// Text instead of an object: JavaScript would turn 1.0 into an integer, and large integers would be inexact.
+// The message is built as text, since JavaScript would turn 1.0 into an integer, and large integers would be inexact.
 function described(form) {
   const fields = list => [...at(list).children].map(each => [...each.querySelectorAll('input, select')].map(field => field.value))
   const headers = fields('headers').filter(([key]) => key)
@@ -122,7 +122,7 @@ function looksAt(unknown, { operator, expected }) {
   return unknown.includes(header === undefined ? operator : header || expected)
 }
 
-// Whether the conditions with known values determine the result.
+// Returns true if the conditions with known values determine the result.
 function isCertain({ match, operators }, unknown) {
   const known = operators.filter(each => !looksAt(unknown, each))
   return known.length === operators.length || (match === 'all' && known.some(each => each.verdict !== 'match')) ||
@@ -141,7 +141,7 @@ function visited(binding, bindings, unknown) {
     element('summary', {}, verdict, ' ', element('strong', {}, name(binding.binding)), ' → ',
       name(typeof binding.destination === 'string' ? binding.destination : Object.values(binding.destination).join(' ')),
       element('span', { class: 'muted' }, ` order ${binding.order}, ${binding.match}`)),
-    ...(conditions.length ? [element('div', { class: 'wide' }, table(['condition', 'expected', 'seen', 'verdict'], conditions))] : [element('p', { class: 'muted' }, 'No condition.')]),
+    ...(conditions.length ? [element('div', { class: 'wide' }, table(['condition', 'expected', 'seen', 'verdict'], conditions))] : [element('p', { class: 'muted' }, 'No conditions.')]),
     ...(effects.length ? [element('p', {}, ...listed(effects))] : []))
 }
 

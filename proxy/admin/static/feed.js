@@ -38,7 +38,7 @@ const TAKE = {
   },
 }
 
-// Only changed rates are sent; bindings beyond metrics.bindings have none.
+// Only changed rates are sent. Bindings beyond the limit metrics.bindings have no rates.
 export const numbers = (list, ...labels) => state.traffic?.[list].get(JSON.stringify(labels))
 
 export function follow(topics, changed, fault) {
@@ -60,7 +60,7 @@ export function follow(topics, changed, fault) {
   stream.addEventListener('error', () => {
     const closed = stream.readyState === EventSource.CLOSED
     get('livez').then(
-      () => fault(closed ? 'The limit of open event streams is reached. Trying again.' : ''),
+      () => fault(closed ? 'The limit of open event streams has been reached. Retrying.' : ''),
       () => fault('The sidecar does not respond. The data shown is from its last response. Retrying.'))
     if (!closed) return
     timer = setTimeout(() => {

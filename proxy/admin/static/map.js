@@ -216,7 +216,7 @@ function measure() {
     const [first] = node.members
     const link = first.kind === 'broker' && state.status?.remotes.find(remote => remote.broker === first.name)
     const kind = node.group ? `${first.kind}s, select to show` : first.kind === 'addresses' ? count(first.rules.length, 'rule')
-      : first.outside ? 'exchange outside' : link ? `broker, ${link.connected ? 'connected' : 'not connected'}` : first.kind
+      : first.outside ? 'exchange, not evaluated' : link ? `broker, ${link.connected ? 'connected' : 'not connected'}` : first.kind
     node.about?.replaceChildren(lost ? `${node.group ? `${lost} ` : ''}missing` : kind, ...(counted ? [` · ${rate(speed)}/s`] : []))
     node.shape?.setAttribute('aria-label', `${kind} ${visible(title(node))}${lost ? ', missing' : ''}${counted ? `, ${rate(speed)} per second` : ''}`)
   }

@@ -48,7 +48,7 @@ function status() {
   facts(at('facts'), [
     ['Version', `${status.version}, ${status.build}`],
     ['Started', time(status.started_at), '', `${duration(Date.now() / 1000 - status.started_at)} ago, process ${status.process}`],
-    ['Rules', status.rules, '', `in force since ${time(status.rules_since)}`],
+    ['Rules', status.rules, '', `active since ${time(status.rules_since)}`],
     ['Last reload', reload ? `${reload.result} (${reload.reason})` : 'none since the start', reload?.errors.length ? 'bad' : '', reload ? time(reload.at) : ''],
     ['Shadow', status.shadow ? `rules ${status.shadow}` : 'none'],
     ['Audit log', status.audit_failure ?? 'no error', status.audit_failure ? 'bad' : ''],
@@ -59,7 +59,7 @@ function status() {
   at('links').replaceChildren(table(['connection', 'state', 'last error'], [
     ['producers to RabbitMQ', badge(`${whole(upstream.connections)} open`, upstream.connections ? 'good' : ''),
       [refused.map(([result, attempts]) => `${result} ${attempts}`).join(', '), failure].filter(Boolean).join('; ') || null],
-    ...status.vhosts.map(vhost => [element('span', {}, 'control of ', name(vhost.vhost)),
+    ...status.vhosts.map(vhost => [element('span', {}, 'control connection to ', name(vhost.vhost)),
       badge(vhost.connected ? 'connected' : 'not connected', vhost.connected ? 'good' : 'bad'), vhost.fault || null]),
     ...status.remotes.map(remote => [element('span', {}, 'broker ', name(remote.broker)),
       badge(remote.connected ? `connected${remote.under_way ? `, ${whole(remote.under_way)} waiting` : ''}` : 'not connected', remote.connected ? 'good' : 'bad'),

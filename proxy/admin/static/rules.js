@@ -1,4 +1,4 @@
-// Rules: the files in force as written, with matches and warnings on their lines, and differences from the files on disk.
+// Rules: the active rules files as written, with matches and warnings on their lines, and how the files on disk differ.
 
 import { at, badge, element, name, rate, visible, whole } from './dom.js'
 import { json, numbers, state } from './feed.js'
@@ -78,7 +78,7 @@ function differences(changes) {
     return
   }
   at('changes').replaceChildren(...(changes.same ? [] : [element('details', { class: 'card', open: changes.differences.length > 0 },
-    element('summary', {}, badge('differs', 'warn'), ' The files on disk are not those in force', changes.differences.length ? '' : ': they differ in passwords, line endings or order'),
+    element('summary', {}, badge('differs', 'warn'), ' The files on disk differ from the active files', changes.differences.length ? '' : ' in passwords, line endings or order'),
     ...changes.differences.map(each => element('div', {}, element('h3', {}, name(each.file)), element('pre', { class: 'diff', tabIndex: 0 },
       ...each.diff.map(line => element('span', { class: { '+': 'added', '-': 'removed', '@': 'muted' }[line[0]] ?? '' }, name(line), '\n'))))))]))
 }
