@@ -202,7 +202,7 @@ class ChannelAudit:
 
     #: part that all lines of the channel have in common, created with the first line
     origin: str = ""
-    #: number of the channel's last audit line, if confirms wait for audit lines
+    #: number of the channel's last line in the audit log, if confirms wait for lines
     line: int = 0
     #: (number, exchange, routing key) of mandatory publishes, used to identify returns
     mandatory: deque[tuple[int, bytes, bytes]] | None = None
