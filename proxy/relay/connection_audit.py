@@ -61,7 +61,7 @@ def table_offsets(header: bytes) -> tuple[int, int]:
 
 
 def _after_expiration(header: bytes, flags: int, at: int) -> int:
-    """Return the offset after priority, correlation id, reply-to and expiration, as far as a header has them.
+    """Return the offset after those of the properties priority, correlation id, reply-to and expiration that are set.
 
     Raises:
         IndexError: a property extends past the frame.
@@ -206,7 +206,7 @@ class ConnectionAudit:
         self._names = journal.names
         self.ruled_only = journal.ruled_only
         self._opening = ""
-        #: channel of the last line, and the beginning of its lines
+        #: channel of the last line, and the common beginning of the channel's lines
         self._channel: Channel | None = None
         self._begin = ""
         #: publishes whose lines have not been appended yet, all with the current opening

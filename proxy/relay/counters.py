@@ -312,7 +312,7 @@ class ConnectionCounters:
     """Connections to producers or to the broker.
 
     `open` is the number of open connections (a gauge), and `results` counts attempts by result (one of RESULTS).
-    `last_error` is the time (seconds since 1970) and the reason of the last failure; None before the first failure.
+    `last_error` is the time (seconds since 1970) and the reason for the last failure; None before the first failure.
     """
 
     open: int = 0

@@ -39,7 +39,7 @@ unbind names the exact arguments of a row. Therefore, sidecars proceed as follow
   destination then recreates the plain row in its next pass. On the carriers of exchanges from rules files, pins of
   other sidecars are settled only after `handover_seconds`, so that every sidecar has time to run a pass. While new
   rules are being applied, other sidecars may hand over rows that these rules need. If applying the rules took long,
-  another pass is therefore run before they take effect.
+  another pass is therefore run before the rules take effect.
 
 Points 1 to 4 guarantee that the last row on which a binding relies is kept, regardless of the order in which the broker
 executes the steps of any number of sidecars. Only durations are compared, so clocks need not agree.

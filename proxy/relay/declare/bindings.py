@@ -668,8 +668,8 @@ class ClientBindings:
         receiver = self._evaluated_destination(request)
         if receiver is not None and receiver.delivery is Delivery.QUEUE and owned.delivery is Delivery.CARRIER:
             text = (
-                f"exchange '{shown(receiver.name)}' can't be bound to '{shown(owned.name)}': it has delivery queue, so "
-                "it is not on the broker, where the binding would be stored"
+                f"exchange '{shown(receiver.name)}' has delivery queue, so it does not exist on the broker "
+                f"and can't be bound to '{shown(owned.name)}'"
             )
             raise ProtocolError(540, text)
 

@@ -74,9 +74,9 @@ class Tuning:
     frame_max_producer: int
     #: largest whole frame on the broker's side, in bytes
     frame_max_upstream: int
-    #: heartbeat interval towards the producer in seconds, 0: off
+    #: heartbeat interval towards the producer in seconds; 0 if disabled
     heartbeat_producer: int
-    #: heartbeat interval towards the broker in seconds, 0: off
+    #: heartbeat interval towards the broker in seconds; 0 if disabled
     heartbeat_upstream: int
 
 

@@ -129,8 +129,9 @@ _CUT_KEYS: Final = CUT_CC | CUT_BCC
 _CUT_ALL: Final = _CUT_KEYS | CUT_OURS
 #: value of `took_us` for a cached decision
 _KNOWN: Final = -1.0
-#: class Basic; the same with the weight, and the upper octets of the size of a body of less than 64 KiB
+#: class Basic
 _BASIC_CLASS: Final = b"\x00\x3c"
+#: class Basic, the weight, and the upper octets of the size of a body of less than 64 KiB
 _BASIC_SHORT_BODY: Final = _BASIC_CLASS + bytes(8)
 #: letter, and upper octets of the size, of a string of less than 256 bytes
 _SHORT_STRING: Final = b"S\x00\x00\x00"

@@ -119,7 +119,7 @@ class Lane:
     """The publishes from one producer's channel to one broker.
 
     Args:
-        settled: called with each message, its result, and the reason of a failure, before the message's own callback.
+        settled: called with each message, its result, and the reason for a failure, before the message's own callback.
             The reason contains no credentials.
     """
 
