@@ -227,7 +227,7 @@ def declare_carrier(exchange: OwnedExchange) -> DeclareExchange:
 
 
 def declare_marker(name: bytes) -> DeclareExchange:
-    """Return the declaration of a marker exchange, of which only the existence matters."""
+    """Return the declaration of a marker exchange. Only its existence matters."""
     return DeclareExchange(name, b"fanout")
 
 

@@ -106,7 +106,7 @@ class Partials:
         return set(self._ask(self._sql["without"], [message_id]))
 
     def days(self) -> list[date]:
-        """Return the days of which segments in the log contain records, in order."""
+        """Return the days for which segments in the log contain records, in order."""
         return [day for (day,) in self._ask(self._sql["days"])]
 
     def _load(self) -> None:

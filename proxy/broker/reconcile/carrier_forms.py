@@ -168,7 +168,7 @@ class CarrierForms:
         """Return the bindings with former tokens that may be removed at the end of a pass.
 
         One-word tokens stay bound until the other sidecars have also switched to eight-word tokens, except on an
-        exchange without bindings, which routes nothing but which the broker considers in use.
+        exchange without bindings. It routes nothing, but while tokens are bound, the broker considers it in use.
         """
         if exchange.declared is not None and not exchange.clients:
             return list(former)
