@@ -38,7 +38,7 @@ function changed(topic) {
 }
 
 function go() {
-  for (const each of Object.keys(VIEWS)) at(`view-${each}`).hidden = each !== view()
+  for (const name of Object.keys(VIEWS)) at(`view-${name}`).hidden = name !== view()
   for (const link of document.querySelectorAll('nav a')) {
     if (link.hash === `#${view()}`) link.setAttribute('aria-current', 'page')
     else link.removeAttribute('aria-current')
@@ -48,7 +48,7 @@ function go() {
   follow(VIEWS[view()].topics, changed, fault)
 }
 
-for (const each of Object.values(VIEWS)) each.start()
+for (const page of Object.values(VIEWS)) page.start()
 addEventListener('hashchange', go)
 document.addEventListener('visibilitychange', go)
 go()

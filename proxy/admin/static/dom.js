@@ -30,7 +30,7 @@ export const short = (text, length) => {
   const signs = [...visible(text)]
   return signs.length > length ? `${signs.slice(0, length - 1).join('')}…` : signs.join('')
 }
-export const listed = names => names.flatMap((each, index) => [index ? ', ' : '', name(each)])
+export const listed = names => names.flatMap((text, index) => [index ? ', ' : '', name(text)])
 
 export const whole = number => number.toLocaleString('en')
 export const rate = number => number === null || number === undefined ? '…'

@@ -14,7 +14,7 @@ const MOST_OPEN = 20
 export function show() {}
 
 function select(label, names, chosen) {
-  return element('select', { name: 'type', 'aria-label': label }, ...names.map(each => element('option', { value: each, selected: each === chosen }, each)))
+  return element('select', { name: 'type', 'aria-label': label }, ...names.map(text => element('option', { value: text, selected: text === chosen }, text)))
 }
 
 function row(list, after, ...fields) {
@@ -73,7 +73,7 @@ function scalar(type, text) {
 
 // The message is built as text, since JavaScript would turn 1.0 into an integer, and large integers would be inexact.
 function described(form) {
-  const fields = list => [...at(list).children].map(each => [...each.querySelectorAll('input, select')].map(field => field.value))
+  const fields = list => [...at(list).children].map(line => [...line.querySelectorAll('input, select')].map(field => field.value))
   const headers = fields('headers').filter(([key]) => key)
   const known = headers.filter(([, type]) => type !== UNKNOWN).map(([key, type, text]) => `${JSON.stringify(key)}: ${scalar(type, text)}`)
   const properties = fields('properties').filter(([, text]) => text).map(([key, text]) =>
@@ -89,28 +89,28 @@ async function explain(event) {
   event.preventDefault()
   try {
     const message = described(at('message').elements)
-    const found = await json('explain', { method: 'POST', body: `{${[message.publish, ...message.about].join(', ')}}` })
-    at('answer').replaceChildren(summary(found, message), ...found.walk.map(step => walked(step, message.unknown)),
-      ...(found.addresses.length ? [element('div', { class: 'card' }, element('h3', {}, 'Address table'), element('div', { class: 'wide' },
-        table(['address', 'pattern', 'result', 'target'], found.addresses.map(each => [each.address, each.pattern ?? 'no rule', each.result ?? '', each.target ?? '']))))] : []),
-      asTest(found, message))
+    const answer = await json('explain', { method: 'POST', body: `{${[message.publish, ...message.about].join(', ')}}` })
+    at('answer').replaceChildren(summary(answer, message), ...answer.walk.map(step => walked(step, message.unknown)),
+      ...(answer.addresses.length ? [element('div', { class: 'card' }, element('h3', {}, 'Address table'), element('div', { class: 'wide' },
+        table(['address', 'pattern', 'result', 'target'], answer.addresses.map(address => [address.address, address.pattern ?? 'no rule', address.result ?? '', address.target ?? '']))))] : []),
+      asTest(answer, message))
   } catch (error) {
     at('answer').replaceChildren(element('p', { class: 'note bad' }, visible(error.message)))
   }
 }
 
-function summary(found, message) {
-  return element('div', { class: 'card' }, element('h3', {}, 'Result'), element('p', { class: 'outcome' }, result(found)),
+function summary(answer, message) {
+  return element('div', { class: 'card' }, element('h3', {}, 'Result'), element('p', { class: 'outcome' }, result(answer)),
     ...(message.unknown.length ? [element('p', { class: 'note warn' }, 'Decided without headers whose values are unknown: ', ...listed(message.unknown))] : []),
-    ...(Object.keys(found.missing).length ? [table(['missing destination', 'reason'], Object.entries(found.missing))] : []),
-    ...found.failed.map(each => element('p', { class: 'note bad' }, name(each))),
-    element('p', { class: 'muted' }, 'Rules ', name(found.rules), ', virtual host ', name(found.vhost), `, at ${found.at}`))
+    ...(Object.keys(answer.missing).length ? [table(['missing destination', 'reason'], Object.entries(answer.missing))] : []),
+    ...answer.failed.map(text => element('p', { class: 'note bad' }, name(text))),
+    element('p', { class: 'muted' }, 'Rules ', name(answer.rules), ', virtual host ', name(answer.vhost), `, at ${answer.at}`))
 }
 
 function walked(step, unknown) {
   return element('div', { class: 'card' }, element('h3', {}, 'Exchange ', name(step.exchange), ' ', element('span', { class: 'muted' }, step.type)),
-    ...step.filters.map(each => element('p', { class: each.breach ? 'note bad' : '' }, badge(each.breach ? 'filtered' : 'passed', each.breach ? 'bad' : 'good'),
-      ' filter ', name(each.filter), ...(each.breach ? [': ', name(each.breach)] : []))),
+    ...step.filters.map(filter => element('p', { class: filter.breach ? 'note bad' : '' }, badge(filter.breach ? 'filtered' : 'passed', filter.breach ? 'bad' : 'good'),
+      ' filter ', name(filter.filter), ...(filter.breach ? [': ', name(filter.breach)] : []))),
     ...(step.bindings.length ? [element('ol', { class: 'walk' }, ...step.bindings.map(binding => element('li', {}, visited(binding, step.bindings.length, unknown))))]
       : [element('p', { class: 'muted' }, 'No binding is visited.')]),
     ...(step.alternate === null ? [] : [element('p', {}, 'No destination: continues at the alternate exchange ', name(step.alternate))]))
@@ -124,18 +124,18 @@ function looksAt(unknown, { operator, expected }) {
 
 // Returns true if the conditions with known values determine the result.
 function isCertain({ match, operators }, unknown) {
-  const known = operators.filter(each => !looksAt(unknown, each))
-  return known.length === operators.length || (match === 'all' && known.some(each => each.verdict !== 'match')) ||
-    (match === 'any' && known.some(each => each.verdict === 'match'))
+  const known = operators.filter(operator => !looksAt(unknown, operator))
+  return known.length === operators.length || (match === 'all' && known.some(operator => operator.verdict !== 'match')) ||
+    (match === 'any' && known.some(operator => operator.verdict === 'match'))
 }
 
 function visited(binding, bindings, unknown) {
-  const effects = [...binding.added.map(each => `adds ${each}`), ...binding.removed.map(each => `removes ${each}`),
+  const effects = [...binding.added.map(destination => `adds ${destination}`), ...binding.removed.map(destination => `removes ${destination}`),
     ...(binding.goto ? [`continues at order ${binding.goto}`] : []), ...(binding.stop ? ['stops the evaluation'] : []), ...(binding.error ? [`error: ${binding.error}`] : []),
-    ...binding.regex_budget_spent.map(each => `regex budget of ${each} exhausted`)]
-  const conditions = binding.operators.map(each => [each.operator, JSON.stringify(each.expected), ...(looksAt(unknown, each)
+    ...binding.regex_budget_spent.map(owner => `regex budget of ${owner} exhausted`)]
+  const conditions = binding.operators.map(condition => [condition.operator, JSON.stringify(condition.expected), ...(looksAt(unknown, condition)
     ? [badge('value not known', 'warn'), badge('not known', 'warn')]
-    : [each.verdict === 'absent' ? '–' : JSON.stringify(each.seen), badge(each.verdict, each.verdict === 'match' ? 'good' : 'bad')])])
+    : [condition.verdict === 'absent' ? '–' : JSON.stringify(condition.seen), badge(condition.verdict, condition.verdict === 'match' ? 'good' : 'bad')])])
   const verdict = isCertain(binding, unknown) ? badge(binding.result ? '✓ true' : '✗ false', binding.result ? 'good' : '') : badge('? not known', 'warn')
   return element('details', { open: binding.result || bindings <= MOST_OPEN },
     element('summary', {}, verdict, ' ', element('strong', {}, name(binding.binding)), ' → ',
@@ -145,11 +145,11 @@ function visited(binding, bindings, unknown) {
     ...(effects.length ? [element('p', {}, ...listed(effects))] : []))
 }
 
-function asTest(found, message) {
-  const places = ['queues', 'exchanges', 'remotes'].filter(kind => found[kind].length).map(kind => `${kind}: ${JSON.stringify(found[kind])}`)
-  const expect = found.error ? [`error: ${JSON.stringify(found.error)}`] : [...places, ...(places.length ? [] : [`outcome: ${found.outcome}`])]
+function asTest(answer, message) {
+  const places = ['queues', 'exchanges', 'remotes'].filter(kind => answer[kind].length).map(kind => `${kind}: ${JSON.stringify(answer[kind])}`)
+  const expect = answer.error ? [`error: ${JSON.stringify(answer.error)}`] : [...places, ...(places.length ? [] : [`outcome: ${answer.outcome}`])]
   const form = at('message').elements
-  const text = [`  - name: ${JSON.stringify(`${form.exchange.value} with key ${form.key.value}: ${found.outcome}`)}`, `    publish: {${message.publish}}`,
+  const text = [`  - name: ${JSON.stringify(`${form.exchange.value} with key ${form.key.value}: ${answer.outcome}`)}`, `    publish: {${message.publish}}`,
     ...(message.at ? [`    at: ${JSON.stringify(message.at)}`] : []), `    expect: {${expect.join(', ')}}`,
     ...(message.unknown.length ? [`    # without headers that were not recorded: ${JSON.stringify(message.unknown)}`] : [])].join('\n')
   const area = element('textarea', { id: 'test', readOnly: true, rows: 6, value: text, spellcheck: false, 'aria-label': 'Test for the rules file' })

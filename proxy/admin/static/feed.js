@@ -20,8 +20,8 @@ const TAKE = {
   status(data) { state.status = data },
   shadow(data) { state.shadow = data },
   recent(data) {
-    const known = new Set(state.publishes.map(each => `${each.number} ${each.at}`))
-    const fresh = data.publishes.filter(each => !known.has(`${each.number} ${each.at}`))
+    const known = new Set(state.publishes.map(publish => `${publish.number} ${publish.at}`))
+    const fresh = data.publishes.filter(publish => !known.has(`${publish.number} ${publish.at}`))
     state.publishes = [...fresh.reverse(), ...state.publishes].slice(0, 200)
   },
   traffic(data) {

@@ -32,7 +32,7 @@ export async function show() {
     routes = await json('api/routes')
     drawn = version
     const before = at('map-vhost').value
-    at('map-vhost').replaceChildren(...routes.vhosts.map(each => element('option', { value: each.vhost, selected: each.vhost === before }, visible(each.vhost))))
+    at('map-vhost').replaceChildren(...routes.vhosts.map(vhost => element('option', { value: vhost.vhost, selected: vhost.vhost === before }, visible(vhost.vhost))))
     draw()
   } catch (error) {
     at('graph').replaceChildren(element('p', { class: 'note bad' }, visible(error.message)))
@@ -46,32 +46,32 @@ const beginning = text => /^[^._:/ -]+[._:/ -]/.exec(text)?.[0]
 // Return the boxes of a column: the names, or groups of names if there are too many. Opened groups are shown as names.
 function grouped(names, weight) {
   const [boxes, opened] = [new Map(), new Map()]
-  const add = (to, key, each) => to.set(key, [...(to.get(key) ?? []), each])
-  for (const each of names) {
-    const group = names.length > MOST ? beginning(each.name) ?? '' : ''
-    const key = `${each.kind} ${group}…`
-    if (group && !unfolded.has(key)) add(boxes, key, each)
-    else add(unfolded.has(key) ? opened : boxes, `${each.kind} ${each.name}`, each)
+  const add = (to, key, member) => to.set(key, [...(to.get(key) ?? []), member])
+  for (const member of names) {
+    const group = names.length > MOST ? beginning(member.name) ?? '' : ''
+    const key = `${member.kind} ${group}…`
+    if (group && !unfolded.has(key)) add(boxes, key, member)
+    else add(unfolded.has(key) ? opened : boxes, `${member.kind} ${member.name}`, member)
   }
   if (boxes.size <= MOST || unfolded.has(REST)) return new Map([...opened, ...boxes])
   const weights = new Map([...boxes].map(([key, members]) => [key, Math.max(...members.map(weight))]))
-  const heavy = [...boxes.keys()].sort((one, other) => weights.get(other) - weights.get(one)).slice(0, MOST - 1)
+  const heavy = [...boxes.keys()].sort((left, right) => weights.get(right) - weights.get(left)).slice(0, MOST - 1)
   const rest = [...boxes].filter(([key]) => !heavy.includes(key)).flatMap(([, members]) => members)
   return new Map([...opened, ...[...boxes].filter(([key]) => heavy.includes(key)), [REST, rest]])
 }
 
 function build() {
-  const vhost = routes.vhosts.find(each => each.vhost === at('map-vhost').value) ?? routes.vhosts[0]
+  const vhost = routes.vhosts.find(candidate => candidate.vhost === at('map-vhost').value) ?? routes.vhosts[0]
   if (!vhost) return { nodes: [], edges: [] }
   const missing = routes.missing[vhost.vhost] ?? {}
   const wanted = at('map-filter').value.toLowerCase()
   const fits = (...texts) => !wanted || texts.some(text => text.toLowerCase().includes(wanted))
-  const ruled = new Map(vhost.exchanges.map(each => [each.exchange, each]))
+  const ruled = new Map(vhost.exchanges.map(exchange => [exchange.exchange, exchange]))
   const links = vhost.exchanges.flatMap(exchange => [
     ...exchange.bindings.map(binding => ({ from: exchange.exchange, binding, to: binding.destination })),
     ...(exchange.alternate === null ? [] : [{ from: exchange.exchange, to: { type: 'exchange', name: exchange.alternate }, alternate: true }]),
   ]).filter(link => fits(link.from, link.to.name, link.binding?.binding ?? ''))
-  const depth = new Map([...ruled.keys()].map(each => [each, 0]))
+  const depth = new Map([...ruled.keys()].map(exchangeName => [exchangeName, 0]))
   for (let round = 0, moved = true; moved && round < ruled.size; round++) {
     moved = false
     for (const { from, to } of links) {
@@ -82,9 +82,9 @@ function build() {
     }
   }
   const columns = []
-  const place = (column, each) => { (columns[column] ??= new Map()).set(`${each.kind} ${each.name}`, each) }
-  for (const [each, exchange] of ruled) {
-    if (fits(each) || links.some(link => link.from === each)) place(depth.get(each), { kind: 'exchange', name: each, exchange })
+  const place = (column, member) => { (columns[column] ??= new Map()).set(`${member.kind} ${member.name}`, member) }
+  for (const [exchangeName, exchange] of ruled) {
+    if (fits(exchangeName) || links.some(link => link.from === exchangeName)) place(depth.get(exchangeName), { kind: 'exchange', name: exchangeName, exchange })
   }
   const last = Math.max(0, ...depth.values()) + 1
   for (const { to } of links) {
@@ -98,9 +98,9 @@ function build() {
     for (const key of [`exchange ${from}`, `${to.type} ${to.name}`]) weights.set(key, (weights.get(key) ?? 0) + weight)
   }
   const boxOf = new Map()
-  const nodes = columns.filter(Boolean).flatMap((column, index) => [...grouped([...column.values()], each => weights.get(`${each.kind} ${each.name}`) ?? 0)].map(([key, members]) => {
+  const nodes = columns.filter(Boolean).flatMap((column, index) => [...grouped([...column.values()], member => weights.get(`${member.kind} ${member.name}`) ?? 0)].map(([key, members]) => {
     const node = { key, column: index, members, group: members.length > 1 }
-    for (const each of members) boxOf.set(`${each.kind} ${each.name}`, node)
+    for (const member of members) boxOf.set(`${member.kind} ${member.name}`, node)
     return node
   }))
   const edges = new Map()
@@ -113,7 +113,7 @@ function build() {
   for (const link of links) connect(boxOf.get(`exchange ${link.from}`), boxOf.get(`${link.to.type} ${link.to.name}`), { ...link, vhost: vhost.vhost })
   const table = boxOf.get('addresses address table')
   for (const broker of vhost.brokers) {
-    const rules = vhost.addresses.filter(each => each.translation.includes(`//${broker.name}`) || each.translation.includes(`@${broker.name}`))
+    const rules = vhost.addresses.filter(rule => rule.translation.includes(`//${broker.name}`) || rule.translation.includes(`@${broker.name}`))
     for (const rule of rules) connect(table, boxOf.get(`broker ${broker.name}`), { rule })
   }
   return { nodes, edges: [...edges.values()], vhost: vhost.vhost }
@@ -148,15 +148,15 @@ function draw() {
     const about = svg('text', { x: 12, y: 34, class: 'muted' })
     node.about = about
     const open = () => { if (node.group) { unfolded.add(node.key); draw() } }
-    return node.shape = svg('g', { class: `node ${node.members[0].kind}${node.members.some(each => each.missing) ? ' missing' : ''}${node.group ? ' group' : ''}`,
+    return node.shape = svg('g', { class: `node ${node.members[0].kind}${node.members.some(member => member.missing) ? ' missing' : ''}${node.group ? ' group' : ''}`,
       transform: `translate(${node.x},${node.y})`, tabindex: 0, role: 'button', 'aria-describedby': 'map-detail', 'data-key': node.key, onfocus: () => choose(node), onpointerenter: () => choose(node),
       onclick: open, onkeydown: event => { if (event.key === 'Enter' || event.key === ' ') { event.preventDefault(); open() } } },
     svg('rect', { width: box.width, height: box.height, rx: 6 }), svg('text', { x: 12, y: 18 }, short(title(node), Math.floor((box.width - 20) / 8))), about)
   })
   at('graph').replaceChildren(svg('svg', { width: wide, height, viewBox: `0 0 ${wide} ${height}` }, ...lines, ...boxes))
   measure()
-  if (focused) [...at('graph').querySelectorAll('[data-key]')].find(each => each.dataset.key === focused)?.focus()
-  if (!chosen || ![...graph.nodes, ...graph.edges].includes(chosen)) choose([...graph.nodes, ...graph.edges].find(each => each.key === chosen?.key) ?? graph.nodes[0])
+  if (focused) [...at('graph').querySelectorAll('[data-key]')].find(shape => shape.dataset.key === focused)?.focus()
+  if (!chosen || ![...graph.nodes, ...graph.edges].includes(chosen)) choose([...graph.nodes, ...graph.edges].find(part => part.key === chosen?.key) ?? graph.nodes[0])
 }
 
 // Each exchange is placed next to its own destinations, so that few lines cross. Returns the height.
@@ -170,13 +170,13 @@ function arrange(columns, x) {
     const deeper = targets.filter(target => target.slot === undefined)
     deeper.forEach(visit)
     const own = leaves.length ? leaves : deeper
-    node.slot = own.length ? own.reduce((sum, each) => sum + each.slot, 0) / own.length : slots++
+    node.slot = own.length ? own.reduce((sum, target) => sum + target.slot, 0) / own.length : slots++
   }
   for (const node of graph.nodes) if (node.slot === undefined) visit(node)
   let height = 0
   for (let column = 0; column < columns; column++) {
     let free = BOX.gap
-    for (const node of graph.nodes.filter(each => each.column === column).sort((one, other) => one.slot - other.slot)) {
+    for (const node of graph.nodes.filter(candidate => candidate.column === column).sort((left, right) => left.slot - right.slot)) {
       node.x = x(column)
       node.y = Math.max(free, BOX.gap + node.slot * (BOX.height + BOX.gap))
       free = node.y + BOX.height + BOX.gap
@@ -192,27 +192,27 @@ function title(node) {
 }
 
 function numbersOf(links) {
-  const found = links.filter(link => link.binding).map(link => numbers('bindings', link.vhost, link.from, link.binding.binding))
-  return { known: found.some(Boolean), total: found.reduce((sum, each) => sum + (each?.total ?? 0), 0),
-    speed: found.reduce((sum, each) => sum + (each?.per_second ?? 0), 0) }
+  const counts = links.filter(link => link.binding).map(link => numbers('bindings', link.vhost, link.from, link.binding.binding))
+  return { known: counts.some(Boolean), total: counts.reduce((sum, row) => sum + (row?.total ?? 0), 0),
+    speed: counts.reduce((sum, row) => sum + (row?.per_second ?? 0), 0) }
 }
 
 // Rates change every two seconds; the boxes do not change.
 function measure() {
   for (const edge of graph.edges) {
     const { known, total, speed } = numbersOf(edge.links)
-    const lost = edge.links.some(link => edge.to.members.find(each => each.name === link.to?.name)?.missing)
+    const lost = edge.links.some(link => edge.to.members.find(member => member.name === link.to?.name)?.missing)
     edge.shape?.setAttribute('class', `edge ${speed ? 'active' : total || !known ? 'idle' : 'unused'}${lost ? ' missing' : ''}`)
     if (edge.line) edge.line.style.strokeWidth = speed ? Math.min(12, 2 + 2.2 * Math.log10(1 + speed)) : 1.5
     edge.shape?.setAttribute('aria-label', `${visible(title(edge.from))} to ${visible(title(edge.to))}: ${count(edge.links.length, 'binding')}, ${rate(speed)} matches per second`)
   }
   for (const node of graph.nodes) {
     const into = graph.edges.filter(edge => edge.to === node).flatMap(edge => edge.links)
-    const ruled = node.members.filter(each => each.exchange)
-    const published = [...state.traffic?.exchanges.values() ?? []].filter(row => row.vhost === graph.vhost && ruled.some(each => each.name === row.exchange))
+    const ruled = node.members.filter(member => member.exchange)
+    const published = [...state.traffic?.exchanges.values() ?? []].filter(row => row.vhost === graph.vhost && ruled.some(member => member.name === row.exchange))
     const speed = numbersOf(into).speed + published.reduce((sum, row) => sum + (row.per_second ?? 0), 0)
     const counted = into.some(link => link.binding) || (published.length > 0 && !into.some(link => link.alternate))
-    const lost = node.members.filter(each => each.missing).length
+    const lost = node.members.filter(member => member.missing).length
     const [first] = node.members
     const link = first.kind === 'broker' && state.status?.remotes.find(remote => remote.broker === first.name)
     const kind = node.group ? `${first.kind}s, select to show` : first.kind === 'addresses' ? count(first.rules.length, 'rule')
@@ -225,8 +225,8 @@ function measure() {
 
 function choose(part) {
   chosen = part
-  for (const each of [...graph.nodes, ...graph.edges]) {
-    each.shape?.classList.toggle('chosen', each === part || each.from === part || each.to === part)
+  for (const item of [...graph.nodes, ...graph.edges]) {
+    item.shape?.classList.toggle('chosen', item === part || item.from === part || item.to === part)
   }
   detail()
 }
@@ -238,16 +238,16 @@ function detail() {
   const bound = links.filter(link => link.binding)
   const heading = node ? [name(title(node))] : [name(title(chosen.from)), ' → ', name(title(chosen.to))]
   const rows = bound.map(link => ({ ...numbers('bindings', link.vhost, link.from, link.binding.binding), ...link }))
-    .sort((one, other) => (other.per_second ?? 0) - (one.per_second ?? 0) || (other.total ?? 0) - (one.total ?? 0))
+    .sort((left, right) => (right.per_second ?? 0) - (left.per_second ?? 0) || (right.total ?? 0) - (left.total ?? 0))
   const only = node && !node.group ? node.members[0] : null
   const texts = [...(only?.exchange ? [`${only.exchange.type}, delivery ${only.exchange.delivery}${only.exchange.unmatched ? ', unmatched messages are passed on' : ''}`] : []),
     ...(only?.address ? [`broker at ${only.address}`] : []), ...(only?.outside ? ['exchange on the broker, not evaluated by the sidecar'] : []),
     ...links.filter(link => link.alternate).map(link => `${link.to.name} is the alternate exchange of ${link.from}`)]
-  const lost = (node ? node.members : chosen.to.members).filter(each => each.missing)
+  const lost = (node ? node.members : chosen.to.members).filter(member => member.missing)
   at('map-detail').replaceChildren(element('h3', {}, ...heading),
     ...(bound.length ? [element('p', {}, element('b', {}, `${rate(speed)}/s`), ` matches now, ${whole(total)} in total, ${count(bound.length, 'binding')}`)] : []),
     ...texts.map(text => element('p', { class: 'muted' }, name(text))),
-    ...lost.slice(0, LISTED).map(each => element('p', { class: 'note bad' }, badge('missing', 'bad'), ' ', name(each.name), ': ', name(each.missing))),
+    ...lost.slice(0, LISTED).map(member => element('p', { class: 'note bad' }, badge('missing', 'bad'), ' ', name(member.name), ': ', name(member.missing))),
     ...(only?.rules ?? links.filter(link => link.rule).map(link => link.rule)).slice(0, LISTED).map(rule => element('p', {}, name(rule.pattern), ' → ', name(rule.translation))),
     ...(rows.length ? [element('ul', { class: 'bindings' }, ...rows.slice(0, LISTED).map(row => element('li', {},
       element('strong', {}, name(row.binding.binding)), element('span', { class: 'muted' }, ` → ${row.to.type} `, name(row.to.name)),

@@ -22,7 +22,7 @@ export function show(topic) {
 
 function tiles() {
   const { per_second: now, producers, channels, confirm_seconds: confirms } = state.traffic
-  const total = STACKED.reduce((sum, each) => sum + now[each], 0)
+  const total = STACKED.reduce((sum, outcome) => sum + now[outcome], 0)
   const failed = now.unrouted + now.rejected + now.nacked
   const { status } = state
   facts(at('tiles'), [
@@ -69,16 +69,16 @@ function status() {
 }
 
 function findings(vhost) {
-  const lists = [['missing', Object.entries(vhost.missing).map(([each, why]) => `${each}: ${why}`)], ['conflict', vhost.conflicts],
+  const lists = [['missing', Object.entries(vhost.missing).map(([destination, why]) => `${destination}: ${why}`)], ['conflict', vhost.conflicts],
     ['refused by the broker', vhost.failing], ['not listed', vhost.inventory_failures], ['bypass', vhost.bypasses], ['unfit carrier', vhost.unfit_carriers],
-    ['foreign bindings on', Object.keys(vhost.foreign)], ['unsigned bindings of', Object.keys(vhost.unsigned)]].filter(([, found]) => found.length)
+    ['foreign bindings on', Object.keys(vhost.foreign)], ['unsigned bindings of', Object.keys(vhost.unsigned)]].filter(([, texts]) => texts.length)
   if (!lists.length) return badge('nothing to report', 'good')
-  return element('ul', {}, ...lists.flatMap(([kind, found]) => found.map(text => element('li', {}, badge(kind, 'warn'), ' ', name(text)))))
+  return element('ul', {}, ...lists.flatMap(([kind, texts]) => texts.map(text => element('li', {}, badge(kind, 'warn'), ' ', name(text)))))
 }
 
 function traffic() {
   const rows = [...state.traffic.exchanges.values()].filter(row => row.total)
-    .sort((one, other) => (other.per_second ?? 0) - (one.per_second ?? 0) || other.total - one.total)
+    .sort((left, right) => (right.per_second ?? 0) - (left.per_second ?? 0) || right.total - left.total)
   at('outcomes').replaceChildren(table(['virtual host', 'exchange', 'outcome', 'per second', 'total'], rows.map(row => [
     row.vhost, row.exchange, element('span', { class: `swatch ${row.outcome}` }, row.outcome), element('span', {}, rate(row.per_second)), row.total]),
   'Nothing has been published yet.'))
@@ -86,11 +86,11 @@ function traffic() {
 
 function chart() {
   const { points, series, at: now } = state.traffic
-  const columns = STACKED.map(each => series.indexOf(each) + 1)
+  const columns = STACKED.map(outcome => series.indexOf(outcome) + 1)
   const width = at('chart').clientWidth
   const inner = { width: width - MARGIN.left - MARGIN.right, height: HEIGHT - MARGIN.top - MARGIN.bottom }
   const most = Math.max(1, ...points.map(point => columns.reduce((sum, column) => sum + point[column], 0)))
-  const step = [1, 2, 5, 10].map(each => each * 10 ** Math.floor(Math.log10(most / 3))).find(each => each >= most / 4)
+  const step = [1, 2, 5, 10].map(size => size * 10 ** Math.floor(Math.log10(most / 3))).find(size => size >= most / 4)
   const top = Math.ceil(most / step) * step
   span = Math.min(SECONDS, Math.max(120, points.length ? now - points[0][0] : 0))
   const x = seconds => MARGIN.left + inner.width * (1 - (now - seconds) / span)
@@ -99,7 +99,7 @@ function chart() {
   for (let value = 0; value <= top + step / 2; value += step)
     parts.push(svg('line', { class: 'grid', x1: MARGIN.left, x2: width - MARGIN.right, y1: y(value), y2: y(value) }),
       svg('text', { x: MARGIN.left - 6, y: y(value) + 4, 'text-anchor': 'end' }, rate(value)))
-  const tick = [0.5, 1, 3, 5].find(each => span / 60 / each <= (width < 500 ? 3 : 6)) ?? 5
+  const tick = [0.5, 1, 3, 5].find(minutes => span / 60 / minutes <= (width < 500 ? 3 : 6)) ?? 5
   for (let minutes = 0; minutes * 60 <= span; minutes += tick)
     parts.push(svg('text', { x: x(now - minutes * 60), y: HEIGHT - 5, 'text-anchor': minutes * 60 > span * 0.97 ? 'start' : minutes ? 'middle' : 'end' },
       minutes ? `−${minutes} min` : 'now'))

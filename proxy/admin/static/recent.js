@@ -13,12 +13,12 @@ export function show(topic) {
   const focused = document.activeElement?.dataset?.number
   at('failed').replaceChildren(table(
     ['time', 'result', 'virtual host', 'exchange', 'routing key', 'bytes', 'headers', 'reason', 'explain'],
-    state.publishes.filter(each => !wanted || each.result === wanted).map(each => [
-      moment(each.at), badge(each.result, KINDS[each.result]), each.vhost, each.exchange, each.routing_key, each.size,
-      element('span', {}, ...listed((each.header_names ?? []).map(key =>
-        key in each.headers ? `${key}=${JSON.stringify(each.headers[key])}` : key))),
-      each.reason, each.exchange === null ? null : element('button', {
-        type: 'button', 'data-number': each.number, onclick: () => load(each) }, 'Explain')]),
+    state.publishes.filter(publish => !wanted || publish.result === wanted).map(publish => [
+      moment(publish.at), badge(publish.result, KINDS[publish.result]), publish.vhost, publish.exchange, publish.routing_key, publish.size,
+      element('span', {}, ...listed((publish.header_names ?? []).map(key =>
+        key in publish.headers ? `${key}=${JSON.stringify(publish.headers[key])}` : key))),
+      publish.reason, publish.exchange === null ? null : element('button', {
+        type: 'button', 'data-number': publish.number, onclick: () => load(publish) }, 'Explain')]),
     'Nothing has failed since this view was opened.'))
   if (focused) document.querySelector(`button[data-number="${focused}"]`)?.focus()
 }

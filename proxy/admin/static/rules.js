@@ -1,4 +1,4 @@
-// Rules: the active rules files as written, with matches and warnings on their lines, and how the files on disk differ.
+// Rules: the active rules files as written, with matches and warnings at their lines, and the differences on disk.
 
 import { at, badge, element, name, rate, visible, whole } from './dom.js'
 import { json, numbers, state } from './feed.js'
@@ -31,38 +31,38 @@ export async function show() {
 
 function margin() {
   for (const { keys, total, speed } of margins) {
-    const found = keys.map(key => numbers('bindings', ...key)).filter(Boolean)
-    total.textContent = found.length ? whole(found.reduce((sum, each) => sum + each.total, 0)) : keys.length ? '–' : ''
-    const sum = found.reduce((all, each) => all + (each.per_second ?? 0), 0)
+    const counts = keys.map(key => numbers('bindings', ...key)).filter(Boolean)
+    total.textContent = counts.length ? whole(counts.reduce((sum, row) => sum + row.total, 0)) : keys.length ? '–' : ''
+    const sum = counts.reduce((all, row) => all + (row.per_second ?? 0), 0)
     speed.textContent = sum ? `${rate(sum)}/s` : ''
-    total.parentElement.classList.toggle('unused', found.length > 0 && found.every(each => !each.total))
+    total.parentElement.classList.toggle('unused', counts.length > 0 && counts.every(row => !row.total))
   }
 }
 
 function written(file, notes) {
   const at_line = new Map()
-  for (const each of notes.bindings ?? []) {
-    if (each.file === file.name) at_line.set(each.line, [...(at_line.get(each.line) ?? []), [each.vhost, each.exchange, each.binding]])
+  for (const binding of notes.bindings ?? []) {
+    if (binding.file === file.name) at_line.set(binding.line, [...(at_line.get(binding.line) ?? []), [binding.vhost, binding.exchange, binding.binding]])
   }
-  const warnings = (notes.warnings ?? []).filter(each => each.file === file.name)
+  const warnings = (notes.warnings ?? []).filter(note => note.file === file.name)
   const lines = file.text.replace(/\n$/, '').split('\n').flatMap((text, index) => {
     const keys = at_line.get(index + 1) ?? []
     const [total, speed] = [element('span', { class: 'total' }), element('span', { class: 'speed' })]
     if (keys.length) margins.push({ keys, total, speed })
     return [element('li', {}, total, speed, element('span', { class: 'line' }, String(index + 1)), element('code', {}, ...colored(text))),
-      ...warnings.filter(each => each.line === index + 1).map(warning)]
+      ...warnings.filter(note => note.line === index + 1).map(warning)]
   })
   return element('div', { class: 'card' },
     element('div', { class: 'head' }, element('h3', {}, name(file.name)),
       ...(notes.failure ? [] : warnings.length ? [badge(`${warnings.length} warning${warnings.length > 1 ? 's' : ''}`, 'warn')] : [badge('no warning', 'good')])),
     ...(notes.failure ? [element('p', { class: 'note bad' }, visible(notes.failure))] : []),
-    ...warnings.filter(each => !each.line).map(each => element('p', { class: 'note warn' }, name(each.message))),
+    ...warnings.filter(note => !note.line).map(note => element('p', { class: 'note warn' }, name(note.message))),
     element('div', { class: 'file', tabIndex: 0, 'aria-label': file.name, role: 'region' },
       element('p', { class: 'columns-of-file', 'aria-hidden': 'true' }, element('span', {}, 'matches'), element('span', {}, 'now')), element('ol', {}, ...lines)))
 }
 
-const warning = each => element('li', { class: 'warning' }, element('span', {}, 'warning'), element('code', {},
-  ...(each.key ? [name(each.key), ': '] : []), name(each.message)))
+const warning = note => element('li', { class: 'warning' }, element('span', {}, 'warning'), element('code', {},
+  ...(note.key ? [name(note.key), ': '] : []), name(note.message)))
 
 // Highlights YAML keys and comments, as far as a single line shows them.
 function colored(text) {
@@ -79,8 +79,8 @@ function differences(changes) {
   }
   at('changes').replaceChildren(...(changes.same ? [] : [element('details', { class: 'card', open: changes.differences.length > 0 },
     element('summary', {}, badge('differs', 'warn'), ' The files on disk differ from the active files', changes.differences.length ? '' : ' in passwords, line endings or order'),
-    ...changes.differences.map(each => element('div', {}, element('h3', {}, name(each.file)), element('pre', { class: 'diff', tabIndex: 0 },
-      ...each.diff.map(line => element('span', { class: { '+': 'added', '-': 'removed', '@': 'muted' }[line[0]] ?? '' }, name(line), '\n'))))))]))
+    ...changes.differences.map(change => element('div', {}, element('h3', {}, name(change.file)), element('pre', { class: 'diff', tabIndex: 0 },
+      ...change.diff.map(line => element('span', { class: { '+': 'added', '-': 'removed', '@': 'muted' }[line[0]] ?? '' }, name(line), '\n'))))))]))
 }
 
 export function start() {

@@ -7,45 +7,45 @@ export const topics = ['status', 'shadow']
 
 export function show(topic) {
   if (topic === 'status' || state.shadow === undefined) return
-  const found = state.shadow
-  at('candidate').hidden = found !== null
-  if (!found) {
+  const report = state.shadow
+  at('candidate').hidden = report !== null
+  if (!report) {
     if (!at('comparison').querySelector('.bad')) at('comparison').replaceChildren()
     return
   }
-  const share = found.compared ? found.different / found.compared : 0
+  const share = report.compared ? report.different / report.compared : 0
   const tiles = element('dl', { class: 'tiles' })
   facts(tiles, [
-    ['Candidate', found.candidate, '', `compared with ${found.live}`],
-    ['Compared', whole(found.compared), '', `in ${duration(found.seconds)}`],
-    ['Routed differently', whole(found.different), found.different ? 'warn' : 'good', `${(share * 100).toFixed(share && share < 0.1 ? 2 : 0)} % of compared publishes`],
-    ['Not compared', whole(found.skipped + found.random), '', `${count(found.skipped, 'publish').replace(/hs$/, 'hes')} skipped under load, ${whole(found.random)} random picks`],
+    ['Candidate', report.candidate, '', `compared with ${report.live}`],
+    ['Compared', whole(report.compared), '', `in ${duration(report.seconds)}`],
+    ['Routed differently', whole(report.different), report.different ? 'warn' : 'good', `${(share * 100).toFixed(share && share < 0.1 ? 2 : 0)} % of compared publishes`],
+    ['Not compared', whole(report.skipped + report.random), '', `${count(report.skipped, 'publish').replace(/hs$/, 'hes')} skipped under load, ${whole(report.random)} random picks`],
   ])
   const focused = document.activeElement?.id === 'stop'
   at('comparison').replaceChildren(tiles,
     element('button', { type: 'button', id: 'stop', class: 'main', onclick: stop }, 'Stop comparing'),
-    ...found.exchanges.map(exchange => element('div', { class: 'card' },
+    ...report.exchanges.map(exchange => element('div', { class: 'card' },
       element('h3', {}, 'Exchange ', name(exchange.exchange), ' ', badge(exchange.different ? `${whole(exchange.different)} differ` : 'no difference', exchange.different ? 'warn' : 'good')),
-      element('div', { class: 'wide' }, table(['publishes', 'active rules', 'candidate', 'example'], exchange.differences.map(each => [
-        each.publishes, result(each.live, each.candidate), result(each.candidate, each.live), example(each.example)]), `All ${whole(exchange.compared)} are routed to the same destinations.`)),
+      element('div', { class: 'wide' }, table(['publishes', 'active rules', 'candidate', 'example'], exchange.differences.map(difference => [
+        difference.publishes, result(difference.live, difference.candidate), result(difference.candidate, difference.live), example(difference.example)]), `All ${whole(exchange.compared)} are routed to the same destinations.`)),
       ...(exchange.further_differences ? [element('p', { class: 'muted' }, `And ${whole(exchange.further_differences)} with other differences.`)] : []))),
-    ...(found.exchanges.length ? [] : [element('p', { class: 'card muted' }, 'Nothing has been published yet to any exchange in either set of rules.')]))
+    ...(report.exchanges.length ? [] : [element('p', { class: 'card muted' }, 'Nothing has been published yet to any exchange in either set of rules.')]))
   if (focused) at('stop').focus()
 }
 
-const placesOf = found => [...found.queues.map(each => `queue ${each}`), ...found.exchanges.map(each => `exchange ${each}`), ...found.remotes.map(each => `broker ${each}`)]
+const placesOf = decision => [...decision.queues.map(text => `queue ${text}`), ...decision.exchanges.map(text => `exchange ${text}`), ...decision.remotes.map(text => `broker ${text}`)]
 
 // The destinations of a message; those that the other result lacks are highlighted.
-export function result(found, other = found) {
+export function result(decision, other = decision) {
   const same = placesOf(other)
-  const places = placesOf(found).flatMap((each, index) => [index ? ', ' : '', same.includes(each) ? name(each) : element('mark', {}, name(each))])
-  return element('span', {}, badge(found.outcome, { routed: 'good', translated: 'good', passed: '' }[found.outcome] ?? 'warn'), ' ',
-    ...places, ...(found.error ? [' ', name(found.error)] : []))
+  const places = placesOf(decision).flatMap((place, index) => [index ? ', ' : '', same.includes(place) ? name(place) : element('mark', {}, name(place))])
+  return element('span', {}, badge(decision.outcome, { routed: 'good', translated: 'good', passed: '' }[decision.outcome] ?? 'warn'), ' ',
+    ...places, ...(decision.error ? [' ', name(decision.error)] : []))
 }
 
-function example(found) {
-  const headers = Object.entries(found.headers).map(([key, value]) => `${key}=${JSON.stringify(value)}`)
-  return `key ${JSON.stringify(found.routing_key)}${headers.length ? `, ${headers.join(', ')}` : ''}`
+function example(message) {
+  const headers = Object.entries(message.headers).map(([key, value]) => `${key}=${JSON.stringify(value)}`)
+  return `key ${JSON.stringify(message.routing_key)}${headers.length ? `, ${headers.join(', ')}` : ''}`
 }
 
 async function stop() {
