@@ -160,3 +160,10 @@ def test_an_unexpected_close_ok_is_ignored() -> None:
     begun = wire.produce(message[:size])
     assert wire.answer(say(1, commands.Channel.CloseOk())) == b""
     assert begun + wire.produce(message[size:]) == message
+
+
+def test_a_queue_that_the_broker_named_is_known_by_that_name() -> None:
+    wire = Wire(routed("amq.gen-1"), events=QueueEvents([b"amq.gen-1"])).open()
+    wire.produce(say(1, commands.Queue.Declare(0, "")))
+    wire.answer(say(1, commands.Queue.DeclareOk("amq.gen-1", 0, 0)))
+    assert getattr(wire.request(), "queue", None) == b"amq.gen-1"

@@ -435,3 +435,18 @@ def test_the_relay_does_not_depend_on_chunking(
 def test_the_check_detects_a_method_within_a_content() -> None:
     with pytest.raises(AssertionError, match="in the middle"):
         check_contents(split(publish())[0].raw + ack(1), {})
+
+
+def test_a_lost_upstream_is_reported_once() -> None:
+    wire = Wire().open()
+    for _ in range(2):
+        wire.relay.upstream_lost("gone")
+    assert closed(wire.producer())[:2] == (0, 320)
+
+
+def test_a_producer_that_closes_its_connection_is_not_closed_again() -> None:
+    wire = Wire().open()
+    wire.produce(GOODBYE)
+    wire.relay.connection.close(320, b"the proxy is shutting down")
+    assert wire.producer() == b""
+    assert wire.answer(GOODBYE_OK) == GOODBYE_OK

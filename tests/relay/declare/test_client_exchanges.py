@@ -305,3 +305,11 @@ def test_a_client_can_not_delete_exchanges_of_rules_files() -> None:
     wire = Wire(routed("q")).open()
     wire.produce(exchange_delete(1, b"xo"))
     assert refusal(wire, wire.refused())[0] == 403
+
+
+def test_declares_of_other_types_are_forwarded_unchanged() -> None:
+    wire = Wire().open()
+    frame = exchange_declare(1, b"logs", b"topic")
+    assert wire.produce(frame) == frame
+    passive = exchange_declare(1, b"nobody", b"x-open", passive=True)
+    assert wire.produce(passive) == passive

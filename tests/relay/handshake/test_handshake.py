@@ -269,3 +269,9 @@ def test_losing_an_unneeded_upstream_changes_nothing(state: State) -> None:
     handshake.upstream_lost(UNREACHABLE)
     assert handshake.state is state
     assert handshake.to_producer == []
+
+
+def test_start_keeps_the_brokers_bytes_and_adds_the_version() -> None:
+    handshake = at(State.AWAITING_START)
+    handshake.receive_from_upstream(start())
+    assert said_to_producer(handshake) == start(SERVER_PROPERTIES + encode_table(OURS[:1]))

@@ -553,3 +553,14 @@ def test_a_channel_opened_in_the_first_read_counts_once() -> None:
     wire.control()
     wire.answer(OPEN_OK)
     assert wire.counters.relays["/"].channels == 1
+
+
+def test_a_heartbeat_on_another_channel_than_0_is_an_unexpected_frame() -> None:
+    assert Wire().open().fault(frame(8, 1, b"")) == (505, (0, 0))
+
+
+@pytest.mark.parametrize("command", REQUESTS, ids=lambda command: command.name)
+def test_a_request_is_forwarded_unchanged(command: base.Frame) -> None:
+    wire = Wire(routed("a")).open()
+    assert wire.produce(method(1, command)) == method(1, command)
+    assert wire.producer() == b""

@@ -412,3 +412,9 @@ def test_queue_delivery_publishes_to_the_default_exchange() -> None:
         assert start.arguments == {**split(message)[0].arguments, "exchange": "", "routing_key": "a"}
         assert encode_table(((b"BCC", many("b")),)) in header.payload
         assert body.payload == b"body"
+
+
+@pytest.mark.parametrize("to", ["xo", "amq.direct"])
+def test_ten_thousand_body_frames_of_one_byte_are_forwarded_unchanged(to: str) -> None:
+    wire, message = Wire(routed("a")).open(), one_byte_frames(10_000, to)
+    assert wire.produce(message, message) == (with_tokens(message, "a") if to == "xo" else message) * 2

@@ -327,3 +327,9 @@ def test_for_any_broker_replies_each_tag_is_settled_once_and_returns_come_first(
                 settled_tags.update(dict.fromkeys(tags, frame.name == "Basic.Ack"))
     assert settled_tags == verdict
     assert sorted(returned_tags) == [tag for tag, count in copies_of.items() if returns[tag] == count]
+
+
+def test_an_ack_of_all_publishes_has_no_effect_if_none_is_outstanding() -> None:
+    wire = Wire(several("e")).open(confirm=True)
+    wire.produce(publish(), publish())
+    assert [wire.answer(ack(0, True)) for _ in range(2)] == [ack(1) + ack(2), b""]
