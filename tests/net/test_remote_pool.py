@@ -378,3 +378,52 @@ async def test_a_host_with_a_zero_byte_is_refused() -> None:
     async with stage() as made:
         refused = made.port().publisher(Remote(b"", b"10.0.0.1\0x", 5672, False), 1)
         assert refused == "a host whose name is not valid"
+
+
+def others(port: int, count: int) -> dict[bytes, RemoteBroker]:
+    return {b"other %d" % number: RemoteBroker("127.0.0.1", port, user=b"%d" % number) for number in range(count)}
+
+
+async def test_an_open_channel_follows_a_broker_although_the_maximum_number_of_links_exists() -> None:
+    async with stage() as made:
+        brokers = others(made.broker.port, 255)
+        made.pool.brokers = {"/": {**made.pool.brokers["/"], **brokers}}
+        producer = made.port()
+        for name in (*brokers, b"far"):
+            publisher = producer.publisher(Remote(name, name, None, None), 1)
+            assert not isinstance(publisher, str)
+        new = RemoteBroker("127.0.0.1", made.broker.port, user=b"new", limits=LIMITS)
+        made.pool.use({"/": {b"far": new, **brokers}})
+        sent_message = message()
+        publisher.send(sent_message)
+        assert sent_message.results == []
+        assert producer.publisher(Remote(b"far", b"far", None, None, b"another", b""), 1) == (
+            "too many links to other brokers"
+        )
+
+
+async def test_a_channel_that_was_refused_because_of_too_many_links_uses_the_next_one_available() -> None:
+    async with stage() as made:
+        brokers = others(made.broker.port, 255)
+        made.pool.brokers = {"/": {**made.pool.brokers["/"], **brokers}}
+        producer = made.port()
+        # The last two share a link until the configured user changes.
+        remotes = [Remote(name, name, None, None) for name in brokers]
+        publishers = [
+            producer.publisher(remote, 1)
+            for remote in (*remotes, Remote(b"far", b"far", None, None, b"guest", b"guest"), FAR)
+        ]
+        idle, publisher = publishers[0], publishers[-1]
+        assert not isinstance(idle, str)
+        assert not isinstance(publisher, str)
+        new = RemoteBroker("127.0.0.1", made.broker.port, user=b"new", limits=LIMITS)
+        made.pool.use({"/": {b"far": new, **brokers}})
+        refused, accepted = message(), message()
+        publisher.send(refused)
+        idle.close()
+        link = made.pool.connection(remotes[0], "/")
+        assert not isinstance(link, str)
+        assert link.unused_since is not None
+        link.unused_since -= IDLE_SECONDS + 1
+        publisher.send(accepted)
+        assert (refused.results, accepted.results) == ([RemoteResult.NACKED], [])

@@ -22,7 +22,8 @@ from proxy.relay.counters import Counters, RemoteCounters
 from proxy.relay.remote.link import Lane, RemoteMessage, RemotePublisher
 from proxy.yamlfile.hosts import HostPort, is_own_address
 
-#: Maximum number of concurrent links. A limit is needed because a rule may take the host from the address.
+#: Maximum number of concurrent links, not counting those that a reload has replaced. A limit is needed because a rule
+#: may take the host from the address.
 _MOST_LINKS = 256
 #: Maximum number of brokers with separate metrics; all others are counted together.
 _MOST_LABELS = 100
@@ -72,7 +73,8 @@ class RemotePool:
         connection = self._connections.get(target)
         if connection is None:
             self._drop_idle()
-            if len(self._connections) >= _MOST_LINKS:
+            # A reload must not need more links than the brokers do: replaced links end when they are unused.
+            if sum(not connection.replaced for connection in self._connections.values()) >= _MOST_LINKS:
                 return "too many links to other brokers"
             counters = self._counters_of(target.label)
             connection = RemoteConnection(
@@ -174,7 +176,9 @@ class ProducerRemotes:
         key = remote, channel
         publisher = self._publishers.get(key)
         if publisher is None:
-            publisher = self._publishers[key] = _LanePublisher(connection, lambda: self._remove(key))
+            publisher = self._publishers[key] = _LanePublisher(
+                connection, lambda: self._look_up(key), lambda: self._remove(key)
+            )
         else:
             publisher.reopen()
             publisher.use(connection)
@@ -186,6 +190,10 @@ class ProducerRemotes:
         for (remote, _), publisher in tuple(self._publishers.items()):
             if publisher.may_send:
                 publisher.use(self._pool.connection(remote, self._vhost))
+        self.look()
+
+    def _look_up(self, key: tuple[Remote, int]) -> None:
+        self._publishers[key].use(self._pool.connection(key[0], self._vhost))
         self.look()
 
     def look(self) -> None:
@@ -212,11 +220,17 @@ class ProducerRemotes:
 
 
 class _LanePublisher:
-    """Sends the publishes of one producer's channel over a lane; `ended` is called when the lane is closed."""
+    """Sends the publishes of one producer's channel over a lane.
 
-    __slots__ = ("_closed", "_ended", "_lane", "_refusal", "connection")
+    Args:
+        look_up: calls `use` with the link that results from the configured brokers.
+        ended: called when the lane is closed.
+    """
 
-    def __init__(self, connection: RemoteConnection, ended: Callable[[], None]) -> None:
+    __slots__ = ("_closed", "_ended", "_lane", "_look_up", "_refusal", "connection")
+
+    def __init__(self, connection: RemoteConnection, look_up: Callable[[], None], ended: Callable[[], None]) -> None:
+        self._look_up = look_up
         self._ended = ended
         self._closed = False
         #: reason why the broker can no longer be used; empty if it can be used
@@ -230,6 +244,8 @@ class _LanePublisher:
         return not self._closed or bool(self._lane.waiting)
 
     def send(self, message: RemoteMessage) -> None:
+        if self._refusal:
+            self._look_up()  # the reason may no longer apply, such as too many links
         if self._refusal:
             self.connection.refuse(message, self._refusal)
         else:
@@ -249,7 +265,7 @@ class _LanePublisher:
         self._refusal = connection if isinstance(connection, str) else ""
         if isinstance(connection, str):
             for message in self.connection.take_waiting(self._lane):
-                self.send(message)
+                self.connection.refuse(message, connection)
             if self._closed:
                 self.close()
         elif connection is not self.connection:
