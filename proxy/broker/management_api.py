@@ -284,6 +284,11 @@ class ManagementApi:
         path = f"/exchanges/{_quoted(vhost)}/{_quoted(exchange)}/bindings/destination?columns=source"
         return set(await self._rows(path, lambda item: item["source"].encode()))
 
+    async def destinations(self, vhost: str, exchange: str) -> set[str]:
+        """Return the names of the queues and exchanges that are bound to an exchange."""
+        path = f"/exchanges/{_quoted(vhost)}/{_quoted(exchange)}/bindings/source?columns=destination"
+        return set(await self._rows(path, lambda item: str(item["destination"])))
+
     async def changed_bindings(
         self,
         vhost: str,

@@ -118,7 +118,6 @@ async def test_a_lost_connection_is_logged_and_nothing_more_is_announced(broker:
     assert [event["error"] for event in has(events, "client declarations are not announced to other sidecars")] == [
         "channel closed"
     ]
-    assert not announcements.active
 
 
 async def test_malformed_messages_are_ignored(sidecar: Sidecar, broker: Broker, vhost: str) -> None:

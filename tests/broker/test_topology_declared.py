@@ -13,6 +13,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.broker.connection import DeclaredSettings
+from proxy.broker.declared.announcements import EXCHANGE
 from proxy.broker.declared.snapshot import load_snapshot, records_of, save_snapshot
 from proxy.broker.management_api import ManagementApi
 from proxy.broker.reconcile.observer import Observer
@@ -659,6 +660,34 @@ async def test_a_long_list_is_requested_less_often_where_sidecars_announce_their
         await asyncio.sleep(0.5)
         await reconcile(topology, vhost)
         assert routed(known(topology, vhost), b"ox") == (b"a", b"b")
+
+
+async def test_changes_are_announced_again_after_the_exchange_for_announcements_was_deleted(
+    start: Start, app: Client, outside: Outside, vhost: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outside.make_queues("a", "b", "c")
+    await app.declare("ox")
+    await app.bind(stored("ox", "a"))
+    listed = slow_lists(monkeypatch, 1.1)
+    first, second = await start({}, announcing=True), await start({}, announcing=True)
+    for _ in range(2):
+        await reconcile(first, vhost)
+    listed.clear()
+    await reconcile(first, vhost)
+    assert listed == []
+    outside.delete_exchange(EXCHANGE)
+    await app.bind(stored("ox", "b", (), 2))
+    second.changed(vhost, b"ox")  # is lost
+    await asyncio.sleep(0.5)
+    await reconcile(second, vhost)
+    await reconcile(first, vhost)
+    assert routed(known(first, vhost), b"ox") == (b"a", b"b")
+    await reconcile(first, vhost)
+    await app.bind(stored("ox", "c", (), 3))
+    second.changed(vhost, b"ox")
+    await asyncio.sleep(0.5)
+    await reconcile(first, vhost)
+    assert routed(known(first, vhost), b"ox") == (b"a", b"b", b"c")
 
 
 async def test_a_deleted_queue_makes_the_next_pass_list_the_bindings_of_its_exchanges(

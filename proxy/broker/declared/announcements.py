@@ -3,6 +3,7 @@
 Announcements are sent to a fanout exchange on the broker, to which each sidecar binds a queue. A message contains only
 the names of the changed exchanges; the changes themselves are read from the broker. Changes made within a short time
 are announced in one message. If an announcement is lost, other sidecars detect the change in their next regular pass.
+Each regular pass checks that the queue is still bound, since anybody may have deleted the exchange.
 Source: RabbitMQ's guide on exchanges.
 """
 
@@ -11,14 +12,16 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 
 import structlog
 from aio_pika import ExchangeType, Message
-from aio_pika.abc import AbstractExchange, AbstractIncomingMessage
+from aio_pika.abc import AbstractChannel, AbstractExchange, AbstractIncomingMessage
 from aio_pika.exceptions import AMQPError
 
 from proxy.amqp.frames import shortstr
 from proxy.broker.connection import ControlConnection, cause_of
+from proxy.broker.management_api import ManagementApi, NotListed
 from proxy.broker.task_supervisor import Supervisor
 from proxy.errors import UpstreamError
 from proxy.values import RESERVED_PREFIX
@@ -54,23 +57,25 @@ class Announcements:
         self._heard = heard
         self._supervisor = supervisor
         self._sender = secrets.token_bytes(_SENDER_BYTES)
+        self._channel: AbstractChannel | None = None
         self._exchange: AbstractExchange | None = None
+        self._queue = ""
+        self._error = ""
         self._pending: set[bytes] = set()
         self._sending: asyncio.Task[None] | None = None
 
-    @property
-    def active(self) -> bool:
-        """True if announcements are received."""
-        return self._exchange is not None
-
     async def subscribe(self) -> None:
-        """Subscribe on a new connection. A refusal is logged; announcements are then neither sent nor received.
+        """Subscribe on a new channel. A refusal is logged; announcements are then neither sent nor received.
 
         Raises:
             UpstreamError: the connection was lost.
         """
         self._exchange = None
-        channel = await self._connection.channel()
+        if self._channel is not None and not self._channel.is_closed:
+            with suppress(AMQPError, RuntimeError, OSError, TimeoutError):
+                async with asyncio.timeout(_DEADLINE_SECONDS):
+                    await self._channel.close()
+        self._channel = channel = await self._connection.channel()
         try:
             async with asyncio.timeout(_DEADLINE_SECONDS):
                 exchange = await channel.declare_exchange(EXCHANGE, ExchangeType.FANOUT, durable=True)
@@ -80,7 +85,24 @@ class Announcements:
         except (AMQPError, RuntimeError, OSError, TimeoutError) as error:
             self._failed(error)
         else:
-            self._exchange = exchange
+            self._exchange, self._queue, self._error = exchange, queue.name, ""
+
+    async def check(self, management: ManagementApi) -> bool:
+        """Return True if announcements have been received since the last check; if not, subscribe again.
+
+        Raises:
+            UpstreamError: the connection was lost.
+        """
+        try:
+            bound = await management.destinations(self._vhost, EXCHANGE)
+        except NotListed:
+            bound = set()
+        except UpstreamError:
+            return False
+        if self._exchange is not None and self._queue in bound:
+            return True
+        await self.subscribe()
+        return False
 
     def announce(self, exchange: bytes) -> None:
         """Schedule the announcement of a changed exchange."""
@@ -116,7 +138,9 @@ class Announcements:
             self._heard(heard[1])
 
     def _failed(self, error: BaseException) -> None:
-        log.warning("client declarations are not announced to other sidecars", vhost=self._vhost, error=cause_of(error))
+        last, self._error = self._error, cause_of(error)
+        if self._error != last:
+            log.warning("client declarations are not announced to other sidecars", vhost=self._vhost, error=self._error)
 
 
 def encode_announcement(sender: bytes, names: set[bytes]) -> bytes:

@@ -144,6 +144,7 @@ class VhostTopology:
         self.connection = ControlConnection(settings, state.name)
         self.reconciler = Reconciler(settings, state, self.connection, management, queues)
         self._settings = settings
+        self._management = management
         self._record = record
         self._supervisor = supervisor
         self.requests = RelayRequests(self.reconciler, self._note_orphans, supervisor)
@@ -261,8 +262,10 @@ class VhostTopology:
         """Run a pass and update the relays. For errors, see `Reconciler.reconcile`."""
         began_at, changes = time.monotonic(), self.reconciler.store.changes
         state, reconciler, requests = self.state, self.reconciler, self.requests
+        management = self._management if self._settings.declared.announce and not thorough else None
+        announced = management is not None and await self._announcements.check(management)
         with requests.collecting_declared() as declared:
-            result = await reconciler.look(thorough=thorough, announced=self._announcements.active)
+            result = await reconciler.look(thorough=thorough, announced=announced)
         names = reconciler.names.names(state.queues)
         existing = declared - state.missing.keys()  # the pass may have found them missing before
         missing = {
