@@ -236,25 +236,37 @@ class TokenTable:
 
     # -- binding and unbinding ---------------------------------------------------------------------------------
 
-    def binding(self, destination: Destination) -> None:
-        """Record that a bind of the plain row was sent."""
+    def binding(self, destination: Destination) -> int:
+        """Record that a bind of the plain row was sent; return the value of `events`, for `not_found`."""
         record = self._change(destination)
         self._released.discard(destination)
         if record.state is not TokenState.BOUND:
             self._set(destination, record, TokenState.BINDING)
+        return self.events
 
     def bind_ok(self, destination: Destination) -> None:
         """Record that the broker has bound a row."""
         self._released.discard(destination)
         self._set(destination, self._change(destination), TokenState.BOUND)
 
-    def refused(self, destination: Destination, *, keeps: bool = False) -> None:
-        """Record that the broker refused a bind; with `keeps`, an earlier row may still exist."""
+    def refused(self, destination: Destination) -> None:
+        """Record that the broker refused a bind. An earlier row may still exist."""
         record = self._change(destination)
-        if record.state is TokenState.BOUND and keeps:
-            return
-        self._withdraw(record)
-        self._set(destination, record, TokenState.MISSING)
+        if record.state is not TokenState.BOUND:
+            self._withdraw(record)
+            self._set(destination, record, TokenState.MISSING)
+
+    def not_found(self, destination: Destination, sent: int) -> None:
+        """Record that the broker has not found the destination of a bind.
+
+        Args:
+            sent: the value that `binding` returned. After a later change, such as the declaration of the destination
+                and another bind, the reply is obsolete.
+        """
+        record = self._record(destination)
+        if record.changed <= sent:
+            self._withdraw(self._change(destination))
+            self._set(destination, record, TokenState.MISSING)
 
     def not_bound(self, destination: Destination) -> None:
         """Record that the token is not bound, or that its state is unknown."""

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
 from proxy.broker.connection import ControlConnection
-from proxy.broker.methods import LOCKED, DeclareQueue
+from proxy.broker.methods import LOCKED, DeclareQueue, Method, Refusal
 from proxy.broker.reconcile.diff import BindToken, DeclareCarrier, UnbindRows
 from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observed import ObservedState
@@ -69,6 +69,23 @@ async def test_a_locked_queue_may_well_be_bound_by_its_owner(executor: Executor,
         refused = await executor.bind([BindToken(carrier, ("queue", b"mine"))])
     assert carrier.bound == queues("mine")
     assert [None if refusal is None else refusal.code for refusal in refused.values()] == [LOCKED]
+
+
+async def test_a_late_refusal_does_not_affect_a_queue_that_a_client_has_declared_and_bound_since(
+    executor: Executor, outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    carrier, destination = owned("c"), ("queue", b"mine")
+    await executor.carry_out([DeclareCarrier(carrier)])
+    call_all = ControlConnection.call_all
+
+    async def late(connection: ControlConnection, methods: Sequence[Method]) -> list[Refusal | None]:
+        refusals = await call_all(connection, methods)
+        carrier.tokens.bind_ok(destination)  # through the connection of the exclusive queue's client
+        return refusals
+
+    monkeypatch.setattr(ControlConnection, "call_all", late)
+    await executor.bind([BindToken(carrier, destination)])
+    assert carrier.bound == queues("mine")
 
 
 async def test_unbinding_a_missing_binding_is_no_error(executor: Executor, outside: Outside) -> None:

@@ -13,7 +13,7 @@ from proxy.broker.reconcile.observed import ObservedState
 from proxy.broker.reconcile.reconciler import Reconciler
 from proxy.broker.reconcile.relay_requests import RelayRequests
 from proxy.broker.task_supervisor import Supervisor
-from proxy.relay.vhost import OwnedExchange, VhostState
+from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from tests.broker.observed import Outside, exchanges, owned, queues, router, settings
 from tests.rabbitmq import Broker
 
@@ -72,6 +72,23 @@ async def test_existing_destinations_are_bound_and_others_are_missing(bench: Ben
     assert bench.state.missing == {("queue", b"b"): "does not exist", ("exchange", b"x"): "does not exist"}
 
 
+async def test_with_queue_delivery_a_queue_that_is_declared_while_it_is_being_looked_for_is_found(
+    bench: Bench, outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.exchange.delivery = Delivery.QUEUE
+    look = ManagementApi.find
+
+    async def late(management: ManagementApi, vhost: str, kind: str, name: bytes) -> object:
+        found = await look(management, vhost, kind, name)
+        outside.make_queue("a")
+        bench.requests.queue_declared(b"a")
+        return found
+
+    monkeypatch.setattr(ManagementApi, "find", late)
+    assert await bench.requests.bind(b"c", queues("a")) == queues("a")
+    assert bench.state.missing == {}
+
+
 async def test_the_inventory_is_queried_before_the_broker(bench: Bench) -> None:
     bench.observed.queues_listed({}, {})
     await bench.requests.bind(b"c", queues("a"))
@@ -128,6 +145,27 @@ async def test_a_forgotten_destination_is_queried_again(bench: Bench, outside: O
     bench.requests.queue_declared(b"a")
     assert bench.state.missing == {}
     assert await bench.requests.bind(b"c", queues("a")) == queues("a")
+
+
+@pytest.mark.parametrize("listed", [True, False])
+async def test_a_destination_that_is_declared_while_it_is_being_looked_for_is_found(
+    bench: Bench, outside: Outside, monkeypatch: pytest.MonkeyPatch, listed: bool
+) -> None:
+    place, name = (ManagementApi, "find") if listed else (Executor, "bind_one")
+    look = getattr(place, name)
+
+    async def late(*arguments: object) -> object:
+        """Look for the queue; a client declares it before the response is processed."""
+        found = await look(*arguments)
+        outside.make_queue("a")
+        bench.requests.queue_declared(b"a")
+        return found
+
+    monkeypatch.setattr(place, name, late)
+    if listed:
+        bench.observed.queues_listed({}, {})
+    assert await bench.requests.bind(b"c", queues("a")) == queues("a")
+    assert bench.state.missing == {}
 
 
 async def test_bindings_on_demand_are_limited(bench: Bench, outside: Outside) -> None:

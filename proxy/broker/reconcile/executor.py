@@ -153,8 +153,10 @@ class Executor:
     async def bind(self, tokens: Sequence[BindToken]) -> dict[BindToken, Refusal | None]:
         """Bind tokens and update each exchange's table."""
         written: dict[OwnedExchange, Tokens] = {}
-        for exchange, destination in tokens:
-            exchange.tokens.binding(destination)
+        sent: dict[BindToken, int] = {}
+        for token in tokens:
+            exchange, destination = token
+            sent[token] = exchange.tokens.binding(destination)
             written[exchange] = self._state.tokens_of(exchange)
         keyed = [(token, key) for token in tokens for key in written[token[0]].of(*token[1])]
         answers = await self._connection.call_all(
@@ -163,13 +165,16 @@ class Executor:
         refusals: dict[BindToken, Refusal | None] = {}
         for (token, _), answer in zip(keyed, answers, strict=True):
             refusals[token] = refusals.get(token) or answer
-        for (exchange, destination), refusal in refusals.items():
+        for token, refusal in refusals.items():
+            exchange, destination = token
             if refusal is None:
                 self._bound(exchange, destination, written[exchange])
+            elif refusal.code == _NOT_FOUND:
+                exchange.tokens.not_found(destination, sent[token])
             else:
-                # After any other refusal, a row may still exist: the control user may have lost a permission, or the
-                # owner's connection may have bound an exclusive queue.
-                exchange.tokens.refused(destination, keeps=refusal.code != _NOT_FOUND)
+                # A row may still exist: the control user may have lost a permission, or the owner's connection may
+                # have bound an exclusive queue.
+                exchange.tokens.refused(destination)
         return refusals
 
     async def bind_one(self, token: BindToken) -> str | None:
@@ -181,7 +186,7 @@ class Executor:
             for key in tokens.of(*destination):
                 refusal = await self._connection.call(Bind(exchange.carrier, destination, key))
                 if refusal is not None:
-                    exchange.tokens.refused(destination, keeps=True)
+                    exchange.tokens.refused(destination)
                     return refusal.reason(destination[0])
             self._bound(exchange, destination, tokens)
             # The bind is repeated if the carrier has switched to other tokens, since a publish is waiting for the

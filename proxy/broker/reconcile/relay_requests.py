@@ -68,8 +68,8 @@ class RelayRequests:
         self.connected = asyncio.Event()
         self._attempts: dict[tuple[bytes, Destination], asyncio.Task[None]] = {}
         self._remembered: OrderedDict[Destination, tuple[str, float]] = OrderedDict()
-        #: Destinations that were declared during the current pass; None between passes.
-        self._declared: set[Destination] | None = None
+        #: Destinations that were declared since the start of the current pass, and of each attempt in progress.
+        self._declared: list[set[Destination]] = []
         #: Number of bound tokens that no rule needs. Counted again in every pass.
         self.bound_count = 0
 
@@ -116,7 +116,7 @@ class RelayRequests:
         try:
             async with self._while_connected():
                 for destination in wanted:
-                    why = unnameable(destination[1]) or await self._unpublishable(destination)
+                    why = await self._unless_declared(destination, partial(self._unpublishable, destination))
                     if why is None:
                         exchange.tokens.bind_ok(destination)
                     else:
@@ -125,8 +125,20 @@ class RelayRequests:
             for destination in wanted:
                 self._remember(destination, str(error))
 
+    async def _unless_declared(
+        self, destination: Destination, attempt: Callable[[], Awaitable[str | None]]
+    ) -> str | None:
+        """Return the reason why an attempt failed. It is repeated if a client has declared the destination since."""
+        with self.collecting_declared() as declared:
+            why = await attempt()
+            if why is not None and destination in declared:
+                why = await attempt()
+        return why
+
     async def _unpublishable(self, destination: Destination) -> str | None:
         kind, name = destination
+        if (why := unnameable(name)) is not None:
+            return why
         if self._management is None:
             return (await self._connection.find_missing([destination])).get(destination)
         info = await self._management.find(self._state.name, kind, name)
@@ -179,7 +191,7 @@ class RelayRequests:
         destination = token[1]
         try:
             async with self._while_connected():
-                why = await self._reach(token)
+                why = await self._unless_declared(destination, partial(self._reach, token))
         except (UpstreamError, TimeoutError) as error:
             why = str(error)
         if why is not None:
@@ -237,18 +249,19 @@ class RelayRequests:
 
     @contextmanager
     def collecting_declared(self) -> Iterator[set[Destination]]:
-        """Collect the destinations declared during a pass, since an earlier step of the pass may find them missing."""
-        self._declared = declared = set[Destination]()
+        """Collect the destinations that are declared during an operation, which may have found them missing earlier."""
+        declared = set[Destination]()
+        self._declared.append(declared)
         try:
             yield declared
         finally:
-            self._declared = None
+            self._declared = [other for other in self._declared if other is not declared]
 
     def _note_declared(self, destination: Destination) -> None:
         self._remembered.pop(destination, None)  # the next publish that needs the destination requests it again
         self._state.clear_refusals(destination=destination)
-        if self._declared is not None:
-            self._declared.add(destination)
+        for declared in self._declared:
+            declared.add(destination)
 
     def interested(self, queue: bytes) -> bool:
         """Return True if a declare of the queue must wait for `ensure_queue`."""
@@ -362,8 +375,8 @@ class RelayRequests:
 
     def _gone(self, destination: Destination) -> bool:
         """Forget the bindings to a destination; return whether relays must be notified."""
-        if self._declared is not None:
-            self._declared.discard(destination)
+        for declared in self._declared:
+            declared.discard(destination)
         exchanges = list(self._state.exchanges.values())
         bound = [exchange for exchange in exchanges if exchange.tokens.deleted(destination)]
         holders = [exchange for exchange in exchanges if destination in exchange.receivers]
