@@ -81,6 +81,8 @@ class EnsureQueue(NamedTuple):
 
     channel: Channel
     queue: bytes
+    #: whether the channel's held frames wait for it, instead of a held-back declare-ok
+    resumes: bool = False
 
 
 class EnsureExchange(NamedTuple):
@@ -88,6 +90,8 @@ class EnsureExchange(NamedTuple):
 
     channel: Channel
     exchange: bytes
+    #: as for `EnsureQueue`
+    resumes: bool = False
 
 
 class BindDestinations(NamedTuple):

@@ -13,11 +13,11 @@ from proxy.errors import ProtocolError, Scope
 from proxy.relay.broker_frames import BrokerFrames
 from proxy.relay.channel_state import OPEN, OPENING
 from proxy.relay.connection_state import (
-    BindDestinations,
     ConnectionState,
     ConnectionTerms,
     EnsureExchange,
     EnsureQueue,
+    LookUp,
     Phase,
     Request,
 )
@@ -62,9 +62,9 @@ class Relay:
 
     def answer(self, request: Request, exchange_type: str | None = None) -> None:
         """Resume the channel of a finished or abandoned request; `exchange_type` is the result of `LookUp`."""
-        if isinstance(request, EnsureQueue | EnsureExchange):
+        if isinstance(request, EnsureQueue | EnsureExchange) and not request.resumes:
             self.connection.pending.released.append(request.channel)
-        elif isinstance(request, BindDestinations):
+        elif not isinstance(request, LookUp):
             self.connection.pending.resume(request.channel)
         else:
             request.answer(exchange_type)

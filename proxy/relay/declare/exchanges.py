@@ -148,30 +148,38 @@ class ClientExchanges:
 
         If the exchange was missing, publishes have to wait from now on until its tokens are bound. Otherwise, a
         declare-ok is held back until its tokens are bound again, since the exchange and its bindings may have been
-        deleted elsewhere.
+        deleted elsewhere. If the client expects no reply, its next frames wait instead.
         """
         connection, destination = self._connection, (EXCHANGE, request.exchange)
 
         def declared(frame: bytes) -> bool:
-            if request.nowait or connection.upstream.closing:
-                connection.terms.inventory.exchange_declared(request.exchange)
-                return not request.nowait
-            if not any(destination in owned.bound for owned in self._state.carried() if owned.declared is None):
-                connection.terms.inventory.exchange_declared(request.exchange)
-                return True
-            channel.output.hold_back(frame)
-            connection.deliveries.mark(channel)
-            connection.pending.requests.append(EnsureExchange(channel, request.exchange))
-            return False
+            bound = any(destination in owned.bound for owned in self._state.carried() if owned.declared is None)
+            if bound and not connection.upstream.closing:
+                connection.pending.requests.append(EnsureExchange(channel, request.exchange, resumes=request.nowait))
+                if not request.nowait:
+                    channel.output.hold_back(frame)
+                    connection.deliveries.mark(channel)
+                return False
+            connection.terms.inventory.exchange_declared(request.exchange)
+            if request.nowait:
+                connection.pending.resume(channel)
+            return not request.nowait
 
-        if request.nowait and destination not in self._state.missing:
+        if request.nowait and not self._is_destination(request.exchange):
             return True
         channel.replies.append(ExpectedReply(methods.EXCHANGE_DECLARE_OK, declared))
         if request.nowait:  # a reply is requested, since the broker may refuse to declare the exchange
+            connection.change(channel, ChannelEvent.DECLARE)
             with_reply = request._replace(nowait=False)
             frame = method_frame(channel.number, methods.EXCHANGE_DECLARE, 0, *with_reply)
             connection.to_upstream.append(frame)
         return not request.nowait
+
+    def _is_destination(self, name: bytes) -> bool:
+        """Return True if an exchange is a destination that is, was or should be bound."""
+        destination = (EXCHANGE, name)
+        known = any(destination in owned.tokens.destinations for owned in self._state.exchanges.values())
+        return known or destination in self._state.missing
 
     def delete(self, channel: Channel, frame: bytes) -> bool:
         """Handle exchange.delete; return whether to forward it unchanged."""
@@ -199,10 +207,15 @@ class ClientExchanges:
 
         def deleted(_: bytes) -> bool:
             self._connection.terms.inventory.changed(request.exchange)
+            if request.nowait:
+                self._connection.pending.resume(channel)
             return not request.nowait
 
         channel.replies.append(ExpectedReply(methods.EXCHANGE_DELETE_OK, deleted))
-        if request.nowait:  # a reply is requested, since the broker may refuse to delete the exchange
+        if request.nowait:
+            # A reply is requested, since the broker may refuse to delete the exchange. The client's next frames, which
+            # may declare the exchange again, wait for it.
+            self._connection.change(channel, ChannelEvent.DECLARE)
             frame = exchange_delete(channel.number, request.exchange, if_unused=request.if_unused)
             self._connection.to_upstream.append(frame)
         return not request.nowait

@@ -55,7 +55,8 @@ class ClientQueues:
             declared = partial(self._declared, channel, request)
             channel.replies.append(ExpectedReply(methods.QUEUE_DECLARE_OK, declared))
         elif not request.passive:
-            if request.exclusive or not request.queue:
+            interested = connection.terms.inventory.interested(request.queue)
+            if request.exclusive or not request.queue or interested:
                 self._declare_and_wait(channel, request)
                 return False
             connection.terms.inventory.queue_declared(request.queue, request.exclusive)
@@ -125,7 +126,7 @@ class ClientQueues:
             self._look_at = max(_EXCLUSIVE, 2 * len(queues))
 
     def _declare_and_wait(self, channel: Channel, request: QueueDeclare) -> None:
-        """Declare a queue that is exclusive, or that the broker names, and for which the client expects no reply.
+        """Declare a queue that is exclusive, needs tokens or has no name yet, if the client expects no reply.
 
         A reply is requested from the broker. It contains the name, to which later methods may refer by an empty name.
         An exclusive queue can be bound only after its declaration, and only on this connection. If the broker refuses
@@ -140,6 +141,8 @@ class ClientQueues:
             if request.exclusive:
                 self._add_exclusive(queue)
                 bind_tokens(connection, tokens_of(connection.plans.state, queue), go_on)
+            elif connection.terms.inventory.interested(queue) and not connection.upstream.closing:
+                connection.pending.requests.append(EnsureQueue(channel, queue, resumes=True))
             else:
                 go_on()
             return False

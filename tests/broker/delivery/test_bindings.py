@@ -9,6 +9,7 @@ from pamqp import commands
 
 from tests.broker.delivery.site import Site, standing
 from tests.broker.observed import Outside
+from tests.client import method
 from tests.producer import Closed, Producer, until
 from tests.rabbitmq import Broker
 
@@ -287,6 +288,30 @@ def test_an_exchange_that_was_missing_gets_messages_as_soon_as_it_is_declared_th
             if delivery == "queue":
                 break  # a publish to a deleted exchange closes the channel
             declaring.ask(commands.Exchange.Delete(exchange="downstream"))
+
+
+def test_destinations_deleted_elsewhere_get_messages_as_soon_as_they_are_declared_again_with_nowait(
+    broker: Broker, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rules = "exchanges: [{name: jobs, bindings: [{queue: late}, {exchange: downstream}]}]"
+    settings = {"inventory": {"refresh": "1h"}}
+    exchange = commands.Exchange.Declare(exchange="downstream", exchange_type="fanout", nowait=True)
+    queue = commands.Queue.Declare(queue="late", durable=True, nowait=True)
+    bind = commands.Queue.Bind(queue="under", exchange="downstream", nowait=True)
+    delete = (
+        commands.Exchange.Delete(exchange="downstream", nowait=True),
+        commands.Queue.Delete(queue="late", nowait=True),
+    )
+    with standing(broker, tmp_path_factory.mktemp("elsewhere"), rules, settings) as site:
+        site.make_queue("under")
+        producer = site.producer()
+        for number, deleted in enumerate(((), (), delete, delete), start=1):
+            producer.send(*(method(1, command) for command in (*deleted, exchange, queue, bind)))
+            assert producer.send_settled("jobs", "k", {}, mandatory=True) == (True, [])
+            assert site.bodies("late", "under") == [[b"body"], [b"body"]]
+            if number == 1:
+                site.delete_queue("late")
+                site.delete_exchange("downstream")
 
 
 def test_an_auto_delete_exchange_gets_messages_as_soon_as_it_is_declared_again(
