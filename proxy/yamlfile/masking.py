@@ -7,6 +7,7 @@ valid YAML is masked line by line.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,11 +19,11 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MARK = "\ufeff"
 MASK = "***"
 _KEY = "password"
-#: The password in an address, with or without a scheme: the text from the colon up to the last ``@`` before a slash.
-_ADDRESS = re.compile(r"(?P<before>:)(?!//)[^/]+(?=@)")
+#: Parts of an address, with or without a scheme, and what begins the password in a part, which ends at the last ``@``.
+_PART, _COLON = re.compile(r"[^/]+"), re.compile(":.", re.DOTALL)
 _AT = re.compile(r"@|\\(?:x40|u0040|U00000040)")
-#: The same pattern for text that is not valid YAML, and for comments.
-_ADDRESS_IN_LINE = re.compile(r"(?P<before>:)(?!//)[^\s/][^/\r\n]*(?=@)")
+#: The same for text that is not valid YAML, and for comments.
+_PART_OF_LINE, _COLON_IN_LINE = re.compile(r"[^/\r\n]+"), re.compile(r":\S")
 #: A line, in text that is not valid YAML, that may continue the value of an earlier line: not an item and not a key.
 _MORE = r"(?:\r?\n(?![ \t]*(?:-[ \t]|[\"']?[\w.-]+[\"']?[ \t]*:(?:\s|$)))[^\r\n]+)"
 #: A password in text that is not valid YAML, or in a comment.
@@ -49,7 +50,21 @@ def _comments_masked(text: str) -> str:
 
 
 def _masked_lines(text: str) -> str:
-    return _ADDRESS_IN_LINE.sub(rf"\g<before>{MASK}", _WRITTEN.sub(rf"\g<before>{MASK}", text))
+    text = _WRITTEN.sub(rf"\g<before>{MASK}", text)
+    parts, end = [], 0
+    for start, stop in _in_addresses(text, _PART_OF_LINE, _COLON_IN_LINE):
+        parts += [text[end:start], MASK]
+        end = stop
+    return "".join([*parts, text[end:]])
+
+
+def _in_addresses(text: str, part: re.Pattern[str], colon: re.Pattern[str]) -> Iterator[tuple[int, int]]:
+    """Return the start and end of each password in an address. The time is proportional to the length of the text."""
+    for match in part.finditer(text):
+        end = text.rfind("@", match.start(), match.end())
+        begin = colon.search(text, match.start(), max(end, 0))
+        if begin is not None:
+            yield begin.start() + 1, end
 
 
 @dataclass(slots=True)
@@ -103,9 +118,9 @@ def _extent(event: Any, begin: int) -> tuple[int, int]:
 
 def _passwords(text: str, start: int, end: int, event: ScalarEvent) -> list[tuple[int, int]]:
     """Return the start and end of each password in the addresses in a scalar."""
-    if not _ADDRESS.search(event.value):
+    if not any(_in_addresses(event.value, _PART, _COLON)):
         return []
     # With an escape or a line break, the text of the file differs from the value.
     if event.value not in (text[start:end], text[start + 1 : end - 1]):
         return [(start, end)]
-    return [(start + match.end("before"), start + match.end()) for match in _ADDRESS.finditer(text[start:end])]
+    return [(start + begin, start + stop) for begin, stop in _in_addresses(text[start:end], _PART, _COLON)]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from proxy.yamlfile.masking import masked
@@ -59,3 +61,10 @@ def test_a_text_without_secrets_is_unchanged(text: str) -> None:
 
 def test_secrets_after_multi_byte_characters_are_masked() -> None:
     assert masked("a: 😀ü\nbrokers: {a: {password: secret}}\n") == "a: 😀ü\nbrokers: {a: {password: ***}}\n"
+
+
+@pytest.mark.parametrize("text", ["a: x{}\n# password\n", "a: 'x{} password'", "# {} password\n", "[{}\n password: x"])
+def test_a_long_string_of_colons_is_masked_in_a_short_time(text: str) -> None:
+    began_at = time.process_time()
+    masked(text.format(":x" * 20_000))
+    assert time.process_time() - began_at < 2.0
