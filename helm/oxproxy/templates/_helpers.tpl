@@ -158,13 +158,6 @@ Names and numbers of the container's admin ports, as JSON: worker i has port + i
 {{- else -}}
 {{- include "oxproxy.needControlPassword" . -}}
 {{- end -}}
-{{- if include "oxproxy.declaredSecret" . -}}
-{{- $secrets := list -}}
-{{- range .Values.declared.keys -}}
-{{- $secrets = append $secrets (dict "file" (printf "/etc/oxproxy/declared/%s" .)) -}}
-{{- end -}}
-{{- $_ := set $config "declared" (dict "secrets" $secrets) -}}
-{{- end -}}
 {{- if .Values.audit.enabled -}}
 {{- $audit := dict "directory" "/var/lib/oxproxy-audit" -}}
 {{- /* A pod that exceeds the limit of its ephemeral volume, 4 GiB, is evicted. */ -}}
@@ -177,6 +170,13 @@ Names and numbers of the container's admin ports, as JSON: worker i has port + i
 {{- if not (kindIs "invalid" $settings) -}}{{- /* not null */ -}}
 {{- $config = mergeOverwrite $config (dict $section (deepCopy $settings)) -}}
 {{- end -}}
+{{- end -}}
+{{- if and (include "oxproxy.declaredSecret" .) (not (default dict $config.declared).secrets) -}}
+{{- $secrets := list -}}
+{{- range .Values.declared.keys -}}
+{{- $secrets = append $secrets (dict "file" (printf "/etc/oxproxy/declared/%s" .)) -}}
+{{- end -}}
+{{- $config = mergeOverwrite $config (dict "declared" (dict "secrets" $secrets)) -}}
 {{- end -}}
 {{- $config | toYaml -}}
 {{- end -}}

@@ -499,10 +499,19 @@ def test_a_schedule_is_a_name_or_has_five_fields(schedule: str) -> None:
         chart.validate_schema(chart.merge_values({"report": {"schedule": schedule}}))
 
 
-@pytest.mark.parametrize("key", ["admin", "audit", "declared"])
-def test_a_null_section_of_the_configuration_changes_nothing(key: str) -> None:
+@pytest.mark.parametrize(
+    "config", [{"admin": None}, {"audit": None}, {"declared": None}, {"declared": {"secrets": None}}], ids=str
+)
+def test_a_null_section_of_the_configuration_changes_nothing(config: JSON) -> None:
     name = "oxproxy/templates/configmap.yaml"
-    assert rendered({"config": {key: None}})[name] == rendered({"config": {}})[name]
+    assert rendered({"config": config})[name] == rendered({"config": {}})[name]
+
+
+def test_a_key_with_the_value_null_is_part_of_the_configuration() -> None:
+    values: JSON = {"config": {"limits": {"patience": None}, "audit": {"keep_mib": None}}, "audit": {"enabled": True}}
+    manifest = yaml.safe_load(rendered(values)["oxproxy/templates/configmap.yaml"])
+    config = yaml.safe_load(manifest["data"]["oxproxy.yaml"])
+    assert (config["limits"], config["audit"]["keep_mib"]) == ({"patience": None}, None)
 
 
 @pytest.mark.parametrize("name", yaml.safe_load((CHART / "values.yaml").read_text()))
