@@ -237,31 +237,22 @@ class Topology:
     # -- requests and reports from relays --------------------------------------------------------------------------
 
     def interested(self, vhost: str, queue: bytes) -> bool:
-        """Return True if a declare of the queue must wait for `ensure_queue`. This is cheap and never blocks."""
+        """Return True if a declare of the queue must wait for `ensure`. This is cheap and never blocks."""
         known = self._vhosts.get(vhost)
         return known is not None and known.requests.interested(queue)
 
-    def queue_declared(self, vhost: str, queue: bytes, exclusive: bool = False) -> None:
+    def declared(self, vhost: str, destination: Destination, exclusive: bool = False) -> None:
         if vhost in self._vhosts:
-            self._vhosts[vhost].requests.queue_declared(queue, exclusive)
+            self._vhosts[vhost].requests.declared(destination, exclusive)
 
     def queue_deleted(self, vhost: str, queue: bytes) -> None:
         if vhost in self._vhosts:
             self._vhosts[vhost].queue_deleted(queue)
 
-    def exchange_declared(self, vhost: str, exchange: bytes) -> None:
+    async def ensure(self, vhost: str, destination: Destination) -> None:
+        """Bind the tokens of a declared queue or exchange; see `RelayRequests.ensure`. Never raises."""
         if vhost in self._vhosts:
-            self._vhosts[vhost].requests.exchange_declared(exchange)
-
-    async def ensure_queue(self, vhost: str, queue: bytes) -> None:
-        """Bind the tokens of a newly declared queue; see `RelayRequests.ensure_queue`. Never raises."""
-        if vhost in self._vhosts:
-            await self._vhosts[vhost].requests.ensure_queue(queue)
-
-    async def ensure_exchange(self, vhost: str, exchange: bytes) -> None:
-        """Bind the tokens of a declared exchange again; see `RelayRequests.ensure_exchange`. Never raises."""
-        if vhost in self._vhosts:
-            await self._vhosts[vhost].requests.ensure_exchange(exchange)
+            await self._vhosts[vhost].requests.ensure(destination)
 
     async def bind(self, vhost: str, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
         """Bind destinations that a publish needs and that have no token yet.

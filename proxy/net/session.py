@@ -27,8 +27,7 @@ from proxy.relay.connection_state import (
     NO_REMOTES,
     BindDestinations,
     ConnectionTerms,
-    EnsureExchange,
-    EnsureQueue,
+    EnsureDestination,
     PermissionCheck,
     Phase,
     RemoteBrokers,
@@ -278,10 +277,8 @@ class Session:
             async with asyncio.timeout(self._shared.limits.bind_seconds):
                 if control is None:
                     pass
-                elif isinstance(request, EnsureQueue):
-                    await control.ensure_queue(vhost, request.queue)
-                elif isinstance(request, EnsureExchange):
-                    await control.ensure_exchange(vhost, request.exchange)
+                elif isinstance(request, EnsureDestination):
+                    await control.ensure(vhost, request.destination)
                 elif isinstance(request, BindDestinations):
                     await self._bind(control, vhost, request)
                 else:

@@ -79,23 +79,17 @@ class ControlPlane(Protocol):
     def interested(self, vhost: str, queue: bytes) -> bool:
         """Return True if a rule has the queue as a destination, or depends on queue names."""
 
-    async def ensure_queue(self, vhost: str, queue: bytes) -> None:
-        """Bind the tokens of a newly declared queue."""
-
-    async def ensure_exchange(self, vhost: str, exchange: bytes) -> None:
-        """Bind the tokens of a declared exchange again."""
+    async def ensure(self, vhost: str, destination: Destination) -> None:
+        """Bind the tokens of a newly declared queue, or those of a declared exchange again."""
 
     async def bind(self, vhost: str, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
         """Bind destinations that a publish waits for."""
 
-    def queue_declared(self, vhost: str, queue: bytes, exclusive: bool = False) -> None:
-        """Record a declared queue."""
+    def declared(self, vhost: str, destination: Destination, exclusive: bool = False) -> None:
+        """Record a declared queue, or that one of the broker's own exchanges exists."""
 
     def queue_deleted(self, vhost: str, queue: bytes) -> None:
         """Record a deleted queue."""
-
-    def exchange_declared(self, vhost: str, exchange: bytes) -> None:
-        """Record that one of the broker's own exchanges exists."""
 
     def state_of(self, vhost: str) -> VhostState | None:
         """Return the state of a virtual host; None if the control plane does not manage it."""
@@ -210,8 +204,7 @@ class Vhosts:
             return NO_INVENTORY
         return QueueInventory(
             partial(control.interested, vhost),
-            partial(control.queue_declared, vhost),
+            partial(control.declared, vhost),
             partial(control.queue_deleted, vhost),
-            partial(control.exchange_declared, vhost),
             partial(control.changed, vhost),
         )

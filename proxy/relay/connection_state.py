@@ -76,21 +76,12 @@ class PermissionCheck(NamedTuple):
     destination: Destination
 
 
-class EnsureQueue(NamedTuple):
-    """Bind the tokens of a queue that was declared through this sidecar."""
+class EnsureDestination(NamedTuple):
+    """Bind the tokens of a queue, or of one of the broker's own exchanges, that was declared through this sidecar."""
 
     channel: Channel
-    queue: bytes
+    destination: Destination
     #: whether the channel's held frames wait for it, instead of a held-back declare-ok
-    resumes: bool = False
-
-
-class EnsureExchange(NamedTuple):
-    """Bind the tokens of one of the broker's own exchanges that was declared through this sidecar."""
-
-    channel: Channel
-    exchange: bytes
-    #: as for `EnsureQueue`
     resumes: bool = False
 
 
@@ -121,7 +112,7 @@ class LookUp(NamedTuple):
     destination: Destination | None = None
 
 
-Request: TypeAlias = EnsureQueue | EnsureExchange | BindDestinations | LookUp
+Request: TypeAlias = EnsureDestination | BindDestinations | LookUp
 
 
 class RelayLimits(NamedTuple):
@@ -149,11 +140,9 @@ class QueueInventory(NamedTuple):
 
     #: whether rules name this queue, or depend on queue names at all
     interested: Callable[[bytes], bool]
-    #: records a declared queue, and whether it is exclusive to its connection
-    queue_declared: Callable[[bytes, bool], None]
+    #: records a declared queue, and whether it is exclusive to its connection, or one of the broker's own exchanges
+    declared: Callable[[Destination, bool], None]
     queue_deleted: Callable[[bytes], None]
-    #: records that one of the broker's own exchanges has been declared, or exists
-    exchange_declared: Callable[[bytes], None]
     #: records that a client has declared, deleted, bound or unbound an exchange
     changed: Callable[[bytes], None]
 
@@ -161,9 +150,8 @@ class QueueInventory(NamedTuple):
 #: for virtual hosts without a control plane
 NO_INVENTORY: Final = QueueInventory(
     lambda queue: False,
-    lambda queue, exclusive: None,
+    lambda destination, exclusive: None,
     lambda queue: None,
-    lambda exchange: None,
     lambda exchange: None,
 )
 

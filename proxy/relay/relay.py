@@ -15,8 +15,7 @@ from proxy.relay.channel_state import OPEN, OPENING
 from proxy.relay.connection_state import (
     ConnectionState,
     ConnectionTerms,
-    EnsureExchange,
-    EnsureQueue,
+    EnsureDestination,
     LookUp,
     Phase,
     Request,
@@ -62,7 +61,7 @@ class Relay:
 
     def answer(self, request: Request, exchange_type: str | None = None) -> None:
         """Resume the channel of a finished or abandoned request; `exchange_type` is the result of `LookUp`."""
-        if isinstance(request, EnsureQueue | EnsureExchange) and not request.resumes:
+        if isinstance(request, EnsureDestination) and not request.resumes:
             self.connection.pending.released.append(request.channel)
         elif not isinstance(request, LookUp):
             self.connection.pending.resume(request.channel)

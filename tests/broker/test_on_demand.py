@@ -81,7 +81,7 @@ async def test_with_queue_delivery_a_queue_that_is_declared_while_it_is_being_lo
     async def late(management: ManagementApi, vhost: str, kind: str, name: bytes) -> object:
         found = await look(management, vhost, kind, name)
         outside.make_queue("a")
-        bench.requests.queue_declared(b"a")
+        bench.requests.declared(("queue", b"a"))
         return found
 
     monkeypatch.setattr(ManagementApi, "find", late)
@@ -142,7 +142,7 @@ async def test_a_missing_destination_is_remembered_for_one_refresh_interval(brok
 async def test_a_forgotten_destination_is_queried_again(bench: Bench, outside: Outside) -> None:
     await bench.requests.bind(b"c", queues("a"))
     outside.make_queue("a")
-    bench.requests.queue_declared(b"a")
+    bench.requests.declared(("queue", b"a"))
     assert bench.state.missing == {}
     assert await bench.requests.bind(b"c", queues("a")) == queues("a")
 
@@ -158,7 +158,7 @@ async def test_a_destination_that_is_declared_while_it_is_being_looked_for_is_fo
         """Look for the queue; a client declares it before the response is processed."""
         found = await look(*arguments)
         outside.make_queue("a")
-        bench.requests.queue_declared(b"a")
+        bench.requests.declared(("queue", b"a"))
         return found
 
     monkeypatch.setattr(place, name, late)

@@ -44,7 +44,7 @@ class Scene:
         self.requests.connected.set()
 
     async def ensure(self, queue: str) -> None:
-        await self.requests.ensure_queue(queue.encode())
+        await self.requests.ensure(("queue", queue.encode()))
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_a_thousand_queues_and_bindings_do_not_compute_the_desired_state(monkeyp
     for number in range(1_000):
         name = f"q{number}"
         assert not scene.requests.interested(name.encode())
-        scene.requests.queue_declared(name.encode())
+        scene.requests.declared(("queue", name.encode()))
         scene.known.add_binding(stored("ox", name, (), number))
         assert not scene.requests.interested(name.encode())
     scene.requests.queue_deleted(b"q500")
@@ -142,5 +142,5 @@ def test_a_declared_queue_is_missing_until_it_has_its_token(make: Callable[[], O
     exchange = make()
     scene = Scene(state("/", {"x": queues("a")}, exchange))
     scene.known.missing["queue", b"a"] = "does not exist"
-    scene.requests.queue_declared(b"a")
+    scene.requests.declared(("queue", b"a"))
     assert (("queue", b"a") in scene.known.missing) == (exchange.delivery is Delivery.CARRIER)

@@ -111,8 +111,8 @@ async def test_calls_of_relays_reach_their_virtual_host(closing: Keep, outside: 
     await topology.start()
     outside.make_queues("a", "b")
     assert topology.interested(vhost, b"a")
-    topology.queue_declared(vhost, b"b")
-    await topology.ensure_queue(vhost, b"a")
+    topology.declared(vhost, ("queue", b"b"))
+    await topology.ensure(vhost, ("queue", b"a"))
     assert await topology.bind(vhost, b"documents", queues("b")) == queues("b")
     assert outside.bound("documents") == queues("a", "b")
     topology.queue_deleted(vhost, b"b")
@@ -122,9 +122,9 @@ async def test_calls_of_relays_reach_their_virtual_host(closing: Keep, outside: 
 async def test_calls_for_a_virtual_host_without_rules_have_no_effect(closing: Keep, broker: Broker) -> None:
     topology = closing(Topology(settings(broker), {}, {}))
     await topology.start()
-    topology.queue_declared("/", b"a")
+    topology.declared("/", ("queue", b"a"))
     topology.queue_deleted("/", b"a")
-    await topology.ensure_queue("/", b"a")
+    await topology.ensure("/", ("queue", b"a"))
     assert not topology.interested("/", b"a")
     assert await topology.bind("/", b"x", queues("a")) == set()
     assert topology.ready

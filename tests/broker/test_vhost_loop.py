@@ -262,7 +262,7 @@ async def test_without_the_management_api_regex_routes_see_queues_of_rules_and_d
     outside.make_queue("unknown")
     known = state(vhost, {"documents": queues("a")}, regex=True)
     topology = await make(known, Queue(b"a"), management=False)
-    topology.requests.queue_declared(b"b")
+    topology.requests.declared(("queue", b"b"))
     await topology.refresh()
     assert list(known.queues.names) == [b"a", b"b"]
 
@@ -420,7 +420,7 @@ async def test_a_declared_queue_has_its_tokens_when_ensure_returns(make: Make, o
     outside.make_queue("a")
     assert topology.requests.interested(b"a")
     epoch = known.epoch
-    await topology.requests.ensure_queue(b"a")
+    await topology.requests.ensure(("queue", b"a"))
     assert outside.bound("first") == outside.bound("second") == queues("a")
     assert outside.bound("third") == set()
     assert known.exchanges[b"first"].bound == queues("a")
@@ -436,7 +436,7 @@ async def test_a_declared_queue_is_bound_even_if_its_token_was_known(make: Make,
     outside.delete_queue("a")
     outside.make_queue("a")
     epoch = known.epoch
-    await topology.requests.ensure_queue(b"a")
+    await topology.requests.ensure(("queue", b"a"))
     assert outside.bound("documents") == queues("a")
     assert known.epoch == epoch  # the relays' state was correct, so they need not repeat their requests
 
@@ -446,11 +446,11 @@ async def test_a_declared_queue_that_is_refused_is_missing_and_nothing_is_raised
 ) -> None:
     known = state(vhost, {"documents": queues("a")})
     topology = await make(known)
-    await topology.requests.ensure_queue(b"a")  # it does not exist
+    await topology.requests.ensure(("queue", b"a"))  # it does not exist
     assert known.missing == {("queue", b"a"): "does not exist"}
     with outside.channel() as channel:
         channel.queue_declare("a", exclusive=True)
-        await topology.requests.ensure_queue(b"a")
+        await topology.requests.ensure(("queue", b"a"))
         assert known.missing == {("queue", b"a"): "exclusive queue of another connection"}
 
 
@@ -458,7 +458,7 @@ async def test_ensure_waits_for_the_connection_until_the_deadline(make: Make, vh
     known = state(vhost, {"documents": queues("a")})
     topology = await make(known, connect=False, deadline_seconds=0.05)
     with capture_logs() as events:
-        await topology.requests.ensure_queue(b"a")
+        await topology.requests.ensure(("queue", b"a"))
     assert len(has(events, "queue declared but not bound yet")) == 1
 
 
@@ -466,7 +466,7 @@ async def test_ensure_continues_once_the_connection_is_open(make: Make, outside:
     outside.make_queue("a")
     known = state(vhost, {"documents": queues("a")})
     topology = await make(known, connect=False)
-    ensured = asyncio.ensure_future(topology.requests.ensure_queue(b"a"))
+    ensured = asyncio.ensure_future(topology.requests.ensure(("queue", b"a")))
     await topology.connect()
     await ensured
     assert outside.bound("documents") == queues("a")
@@ -496,7 +496,7 @@ async def test_a_queue_declared_through_us_is_known_at_once(make: Make, vhost: s
     topology = await make(known)
     assert ("queue", b"a") in known.missing
     epoch = known.epoch
-    topology.requests.queue_declared(b"a")
+    topology.requests.declared(("queue", b"a"))
     assert known.missing == {}
     assert list(known.queues.names) == [b"a"]
     assert known.epoch > epoch
@@ -506,7 +506,7 @@ async def test_a_declare_that_concerns_no_rule_keeps_cached_decisions(make: Make
     known = state(vhost, {"documents": queues("a")})
     topology = await make(known)
     epoch = known.epoch
-    topology.requests.queue_declared(b"reply-1")
+    topology.requests.declared(("queue", b"reply-1"))
     topology.queue_deleted(b"reply-1")
     assert known.epoch == epoch
 
@@ -537,8 +537,8 @@ async def test_what_is_declared_through_us_at_the_end_of_a_pass_is_not_missing(
         await warn(desired)
         outside.make_queue("a")
         outside.make_exchange("x")
-        topology.requests.queue_declared(b"a")
-        topology.requests.exchange_declared(b"x")
+        topology.requests.declared(("queue", b"a"))
+        topology.requests.declared(("exchange", b"x"))
 
     topology.reconciler.observer.warn = warn_late  # type: ignore[method-assign]
     await topology.refresh(thorough=True)

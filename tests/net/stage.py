@@ -232,8 +232,8 @@ class NoControl:
     def interested(self, vhost: str, queue: bytes) -> bool:
         return queue in self.wanted
 
-    async def ensure_queue(self, vhost: str, queue: bytes) -> None:
-        self.asked.append(("ensure", queue))
+    async def ensure(self, vhost: str, destination: Destination) -> None:
+        self.asked.append(("ensure", destination))
         await self.answering.wait()
 
     async def bind(self, vhost: str, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
@@ -246,17 +246,11 @@ class NoControl:
             self.state.changed()
         return requested
 
-    def queue_declared(self, vhost: str, queue: bytes, exclusive: bool = False) -> None:
-        self.asked.append(("declared", queue, exclusive))
+    def declared(self, vhost: str, destination: Destination, exclusive: bool = False) -> None:
+        self.asked.append(("declared", destination, exclusive))
 
     def queue_deleted(self, vhost: str, queue: bytes) -> None:
         self.asked.append(("deleted", queue))
-
-    async def ensure_exchange(self, vhost: str, exchange: bytes) -> None:
-        self.asked.append(("ensured exchange", exchange))
-
-    def exchange_declared(self, vhost: str, exchange: bytes) -> None:
-        self.asked.append(("exchange declared", exchange))
 
     def state_of(self, vhost: str) -> VhostState | None:
         return self.state if self.state is not None and self.state.name == vhost else None

@@ -376,7 +376,7 @@ async def test_a_declare_is_answered_when_the_queue_has_its_tokens_or_after_the_
             link.call(commands.Queue.DeclareOk("q", 0, 0))
             link.call(commands.Basic.Cancel("behind it", True))
             assert [(await producer.frame()).name for _ in range(2)] == ["Queue.DeclareOk", "Basic.Cancel"]
-        assert control.asked.count(("ensure", b"q")) == 2
+        assert control.asked.count(("ensure", ("queue", b"q"))) == 2
 
 
 async def test_a_producer_with_a_full_buffer_is_paused_until_it_is_sent() -> None:

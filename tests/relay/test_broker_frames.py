@@ -183,7 +183,7 @@ def test_a_held_declare_ok_holds_later_frames_of_its_channel() -> None:
     later = delivery() + say(1, commands.Basic.ConsumeOk("c"))
     assert wire.answer(later, delivery(channel=2)) == delivery(channel=2)
     request = wire.request()
-    assert (request.channel.number, getattr(request, "queue", None)) == (1, b"q")
+    assert (request.channel.number, getattr(request, "destination", None)) == (1, ("queue", b"q"))
     wire.relay.answer(request)
     assert wire.producer() == DECLARED + later
     assert wire.answer(delivery()) == delivery()

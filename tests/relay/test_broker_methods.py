@@ -37,7 +37,7 @@ def test_a_queue_that_rules_name_gets_its_tokens_before_the_declare_ok() -> None
     wire = Wire(routed("q"), events=QueueEvents([b"q"])).open()
     wire.produce(DECLARE)
     assert wire.answer(DECLARED) == b""
-    assert wire.events == [("declared", b"q", False)]
+    assert wire.events == [("declared", ("queue", b"q"), False)]
     wire.relay.answer(wire.request())
     assert wire.producer() == DECLARED
 
@@ -97,7 +97,7 @@ def test_replies_are_matched_to_requests_in_order() -> None:
     wire.produce(binds)
     assert wire.answer(say(1, commands.Queue.BindOk(), commands.Basic.QosOk())) != b""
     assert wire.answer(DECLARED, say(1, commands.Queue.DeleteOk(0))) == b""
-    assert wire.events == [("declared", b"q", False)]
+    assert wire.events == [("declared", ("queue", b"q"), False)]
     wire.relay.answer(wire.request())
     assert wire.producer() == DECLARED + say(1, commands.Queue.DeleteOk(0))
     assert wire.events[1:] == [("deleted", b"x")]

@@ -15,7 +15,7 @@ from proxy.amqp.tables import decode_table, encode_table
 from proxy.relay.connection_state import (
     BindDestinations,
     ConnectionTerms,
-    EnsureQueue,
+    EnsureDestination,
     LookUp,
     Phase,
     QueueInventory,
@@ -66,9 +66,8 @@ class QueueEvents(list[tuple[object, ...]]):
     def inventory(self) -> QueueInventory:
         return QueueInventory(
             lambda queue: self._queues is None or queue in self._queues,
-            lambda queue, exclusive: self.append(("declared", queue, exclusive)),
+            lambda destination, exclusive: self.append(("declared", destination, exclusive)),
             lambda queue: self.append(("deleted", queue)),
-            lambda exchange: self.append(("exchange declared", exchange)),
             lambda exchange: self.append(("changed", exchange)),
         )
 
@@ -216,11 +215,11 @@ class Wire:
         assert self.upstream() == method(channel, commands.Channel.Close(200, "closed by the proxy", 0, 0))
         return left
 
-    def request(self) -> EnsureQueue | BindDestinations:
+    def request(self) -> EnsureDestination | BindDestinations:
         """Take the only request to the control plane."""
         (request,) = self.relay.connection.pending.requests
         self.relay.connection.pending.requests.clear()
-        assert isinstance(request, EnsureQueue | BindDestinations)
+        assert isinstance(request, EnsureDestination | BindDestinations)
         return request
 
     def control(self, *bound: str) -> bytes:

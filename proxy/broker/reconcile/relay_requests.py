@@ -28,7 +28,7 @@ from proxy.errors import UpstreamError
 from proxy.relay.token_table import Need
 from proxy.relay.vhost import Delivery, OwnedExchange
 from proxy.routing.exchange import Exchange
-from proxy.values import EXCHANGE, Destination, shown
+from proxy.values import EXCHANGE, QUEUE, Destination, shown
 
 #: Used in place of a destination in the key of an attempt to change a carrier's form.
 _FORM: Destination = (EXCHANGE, b"")
@@ -257,14 +257,8 @@ class RelayRequests:
         finally:
             self._declared = [other for other in self._declared if other is not declared]
 
-    def _note_declared(self, destination: Destination) -> None:
-        self._remembered.pop(destination, None)  # the next publish that needs the destination requests it again
-        self._state.clear_refusals(destination=destination)
-        for declared in self._declared:
-            declared.add(destination)
-
     def interested(self, queue: bytes) -> bool:
-        """Return True if a declare of the queue must wait for `ensure_queue`."""
+        """Return True if a declare of the queue must wait for `ensure`."""
         destination = ("queue", queue)
         rules = self._state.router.exchanges
         return any(
@@ -274,10 +268,25 @@ class RelayRequests:
             for name, owned in self._state.exchanges.items()
         )
 
-    def queue_declared(self, queue: bytes, exclusive: bool = False) -> None:
-        state, destination = self._state, ("queue", queue)
+    def declared(self, destination: Destination, exclusive: bool = False) -> None:
+        """Record a declared queue, or that one of the broker's own exchanges exists.
+
+        Args:
+            exclusive: whether a queue is exclusive to its connection.
+        """
+        self._remembered.pop(destination, None)  # the next publish that needs it requests it again
+        self._state.clear_refusals(destination=destination)
+        for declared in self._declared:
+            declared.add(destination)
+        kind, name = destination
+        if kind == QUEUE:
+            self._queue_declared(name, exclusive)
+        else:
+            self._exchange_declared(destination)
+
+    def _queue_declared(self, queue: bytes, exclusive: bool) -> None:
+        state, destination = self._state, (QUEUE, queue)
         self._observed.add_queue(queue, exclusive)
-        self._note_declared(destination)
         names = with_name(state.queues, queue)
         changed = names is not state.queues and self._see_queues()
         state.queues = names
@@ -285,6 +294,12 @@ class RelayRequests:
             changed = state.not_missing(destination)
         if changed:
             state.changed()
+
+    def _exchange_declared(self, destination: Destination) -> None:
+        for exchange in self._state.exchanges.values():
+            exchange.tokens.declared(destination)
+        if self._state.not_missing(destination):
+            self._state.changed()
 
     def queue_deleted(self, queue: bytes) -> None:
         """Record that a queue and its bindings were deleted."""
@@ -300,15 +315,6 @@ class RelayRequests:
         if changed:
             state.changed()
 
-    def exchange_declared(self, name: bytes) -> None:
-        """Record that one of the broker's own exchanges exists, so that the next publish requests it."""
-        state, destination = self._state, (EXCHANGE, name)
-        self._note_declared(destination)
-        for exchange in state.exchanges.values():
-            exchange.tokens.declared(destination)
-        if state.not_missing(destination):
-            state.changed()
-
     def exchange_deleted(self, name: bytes) -> None:
         """Record that an exchange was deleted, along with all bindings from and to the exchange."""
         owned = self._state.exchanges.get(name)
@@ -317,42 +323,31 @@ class RelayRequests:
         if self._gone(("exchange", name)):
             self._state.changed()
 
-    async def ensure_queue(self, queue: bytes) -> None:
-        """Bind the tokens of a newly declared queue. Returns when all are bound or refused, or at the deadline."""
-        self.queue_declared(queue)
-        if unnameable(queue) is not None:
+    async def ensure(self, destination: Destination) -> None:
+        """Bind the tokens of a declared queue or exchange. Returns when all are bound or refused, or at the deadline.
+
+        For an exchange, these are only tokens that count as bound; the others are bound when a publish requests them.
+        """
+        self.declared(destination)
+        kind, name = destination
+        if unnameable(name) is not None:
             return
-        state, destination = self._state, ("queue", queue)
-        # Tokens that count as bound are included, since the queue and its bindings may have been deleted elsewhere.
-        waiting = self._rights.waiting(state.exchanges, state.router, queue)
+        state = self._state
+        waiting = self._rights.waiting(state.exchanges, state.router, name) if kind == QUEUE else []
+        # The destination and its bindings may have been deleted elsewhere, for example an auto-delete exchange.
         waiting += [
             exchange
             for exchange in state.carried()
             if exchange not in waiting and self._believed(exchange, destination)
         ]
-        tokens = [BindToken(exchange, destination) for exchange in waiting]
-        await self._bind_declared(destination, tokens)
-
-    async def ensure_exchange(self, name: bytes) -> None:
-        """Bind the tokens of a declared exchange again if they count as bound. Return at the deadline at the latest.
-
-        The exchange, for example an auto-delete exchange, may have been deleted elsewhere, along with its bindings.
-        """
-        self.exchange_declared(name)
-        destination = (EXCHANGE, name)
-        believed = [exchange for exchange in self._state.carried() if self._believed(exchange, destination)]
-        await self._bind_declared(destination, [BindToken(exchange, destination) for exchange in believed])
-
-    async def _bind_declared(self, destination: Destination, tokens: Sequence[BindToken]) -> None:
-        state = self._state
-        if not tokens:
+        if not waiting:
             return
-        bound = all(destination in exchange.bound for exchange, _ in tokens)
+        bound = all(destination in exchange.bound for exchange in waiting)
+        tokens = [BindToken(exchange, destination) for exchange in waiting]
         try:
             async with self._while_connected():
                 refused = await asyncio.gather(*map(self._executor.bind_one, tokens))
         except (UpstreamError, TimeoutError) as error:
-            kind, name = destination
             event = f"{kind} declared but not bound yet"
             log.warning(event, vhost=state.name, error=str(error), **{kind: shown(name)})
             return

@@ -27,7 +27,7 @@ from proxy.amqp.tables import decode_table
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, ExpectedReply
 from proxy.relay.channel_state import DECLARING, ChannelEvent
-from proxy.relay.connection_state import ConnectionState, EnsureExchange
+from proxy.relay.connection_state import ConnectionState, EnsureDestination
 from proxy.relay.declare.injected_methods import Steps, answer, inject, look_up, pass_on, reply_and_resume, run_steps
 from proxy.relay.declare.storage import (
     ALTERNATE,
@@ -155,12 +155,12 @@ class ClientExchanges:
         def declared(frame: bytes) -> bool:
             bound = any(destination in owned.bound for owned in self._state.carried() if owned.declared is None)
             if bound and not connection.upstream.closing:
-                connection.pending.requests.append(EnsureExchange(channel, request.exchange, resumes=request.nowait))
+                connection.pending.requests.append(EnsureDestination(channel, destination, resumes=request.nowait))
                 if not request.nowait:
                     channel.output.hold_back(frame)
                     connection.deliveries.mark(channel)
                 return False
-            connection.terms.inventory.exchange_declared(request.exchange)
+            connection.terms.inventory.declared(destination, False)
             if request.nowait:
                 connection.pending.resume(channel)
             return not request.nowait

@@ -17,7 +17,7 @@ from proxy.amqp.tables import decode_value, pick
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, ExpectedReply
 from proxy.relay.channel_state import ChannelEvent
-from proxy.relay.connection_state import ConnectionState, EnsureQueue
+from proxy.relay.connection_state import ConnectionState, EnsureDestination
 from proxy.relay.declare.injected_methods import count_unanswerable
 from proxy.relay.declare.storage import refuse_nested, refuse_own_arguments
 from proxy.relay.declare.token_bindings import bind_tokens, tokens_of
@@ -59,7 +59,7 @@ class ClientQueues:
             if request.exclusive or not request.queue or interested:
                 self._declare_and_wait(channel, request)
                 return False
-            connection.terms.inventory.queue_declared(request.queue, request.exclusive)
+            connection.terms.inventory.declared((QUEUE, request.queue), request.exclusive)
             count_unanswerable(connection, channel)
         return True
 
@@ -99,7 +99,7 @@ class ClientQueues:
         if not (request.queue or request.passive):
             connection.pending.resume(channel)
         exclusive = request.exclusive and not request.passive
-        connection.terms.inventory.queue_declared(queue, exclusive)
+        connection.terms.inventory.declared((QUEUE, queue), exclusive)
         if exclusive:
             self._add_exclusive(queue)
         if connection.upstream.closing or not connection.terms.inventory.interested(queue):
@@ -112,7 +112,7 @@ class ClientQueues:
         if exclusive and wanted:
             bind_tokens(connection, wanted, partial(connection.pending.released.append, channel))
         else:
-            connection.pending.requests.append(EnsureQueue(channel, queue))
+            connection.pending.requests.append(EnsureDestination(channel, (QUEUE, queue)))
         return False
 
     def _add_exclusive(self, queue: bytes) -> None:
@@ -137,12 +137,12 @@ class ClientQueues:
 
         def declared(frame: bytes) -> bool:
             queue = channel.last_queue = read_method(QueueDeclareOk, frame[7:-1]).queue
-            connection.terms.inventory.queue_declared(queue, request.exclusive)
+            connection.terms.inventory.declared((QUEUE, queue), request.exclusive)
             if request.exclusive:
                 self._add_exclusive(queue)
                 bind_tokens(connection, tokens_of(connection.plans.state, queue), go_on)
             elif connection.terms.inventory.interested(queue) and not connection.upstream.closing:
-                connection.pending.requests.append(EnsureQueue(channel, queue, resumes=True))
+                connection.pending.requests.append(EnsureDestination(channel, (QUEUE, queue), resumes=True))
             else:
                 go_on()
             return False

@@ -308,7 +308,7 @@ def test_a_nowait_declare_is_recorded_immediately() -> None:
     wire = Wire(events=QueueEvents()).open()
     wire.produce(say(1, commands.Queue.Declare(0, "q", nowait=True)))
     wire.produce(say(1, commands.Queue.Declare(0, "q", passive=True, nowait=True)))
-    assert wire.events == [("declared", b"q", False)]
+    assert wire.events == [("declared", ("queue", b"q"), False)]
 
 
 @pytest.mark.parametrize("nowait", [False, True])
@@ -322,7 +322,11 @@ def test_an_empty_name_is_the_last_declared_queue_although_its_name_is_not_known
     assert wire.answer(reply) == (b"" if nowait else reply)
     assert names(wire.upstream()) == ["Queue.Delete"]
     wire.answer(say(1, commands.Queue.DeleteOk(0)))
-    assert wire.events == [("declared", b"q", False), ("declared", b"amq.gen-1", False), ("deleted", b"amq.gen-1")]
+    assert wire.events == [
+        ("declared", ("queue", b"q"), False),
+        ("declared", ("queue", b"amq.gen-1"), False),
+        ("deleted", b"amq.gen-1"),
+    ]
 
 
 def test_an_exclusive_queue_declared_with_nowait_is_bound_before_later_frames() -> None:
@@ -333,7 +337,7 @@ def test_an_exclusive_queue_declared_with_nowait_is_bound_before_later_frames() 
     (request,) = split(wire.produce(say(1, declare), message))
     assert request.arguments == {**dict(declare), "nowait": False}
     assert wire.answer(say(1, commands.Queue.DeclareOk("q", 0, 0))) == b""
-    assert wire.events == [("declared", b"q", True)]
+    assert wire.events == [("declared", ("queue", b"q"), True)]
     assert [(frame.channel, frame.name) for frame in split(wire.upstream())] == [(OWN, "Channel.Open")]
     wire.answer(OWN_OPEN_OK)
     assert names(wire.upstream()) == ["Queue.Bind"]
@@ -369,9 +373,9 @@ def test_a_nowait_delete_of_the_queue_declared_last_is_recorded_when_it_is_done(
     sent = wire.produce(declare, say(1, commands.Queue.Delete(0, "", True, nowait=True)))
     assert sent == declare + say(1, commands.Queue.Delete(0, "", True))
     wire.answer(say(1, commands.Queue.DeclareOk("last", 0, 0)))
-    assert wire.events == [("declared", b"last", False)]
+    assert wire.events == [("declared", ("queue", b"last"), False)]
     assert wire.answer(say(1, commands.Queue.DeleteOk(0))) == b""
-    assert wire.events == [("declared", b"last", False), ("deleted", b"last")]
+    assert wire.events == [("declared", ("queue", b"last"), False), ("deleted", b"last")]
 
 
 def test_delivery_tags_count_from_the_publish_after_confirm_select() -> None:
