@@ -1,7 +1,8 @@
 """The control plane's interface for other packages, which covers all managed virtual hosts.
 
 A virtual host is managed if it is named in the rules, if clients have declared exchanges in it, or if a client logs in
-to it. `app` creates a `Topology`, awaits `start` and runs `run` as a task. Sessions and relays call the other methods.
+to it. `app` creates a `Topology`, awaits `start` and runs `run` as a task. Sessions use the `requests_of` their virtual
+host.
 Rules files are not read here; callers pass the shared states created from them.
 
 Source: architecture, "The broker is the store".
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from proxy.broker.connection import ControlSettings
 from proxy.broker.declared.snapshot import Recorder
 from proxy.broker.management_api import ManagementApi, VhostDiscovery
 from proxy.broker.methods import DeclareQueue
+from proxy.broker.reconcile.relay_requests import RelayRequests
 from proxy.broker.reconcile.vhost_loop import VhostTopology
 from proxy.broker.remote_observer import RemoteObserver, describe_remote
 from proxy.broker.task_supervisor import Supervisor
@@ -28,7 +30,7 @@ from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.counters import Counters
 from proxy.relay.vhost import VhostState
 from proxy.routing.router import Router
-from proxy.values import Destination, describe, shown
+from proxy.values import describe, shown
 
 
 def status_of(vhost: VhostTopology) -> dict[str, Any]:  # Any: JSON
@@ -205,9 +207,10 @@ class Topology:
         """Return the control plane of a virtual host that is managed."""
         return self._vhosts[vhost]
 
-    def state_of(self, vhost: str) -> VhostState | None:
+    def requests_of(self, vhost: str) -> RelayRequests | None:
+        """Return what sessions in a virtual host use; None if it is not managed."""
         known = self._vhosts.get(vhost)
-        return known.state if known is not None else None
+        return known.requests if known is not None else None
 
     def follows(self, vhost: str) -> bool:
         """Return True if the first pass of the virtual host has succeeded or failed."""
@@ -221,7 +224,7 @@ class Topology:
 
         Args:
             vhost: name of the virtual host, which may already be managed.
-            state: shared state of the virtual host; None to create it (see `state_of`).
+            state: shared state of the virtual host; None to create it.
         """
         known = self._vhosts.get(vhost)
         if known is None:
@@ -233,43 +236,6 @@ class Topology:
                 await known.health.settled.wait()
         except TimeoutError:
             log.warning("first pass of virtual host not finished in time", vhost=vhost)
-
-    # -- requests and reports from relays --------------------------------------------------------------------------
-
-    def interested(self, vhost: str, queue: bytes) -> bool:
-        """Return True if a declare of the queue must wait for `ensure`. This is cheap and never blocks."""
-        known = self._vhosts.get(vhost)
-        return known is not None and known.requests.interested(queue)
-
-    def declared(self, vhost: str, destination: Destination, exclusive: bool = False) -> None:
-        if vhost in self._vhosts:
-            self._vhosts[vhost].requests.declared(destination, exclusive)
-
-    def queue_deleted(self, vhost: str, queue: bytes) -> None:
-        if vhost in self._vhosts:
-            self._vhosts[vhost].queue_deleted(queue)
-
-    async def ensure(self, vhost: str, destination: Destination) -> None:
-        """Bind the tokens of a declared queue or exchange; see `RelayRequests.ensure`. Never raises."""
-        if vhost in self._vhosts:
-            await self._vhosts[vhost].requests.ensure(destination)
-
-    async def bind(self, vhost: str, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
-        """Bind destinations that a publish needs and that have no token yet.
-
-        Returns:
-            The destinations that are bound after all attempts, or at the deadline.
-        """
-        return await self._vhosts[vhost].requests.bind(exchange, destinations) if vhost in self._vhosts else set()
-
-    async def look_up(self, vhost: str, exchange: bytes, destination: Destination | None = None) -> str | None:
-        """Look up an exchange, or its bindings to a destination; see `VhostTopology.look_up`."""
-        return await self._vhosts[vhost].look_up(exchange, destination) if vhost in self._vhosts else None
-
-    def changed(self, vhost: str, exchange: bytes) -> None:
-        """Record that a client has changed an exchange or its bindings. This is cheap and never blocks."""
-        if vhost in self._vhosts:
-            self._vhosts[vhost].changed(exchange)
 
     # -- state for operators ---------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from proxy.net.opening import Opening
 from proxy.net.remote.pool import ProducerRemotes
 from proxy.net.tasks import Tasks
 from proxy.net.throttle import Throttle
-from proxy.net.vhosts import ControlPlane
+from proxy.net.vhosts import VhostControl
 from proxy.relay.connection_state import (
     NO_REMOTES,
     BindDestinations,
@@ -270,19 +270,18 @@ class Session:
 
     async def _carry_out(self, relay: Relay, request: Request) -> None:
         """Carry out a request from the relay. If there is no reply by the deadline, the relay continues without it."""
-        control = self._shared.vhosts.control
-        vhost = relay.connection.plans.state.name
+        control = self._shared.vhosts.control_of(relay.connection.plans.state.name)
         exchange_type: str | None = None
         try:
             async with asyncio.timeout(self._shared.limits.bind_seconds):
                 if control is None:
                     pass
                 elif isinstance(request, EnsureDestination):
-                    await control.ensure(vhost, request.destination)
+                    await control.ensure(request.destination)
                 elif isinstance(request, BindDestinations):
-                    await self._bind(control, vhost, request)
+                    await self._bind(control, request)
                 else:
-                    exchange_type = await control.look_up(vhost, request.exchange, request.destination)
+                    exchange_type = await control.look_up(request.exchange, request.destination)
         except (TimeoutError, UpstreamError) as error:
             self._log.warning("control plane did not respond", request=type(request).__name__, error=str(error))
         finally:
@@ -290,14 +289,14 @@ class Session:
                 relay.answer(request, exchange_type)
                 self._flush(relay, monotonic())
 
-    async def _bind(self, control: ControlPlane, vhost: str, request: BindDestinations) -> None:
-        await self._shared.vhosts.client_connections.ask(vhost, request.permission_checks)
+    async def _bind(self, control: VhostControl, request: BindDestinations) -> None:
+        await self._shared.vhosts.client_connections.ask(control.state.name, request.permission_checks)
         allowed = [check for check in request.permission_checks if check.destination in check.reach.allowed]
         for name in {check.owned.name for check in allowed}:
-            control.changed(vhost, name)
+            control.changed(name)
         wanted = {check.destination for check in allowed}.union(request.destinations)
         if wanted:
-            await control.bind(vhost, request.exchange, wanted)
+            await control.bind(request.exchange, wanted)
 
     def ask(self, asked: PermissionCheck, done: Callable[[], None]) -> None:
         if self.relay is None or self._over:

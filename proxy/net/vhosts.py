@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Protocol
 
 import structlog
@@ -73,42 +72,48 @@ _log = structlog.get_logger(__name__)
 _WARN_SECONDS = 1.0
 
 
-class ControlPlane(Protocol):
-    """The control plane as used by sessions."""
+class VhostControl(Protocol):
+    """The control plane of one virtual host, as used by sessions and their relays."""
 
-    def interested(self, vhost: str, queue: bytes) -> bool:
+    state: VhostState
+
+    def interested(self, queue: bytes) -> bool:
         """Return True if a rule has the queue as a destination, or depends on queue names."""
 
-    async def ensure(self, vhost: str, destination: Destination) -> None:
-        """Bind the tokens of a newly declared queue, or those of a declared exchange again."""
-
-    async def bind(self, vhost: str, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
-        """Bind destinations that a publish waits for."""
-
-    def declared(self, vhost: str, destination: Destination, exclusive: bool = False) -> None:
+    def declared(self, destination: Destination, exclusive: bool) -> None:
         """Record a declared queue, or that one of the broker's own exchanges exists."""
 
-    def queue_deleted(self, vhost: str, queue: bytes) -> None:
+    def queue_deleted(self, queue: bytes) -> None:
         """Record a deleted queue."""
 
-    def state_of(self, vhost: str) -> VhostState | None:
-        """Return the state of a virtual host; None if the control plane does not manage it."""
+    def changed(self, exchange: bytes) -> None:
+        """Record that a client has changed an exchange or its bindings."""
 
-    def follows(self, vhost: str) -> bool:
-        """Return True if the control plane manages the virtual host."""
+    async def ensure(self, destination: Destination) -> None:
+        """Bind the tokens of a newly declared queue, or those of a declared exchange again."""
 
-    async def adopt(self, vhost: str, state: VhostState) -> None:
-        """Start managing another virtual host. Its client declarations are loaded when this method returns."""
+    async def bind(self, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
+        """Bind destinations that a publish waits for."""
 
-    async def look_up(self, vhost: str, exchange: bytes, destination: Destination | None) -> str | None:
+    async def look_up(self, exchange: bytes, destination: Destination | None) -> str | None:
         """Look up an exchange, or its bindings to a destination, on the broker.
 
         Returns:
             The type of the exchange; None if it does not exist or is an open exchange, or if a destination is given.
         """
 
-    def changed(self, vhost: str, exchange: bytes) -> None:
-        """Record that a client has changed an exchange or its bindings."""
+
+class ControlPlane(Protocol):
+    """The control plane as used by sessions."""
+
+    def requests_of(self, vhost: str) -> VhostControl | None:
+        """Return the control plane of a virtual host; None if the virtual host is not managed."""
+
+    def follows(self, vhost: str) -> bool:
+        """Return True if the control plane manages the virtual host."""
+
+    async def adopt(self, vhost: str, state: VhostState) -> None:
+        """Start managing another virtual host. Its client declarations are loaded when this method returns."""
 
 
 class Vhosts:
@@ -150,8 +155,8 @@ class Vhosts:
         """
         plans = self._plans.get(vhost)
         if plans is None:
-            known = self.control.state_of(vhost) if self.control is not None else None
-            state = known if known is not None else VhostState(vhost, Router(()))
+            control = self.control_of(vhost)
+            state = control.state if control is not None else VhostState(vhost, Router(()))
             plans = self._plans[vhost] = self._make(state)
         return plans
 
@@ -197,14 +202,13 @@ class Vhosts:
         plans.failures = self._failures
         return plans
 
+    def control_of(self, vhost: str) -> VhostControl | None:
+        """Return the control plane of a virtual host, if it has one."""
+        return self.control.requests_of(vhost) if self.control is not None else None
+
     def inventory(self, vhost: str) -> QueueInventory:
         """Return non-blocking callbacks through which relays use the control plane for a virtual host."""
-        control = self.control
+        control = self.control_of(vhost)
         if control is None:
             return NO_INVENTORY
-        return QueueInventory(
-            partial(control.interested, vhost),
-            partial(control.declared, vhost),
-            partial(control.queue_deleted, vhost),
-            partial(control.changed, vhost),
-        )
+        return QueueInventory(control.interested, control.declared, control.queue_deleted, control.changed)

@@ -44,7 +44,7 @@ class Bench:
     def new(self, management: ManagementApi | None) -> RelayRequests:
         reconciler = Reconciler(self.settings, self.state, self.connection, management)
         reconciler.executor, reconciler.names = self.executor, self.observed
-        return RelayRequests(reconciler, lambda exchange: None, Supervisor())
+        return RelayRequests(reconciler, Supervisor(), lambda: None, lambda exchange: None, lambda: None)
 
     async def open(self) -> None:
         await self.connection.connect()

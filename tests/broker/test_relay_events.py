@@ -33,15 +33,20 @@ class Scene:
     def __init__(self, known: VhostState, own_routes: bool = True) -> None:
         self.known = known
         self.executor = FakeExecutor()
-        self.orphaned: list[OwnedExchange] = []
+        self.passes_requested = 0
         limits = ControlSettings(
             (), "guest", "guest", deadline_seconds=5, declared=DeclaredSettings(own_routes=own_routes)
         )
         reconciler = Reconciler(limits, known, ControlConnection(limits, "/"), None)
         reconciler.executor = self.executor  # type: ignore[assignment]
         self.rights = reconciler.rights
-        self.requests = RelayRequests(reconciler, self.orphaned.append, Supervisor())
+        self.requests = RelayRequests(
+            reconciler, Supervisor(), lambda: None, lambda exchange: None, self.request_refresh
+        )
         self.requests.connected.set()
+
+    def request_refresh(self) -> None:
+        self.passes_requested += 1
 
     async def ensure(self, queue: str) -> None:
         await self.requests.ensure(("queue", queue.encode()))
@@ -92,7 +97,7 @@ def test_a_deleted_queue_removes_the_bindings_of_clients(scene: Scene) -> None:
     scene.requests.queue_deleted(b"own")
     assert known.exchanges[b"documents"].clients == ox.clients == {}
     assert ox.bound == queues("route")
-    assert scene.orphaned == [ox]
+    assert scene.passes_requested == 1  # for the tokens that no binding needs
     assert known.missing == {}
     assert known.epoch > epoch
 
@@ -101,7 +106,7 @@ def test_a_deleted_queue_that_rules_or_routes_name_is_missing(scene: Scene) -> N
     scene.requests.queue_deleted(b"a")
     scene.requests.queue_deleted(b"route")
     assert scene.known.missing == {("queue", b"a"): "deleted", ("queue", b"route"): "deleted"}
-    assert scene.orphaned == []
+    assert scene.passes_requested == 0
 
 
 def test_a_deleted_exchange_removes_its_bindings_and_those_to_it(scene: Scene) -> None:
@@ -109,13 +114,14 @@ def test_a_deleted_exchange_removes_its_bindings_and_those_to_it(scene: Scene) -
     declare_here(known, "outer", stored("outer", "ox", kind="exchange"), stored("outer", "amq.topic", kind="exchange"))
     for destination in exchanges("amq.topic"):
         known.exchanges[b"outer"].tokens.bind_ok(destination)
-    scene.requests.exchange_deleted(b"ox")
+    known.remove_exchange(b"ox")
+    scene.requests.changed(b"ox")
     assert set(known.exchanges) == {b"documents", b"outer"}
     assert [client.binding.destination for client in known.exchanges[b"outer"].clients.values()] == [b"amq.topic"]
-    scene.requests.exchange_deleted(b"amq.topic")
+    scene.requests.changed(b"amq.topic")
     assert known.exchanges[b"outer"].clients == {}
     assert known.exchanges[b"outer"].bound == set()
-    scene.requests.exchange_deleted(b"documents")  # the rules file's binding stays
+    scene.requests.changed(b"documents")  # the rules file's binding stays
     assert b"documents" in known.exchanges
 
 

@@ -110,23 +110,21 @@ async def test_calls_of_relays_reach_their_virtual_host(closing: Keep, outside: 
     topology = closing(Topology(settings(outside.broker), {vhost: known}, {}))
     await topology.start()
     outside.make_queues("a", "b")
-    assert topology.interested(vhost, b"a")
-    topology.declared(vhost, ("queue", b"b"))
-    await topology.ensure(vhost, ("queue", b"a"))
-    assert await topology.bind(vhost, b"documents", queues("b")) == queues("b")
+    requests = topology.requests_of(vhost)
+    assert requests is not None
+    assert requests.interested(b"a")
+    requests.declared(("queue", b"b"))
+    await requests.ensure(("queue", b"a"))
+    assert await requests.bind(b"documents", queues("b")) == queues("b")
     assert outside.bound("documents") == queues("a", "b")
-    topology.queue_deleted(vhost, b"b")
+    requests.queue_deleted(b"b")
     assert known.exchanges[b"documents"].bound == queues("a")
 
 
-async def test_calls_for_a_virtual_host_without_rules_have_no_effect(closing: Keep, broker: Broker) -> None:
+async def test_a_virtual_host_without_rules_and_clients_is_not_managed(closing: Keep, broker: Broker) -> None:
     topology = closing(Topology(settings(broker), {}, {}))
     await topology.start()
-    topology.declared("/", ("queue", b"a"))
-    topology.queue_deleted("/", b"a")
-    await topology.ensure("/", ("queue", b"a"))
-    assert not topology.interested("/", b"a")
-    assert await topology.bind("/", b"x", queues("a")) == set()
+    assert topology.requests_of("/") is None
     assert topology.ready
 
 
@@ -138,7 +136,7 @@ async def test_new_rules_are_prepared_swapped_and_the_old_retired(closing: Keep,
     rules, evaluated = router({"documents": queues("b")}), {b"documents": owned("documents")}
     retirement = await topology.managed(vhost).prepare(evaluated, rules, [])
     topology.managed(vhost).reconciler.swap(evaluated, rules)
-    assert topology.interested(vhost, b"b")
+    assert topology.managed(vhost).requests.interested(b"b")
     known.handover_seconds = 0.0
     await topology.managed(vhost).retire(retirement)
     assert outside.plainly_bound("documents") == queues("b")

@@ -72,9 +72,7 @@ async def start(broker: Broker) -> AsyncIterator[Start]:
 
 
 def known(topology: Topology, vhost: str) -> VhostState:
-    followed = topology.state_of(vhost)
-    assert followed is not None
-    return followed
+    return topology.managed(vhost).state
 
 
 def routed(vhost_state: VhostState, exchange: bytes, headers: Table = (), key: bytes = b"") -> tuple[bytes, ...]:
@@ -191,7 +189,7 @@ async def test_an_announced_bind_to_an_exchange_of_the_file_is_seen_on_its_carri
     first = await start({vhost: announcing}, run=True, announcing=True)
     carried = stored("ruled", "a", (), 5)
     await app.bind(carried._replace(binding=replace(carried.binding, exchange=b"carrier")))
-    first.changed(vhost, b"ruled")
+    first.managed(vhost).requests.changed(b"ruled")
     await until(lambda: routed(there, b"ruled") == (b"a",))
 
 
@@ -201,7 +199,7 @@ async def test_a_deleted_queue_removes_its_bindings(start: Start, app: Client, o
     await app.bind(*(stored("ox", name, (), number) for number, name in enumerate(("beside", "through", "stays"))))
     vhost_state = known(topology := await start(), vhost)
     outside.delete_queue("through")
-    topology.queue_deleted(vhost, b"through")
+    topology.managed(vhost).requests.queue_deleted(b"through")
     assert routed(vhost_state, b"ox") == (b"beside", b"stays")
     assert ("queue", b"through") not in vhost_state.missing
     outside.delete_queue("beside")
@@ -351,7 +349,7 @@ async def test_an_exchange_declared_through_another_sidecar_is_looked_up(
     outside.make_exchange("topic", "topic")
     await app.declare("ox")
     await app.bind(stored("ox", "a"))
-    asked = [await topology.look_up(vhost, name) for name in (b"none", b"plain", b"topic", b"ox")]
+    asked = [await topology.managed(vhost).requests.look_up(name) for name in (b"none", b"plain", b"topic", b"ox")]
     assert asked == [None, "direct", "topic", None]
     assert [vhost_state.may_be_open(name) for name in (b"none", b"plain", b"topic", b"ox")] == [
         True,
@@ -386,7 +384,7 @@ async def test_bindings_of_a_destination_are_looked_up_although_they_change_mean
         return answer
 
     monkeypatch.setattr(management, "changed_bindings", meanwhile)
-    await topology.look_up(vhost, b"ox", ("queue", b"a"))
+    await topology.managed(vhost).requests.look_up(b"ox", ("queue", b"a"))
     found = vhost_state.exchanges[b"ox"].clients.values()
     assert {item.binding.identity for item in found} == {item.binding.identity for item in (elsewhere, here)}
 
@@ -395,7 +393,7 @@ async def test_a_virtual_host_is_followed_after_its_first_client_connects(
     start: Start, app: Client, outside: Outside, vhost: str
 ) -> None:
     topology = await start(run=True)
-    assert topology.state_of(vhost) is None
+    assert topology.requests_of(vhost) is None
     assert not topology.follows(vhost)
     outside.make_queues("a")
     await app.declare("ox")
@@ -469,11 +467,11 @@ async def test_an_announced_change_is_seen_at_once(start: Start, app: Client, ou
     await app.bind(stored("ox", "a"))
     here.add_binding(stored("ox", "a"))
     for _ in range(1000):
-        first.changed(vhost, b"ox")
+        first.managed(vhost).requests.changed(b"ox")
     await until(lambda: routed(there, b"ox") == (b"a",))
     outside.delete_exchange("ox")
     here.remove_exchange(b"ox")
-    first.changed(vhost, b"ox")
+    first.managed(vhost).requests.changed(b"ox")
     await until(lambda: not there.exchanges)
     assert second.ready
 
@@ -507,7 +505,7 @@ async def test_an_auto_delete_exchange_is_deleted_with_the_queue_of_its_last_bin
         channel.queue_bind("routed to", "ox", token("queue", b"routed to").decode())
     mine.exchanges[b"ox"].tokens.bind_ok(("queue", b"routed to"))
     outside.delete_queue("a")
-    topology.queue_deleted(vhost, b"a")
+    topology.managed(vhost).requests.queue_deleted(b"a")
     await until(lambda: not mine.exchanges)
     assert "ox" not in {item["name"] for item in outside.broker.api("GET", f"exchanges/{vhost}")}
 
@@ -557,7 +555,7 @@ async def test_with_the_management_api_the_snapshot_stores_what_the_broker_does_
     await app.declare("ox")
     declare_here(vhost_state, "ox")
     declare_here(vhost_state, "direct", stored("direct", "a"), delivery=Delivery.QUEUE)
-    topology.changed(vhost, b"direct")
+    topology.managed(vhost).requests.changed(b"direct")
     await topology.close()
     outside.delete_exchange("ox")
 
@@ -576,7 +574,7 @@ async def test_a_sidecar_waits_for_the_management_api_and_then_starts_without_it
     await app.declare("ox")
     await app.bind(stored("ox", "a"))
     topology = await start({vhost: state(vhost, {})}, snapshot=file)
-    topology.changed(vhost, b"ox")
+    topology.managed(vhost).requests.changed(b"ox")
     await topology.close()
 
     dead = f"http://127.0.0.1:{free_port()}"
@@ -656,7 +654,7 @@ async def test_a_long_list_is_requested_less_often_where_sidecars_announce_their
         second = await start({}, announcing=True)
         await app.bind(stored("ox", "b", (), 2))
         await asyncio.sleep(0.1)
-        second.changed(vhost, b"ox")
+        second.managed(vhost).requests.changed(b"ox")
         await asyncio.sleep(0.5)
         await reconcile(topology, vhost)
         assert routed(known(topology, vhost), b"ox") == (b"a", b"b")
@@ -677,14 +675,14 @@ async def test_changes_are_announced_again_after_the_exchange_for_announcements_
     assert listed == []
     outside.delete_exchange(EXCHANGE)
     await app.bind(stored("ox", "b", (), 2))
-    second.changed(vhost, b"ox")  # is lost
+    second.managed(vhost).requests.changed(b"ox")  # is lost
     await asyncio.sleep(0.5)
     await reconcile(second, vhost)
     await reconcile(first, vhost)
     assert routed(known(first, vhost), b"ox") == (b"a", b"b")
     await reconcile(first, vhost)
     await app.bind(stored("ox", "c", (), 3))
-    second.changed(vhost, b"ox")
+    second.managed(vhost).requests.changed(b"ox")
     await asyncio.sleep(0.5)
     await reconcile(first, vhost)
     assert routed(known(first, vhost), b"ox") == (b"a", b"b", b"c")

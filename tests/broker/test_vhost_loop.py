@@ -507,7 +507,7 @@ async def test_a_declare_that_concerns_no_rule_keeps_cached_decisions(make: Make
     topology = await make(known)
     epoch = known.epoch
     topology.requests.declared(("queue", b"reply-1"))
-    topology.queue_deleted(b"reply-1")
+    topology.requests.queue_deleted(b"reply-1")
     assert known.epoch == epoch
 
 
@@ -517,7 +517,7 @@ async def test_a_queue_deleted_through_us_is_forgotten_at_once(make: Make, outsi
     topology = await make(known)
     epoch = known.epoch
     outside.delete_queue("a")
-    topology.queue_deleted(b"a")
+    topology.requests.queue_deleted(b"a")
     assert known.exchanges[b"documents"].bound == set()
     assert ("queue", b"a") in known.missing
     assert list(known.queues.names) == [b"b"]

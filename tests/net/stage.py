@@ -215,7 +215,7 @@ class NoControl:
     """A control plane that records its calls.
 
     Args:
-        state: the virtual host in which it binds destinations.
+        state: the virtual host in which it binds destinations; None for one without exchanges.
         answers: whether calls return at once; False: when `answering` is set.
         followed: whether the virtual host is followed; False: it waits to be adopted.
     """
@@ -226,34 +226,34 @@ class NoControl:
         if answers:
             self.answering.set()
         self.wanted: set[bytes] = set()
-        self.state = state
+        self.state = state if state is not None else VhostState(VHOST, Router(()))
         self.followed = followed
 
-    def interested(self, vhost: str, queue: bytes) -> bool:
+    def interested(self, queue: bytes) -> bool:
         return queue in self.wanted
 
-    async def ensure(self, vhost: str, destination: Destination) -> None:
+    async def ensure(self, destination: Destination) -> None:
         self.asked.append(("ensure", destination))
         await self.answering.wait()
 
-    async def bind(self, vhost: str, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
+    async def bind(self, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
         requested = set(destinations)
         self.asked.append(("bind", exchange, requested))
         await self.answering.wait()
-        if self.state is not None:
+        if exchange in self.state.exchanges:
             for destination in requested:
                 self.state.exchanges[exchange].tokens.bind_ok(destination)
             self.state.changed()
         return requested
 
-    def declared(self, vhost: str, destination: Destination, exclusive: bool = False) -> None:
+    def declared(self, destination: Destination, exclusive: bool) -> None:
         self.asked.append(("declared", destination, exclusive))
 
-    def queue_deleted(self, vhost: str, queue: bytes) -> None:
+    def queue_deleted(self, queue: bytes) -> None:
         self.asked.append(("deleted", queue))
 
-    def state_of(self, vhost: str) -> VhostState | None:
-        return self.state if self.state is not None and self.state.name == vhost else None
+    def requests_of(self, vhost: str) -> NoControl | None:
+        return self if self.state.name == vhost else None
 
     def follows(self, vhost: str) -> bool:
         return self.followed
@@ -263,11 +263,11 @@ class NoControl:
         await self.answering.wait()
         self.followed = True
 
-    async def look_up(self, vhost: str, exchange: bytes, destination: Destination | None) -> str | None:
+    async def look_up(self, exchange: bytes, destination: Destination | None) -> str | None:
         self.asked.append(("look up", exchange))
         return None
 
-    def changed(self, vhost: str, exchange: bytes) -> None:
+    def changed(self, exchange: bytes) -> None:
         self.asked.append(("changed", exchange))
 
 

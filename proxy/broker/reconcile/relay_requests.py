@@ -44,26 +44,31 @@ class RelayRequests:
 
     Args:
         reconciler: provides the inventory and the client declarations, and binds tokens.
-        orphaned: called when a deletion has removed the last binding of an exchange that a client declared.
+        record: called when client declarations have changed.
+        announce: called with an exchange that a client of this sidecar has changed.
+        request_refresh: called when a pass must be run soon.
     """
 
     def __init__(
         self,
         reconciler: Reconciler,
-        orphaned: Callable[[OwnedExchange], None],
         supervisor: Supervisor,
+        record: Callable[[], None],
+        announce: Callable[[bytes], None],
+        request_refresh: Callable[[], None],
     ) -> None:
+        self.state = reconciler.state
+        self._reconciler = reconciler
         self._settings = reconciler.settings
-        self._state = reconciler.state
         self._store = reconciler.store
         self._observed = reconciler.names
         self._executor = reconciler.executor
-        self._connection = reconciler.connection
         self._rights = reconciler.rights
-        self._forms = reconciler.forms
         self._management = reconciler.management
-        self._note_orphans = orphaned
         self._supervisor = supervisor
+        self._record = record
+        self._announce = announce
+        self._request_refresh = request_refresh
         #: Set while the control connection is up and the first pass has succeeded.
         self.connected = asyncio.Event()
         self._attempts: dict[tuple[bytes, Destination], asyncio.Task[None]] = {}
@@ -83,7 +88,7 @@ class RelayRequests:
         Returns:
             The destinations that are bound now.
         """
-        exchange = self._state.exchanges.get(name)
+        exchange = self.state.exchanges.get(name)
         if exchange is None:
             return set()
         wanted = set(destinations)
@@ -93,7 +98,7 @@ class RelayRequests:
         flights = {
             self._flight(exchange, destination, partial(self._attempt, BindToken(exchange, destination)))
             for destination in wanted - exchange.bound
-            if destination not in self._state.missing
+            if destination not in self.state.missing
         }
         if not exchange.takes_exchanges and any(kind == EXCHANGE for kind, _ in wanted):
             flights.add(self._flight(exchange, _FORM, partial(self._change_form, exchange)))
@@ -140,8 +145,8 @@ class RelayRequests:
         if (why := unnameable(name)) is not None:
             return why
         if self._management is None:
-            return (await self._connection.find_missing([destination])).get(destination)
-        info = await self._management.find(self._state.name, kind, name)
+            return (await self._reconciler.connection.find_missing([destination])).get(destination)
+        info = await self._management.find(self.state.name, kind, name)
         if info is None:
             return ABSENT
         return INTERNAL if isinstance(info, ExchangeInfo) and info.internal else None
@@ -168,7 +173,7 @@ class RelayRequests:
         key = (exchange.name, destination)
         flight = self._attempts.get(key)
         if flight is None:
-            work = self._supervisor.keep("demand", attempt, self._state.name)
+            work = self._supervisor.keep("demand", attempt, self.state.name)
             flight = asyncio.get_running_loop().create_task(work)
             self._attempts[key] = flight
             flight.add_done_callback(lambda _: self._attempts.pop(key, None))
@@ -178,11 +183,11 @@ class RelayRequests:
         """Switch a topic carrier to eight-word tokens, because a message must be routed to an exchange."""
         try:
             async with self._while_connected():
-                await self._forms.change(exchange)
+                await self._reconciler.forms.change(exchange)
         except (UpstreamError, TimeoutError) as error:
             log.warning(
                 "carrier not yet switched to eight-word tokens",
-                vhost=self._state.name,
+                vhost=self.state.name,
                 exchange=shown(exchange.name),
                 error=str(error),
             )
@@ -196,8 +201,8 @@ class RelayRequests:
             why = str(error)
         if why is not None:
             self._remember(destination, why)
-        elif self._state.not_missing(destination):
-            self._state.changed()  # a plan in which the destination is missing may be cached
+        elif self.state.not_missing(destination):
+            self.state.changed()  # a plan in which the destination is missing may be cached
 
     async def _reach(self, token: BindToken) -> str | None:
         exchange, destination = token
@@ -225,7 +230,7 @@ class RelayRequests:
             # The last pass may have been several seconds ago, and querying a single name costs the broker little.
             kind, name = destination
             try:
-                info = await self._management.find(self._state.name, kind, name)
+                info = await self._management.find(self.state.name, kind, name)
             except UpstreamError:
                 return None  # the broker's reply to the bind will show whether the destination exists
             if info is None:
@@ -239,11 +244,11 @@ class RelayRequests:
         self._remembered.pop(destination, None)
         self._remembered[destination] = (why, now + self._settings.refresh_seconds)
         # `changed` is not called, since plans that wait for a destination are never cached and thus never stale.
-        self._state.set_missing(destination, why)
+        self.state.set_missing(destination, why)
         if len(self._remembered) > self._settings.remember_limit:
             oldest, _ = self._remembered.popitem(last=False)
             if not self.named(oldest):
-                self._state.not_missing(oldest)
+                self.state.not_missing(oldest)
 
     # -- queues and exchanges ----------------------------------------------------------------------------------
 
@@ -260,12 +265,12 @@ class RelayRequests:
     def interested(self, queue: bytes) -> bool:
         """Return True if a declare of the queue must wait for `ensure`."""
         destination = ("queue", queue)
-        rules = self._state.router.exchanges
+        rules = self.state.router.exchanges
         return any(
             rules[name].sees_queues
             or self._rights.awaits(owned, rules[name], destination)
             or self._believed(owned, destination)
-            for name, owned in self._state.exchanges.items()
+            for name, owned in self.state.exchanges.items()
         )
 
     def declared(self, destination: Destination, exclusive: bool = False) -> None:
@@ -275,7 +280,7 @@ class RelayRequests:
             exclusive: whether a queue is exclusive to its connection.
         """
         self._remembered.pop(destination, None)  # the next publish that needs it requests it again
-        self._state.clear_refusals(destination=destination)
+        self.state.clear_refusals(destination=destination)
         for declared in self._declared:
             declared.add(destination)
         kind, name = destination
@@ -285,7 +290,7 @@ class RelayRequests:
             self._exchange_declared(destination)
 
     def _queue_declared(self, queue: bytes, exclusive: bool) -> None:
-        state, destination = self._state, (QUEUE, queue)
+        state, destination = self.state, (QUEUE, queue)
         self._observed.add_queue(queue, exclusive)
         names = with_name(state.queues, queue)
         changed = names is not state.queues and self._see_queues()
@@ -296,14 +301,15 @@ class RelayRequests:
             state.changed()
 
     def _exchange_declared(self, destination: Destination) -> None:
-        for exchange in self._state.exchanges.values():
+        for exchange in self.state.exchanges.values():
             exchange.tokens.declared(destination)
-        if self._state.not_missing(destination):
-            self._state.changed()
+        if self.state.not_missing(destination):
+            self.state.changed()
 
     def queue_deleted(self, queue: bytes) -> None:
         """Record that a queue and its bindings were deleted."""
-        state, destination = self._state, ("queue", queue)
+        changes = self._store.changes
+        state, destination = self.state, ("queue", queue)
         self._observed.remove_queue(queue)
         names = without_name(state.queues, queue)
         changed = names is not state.queues and self._see_queues()
@@ -314,14 +320,45 @@ class RelayRequests:
             changed = True
         if changed:
             state.changed()
+        self.record_changes(changes)
 
-    def exchange_deleted(self, name: bytes) -> None:
-        """Record that an exchange was deleted, along with all bindings from and to the exchange."""
-        owned = self._state.exchanges.get(name)
-        if owned is not None and owned.declared is not None:
-            self._store.exchange_gone(name)
-        if self._gone(("exchange", name)):
-            self._state.changed()
+    def changed(self, exchange: bytes) -> None:
+        """Record that a client has changed an exchange or its bindings through this sidecar."""
+        self._reconciler.changed()
+        if exchange not in self.state.exchanges and self._gone((EXCHANGE, exchange)):
+            self.state.changed()
+        self._record()
+        if self._reconciler.migration.unkept:
+            self._request_refresh()
+        self._announce(exchange)
+
+    def record_changes(self, changes: int) -> None:
+        """Record client declarations that have changed on the broker since the given number of changes."""
+        if self._store.changes != changes:
+            self._reconciler.changed()
+            self._record()
+        if self._store.has_unverified and not self._reconciler.observer.failures:
+            self._request_refresh()
+
+    async def look_up(self, name: bytes, destination: Destination | None = None) -> str | None:
+        """Look up an exchange and its bindings, or only its bindings to a destination, on the broker.
+
+        Returns:
+            The type of the exchange if the sidecar does not evaluate it. None if the exchange does not exist, if a
+            client declared it (it is then added to the state), if there is no management API (the broker then compares
+            types), or if only bindings were looked up.
+
+        Raises:
+            UpstreamError: the management API did not respond.
+        """
+        changes = self._store.changes
+        info = None
+        if destination is None:
+            info = await self._reconciler.find(name)
+        else:
+            await self._reconciler.find_bindings(name, destination)
+        self.record_changes(changes)
+        return None if info is None or name in self.state.exchanges else info.type
 
     async def ensure(self, destination: Destination) -> None:
         """Bind the tokens of a declared queue or exchange. Returns when all are bound or refused, or at the deadline.
@@ -332,7 +369,7 @@ class RelayRequests:
         kind, name = destination
         if unnameable(name) is not None:
             return
-        state = self._state
+        state = self.state
         waiting = self._rights.waiting(state.exchanges, state.router, name) if kind == QUEUE else []
         # The destination and its bindings may have been deleted elsewhere, for example an auto-delete exchange.
         waiting += [
@@ -372,18 +409,19 @@ class RelayRequests:
         """Forget the bindings to a destination; return whether relays must be notified."""
         for declared in self._declared:
             declared.discard(destination)
-        exchanges = list(self._state.exchanges.values())
+        exchanges = list(self.state.exchanges.values())
         bound = [exchange for exchange in exchanges if exchange.tokens.deleted(destination)]
         holders = [exchange for exchange in exchanges if destination in exchange.receivers]
         for exchange in holders:
             for stored in list(exchange.receivers.get(destination, {}).values()):
                 self._store.remove_binding(stored)
             if exchange.declared is not None and not exchange.clients:
-                self._note_orphans(exchange)
+                self._reconciler.orphans.note(exchange)
+                self._request_refresh()
         return bool(bound)
 
     def _see_queues(self) -> bool:
         return any(exchange.sees_queues for exchange in self._rules())
 
     def _rules(self) -> list[Exchange]:
-        return list(self._state.router.exchanges.values())
+        return list(self.state.router.exchanges.values())

@@ -35,7 +35,6 @@ from proxy.relay.token_table import LEASE_SECONDS
 from proxy.relay.tokens import Tokens
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.router import Router
-from proxy.values import Destination
 
 T = TypeVar("T")
 #: Minimum pause before a requested pass, which handles all requests made during the pause.
@@ -145,11 +144,12 @@ class VhostTopology:
         self.reconciler = Reconciler(settings, state, self.connection, management, queues)
         self._settings = settings
         self._management = management
-        self._record = record
         self._supervisor = supervisor
-        self.requests = RelayRequests(self.reconciler, self._note_orphans, supervisor)
         self._schedule = RefreshSchedule(settings.refresh_seconds)
         self._announcements = Announcements(self.connection, state.name, self._announced, supervisor)
+        self.requests = RelayRequests(
+            self.reconciler, supervisor, record, self._announcements.announce, self._schedule.request_refresh
+        )
 
     @property
     def connected(self) -> bool:
@@ -255,7 +255,7 @@ class VhostTopology:
             return
         began_at, changes = time.monotonic(), self.reconciler.store.changes
         await self.reconciler.look_at(names)
-        self._after_changes(changes)
+        self.requests.record_changes(changes)
         self._schedule.looked(began_at, everything=False)
 
     async def refresh(self, *, thorough: bool = False) -> None:
@@ -288,63 +288,12 @@ class VhostTopology:
         self._schedule.looked(began_at, everything=True)
         if result.unbound:
             self._schedule.request_refresh()
-        self._after_changes(changes)
-
-    def _after_changes(self, changes: int) -> None:
-        """Record client declarations that a pass has changed."""
-        store = self.reconciler.store
-        if store.changes != changes:
-            self.reconciler.changed()
-            self._record()
-        if store.has_unverified and not self.reconciler.observer.failures:
-            self._schedule.request_refresh()
-
-    # -- requests and reports from relays -----------------------------------------------------------------------
-
-    def changed(self, exchange: bytes) -> None:
-        """Record that a client has changed an exchange or its bindings through this sidecar."""
-        self.reconciler.changed()
-        if exchange not in self.state.exchanges:
-            self.requests.exchange_deleted(exchange)
-        self._record()
-        if self.reconciler.migration.unkept:
-            self._schedule.request_refresh()
-        if self._settings.declared.announce:
-            self._announcements.announce(exchange)
+        self.requests.record_changes(changes)
 
     def _announced(self, names: set[bytes] | None) -> None:
         """Request a pass because another sidecar has changed these exchanges; None means any exchange."""
         self.reconciler.observer.announced(names)
         self._schedule.request_refresh(names)
-
-    def queue_deleted(self, queue: bytes) -> None:
-        changes = self.reconciler.store.changes
-        self.requests.queue_deleted(queue)
-        self._after_changes(changes)
-
-    async def look_up(self, name: bytes, destination: Destination | None = None) -> str | None:
-        """Look up an exchange and its bindings, or only its bindings to a destination, on the broker.
-
-        Returns:
-            The type of the exchange if the sidecar does not evaluate it. None if the exchange does not exist, if a
-            client declared it (it is then added to the state), if there is no management API (the broker then compares
-            types), or if only bindings were looked up.
-
-        Raises:
-            UpstreamError: the management API did not respond.
-        """
-        changes = self.reconciler.store.changes
-        info = None
-        if destination is None:
-            info = await self.reconciler.find(name)
-        else:
-            await self.reconciler.find_bindings(name, destination)
-        self._after_changes(changes)
-        return None if info is None or name in self.state.exchanges else info.type
-
-    def _note_orphans(self, exchange: OwnedExchange) -> None:
-        self.reconciler.orphans.note(exchange)
-        self._schedule.request_refresh()
 
     # -- new rules ---------------------------------------------------------------------------------------------
 
