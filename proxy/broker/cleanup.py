@@ -6,12 +6,11 @@ with foreign bindings are kept. Source: architecture, "The broker is the store".
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
-from urllib.parse import quote
 
-from proxy.broker.management_api import BindingInfo, ManagementApi, NotListed, exchange_info
+from proxy.broker.management_api import BindingInfo, ManagementApi, NotListed
 from proxy.values import RESERVED_PREFIXES, text
 
 
@@ -41,31 +40,27 @@ class Leftover:
         return f"vhost {self.vhost}: exchange {values['exchange']}: {counts}{others}"
 
 
-class Cleanup(ManagementApi):
-    """Finds and removes leftover objects through the management API. If a request fails, `UpstreamError` is raised."""
+async def find_leftovers(management: ManagementApi, vhosts: Collection[str] = ()) -> list[Leftover]:
+    """Find leftover exchanges in the given virtual hosts, or in all."""
+    leftovers = []
+    for vhost, info in await management.exchanges_everywhere():
+        if (vhosts and vhost not in vhosts) or not (info.marked or info.name.startswith(RESERVED_PREFIXES)):
+            continue
+        ours: list[BindingInfo] = []
+        foreign: list[BindingInfo] = []
+        for binding in await management.bindings(vhost, info.name):
+            is_ours = binding.routing_key.startswith(RESERVED_PREFIXES) or info.name.startswith(RESERVED_PREFIXES)
+            (ours if is_ours else foreign).append(binding)
+        leftovers.append(Leftover(vhost, info.name, tuple(ours), tuple(foreign)))
+    return sorted(leftovers, key=lambda leftover: (leftover.vhost, leftover.exchange))
 
-    async def leftovers(self, vhosts: Iterable[str] = ()) -> list[Leftover]:
-        wanted = set(vhosts)
-        leftovers = []
-        path = "/exchanges?columns=name,vhost,type,internal,durable,auto_delete,arguments"
-        for vhost, info in await self._rows(path, lambda item: (str(item["vhost"]), exchange_info(item))):
-            if (wanted and vhost not in wanted) or not (info.marked or info.name.startswith(RESERVED_PREFIXES)):
-                continue
-            ours: list[BindingInfo] = []
-            foreign: list[BindingInfo] = []
-            for binding in await self.bindings(vhost, info.name):
-                is_ours = binding.routing_key.startswith(RESERVED_PREFIXES) or info.name.startswith(RESERVED_PREFIXES)
-                (ours if is_ours else foreign).append(binding)
-            leftovers.append(Leftover(vhost, info.name, tuple(ours), tuple(foreign)))
-        return sorted(leftovers, key=lambda leftover: (leftover.vhost, leftover.exchange))
 
-    async def remove(self, leftover: Leftover) -> bool:
-        """Remove an exchange and return True, or remove only our bindings if the exchange has foreign bindings."""
-        if leftover.foreign:
-            for binding in leftover.bindings:
-                await self.remove_binding(leftover.vhost, leftover.exchange, binding)
-            return False
-        with suppress(NotListed):  # removed concurrently
-            names = (quote(name, safe="") for name in (leftover.vhost, leftover.exchange))
-            await self._request("DELETE", "/exchanges/" + "/".join(names))
-        return True
+async def remove_leftover(management: ManagementApi, leftover: Leftover) -> bool:
+    """Remove an exchange and return True, or remove only our bindings if the exchange has foreign bindings."""
+    if leftover.foreign:
+        for binding in leftover.bindings:
+            await management.remove_binding(leftover.vhost, leftover.exchange, binding)
+        return False
+    with suppress(NotListed):  # removed concurrently
+        await management.remove_exchange(leftover.vhost, leftover.exchange)
+    return True

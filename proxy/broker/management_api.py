@@ -17,7 +17,7 @@ import os
 import re
 import ssl
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from hashlib import blake2b
 from itertools import islice
 from types import MappingProxyType
@@ -32,7 +32,7 @@ from proxy.broker.task_supervisor import gather_all
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.garbage import without_collection
 from proxy.relay.declare.storage import KEPT, MARK, PIN, SIGNATURE, STORAGE, STORAGE_WORD
-from proxy.relay.tokens import UNKEYED, Tokens, is_keyed, token
+from proxy.relay.tokens import is_keyed, token
 from proxy.values import Destination, describe, shown
 
 _MARK, _KEPT, _SIGNATURE, _PIN = MARK.decode(), KEPT.decode(), SIGNATURE.decode(), PIN.decode()
@@ -234,11 +234,10 @@ class ManagementApi:
         path = f"/exchanges/{_quoted(vhost)}?columns={_EXCHANGE_COLUMNS}"
         return {info.name: info for info in await self._rows(path, exchange_info)}
 
-    async def declared_vhosts(self) -> set[str]:
-        """Find the virtual hosts with exchanges that clients declared through a sidecar."""
+    async def exchanges_everywhere(self) -> list[tuple[str, ExchangeInfo]]:
+        """List the exchanges in all virtual hosts, each with its virtual host, but without `internal` and the like."""
         path = "/exchanges?columns=name,vhost,type,arguments"
-        rows = await self._rows(path, lambda item: (str(item["vhost"]), exchange_info(item).kept))
-        return {vhost for vhost, kept in rows if kept}
+        return await self._rows(path, lambda item: (str(item["vhost"]), exchange_info(item)))
 
     async def version(self) -> str:
         """Return the version of the broker."""
@@ -262,18 +261,6 @@ class ManagementApi:
         """Declare a durable marker exchange. Only its existence matters."""
         body = {"type": "fanout", "durable": True}
         await self._request("PUT", f"/exchanges/{_quoted(vhost)}/{_quoted(name)}", body)
-
-    async def in_transition(self, secrets: Sequence[bytes]) -> bool:
-        """Return True if sidecars may still need unkeyed tokens in any virtual host with carriers."""
-        path = "/exchanges?columns=name,vhost,type,arguments"
-        listed = await self._rows(path, lambda item: (str(item["vhost"]), exchange_info(item)))
-        names: dict[str, set[bytes]] = {}
-        for vhost, info in listed:
-            names.setdefault(vhost, set()).add(info.name)
-        carrying = {vhost for vhost, info in listed if info.marked}
-        return any(
-            names[vhost].isdisjoint({Tokens(vhost).marker(secret, UNKEYED) for secret in secrets}) for vhost in carrying
-        )
 
     async def bindings(self, vhost: str, exchange: bytes) -> list[BindingInfo]:
         """List the bindings whose source is the given exchange; empty if the exchange does not exist."""
@@ -356,6 +343,9 @@ class ManagementApi:
         kind, name = binding.destination
         names = (vhost, "e", exchange, kind[0], name, binding.properties_key)
         await self._request("DELETE", "/bindings/" + "/".join(_quoted(name) for name in names))
+
+    async def remove_exchange(self, vhost: str, exchange: bytes) -> None:
+        await self._request("DELETE", f"/exchanges/{_quoted(vhost)}/{_quoted(exchange)}")
 
     async def close(self) -> None:
         if self._session is not None:
@@ -537,7 +527,8 @@ class VhostDiscovery:
 
     async def _ask(self, management: ManagementApi) -> set[str]:
         try:
-            vhosts, faults = await management.declared_vhosts(), list[str]()
+            listed_everywhere, faults = await management.exchanges_everywhere(), list[str]()
+            vhosts = {vhost for vhost, info in listed_everywhere if info.kept}
         except Undecodable:
             # Each virtual host is queried separately, so that an undecodable exchange affects only its own
             # virtual host.

@@ -8,8 +8,9 @@ import contextlib
 from pathlib import Path
 
 from proxy.app.composition import control_settings, secrets_of
-from proxy.broker.cleanup import Cleanup
+from proxy.broker.cleanup import find_leftovers, remove_leftover
 from proxy.broker.connection import ControlSettings
+from proxy.broker.management_api import ManagementApi
 from proxy.cli.admin_client import AdminClient, admin_urls
 from proxy.cli.commands import add_repeatable
 from proxy.cli.console import DONE, NO, print_json, print_line, read_settings
@@ -44,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     if options.yes:
         _expect_stopped(settings)
     try:
-        complete = asyncio.run(_clean_up(Cleanup(control, management), options))
+        complete = asyncio.run(_clean_up(ManagementApi(control, management), options))
     except UpstreamError as error:
         raise ConfigErrors([ConfigError("upstream.management", 0, "", str(error))]) from error
     return DONE if complete else NO
@@ -77,20 +78,22 @@ def control_of(settings: Settings) -> tuple[ControlSettings, str]:
     return control_settings(settings, tls, secrets_of(settings)), management
 
 
-async def _clean_up(removal: Cleanup, options: argparse.Namespace) -> bool:
+async def _clean_up(management: ManagementApi, options: argparse.Namespace) -> bool:
     """List or remove the objects; return False if some could not be removed."""
     listed: list[dict[str, object]] = []
     try:
-        unknown = sorted(set(options.vhost) - await removal.vhosts()) if options.vhost else []
+        unknown = sorted(set(options.vhost) - await management.vhosts()) if options.vhost else []
         if unknown:
             message = "the broker has no such virtual host, or the control user has no access to it"
             raise ConfigErrors([ConfigError("--vhost", 0, name, message) for name in unknown])
-        for leftover in await removal.leftovers(options.vhost):
+        for leftover in await find_leftovers(management, options.vhost):
             if not options.json:
                 print_line(str(leftover))
-            listed.append({**leftover.as_json(), "removed": options.yes and await removal.remove(leftover)})
+            listed.append(
+                {**leftover.as_json(), "removed": options.yes and await remove_leftover(management, leftover)}
+            )
     finally:
-        await removal.close()
+        await management.close()
     complete = not options.yes or all(row["removed"] for row in listed)
     if options.json:
         print_json({"exchanges": listed})

@@ -6,11 +6,13 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.broker.connection import ControlSettings
-from proxy.broker.management_api import VhostDiscovery
+from proxy.broker.management_api import ExchangeInfo, VhostDiscovery
 from proxy.errors import UpstreamError, UpstreamFailure
 from tests.broker.observed import has
 
 SETTINGS = ControlSettings((), "guest", "guest", refresh_seconds=0.001, retry_seconds=0.001, patience_seconds=0.05)
+#: An exchange that a client declared.
+DECLARED = ExchangeInfo(b"ox", "direct", arguments={"x-open-exchange": True, "x-oxproxy": "data"})
 
 
 class Api:
@@ -20,12 +22,12 @@ class Api:
         self.failure = failure
         self.asked = 0
 
-    async def declared_vhosts(self) -> set[str]:
+    async def exchanges_everywhere(self) -> list[tuple[str, ExchangeInfo]]:
         self.asked += 1
         await asyncio.sleep(0)
         if self.failure is not None:
             raise UpstreamError(self.failure, "out of order")
-        return {"a", "b"}
+        return [("a", DECLARED), ("b", DECLARED), ("c", ExchangeInfo(b"amq.topic", "topic"))]
 
 
 async def test_virtual_hosts_are_found() -> None:

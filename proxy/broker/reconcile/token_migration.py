@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import structlog
 
 from proxy.broker.connection import ControlConnection
-from proxy.broker.management_api import BindingInfo, ManagementApi
+from proxy.broker.management_api import BindingInfo, ExchangeInfo, ManagementApi
 from proxy.broker.methods import declare_marker
 from proxy.broker.reconcile.diff import KeptRow, RemoveBinding
 from proxy.broker.reconcile.observed import ObservedState
@@ -110,7 +110,7 @@ class TokenMigration:
         # This can't be determined later: once we have declared a carrier, a new virtual host looks like an old one.
         for attempts_left in reversed(range(_ATTEMPTS)):
             try:
-                return not await self._management.in_transition(secrets)
+                return not _in_transition(await self._management.exchanges_everywhere(), secrets)
             except UpstreamError as error:
                 if error.failure is UpstreamFailure.REFUSED or not attempts_left:
                     log.warning(
@@ -120,6 +120,17 @@ class TokenMigration:
                     )
                     return False
         return False
+
+
+def _in_transition(listed: Sequence[tuple[str, ExchangeInfo]], secrets: Sequence[bytes]) -> bool:
+    """Return True if sidecars may still need unkeyed tokens in any virtual host with carriers."""
+    names: dict[str, set[bytes]] = {}
+    for vhost, info in listed:
+        names.setdefault(vhost, set()).add(info.name)
+    carrying = {vhost for vhost, info in listed if info.marked}
+    return any(
+        names[vhost].isdisjoint({Tokens(vhost).marker(secret, UNKEYED) for secret in secrets}) for vhost in carrying
+    )
 
 
 def former_bindings(
