@@ -302,7 +302,6 @@ class ControlConnection:
         self._idle: list[AbstractChannel] = []
         self._singles = asyncio.Semaphore(_SINGLES)
         self._bulk = asyncio.Semaphore(1)
-        self._lanes = 1
         self._channel_max = 1
         self._last_number = 0
 
@@ -335,8 +334,7 @@ class ControlConnection:
                 failures.append(error.message)
             else:
                 self._channel_max = self._connection.opened.connection_tune.channel_max or _NO_LIMIT
-                self._lanes = max(1, min(self._settings.lanes, self._channel_max // 4))
-                self._bulk = asyncio.Semaphore(self._lanes)
+                self._bulk = asyncio.Semaphore(max(1, min(self._settings.lanes, self._channel_max // 4)))
                 self._singles = asyncio.Semaphore(max(1, min(_SINGLES, self._channel_max // 4)))
                 return
         raise UpstreamError(UpstreamFailure.UNAVAILABLE, "; ".join(failures))
@@ -402,13 +400,13 @@ class ControlConnection:
         }
 
     async def _in_lanes(self, work: Callable[[], Awaitable[None]], count: int) -> None:
-        """Run the given number of workers, but at most one per lane."""
+        """Run the given number of workers, but only one per lane at a time."""
 
         async def lane() -> None:
             async with self._bulk:
                 await work()
 
-        await gather_all(lane() for _ in range(min(self._lanes, count)))
+        await gather_all(lane() for _ in range(min(self._settings.lanes, count)))
         await self._trim()
 
     async def channel(self) -> AbstractChannel:

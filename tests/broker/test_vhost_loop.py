@@ -635,7 +635,7 @@ async def test_new_rules_that_meet_a_conflict_change_nothing(make: Make, outside
 @pytest.fixture
 async def running() -> AsyncIterator[Callable[[VhostTopology], None]]:
     tasks: list[asyncio.Task[None]] = []
-    yield lambda topology: tasks.append(asyncio.ensure_future(topology.run()))
+    yield lambda topology: tasks.append(asyncio.ensure_future(topology.run(lambda: False)))
     for task in tasks:
         task.cancel()
         with suppress(asyncio.CancelledError):

@@ -549,11 +549,11 @@ class DeclarationStore:
 
     # -- bindings ----------------------------------------------------------------------------------------------
 
-    def add_binding(self, stored: StoredBinding, identity: Hashable = None) -> bool:
-        """Add a client's binding (`identity` is computed if not given); return False if it can't be added."""
+    def add_binding(self, stored: StoredBinding, identity: Hashable = None) -> None:
+        """Add a client's binding, unless it is not valid; `identity` is computed if not given."""
         binding = stored.binding
         if self.state.router.exchanges[binding.exchange].has(binding):
-            return False  # the rules file has the same binding and takes precedence
+            return  # the rules file has the same binding and takes precedence
         # Sequence numbers of unsigned bindings are not trusted; sequence numbers of exchanges determine no order.
         signed = [copy.sequence for copy in stored.copies if copy.signed]
         self.state.last_sequence = max(self.state.last_sequence, *signed, 0)
@@ -561,9 +561,8 @@ class DeclarationStore:
             self.state.add_binding(stored, identity=identity)
         except ProtocolError as error:
             self.log_fault(binding.exchange, f"the binding to {describe(stored.destination)} is not valid: {error}")
-            return False
-        self.changes += 1
-        return True
+        else:
+            self.changes += 1
 
     def remove_binding(self, stored: StoredBinding) -> None:
         self.state.remove_binding(stored)

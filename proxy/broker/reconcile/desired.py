@@ -88,8 +88,9 @@ class TokenRights:
             file = known.get(exchange)
             if file is None:
                 owned = exchanges.get(name)
-                client = owned is not None and owned.declared is not None
-                file = _NOTHING if client else _File(frozenset(exchange.destinations), _free(exchange))
+                file = _NOTHING
+                if owned is None or owned.declared is None:
+                    file = _File(frozenset(exchange.destinations), exchange.lets_producer_add_exchanges)
             self._files[exchange] = file
 
     def take(self, other: TokenRights) -> None:
@@ -122,7 +123,7 @@ class TokenRights:
 
     def next(self, owned: OwnedExchange, exchange: Exchange, exchanges: Mapping[bytes, OwnedExchange]) -> Set[bytes]:
         """Return the evaluated exchanges that a message can reach directly from an exchange."""
-        free = self._files.get(exchange, _NOTHING).free if self.own_routes else _free(exchange)
+        free = self._files.get(exchange, _NOTHING).free if self.own_routes else exchange.lets_producer_add_exchanges
         if free:
             return exchanges.keys()
         names = {
@@ -266,7 +267,3 @@ def _relied_on(exchanges: Mapping[bytes, OwnedExchange]) -> dict[Destination, st
         if exchange.unmatched_pass:
             relied_on["exchange", name] = f"the broker's own exchange for unmatched messages of {shown(name)}"
     return relied_on
-
-
-def _free(exchange: Exchange) -> bool:
-    return exchange.lets_producer_add_exchanges

@@ -123,8 +123,8 @@ class Observer:
         self._lacking: dict[Destination, str] = {}
         self._warned: set[str] = set()
         self._failed: list[str] = []
-        #: Clients' exchanges that are listed, but whose bindings have never been read successfully, with the error.
-        self.unread: dict[bytes, UpstreamError] = {}
+        #: Errors in this pass for clients' exchanges that are listed, but whose bindings have never been read.
+        self.unread: list[UpstreamError] = []
         #: Listings that failed in the last pass.
         self.failures: tuple[str, ...] = ()
         #: Alternate and dead-letter exchanges that route to carriers, as sentences for operators.
@@ -249,7 +249,7 @@ class Observer:
                 except UpstreamError as error:
                     self._failed.append(str(error))
                     if self._is_new(exchange):
-                        self.unread[exchange.name] = error
+                        self.unread.append(error)
                 else:
                     read.add(exchange.name)
 

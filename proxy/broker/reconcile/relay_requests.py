@@ -27,7 +27,6 @@ from proxy.broker.task_supervisor import Supervisor
 from proxy.errors import UpstreamError
 from proxy.relay.token_table import Need
 from proxy.relay.vhost import Delivery, OwnedExchange
-from proxy.routing.exchange import Exchange
 from proxy.values import EXCHANGE, QUEUE, Destination, shown
 
 #: Used in place of a destination in the key of an attempt to change a carrier's form.
@@ -397,7 +396,7 @@ class RelayRequests:
 
     def named(self, destination: Destination) -> bool:
         """Return True if any rule names the destination, regardless of whether a token may be bound for it."""
-        return any(destination in exchange.destinations for exchange in self._rules())
+        return any(destination in exchange.destinations for exchange in self.state.router.exchanges.values())
 
     @staticmethod
     def _believed(exchange: OwnedExchange, destination: Destination) -> bool:
@@ -421,7 +420,4 @@ class RelayRequests:
         return bool(bound)
 
     def _see_queues(self) -> bool:
-        return any(exchange.sees_queues for exchange in self._rules())
-
-    def _rules(self) -> list[Exchange]:
-        return list(self.state.router.exchanges.values())
+        return any(exchange.sees_queues for exchange in self.state.router.exchanges.values())

@@ -100,10 +100,6 @@ _SURE_REFUSALS = 3
 log = structlog.get_logger(__name__)
 
 
-def _never() -> bool:
-    return False
-
-
 @dataclass(slots=True)
 class Health:
     """Health of a virtual host, for operators.
@@ -201,7 +197,7 @@ class VhostTopology:
         Raises:
             UpstreamError: TIMEOUT, because the listing was too slow.
         """
-        for error in self.reconciler.observer.unread.values():
+        for error in self.reconciler.observer.unread:
             if error.failure is UpstreamFailure.TIMEOUT:
                 raise error
 
@@ -210,7 +206,7 @@ class VhostTopology:
         self.requests.connected.clear()
         await self.connection.close()
 
-    async def run(self, is_gone: Callable[[], bool] = _never) -> None:
+    async def run(self, is_gone: Callable[[], bool]) -> None:
         """Stay connected and run passes until cancelled, or until the virtual host has been deleted.
 
         Exceptions other than `UpstreamError` are handled by the supervisor, which restarts the method. The connection
