@@ -250,18 +250,17 @@ class Reload:
             if not self._topology.follows(name):
                 await self._topology.adopt(name, state)
             managed = self._topology.managed(name)  # not available if the virtual host has been deleted in the meantime
-            retired = await managed.prepare(exchanges, router, declared_queues(rules))
-            prepared.append((managed, state, exchanges, router, retired))
+            prepared.append((managed, state, await managed.prepare(exchanges, router, declared_queues(rules))))
         remains = [exchange for router in before.routers.values() for exchange in router.exchanges.values()]
         # No await until `self.loaded` is set, so that no publish is processed in between.
-        for managed, state, exchanges, router, _ in prepared:
-            managed.reconciler.swap(exchanges, router)
+        for managed, state, new in prepared:
+            managed.reconciler.swap(new)
             state.set_addresses(loaded.books.get(state.name))
         activation()
         self._counters.rules.version = loaded.rules.version
         self.loaded = loaded
-        for managed, state, _, _, retired in prepared:
-            self._tasks.start(managed.retire(retired), f"retire tokens of {state.name}")
+        for managed, state, new in prepared:
+            self._tasks.start(managed.retire(new.retired), f"retire tokens of {state.name}")
         self._tasks.start(free_exchanges(remains), "free old rules")
 
 

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from proxy.app.reload import Reload
+from proxy.broker.reconcile.desired import TokenRights
+from proxy.broker.reconcile.reconciler import PreparedRules
 from proxy.net.tasks import Tasks
 from proxy.relay.counters import Counters
 from proxy.relay.vhost import VhostState
@@ -31,10 +33,10 @@ class _Vhost:
         self.vhosts, self.name, self.swapped = vhosts, name, False
         self.reconciler = self
 
-    async def prepare(self, *_: object) -> tuple[()]:
+    async def prepare(self, *_: object) -> PreparedRules:
         if self.name == "b":
             self.vhosts.managed_vhosts.pop("b")
-        return ()
+        return PreparedRules({}, Router(()), (), TokenRights(own_routes=True), ())
 
     def swap(self, *_: object) -> None:
         self.swapped = True

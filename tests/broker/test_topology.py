@@ -134,9 +134,9 @@ async def test_new_rules_are_prepared_swapped_and_the_old_retired(closing: Keep,
     topology = closing(Topology(settings(outside.broker, grace_seconds=0), {vhost: known}, {}))
     await topology.start()
     rules, evaluated = router({"documents": queues("b")}), {b"documents": owned("documents")}
-    retirement = await topology.managed(vhost).prepare(evaluated, rules, [])
-    topology.managed(vhost).reconciler.swap(evaluated, rules)
+    new = await topology.managed(vhost).prepare(evaluated, rules, [])
+    topology.managed(vhost).reconciler.swap(new)
     assert topology.managed(vhost).requests.interested(b"b")
     known.handover_seconds = 0.0
-    await topology.managed(vhost).retire(retirement)
+    await topology.managed(vhost).retire(new.retired)
     assert outside.plainly_bound("documents") == queues("b")

@@ -713,13 +713,13 @@ async def test_new_rules_keep_declarations_of_clients(start: Start, app: Client,
     await reconcile(topology, vhost)
 
     rules, evaluated = router({"documents": queues("d")}), {b"documents": owned("documents")}
-    retirement = await topology.managed(vhost).prepare(evaluated, rules, [])
+    new = await topology.managed(vhost).prepare(evaluated, rules, [])
     late = stored("documents", "a", (), 3)
     await app.bind(late)
     mine.add_binding(late)
-    topology.managed(vhost).reconciler.swap(evaluated, rules)
+    topology.managed(vhost).reconciler.swap(new)
     mine.handover_seconds = 0.0
-    await topology.managed(vhost).retire(retirement)
+    await topology.managed(vhost).retire(new.retired)
     assert set(mine.exchanges) == {b"documents", b"ox"}
     assert mine.carriers == {b"documents", b"ox"}
     assert routed(mine, b"ox") == (b"b",)
@@ -742,11 +742,11 @@ async def test_a_token_that_a_client_unbinds_before_the_swap_is_bound_again(
     assert ("queue", b"a") in mine.exchanges[b"documents"].bound
 
     rules, evaluated = router({"documents": queues("a", "b")}), {b"documents": owned("documents")}
-    await topology.managed(vhost).prepare(evaluated, rules, [])
+    new = await topology.managed(vhost).prepare(evaluated, rules, [])
     await app.unbind(only)  # the old rules have no other token for it
     mine.remove_binding(only)
     mine.exchanges[b"documents"].tokens.not_bound(("queue", b"a"))
-    topology.managed(vhost).reconciler.swap(evaluated, rules)
+    topology.managed(vhost).reconciler.swap(new)
     assert mine.exchanges[b"documents"].bound == queues("b")
     await reconcile(topology, vhost)
     assert mine.exchanges[b"documents"].bound == outside.bound("documents") == queues("a", "b")

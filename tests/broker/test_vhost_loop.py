@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 from proxy.broker.management_api import ManagementApi
 from proxy.broker.methods import declare_carrier
 from proxy.broker.reconcile.desired import DesiredState
+from proxy.broker.reconcile.reconciler import PreparedRules
 from proxy.broker.reconcile.vhost_loop import VhostTopology
 from proxy.broker.task_supervisor import Supervisor
 from proxy.errors import UpstreamError, UpstreamFailure
@@ -486,7 +487,8 @@ async def test_queues_of_rules_demands_and_regex_routes_are_of_interest(
         True,
         False,
     ]
-    topology.reconciler.swap(known.exchanges, router({"documents": queues("a"), "direct": queues("b")}, regex=True))
+    rules = router({"documents": queues("a"), "direct": queues("b")}, regex=True)
+    topology.reconciler.swap(PreparedRules(known.exchanges, rules, (), topology.reconciler.rights, ()))
     assert topology.requests.interested(b"c")
 
 
@@ -569,15 +571,15 @@ async def test_new_rules_are_bound_before_the_swap_and_old_tokens_unbound_after_
 
     rules = router({"documents": queues("b", "c"), "fresh": queues("d")})
     evaluated = {b"documents": owned("documents"), b"fresh": owned("fresh")}
-    retirement = await topology.reconciler.prepare(evaluated, rules, [Queue(b"d")])
+    new = await topology.reconciler.prepare(evaluated, rules, [Queue(b"d")])
     assert outside.bound("documents") == queues("a", "b", "c", "extra")
     assert outside.bound("fresh") == queues("d")
     assert evaluated[b"documents"].bound == queues("a", "b", "c", "extra")
 
-    topology.reconciler.swap(evaluated, rules)
+    topology.reconciler.swap(new)
     epoch = known.epoch
     known.handover_seconds = 0.0
-    await topology.retire(retirement)
+    await topology.retire(new.retired)
     assert outside.plainly_bound("documents") == queues("b", "c", "extra")
     assert outside.bound("dropped") == set()
     assert evaluated[b"documents"].bound == queues("b", "c", "extra")
@@ -589,13 +591,13 @@ async def test_a_pass_in_the_grace_period_does_not_restore_a_token(make: Make, o
     known = state(vhost, {"documents": queues("a", "b")})
     topology = await make(known)
     rules, evaluated = router({"documents": queues("c")}), {b"documents": owned("documents")}
-    retirement = await topology.reconciler.prepare(evaluated, rules, [])
+    new = await topology.reconciler.prepare(evaluated, rules, [])
     known.exchanges, known.router = evaluated, rules
-    topology.reconciler.release(retirement)
+    topology.reconciler.release(new.retired)
     await topology.requests.bind(b"documents", queues("b"))  # a producer uses a destination of previous rules
     await topology.refresh()
     assert evaluated[b"documents"].bound == queues("b", "c")
-    await topology.reconciler.unbind(retirement)
+    await topology.reconciler.unbind(new.retired)
     assert outside.plainly_bound("documents") == queues("b", "c")
     await topology.refresh()
     assert outside.plainly_bound("documents") == queues("b", "c")
@@ -605,13 +607,13 @@ async def test_tokens_bound_for_prepared_rules_are_not_unbound(make: Make, outsi
     outside.make_queues("a", "b")
     topology = await make(state(vhost, {"documents": queues("a")}))
     rules, evaluated = router({"documents": queues("b")}), {b"documents": owned("documents")}
-    retirement = await topology.reconciler.prepare(evaluated, rules, [])
-    topology.reconciler.swap(evaluated, rules)
-    topology.reconciler.release(retirement)
+    new = await topology.reconciler.prepare(evaluated, rules, [])
+    topology.reconciler.swap(new)
+    topology.reconciler.release(new.retired)
     again, back = router({"documents": queues("a")}), {b"documents": owned("documents")}
-    await topology.reconciler.prepare(back, again, [])
-    await topology.reconciler.unbind(retirement)
-    topology.reconciler.swap(back, again)
+    prepared = await topology.reconciler.prepare(back, again, [])
+    await topology.reconciler.unbind(new.retired)
+    topology.reconciler.swap(prepared)
     assert back[b"documents"].bound >= queues("a")
     assert outside.bound("documents") >= queues("a")
 
@@ -690,12 +692,12 @@ async def test_old_tokens_are_unbound_after_a_lost_connection(
     running(topology)
     await until(lambda: topology.health.ready)
     rules, evaluated = router({"documents": queues("b")}), {b"documents": owned("documents")}
-    retirement = await topology.reconciler.prepare(evaluated, rules, [])
-    topology.reconciler.swap(evaluated, rules)
+    new = await topology.reconciler.prepare(evaluated, rules, [])
+    topology.reconciler.swap(new)
     known.handover_seconds = 0.0
     await topology.connection.close()
     async with asyncio.timeout(30):
-        await topology.retire(retirement)
+        await topology.retire(new.retired)
     assert outside.plainly_bound("documents") == queues("b")
     assert outside.bound("dropped") == set()
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import structlog
 
@@ -50,9 +50,6 @@ from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.router import Router
 from proxy.values import QUEUE, Destination, describe, shown
 
-#: Tokens that only the old rules need, and that are therefore retired after a swap.
-Retired: TypeAlias = tuple[BindToken, ...]
-
 #: Number of pass intervals for which pins stay bound for other sidecars, all of which run a pass in the meantime.
 HANDOVER_LOOKS = 3
 #: Number of client bindings carried over to new rules between two pauses in which other tasks may run.
@@ -73,6 +70,20 @@ class LookResult(NamedTuple):
 
     tokens_changed: bool
     unbound: bool
+
+
+class PreparedRules(NamedTuple):
+    """New rules for which everything has been declared and bound.
+
+    Args:
+        retired: tokens that only the old rules need, and that are therefore retired after the swap.
+    """
+
+    exchanges: dict[bytes, OwnedExchange]
+    router: Router
+    queues: tuple[DeclareQueue, ...]
+    rights: TokenRights
+    retired: tuple[BindToken, ...]
 
 
 class Reconciler:
@@ -98,12 +109,11 @@ class Reconciler:
         self.observer = Observer(self.store, management, self.names, connection.find_missing, settings.retries_per_look)
         self.rights = TokenRights(settings.declared.own_routes)
         self.rights.learn(state.exchanges, state.router)
-        self._coming_rights = self.rights
         self.migration = TokenMigration(state, self.names, connection, management)
         self.forms = CarrierForms(state, self.executor)
         self.orphans = OrphanTokens(state, self.rights)
-        #: Queues declared by the active rules, and by prepared rules.
-        self.queues = self._coming_queues = tuple(queues)
+        #: Queues declared by the active rules.
+        self.queues = tuple(queues)
         #: Exchanges whose bindings were listed in the last pass.
         self._listed: Collection[bytes] = ()
         #: Queues from the rules that have not been declared since the last full pass.
@@ -374,21 +384,18 @@ class Reconciler:
 
     async def prepare(
         self, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[DeclareQueue]
-    ) -> Retired:
+    ) -> PreparedRules:
         """Declare and bind everything that new rules need, before the new rules replace the old rules.
 
         Args:
             exchanges: the new exchanges, to which token tables and client declarations are added.
 
-        Returns:
-            Tokens to remove after the swap.
-
         Raises:
-            UpstreamError: there are conflicts (REFUSED), or the broker is unreachable. Do not call `swap`.
+            UpstreamError: there are conflicts (REFUSED), or the broker is unreachable.
         """
         async with self._one_at_a_time:
             old = self._wanted()
-            self._coming_rights = rights = TokenRights(self.rights.own_routes)
+            rights = TokenRights(self.rights.own_routes)
             rights.learn(exchanges, router)
             for number, _ in enumerate(inherit(self.state, exchanges, router)):
                 if number % _STEP == _STEP - 1:
@@ -396,14 +403,14 @@ class Reconciler:
             share_tables(old, exchanges)
             await self.reconcile(lambda: desired_state(exchanges, router, rights), queues)
             self.observer.finish()
-            self._coming_queues = tuple(queues)
-            return retired_tokens(old, desired_state(exchanges, router, rights))
+            retired = retired_tokens(old, desired_state(exchanges, router, rights))
+            return PreparedRules(exchanges, router, tuple(queues), rights, retired)
 
-    def swap(self, exchanges: dict[bytes, OwnedExchange], router: Router) -> None:
+    def swap(self, new: PreparedRules) -> None:
         """Replace the old rules with prepared rules, including the latest client declarations."""
-        self.rights.take(self._coming_rights)
-        self.rights.learn(exchanges, router)
-        for stored, why in filter(None, inherit(self.state, exchanges, router)):
+        self.rights.take(new.rights)
+        self.rights.learn(new.exchanges, new.router)
+        for stored, why in filter(None, inherit(self.state, new.exchanges, new.router)):
             log.warning(
                 "new rules reject a client's binding",
                 vhost=self.state.name,
@@ -411,11 +418,11 @@ class Reconciler:
                 destination=describe(stored.destination),
                 error=why,
             )
-        self.state.swap(exchanges, router)
-        self.queues = self._coming_queues
+        self.state.swap(new.exchanges, new.router)
+        self.queues = new.queues
         self._wanted()
 
-    def release(self, tokens: Retired) -> None:
+    def release(self, tokens: Sequence[BindToken]) -> None:
         """Start to retire tokens. From now on, relays request these tokens before using them."""
         desired = self._wanted()
         for token in tokens:
@@ -423,7 +430,7 @@ class Reconciler:
                 token.exchange.tokens.release(token.destination)
         self.state.changed()
 
-    async def unbind(self, tokens: Retired) -> list[UnbindRows]:
+    async def unbind(self, tokens: Sequence[BindToken]) -> list[UnbindRows]:
         """Finish retiring tokens. Tokens that relays have requested or that prepared rules need stay bound.
 
         Returns:

@@ -27,7 +27,8 @@ from proxy.broker.declared.announcements import Announcements
 from proxy.broker.management_api import ManagementApi
 from proxy.broker.methods import DeclareQueue
 from proxy.broker.reconcile.carrier_forms import scans_bindings
-from proxy.broker.reconcile.reconciler import HANDOVER_LOOKS, Reconciler, Retired
+from proxy.broker.reconcile.diff import BindToken
+from proxy.broker.reconcile.reconciler import HANDOVER_LOOKS, PreparedRules, Reconciler
 from proxy.broker.reconcile.relay_requests import RelayRequests
 from proxy.broker.task_supervisor import Supervisor, end_if_cancelled
 from proxy.errors import UpstreamError, UpstreamFailure
@@ -295,7 +296,7 @@ class VhostTopology:
 
     async def prepare(
         self, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[DeclareQueue]
-    ) -> Retired:
+    ) -> PreparedRules:
         """Declare and bind everything that new rules need; see `Reconciler.prepare`.
 
         Must be followed by `Reconciler.swap` and `retire`.
@@ -307,7 +308,7 @@ class VhostTopology:
                 raise
             raise UpstreamError(error.failure, f"{error.message} ({self.health.fault})") from error
 
-    async def retire(self, tokens: Retired) -> None:
+    async def retire(self, tokens: Sequence[BindToken]) -> None:
         """Unbind tokens that only the old rules need, after publishes evaluated with the old rules have been sent."""
         self.reconciler.release(tokens)
         await asyncio.sleep(self._settings.grace_seconds)
