@@ -23,6 +23,7 @@ from proxy.amqp import method_frames
 from proxy.amqp.frames import FRAME_HEAD
 from proxy.amqp.methods import method_of
 from proxy.amqp.tables import encode_table
+from proxy.relay.declare.storage import ALTERNATE, MARK
 from proxy.relay.vhost import OwnedExchange
 from proxy.values import LONGEST_NAME_BYTES, QUEUE, Destination, Table, Value, shown
 
@@ -30,9 +31,6 @@ from proxy.values import LONGEST_NAME_BYTES, QUEUE, Destination, Table, Value, s
 #: the connection. If names have at most this number of bytes, only RabbitMQ's own ASCII text is truncated.
 _QUOTABLE_BYTES = 140
 _METHOD_BYTES = 4
-
-#: The argument that marks an exchange as ours.
-MARK = b"x-open-exchange"
 
 #: Reply code if a queue is exclusive to another connection.
 LOCKED = 405
@@ -129,13 +127,13 @@ class DeclareExchange:
     def frame(self) -> bytes:
         table: Table = ((MARK, Value("t", True)),) if self.marked else ()
         if self.alternate is not None:
-            table = ((b"alternate-exchange", Value("S", self.alternate)), *table)
+            table = ((ALTERNATE, Value("S", self.alternate)), *table)
         return method_frames.exchange_declare(0, self.name, self.type, encode_table(table))
 
     async def call(self, channel: AbstractChannel, limit_seconds: float) -> object:
         arguments: FieldTable = {MARK.decode(): True} if self.marked else {}
         if self.alternate is not None:
-            arguments["alternate-exchange"] = self.alternate.decode()
+            arguments[ALTERNATE.decode()] = self.alternate.decode()
         named = self.name.decode(), self.type.decode()
         return await channel.declare_exchange(*named, durable=True, arguments=arguments, timeout=limit_seconds)
 

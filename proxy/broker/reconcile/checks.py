@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from proxy.broker.management_api import CARRIER_TYPES, BindingInfo, ExchangeInfo, QueueInfo
-from proxy.broker.methods import MARK, unnameable
+from proxy.broker.methods import unnameable
 from proxy.relay.declare.storage import unpack
 from proxy.relay.token_table import Row
 from proxy.relay.tokens import GRANTS, TokenForm, Tokens, is_eight_words, is_grant, token
@@ -37,7 +37,7 @@ def carrier_conflict(exchange: OwnedExchange, info: ExchangeInfo | None) -> str 
         return None
     if info.type not in CARRIER_TYPES:
         return f"{_shown(exchange)} exists on the broker with type {info.type}: {_WAYS_OUT}"
-    if info.arguments.get(MARK.decode()) is not True:
+    if not info.marked:
         return f"{_shown(exchange)} exists on the broker as a {info.type} exchange that no sidecar created: {_WAYS_OUT}"
     return None
 
