@@ -17,7 +17,7 @@ from proxy.broker.management_api import BindingInfo, ManagementApi
 from proxy.broker.methods import Bind
 from proxy.broker.reconcile.checks import carrier_tokens
 from proxy.relay.declare.storage import kept_rows, signed_copy
-from proxy.relay.tokens import Secrets, TokenForm, Tokens
+from proxy.relay.tokens import TokenForm, Tokens
 from proxy.relay.vhost import StoredBinding, VhostState
 from proxy.routing.router import Router
 from proxy.values import Destination, shown
@@ -63,40 +63,37 @@ class UnsignedBinding:
 
 
 class Adoption:
-    """Finds and signs client bindings. If a request fails, methods raise `UpstreamError`."""
+    """Finds and signs client bindings in one virtual host. If a request fails, methods raise `UpstreamError`."""
 
-    def __init__(self, settings: ControlSettings, management: ManagementApi) -> None:
-        self._settings = settings
-        self._secrets: Secrets = settings.declared.secrets
+    def __init__(self, settings: ControlSettings, management: ManagementApi, vhost: str) -> None:
+        self.vhost = vhost
+        self._state = VhostState(vhost, Router(()), secrets=settings.declared.secrets)
+        self._tokens = Tokens(vhost, settings.declared.secrets.token_keys)
         self._management = management
-        self._connections: dict[str, ControlConnection] = {}
+        self._connection = ControlConnection(settings, vhost)
 
-    async def vhosts(self) -> set[str]:
-        """List the virtual hosts that are visible to the control user."""
-        return await self._management.vhosts()
+    async def carriers(self) -> list[bytes]:
+        return sorted(name for name, info in (await self._management.exchanges(self.vhost)).items() if info.marked)
 
-    async def carriers(self, vhost: str) -> list[bytes]:
-        return sorted(name for name, info in (await self._management.exchanges(vhost)).items() if info.marked)
-
-    async def find(self, vhost: str, exchanges: Collection[bytes] = ()) -> list[UnsignedBinding]:
+    async def find(self, exchanges: Collection[bytes] = ()) -> list[UnsignedBinding]:
         """Find bindings that are not signed with the current secret, except damaged bindings, which sidecars ignore.
 
         Args:
             exchanges: the exchanges to search; empty for all.
         """
         bindings: list[UnsignedBinding] = []
-        for carrier in await self.carriers(vhost):
+        for carrier in await self.carriers():
             if exchanges and carrier not in exchanges:
                 continue
-            for info in await self._management.bindings(vhost, carrier):
+            for info in await self._management.bindings(self.vhost, carrier):
                 if not info.stores:
                     continue
                 try:
-                    stored = binding_from_listing(self._state(vhost), carrier, carrier, info)
+                    stored = binding_from_listing(self._state, carrier, carrier, info)
                 except ValueError:
                     continue
                 if stored.copies[0].secret != 0:
-                    bindings.append(UnsignedBinding(vhost, carrier, info, stored))
+                    bindings.append(UnsignedBinding(self.vhost, carrier, info, stored))
         return bindings
 
     async def sign(self, unsigned: UnsignedBinding) -> str | None:
@@ -107,7 +104,7 @@ class Adoption:
         """
         (copy,), destination = unsigned.stored.copies, unsigned.stored.destination
         signed = signed_copy(
-            self._state(unsigned.vhost),
+            self._state,
             unsigned.carrier,
             unsigned.stored.binding,
             unsigned.stored.entries,
@@ -115,17 +112,18 @@ class Adoption:
             copy.client,
         )
         ((key, entries),) = kept_rows(unsigned.stored._replace(copies=(signed,)))
-        connection = await self._connection(unsigned.vhost)
-        refusal = await connection.call(Bind(unsigned.carrier, destination, key, entries))
+        if not self._connection.connected:
+            await self._connection.connect()
+        refusal = await self._connection.call(Bind(unsigned.carrier, destination, key, entries))
         if refusal is not None:
             return refusal.reason(destination[0])
-        await self._management.remove_binding(unsigned.vhost, unsigned.carrier, unsigned.info)
+        await self._management.remove_binding(self.vhost, unsigned.carrier, unsigned.info)
         return None
 
-    async def lacking_tokens(self, vhost: str) -> list[tuple[bytes, Destination]]:
+    async def lacking_tokens(self) -> list[tuple[bytes, Destination]]:
         """Find destinations that carriers reach only with old tokens. Retiring these tokens would lose messages."""
         lacking: list[tuple[bytes, Destination]] = []
-        for carrier, tokens, bindings in await self._bindings(vhost):
+        for carrier, tokens, bindings in await self._bindings():
             current = {
                 info.destination
                 for info in bindings
@@ -135,8 +133,8 @@ class Adoption:
             lacking += [(carrier, destination) for destination in sorted(bound - current)]
         return lacking
 
-    async def retire_tokens(self, vhost: str) -> int:
-        """Record on the broker that, from now on, only the current tokens of a virtual host are bound.
+    async def retire_tokens(self) -> int:
+        """Record on the broker that, from now on, only the current tokens are bound in the virtual host.
 
         In their next pass, sidecars detect this, publish only with the current tokens, and remove the other tokens.
         Before this call, all sidecars must have the current secret, none may run version 0.1, and `lacking_tokens` must
@@ -145,39 +143,23 @@ class Adoption:
         Returns:
             Number of remaining bindings with other tokens.
         """
-        tokens = self._tokens(vhost)
-        for key in tokens.keys[1:]:
-            await self._management.declare_marker(vhost, tokens.marker(tokens.keys[0], key))
-        counted = [carrier_tokens(bindings, tokens) for _, tokens, bindings in await self._bindings(vhost)]
+        current, *others = self._tokens.keys
+        for key in others:
+            await self._management.declare_marker(self.vhost, self._tokens.marker(current, key))
+        counted = [carrier_tokens(bindings, tokens) for _, tokens, bindings in await self._bindings()]
         return sum(bound.unkeyed + bound.previous for bound in counted)
 
-    async def _bindings(self, vhost: str) -> list[tuple[bytes, Tokens, list[BindingInfo]]]:
+    async def _bindings(self) -> list[tuple[bytes, Tokens, list[BindingInfo]]]:
         """List the bindings of each carrier, with the tokens that the carrier may have."""
-        tokens = self._tokens(vhost)
         return [
             (
                 name,
-                tokens.in_form(TokenForm.CHANGING if info.type == "topic" else TokenForm.DIRECT),
-                await self._management.bindings(vhost, name),
+                self._tokens.in_form(TokenForm.CHANGING if info.type == "topic" else TokenForm.DIRECT),
+                await self._management.bindings(self.vhost, name),
             )
-            for name, info in sorted((await self._management.exchanges(vhost)).items())
+            for name, info in sorted((await self._management.exchanges(self.vhost)).items())
             if info.marked
         ]
 
-    def _tokens(self, vhost: str) -> Tokens:
-        return Tokens(vhost, self._secrets.token_keys)
-
     async def close(self) -> None:
-        for connection in self._connections.values():
-            await connection.close()
-        await self._management.close()
-
-    def _state(self, vhost: str) -> VhostState:
-        return VhostState(vhost, Router(()), secrets=self._secrets)
-
-    async def _connection(self, vhost: str) -> ControlConnection:
-        known = self._connections.get(vhost)
-        if known is None:
-            known = self._connections[vhost] = ControlConnection(self._settings, vhost)
-            await known.connect()
-        return known
+        await self._connection.close()

@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable
 
 from proxy.broker.adoption import Adoption, UnsignedBinding
+from proxy.broker.connection import ControlSettings
 from proxy.broker.management_api import ManagementApi
 from proxy.cli.cleanup import add_broker_arguments, control_of
 from proxy.cli.commands import add_repeatable
@@ -42,22 +43,22 @@ def run(options: argparse.Namespace) -> int:
     settings = read_settings(options.config)
     control, management = control_of(settings)
     try:
-        complete = asyncio.run(_adopt(Adoption(control, ManagementApi(control, management)), options))
+        complete = asyncio.run(_adopt(control, ManagementApi(control, management), options))
     except UpstreamError as error:
         raise ConfigErrors([ConfigError("oxproxy adopt", 0, "", str(error))]) from error
     return DONE if complete else NO
 
 
-async def _adopt(adoption: Adoption, options: argparse.Namespace) -> bool:
+async def _adopt(control: ControlSettings, management: ManagementApi, options: argparse.Namespace) -> bool:
     try:
-        vhosts = await adoption.vhosts()
+        vhosts = await management.vhosts()
         _check_known("--vhost", options.vhost, vhosts)
-        wanted = sorted(set(options.vhost) or vhosts)
-        carriers = {shown(carrier) for vhost in wanted for carrier in await adoption.carriers(vhost)}
+        adoptions = [Adoption(control, management, vhost) for vhost in sorted(set(options.vhost) or vhosts)]
+        carriers = {shown(carrier) for adoption in adoptions for carrier in await adoption.carriers()}
         _check_known("--exchange", options.exchange, carriers)
-        adopted = [await _adopt_vhost(adoption, vhost, options) for vhost in wanted]
+        adopted = [await _adopt_vhost(adoption, options) for adoption in adoptions]
     finally:
-        await adoption.close()
+        await management.close()
     if options.json:
         print_json({"vhosts": adopted})
     return all(vhost["complete"] for vhost in adopted)
@@ -71,35 +72,39 @@ def _check_known(option: str, names: Iterable[str], known: Collection[str]) -> N
             raise ConfigErrors([ConfigError("oxproxy adopt", 0, option, text)])
 
 
-async def _adopt_vhost(adoption: Adoption, vhost: str, options: argparse.Namespace) -> dict[str, object]:
+async def _adopt_vhost(adoption: Adoption, options: argparse.Namespace) -> dict[str, object]:
     """Sign the bindings in a virtual host and return the results; print each result unless JSON is requested."""
+    vhost = adoption.vhost
     print_text: Callable[[str], None] = (lambda _: None) if options.json else print_line
-    bindings = await adoption.find(vhost, {name.encode() for name in options.exchange})
+    bindings = await adoption.find({name.encode() for name in options.exchange})
     listed: list[dict[str, object]] = []
     left: list[UnsignedBinding] = []
-    for binding in bindings:
-        reason = await _sign(adoption, binding, options)
-        print_text(f"{binding}: {reason or 'signed'}")
-        listed.append({**binding.as_json(), "signed": reason is None, "left": reason})
-        if reason:
-            left.append(binding)
+    try:
+        for binding in bindings:
+            reason = await _sign(adoption, binding, options)
+            print_text(f"{binding}: {reason or 'signed'}")
+            listed.append({**binding.as_json(), "signed": reason is None, "left": reason})
+            if reason:
+                left.append(binding)
+    finally:
+        await adoption.close()
     unsigned = sum(binding.secret is None for binding in left)
     print_text(
         f"vhost {vhost}: {counted(len(bindings) - len(left), 'binding')} signed, "
         f"{unsigned} still without a valid signature, {len(left) - unsigned} still signed with a previous secret"
     )
-    finished, notes = await _finish(adoption, vhost, options) if options.finish else (True, [])
+    finished, notes = await _finish(adoption, options) if options.finish else (True, [])
     for note in notes:
         print_text(f"vhost {vhost}: {note}")
     signed = options.dry_run or not any(options.doubtful or not binding.foreign_signature for binding in left)
     return {"vhost": vhost, "bindings": listed, "transition": notes, "complete": finished and signed}
 
 
-async def _finish(adoption: Adoption, vhost: str, options: argparse.Namespace) -> tuple[bool, list[str]]:
+async def _finish(adoption: Adoption, options: argparse.Namespace) -> tuple[bool, list[str]]:
     """End the transition to the current destination tokens. Return whether it has ended, and notes for the operator."""
-    if not await adoption.carriers(vhost):
+    if not await adoption.carriers():
         return True, []
-    lacking = await adoption.lacking_tokens(vhost)
+    lacking = await adoption.lacking_tokens()
     if lacking or options.dry_run:
         return not lacking, [
             f"exchange {shown(carrier)}: {describe(destination)} is bound only "
@@ -107,7 +112,7 @@ async def _finish(adoption: Adoption, vhost: str, options: argparse.Namespace) -
             "first run with the current secret"
             for carrier, destination in lacking
         ]
-    old = await adoption.retire_tokens(vhost)
+    old = await adoption.retire_tokens()
     return True, [f"transition finished; running sidecars will remove {counted(old, 'binding')} with old tokens"]
 
 
