@@ -85,7 +85,6 @@ def control_settings(settings: Settings, tls: SidecarTls, secrets: Secrets) -> C
         remove_foreign=settings.inventory.foreign_bindings == "remove",
         declared=DeclaredSettings(
             own_routes=declared.client_routes == "own",
-            local_time=None,
             announce=declared.announce,
             snapshot=path_in(settings.folder, declared.snapshot),
             secrets=secrets,
@@ -100,7 +99,6 @@ def client_rules(settings: Settings, secrets: Secrets) -> ClientRules:
         Delivery(declared.delivery),
         strict_unbind=declared.unbind == "strict",
         own_routes=declared.client_routes == "own",
-        local_time=None,
         secrets=secrets,
         regexes=declared.regexes,
         regex_budget=settings.limits.regex_budget,

@@ -32,7 +32,6 @@ import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import UTC, tzinfo
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -66,14 +65,12 @@ class DeclaredSettings:
     Args:
         own_routes: whether routes in a client's bindings reach only queues that this client has permission to bind. If
             so, the control user binds no tokens for these routes.
-        local_time: time zone of ``dtl`` operators; None for the system's.
         announce: whether sidecars announce changes to each other through a fanout exchange on the broker.
         snapshot: file for state that the broker can't store; None for no file.
         secrets: the secrets that sign data stored on the broker.
     """
 
     own_routes: bool = True
-    local_time: tzinfo | None = UTC
     announce: bool = False
     snapshot: Path | None = None
     secrets: Secrets = field(default_factory=Secrets)
@@ -113,8 +110,6 @@ class ControlSettings:
         retry_seconds: first pause before a reconnect. It doubles after each failure, up to `retry_limit_seconds`.
         retry_limit_seconds: maximum pause before a reconnect.
         grace_seconds: time for which unneeded tokens stay bound after the rules have been replaced.
-        lanes: number of concurrent channels for bulk declarations. The broker processes declarations on a channel in
-            sequence and syncs each to disk, so 32 channels bind four times as fast as one.
         bind_limit: maximum number of destinations per virtual host that are bound on demand.
         remember_limit: maximum number of cached destinations that could not be bound on demand.
         retries_per_look: maximum number of refused or unverified destinations retried in one pass.
@@ -137,7 +132,6 @@ class ControlSettings:
     retry_seconds: float = 0.5
     retry_limit_seconds: float = 30.0
     grace_seconds: float = 5.0
-    lanes: int = 32
     bind_limit: int = 10_000
     remember_limit: int = 10_000
     retries_per_look: int = 256
@@ -276,6 +270,9 @@ def cause_of(error: BaseException) -> str:
 
 #: Number of channels reserved for single methods. A client's declare therefore never waits for bulk bindings.
 _SINGLES = 8
+#: Maximum number of concurrent channels for bulk declarations. The broker processes declarations on a channel in
+#: sequence and syncs each to disk, so 32 channels bind four times as fast as one.
+_LANES = 32
 #: Number of idle channels that are kept open; others are closed after a bulk operation.
 _KEPT_IDLE = 8
 #: Number of binds sent on a channel per reply: enough to save round trips, but few enough for the reply's deadline.
@@ -334,7 +331,7 @@ class ControlConnection:
                 failures.append(error.message)
             else:
                 self._channel_max = self._connection.opened.connection_tune.channel_max or _NO_LIMIT
-                self._bulk = asyncio.Semaphore(max(1, min(self._settings.lanes, self._channel_max // 4)))
+                self._bulk = asyncio.Semaphore(max(1, min(_LANES, self._channel_max // 4)))
                 self._singles = asyncio.Semaphore(max(1, min(_SINGLES, self._channel_max // 4)))
                 return
         raise UpstreamError(UpstreamFailure.UNAVAILABLE, "; ".join(failures))
@@ -406,7 +403,7 @@ class ControlConnection:
             async with self._bulk:
                 await work()
 
-        await gather_all(lane() for _ in range(min(self._settings.lanes, count)))
+        await gather_all(lane() for _ in range(min(_LANES, count)))
         await self._trim()
 
     async def channel(self) -> AbstractChannel:

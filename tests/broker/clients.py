@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC
 
 from proxy.amqp.method_frames import exchange_declare
 from proxy.amqp.tables import encode_table
@@ -68,7 +67,7 @@ def declare_here(
 ) -> OwnedExchange:
     """Add a client's exchange and bindings to a state, as a relay does after the broker's reply."""
     declared = DeclaredExchange(True, auto_delete, False, encode_table(arguments), sequence)
-    owned, exchange = declared_exchange(name.encode(), declared, delivery, UTC)
+    owned, exchange = declared_exchange(name.encode(), declared, delivery)
     state.add_exchange(owned, exchange)
     for binding in bindings:
         state.add_binding(binding)

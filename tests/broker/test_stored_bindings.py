@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from datetime import UTC
-
 import pytest
 
 from proxy.amqp.tables import encode_table
@@ -24,7 +22,7 @@ def marked(kept: str, alternate: str = "", **more: bool) -> ExchangeInfo:
 
 def test_an_exchange_is_read_from_its_stored_arguments() -> None:
     kept = pack(7, encode_table(ARGUMENTS)).decode()
-    owned, exchange = exchange_from_listing(marked(kept, "ae", durable=False, auto_delete=True, internal=True), UTC)
+    owned, exchange = exchange_from_listing(marked(kept, "ae", durable=False, auto_delete=True, internal=True))
     assert owned.declared == DeclaredExchange(False, True, True, encode_table(ARGUMENTS), 7)
     assert (owned.name, owned.carrier, owned.delivery) == (b"ox", b"ox", Delivery.CARRIER)
     assert (owned.arguments, owned.alternate) == (ARGUMENTS, b"ae")
@@ -44,13 +42,13 @@ def test_an_exchange_is_read_from_its_stored_arguments() -> None:
 )
 def test_a_damaged_exchange_is_an_error(kept: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 - each case has another message
-        exchange_from_listing(marked(kept), UTC)
+        exchange_from_listing(marked(kept))
 
 
 @pytest.mark.parametrize("alternate", ["", "other"])
 def test_a_stored_alternate_exchange_unknown_to_the_broker_is_an_error(alternate: str) -> None:
     with pytest.raises(ValueError, match="stored alternate exchange differs"):
-        exchange_from_listing(marked(pack(7, encode_table(ARGUMENTS)).decode(), alternate), UTC)
+        exchange_from_listing(marked(pack(7, encode_table(ARGUMENTS)).decode(), alternate))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +56,7 @@ def test_a_stored_alternate_exchange_unknown_to_the_broker_is_an_error(alternate
 )
 def test_only_a_carrier_has_topic_tokens(delivery: Delivery, form: TokenForm) -> None:
     declared = DeclaredExchange(True, False, False, encode_table(((b"x-carrier-type", text("topic")),)), 1)
-    owned, _ = declared_exchange(b"ox", declared, delivery, UTC)
+    owned, _ = declared_exchange(b"ox", declared, delivery)
     assert (owned.delivery, owned.form) == (delivery, form)
 
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, tzinfo
 from typing import NamedTuple, TypeAlias
 
 import structlog
@@ -54,7 +53,7 @@ from proxy.routing.router import Router
 from proxy.values import RESERVED_WORD, Destination, Table, describe, shown
 
 
-def exchange_from_listing(info: ExchangeInfo, local_time: tzinfo | None) -> tuple[OwnedExchange, Exchange]:
+def exchange_from_listing(info: ExchangeInfo) -> tuple[OwnedExchange, Exchange]:
     """Create the open exchange that a client declared, from its carrier on the broker.
 
     Raises:
@@ -62,7 +61,7 @@ def exchange_from_listing(info: ExchangeInfo, local_time: tzinfo | None) -> tupl
     """
     kept = unpack(info.kept.encode())
     declared = DeclaredExchange(info.durable, info.auto_delete, info.internal, kept.entries, kept.sequence)
-    owned, exchange = declared_exchange(info.name, declared, Delivery.CARRIER, local_time)
+    owned, exchange = declared_exchange(info.name, declared, Delivery.CARRIER)
     owned.form = topic_form(owned.alternate) if info.type == "topic" else TokenForm.DIRECT
     # The broker has checked permissions only for the alternate exchange in the carrier's own arguments.
     permitted = info.arguments.get(ALTERNATE.decode())
@@ -71,12 +70,10 @@ def exchange_from_listing(info: ExchangeInfo, local_time: tzinfo | None) -> tupl
     return owned, exchange
 
 
-def declared_exchange(
-    name: bytes, declared: DeclaredExchange, delivery: Delivery, local_time: tzinfo | None
-) -> tuple[OwnedExchange, Exchange]:
+def declared_exchange(name: bytes, declared: DeclaredExchange, delivery: Delivery) -> tuple[OwnedExchange, Exchange]:
     """Create an open exchange from a client's declaration."""
     try:
-        return open_exchange(name, declared, delivery, local_time)
+        return open_exchange(name, declared, delivery)
     except ProtocolError as error:
         raise ValueError(str(error)) from error
 
@@ -437,12 +434,11 @@ class ExchangesBefore(NamedTuple):
 class DeclarationStore:
     """The declared exchanges and bindings of one virtual host."""
 
-    def __init__(self, state: VhostState, local_time: tzinfo | None = UTC) -> None:
+    def __init__(self, state: VhostState) -> None:
         self.state = state
         self.listings = BindingListings(self)
         #: Number of changes that passes have found.
         self.changes = 0
-        self._local_time = local_time
         self._kept: dict[bytes, str] = {}
         self._unverified: set[bytes] = set()
         self._logged_faults: set[tuple[bytes, str]] = set()
@@ -509,7 +505,7 @@ class DeclarationStore:
         elif not before.has(now) or self._kept.get(name) == info.kept:
             return
         try:
-            owned, exchange = exchange_from_listing(info, self._local_time)
+            owned, exchange = exchange_from_listing(info)
         except ValueError as error:
             self.log_fault(name, f"its stored data is damaged: {error}")
             return
@@ -594,7 +590,7 @@ class DeclarationStore:
 
     def _remember(self, record: ExchangeRecord) -> None:
         try:
-            self.add_exchange(*declared_exchange(record.name, record.declared, record.delivery, self._local_time))
+            self.add_exchange(*declared_exchange(record.name, record.declared, record.delivery))
         except ValueError as error:
             self.log_fault(record.name, f"its data in the snapshot is damaged: {error}")
 

@@ -104,7 +104,7 @@ class Reconciler:
         self.connection = connection
         self.management = management
         self.names = ObservedState()
-        self.store = DeclarationStore(state, settings.declared.local_time)
+        self.store = DeclarationStore(state)
         self.executor = Executor(settings, state, connection, self.names, management)
         self.observer = Observer(self.store, management, self.names, connection.find_missing, settings.retries_per_look)
         self.rights = TokenRights(settings.declared.own_routes)

@@ -300,7 +300,7 @@ class ClientBindings:
         binding = self._binding(request, owned)
         identity, receiver, user = binding.identity, request.receiver, self._connection.terms.user
         under = self._state.tokens_of(owned)
-        compiled = compile_binding(owned.type, binding, self._connection.plans.rules.local_time)
+        compiled = compile_binding(owned.type, binding, local_time=None)
         self._refuse_unkept(request, owned)
         known = owned.clients.get(identity)
         kept = known is not None or not self._state.router.exchanges[owned.name].has(binding)

@@ -248,7 +248,7 @@ class ClientExchanges:
         owned.declares += 1
         if declared is not None and owned.name not in self._state.exchanges:
             # The broker had deleted the exchange with its last binding, and a listing has shown this.
-            new, exchange = open_exchange(owned.name, declared, owned.delivery, self._connection.plans.rules.local_time)
+            new, exchange = open_exchange(owned.name, declared, owned.delivery)
             new.form = owned.form
             self._state.add_exchange(new, exchange)
             self._connection.terms.inventory.changed(owned.name)
@@ -342,7 +342,7 @@ class ClientExchanges:
         declared = DeclaredExchange(
             request.durable, request.auto_delete, request.internal, request.arguments, self._connection.next_sequence()
         )
-        owned, exchange = open_exchange(request.exchange, declared, delivery, rules.local_time)
+        owned, exchange = open_exchange(request.exchange, declared, delivery)
         if owned.delivery is Delivery.CARRIER and self._state.prefers_topic(owned.wanted_type, many=True):
             owned.form = topic_form(owned.alternate)
         return owned, exchange

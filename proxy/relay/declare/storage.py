@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Hashable
-from datetime import tzinfo
 from enum import Enum
 from hashlib import blake2b
 from typing import NamedTuple, TypeVar
@@ -168,10 +167,8 @@ def chosen_member(kind: type[Member], value: Value | None, default: Member) -> M
     return next((member for member in kind if value == Value("S", member.value.encode())), None)
 
 
-def open_exchange(
-    name: bytes, declared: DeclaredExchange, delivery: Delivery, local_time: tzinfo | None
-) -> tuple[OwnedExchange, Exchange]:
-    """Create an open exchange from a client's declaration.
+def open_exchange(name: bytes, declared: DeclaredExchange, delivery: Delivery) -> tuple[OwnedExchange, Exchange]:
+    """Create an open exchange from a client's declaration. Its ``dtl`` operators use the system's time zone.
 
     Raises:
         ProtocolError: an argument has an invalid value (406 on the channel), or the table is malformed (502).
@@ -179,7 +176,7 @@ def open_exchange(
     table = decode_table(declared.entries, 0, len(declared.entries))
     value = dict(table).get(ALTERNATE)
     alternate = value.value if value is not None and isinstance(value.value, bytes) else None
-    exchange = Exchange(name, OPEN, table, local_time, alternate)
+    exchange = Exchange(name, OPEN, table, alternate=alternate, local_time=None)
     owned = OwnedExchange(name, OPEN, delivery, name, alternate=alternate, arguments=table, declared=declared)
     owned.wanted_type = wanted_type(table) or CarrierType.AUTO
     if delivery is Delivery.CARRIER and owned.wanted_type is CarrierType.TOPIC:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable
-from datetime import UTC, tzinfo
 from typing import Final, NamedTuple
 
 from proxy.addressing.targets import FailedTranslation, Publication, Target
@@ -91,7 +90,6 @@ class ClientRules(NamedTuple):
         delivery: delivery of exchanges declared without ``x-delivery``.
         strict_unbind: whether an unbind that matches no binding is an error.
         own_routes: whether routes reach only queues that the client has permission to bind.
-        local_time: time zone of `dtl` operators; None for the system's.
         secrets: used to sign the bindings stored on the broker.
         regexes: maximum number of regular expressions in the bindings of one user in one virtual host.
         regex_budget: cost limit for regular expressions per decision, which applies separately to rules files and to
@@ -101,7 +99,6 @@ class ClientRules(NamedTuple):
     delivery: Delivery = Delivery.CARRIER
     strict_unbind: bool = True
     own_routes: bool = True
-    local_time: tzinfo | None = UTC
     secrets: Secrets = Secrets()
     regexes: int = 100
     regex_budget: int = DEFAULT_BUDGET
