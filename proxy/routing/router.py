@@ -54,6 +54,11 @@ class Router:
         self._exchanges.pop(name, None)
         self._reaches.clear()
 
+    @property
+    def sees_queues(self) -> bool:
+        """True if a decision depends on which queues exist."""
+        return any(exchange.sees_queues for exchange in self._exchanges.values())
+
     def interest(self, exchange: bytes) -> Interest:
         """Return the facts that can change the decision for a message published to `exchange`."""
         return self._reach(exchange).interest

@@ -54,11 +54,6 @@ def test_unmatched_pass_needs_an_existing_exchange_of_the_broker() -> None:
     assert ("exchange", b"legacy") in desired.existing
 
 
-def test_a_regex_route_needs_all_queues() -> None:
-    assert desired_state({b"x": owned("x")}, router({"x": queues("a")}, regex=True)).regex
-    assert not desired_state({b"x": owned("x")}, router({"x": set()})).regex
-
-
 def test_names_covers_the_destinations_of_all_rules() -> None:
     known = {b"c": owned("c"), b"d": owned("d", Delivery.QUEUE)}
     desired = desired_state(known, router({"c": queues("a"), "d": queues("b")}))

@@ -32,7 +32,6 @@ class DesiredState:
         holders: exchanges on whose carrier a destination needs a token, by destination.
         existing: destinations that must exist but need no token, with a role in the rules; "" for a plain destination.
         published: exchanges to which the sidecar itself publishes, each with the exchange in the rules that needs it.
-        regex: whether a rule chooses queues by a regular expression.
         translated: destinations that the address table redirects, and that therefore need not exist. Their
             replacements on this broker are in `existing`.
         remote_destinations: replacements on other brokers, each with its broker.
@@ -47,7 +46,6 @@ class DesiredState:
     holders: Mapping[Destination, tuple[OwnedExchange, ...]]
     existing: Mapping[Destination, str]
     published: Mapping[bytes, bytes]
-    regex: bool
     translated: Mapping[Destination, StaticTranslation] = field(default_factory=dict)
     remote_destinations: tuple[tuple[Remote, Destination], ...] = ()
     chooses_queues: frozenset[bytes] = frozenset()
@@ -213,7 +211,6 @@ def desired_state(
         holders={destination: tuple(holding) for destination, holding in holders.items()},
         existing=existing,
         published=published,
-        regex=any(exchange.sees_queues for exchange in router.exchanges.values()),
         translated=moved.away,
         remote_destinations=tuple(translation.remote for translation in moved.found if translation.remote is not None),
         chooses_queues=frozenset(chooses_queues),

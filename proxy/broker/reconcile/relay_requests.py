@@ -292,7 +292,7 @@ class RelayRequests:
         state, destination = self.state, (QUEUE, queue)
         self._observed.add_queue(queue, exclusive)
         names = with_name(state.queues, queue)
-        changed = names is not state.queues and self._see_queues()
+        changed = names is not state.queues and state.router.sees_queues
         state.queues = names
         if destination in state.missing and not self._rights.holders(state.exchanges, state.router, queue):
             changed = state.not_missing(destination)
@@ -311,7 +311,7 @@ class RelayRequests:
         state, destination = self.state, ("queue", queue)
         self._observed.remove_queue(queue)
         names = without_name(state.queues, queue)
-        changed = names is not state.queues and self._see_queues()
+        changed = names is not state.queues and state.router.sees_queues
         state.queues = names
         changed |= self._gone(destination)
         if self.named(destination) and destination not in state.missing:
@@ -418,6 +418,3 @@ class RelayRequests:
                 self._reconciler.orphans.note(exchange)
                 self._request_refresh()
         return bool(bound)
-
-    def _see_queues(self) -> bool:
-        return any(exchange.sees_queues for exchange in self.state.router.exchanges.values())

@@ -271,7 +271,7 @@ class VhostTopology:
             if destination not in existing
         }
         desired = reconciler.desired
-        regex_queues = desired.regex and names is not state.queues
+        regex_queues = names is not state.queues and state.router.sees_queues
         changed = regex_queues or missing != state.missing or result.tokens_changed
         requests.bound_count = sum(len(exchange.bound - desired.tokens_of(exchange)) for exchange in desired.made)
         state.clear_refusals()
