@@ -26,7 +26,6 @@ class DesiredState:
     """The desired state; see the module docstring.
 
     Args:
-        made: exchanges in rules files, whose carriers we declare.
         tokens: destinations that need a token on the carrier of an exchange, by exchange name.
         plain: destinations in `tokens` that a rules file needs, by exchange name.
         holders: exchanges on whose carrier a destination needs a token, by destination.
@@ -40,7 +39,6 @@ class DesiredState:
     """
 
     carriers: tuple[OwnedExchange, ...]
-    made: tuple[OwnedExchange, ...]
     tokens: Mapping[bytes, frozenset[Destination]]
     plain: Mapping[bytes, frozenset[Destination]]
     holders: Mapping[Destination, tuple[OwnedExchange, ...]]
@@ -50,6 +48,11 @@ class DesiredState:
     remote_destinations: tuple[tuple[Remote, Destination], ...] = ()
     chooses_queues: frozenset[bytes] = frozenset()
     adds_exchanges: frozenset[bytes] = frozenset()
+
+    @property
+    def made(self) -> list[OwnedExchange]:
+        """Exchanges in rules files, whose carriers we declare."""
+        return [exchange for exchange in self.carriers if exchange.declared is None]
 
     def tokens_of(self, exchange: OwnedExchange) -> frozenset[Destination]:
         return self.tokens.get(exchange.name, _NONE)
@@ -202,10 +205,8 @@ def desired_state(
         if translation.here is not None and (translation.here not in named or translation.here in moved.away):
             existing[translation.here] = f"the address table redirects {describe(translation.destination)} to it"
     existing |= _relied_on(exchanges)
-    carriers = tuple(item for item in exchanges.values() if item.delivery is Delivery.CARRIER)
     return DesiredState(
-        carriers=carriers,
-        made=tuple(item for item in carriers if item.declared is None),
+        carriers=tuple(item for item in exchanges.values() if item.delivery is Delivery.CARRIER),
         tokens=tokens,
         plain=plain,
         holders={destination: tuple(holding) for destination, holding in holders.items()},
