@@ -224,11 +224,6 @@ def declare_carrier(exchange: OwnedExchange) -> DeclareExchange:
     return DeclareExchange(exchange.carrier, carrier_type, marked=True, alternate=exchange.alternate)
 
 
-def declare_marker(name: bytes) -> DeclareExchange:
-    """Return the declaration of a marker exchange. Only its existence matters."""
-    return DeclareExchange(name, b"fanout")
-
-
 def unnameable(name: bytes) -> str | None:
     """Return why a name can't be used in a declaration; None if it can."""
     if not name:

@@ -14,7 +14,7 @@ token; messages are then sent with eight-word tokens; after `FORMER_LOOKS` passe
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 import structlog
@@ -182,7 +182,3 @@ class CarrierForms:
         if looks <= FORMER_LOOKS:
             return [info for info in former if info not in one_word]
         return [info for info in former if info.destination not in exchange.leftover]
-
-
-def has_eight_words(bindings: Iterable[BindingInfo]) -> bool:
-    return any(is_eight_words(info.routing_key) for info in bindings)

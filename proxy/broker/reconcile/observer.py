@@ -17,7 +17,6 @@ import structlog
 from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.management_api import BindingInfo, ManagementApi
 from proxy.broker.methods import ABSENT, unnameable
-from proxy.broker.reconcile.carrier_forms import has_eight_words
 from proxy.broker.reconcile.checks import (
     CarrierTokens,
     bypasses,
@@ -31,7 +30,7 @@ from proxy.broker.reconcile.desired import DesiredState
 from proxy.broker.reconcile.diff import RemoveBinding, undetermined
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.errors import UpstreamError
-from proxy.relay.tokens import TokenForm, Tokens
+from proxy.relay.tokens import TokenForm, Tokens, is_eight_words
 from proxy.relay.vhost import OwnedExchange
 from proxy.values import EXCHANGE, QUEUE, Destination, shown
 
@@ -306,7 +305,7 @@ class Observer:
                 last.current_until = answered_at + _SHARE * took_seconds
             return
         digest, bindings = answer
-        eight_words = has_eight_words(bindings)
+        eight_words = any(is_eight_words(info.routing_key) for info in bindings)
         if eight_words and not exchange.bound and exchange.form is TokenForm.ONE_WORD:
             exchange.form = TokenForm.EIGHT_WORDS
             tokens = self._store.state.tokens_of(exchange)

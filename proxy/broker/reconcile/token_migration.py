@@ -17,7 +17,7 @@ import structlog
 
 from proxy.broker.connection import ControlConnection
 from proxy.broker.management_api import BindingInfo, ExchangeInfo, ManagementApi
-from proxy.broker.methods import declare_marker
+from proxy.broker.methods import DeclareExchange
 from proxy.broker.reconcile.diff import KeptRow, RemoveBinding
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.errors import UpstreamError, UpstreamFailure
@@ -87,7 +87,7 @@ class TokenMigration:
             gone = self._observed.exchanges_complete and marker not in self._observed.exchanges
             if marker in self._declared and not gone:
                 continue
-            refusal = await self._connection.call(declare_marker(marker))
+            refusal = await self._connection.call(DeclareExchange(marker, b"fanout"))
             if refusal is None:
                 self._declared.add(marker)
             elif marker not in self._refused:
