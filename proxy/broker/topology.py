@@ -167,8 +167,6 @@ class Topology:
         """Keep one virtual host in sync until it is deleted, and then release it."""
         name = vhost.state.name
         await self.supervisor.keep("vhost", partial(vhost.run, partial(self._is_gone, vhost)), name)
-        if self._vhosts.get(name) is not vhost:
-            return
         del self._vhosts[name]
         self.supervisor.forget(name)
         await vhost.close()
