@@ -144,6 +144,9 @@ class OwnedExchange:
     arguments: Table = ()
     #: declaration by a client; None for an exchange from a rules file
     declared: DeclaredExchange | None = None
+    #: destinations that the rules file names, and whether its rules let messages add exchanges (for the control plane)
+    file_destinations: frozenset[Destination] = frozenset()
+    file_adds_exchanges: bool = False
     #: bindings made by clients, by identity; bindings from rules files are only in the router
     clients: dict[Hashable, StoredBinding] = field(default_factory=dict)
     #: the same bindings, by the destination of the binding (not the destinations of its routes), then by identity

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any
 
 from proxy.app.reload import Reload
-from proxy.broker.reconcile.desired import TokenRights
 from proxy.broker.reconcile.reconciler import PreparedRules
 from proxy.net.tasks import Tasks
 from proxy.relay.counters import Counters
@@ -36,7 +35,7 @@ class _Vhost:
     async def prepare(self, *_: object) -> PreparedRules:
         if self.name == "b":
             self.vhosts.managed_vhosts.pop("b")
-        return PreparedRules({}, Router(()), (), TokenRights(own_routes=True), ())
+        return PreparedRules({}, Router(()), (), ())
 
     def swap(self, *_: object) -> None:
         self.swapped = True

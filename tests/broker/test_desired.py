@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.broker.reconcile.desired import TokenRights, desired_state
+from proxy.broker.reconcile.desired import TokenRights, desired_state, record_file_destinations
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.exchange import Exchange
@@ -68,9 +68,8 @@ def routing_to(*names: str) -> Table:
 
 
 def learned(known: VhostState, own_routes: bool) -> TokenRights:
-    rights = TokenRights(own_routes)
-    rights.learn(known.exchanges, known.router)
-    return rights
+    record_file_destinations(known.exchanges, known.router)
+    return TokenRights(own_routes)
 
 
 @pytest.fixture
@@ -89,7 +88,6 @@ def bind_clients(known: VhostState) -> None:
 def test_routes_of_clients_give_no_right_to_a_token_with_own_routes(known: VhostState) -> None:
     rights = learned(known, own_routes=True)
     bind_clients(known)
-    rights.learn(known.exchanges, known.router)
     desired = desired_state(known.exchanges, known.router, rights)
     assert desired.tokens == {b"ruled": queues("file", "file route", "client"), b"ox": queues("own")}
     for queue, holders in {b"file route": [b"ruled"], b"client": [b"ruled"], b"own": [b"ox"], b"route": []}.items():

@@ -6,7 +6,7 @@ import pytest
 
 from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.methods import Bind, Method, Refusal
-from proxy.broker.reconcile.desired import TokenRights, desired_state
+from proxy.broker.reconcile.desired import TokenRights, desired_state, record_file_destinations
 from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.broker.reconcile.orphan_tokens import OrphanTokens
@@ -39,7 +39,7 @@ class Scene:
         self.connection = FakeConnection()
         self.executor = Executor(ControlSettings((), "control", ""), known, self.connection, ObservedState())
         self.rights = TokenRights(own_routes=True)
-        self.rights.learn(known.exchanges, known.router)
+        record_file_destinations(known.exchanges, known.router)
         self.orphans = OrphanTokens(known, self.rights)
 
     async def run_pass(self) -> list[bytes]:

@@ -488,7 +488,7 @@ async def test_queues_of_rules_demands_and_regex_routes_are_of_interest(
         False,
     ]
     rules = router({"documents": queues("a"), "direct": queues("b")}, regex=True)
-    topology.reconciler.swap(PreparedRules(known.exchanges, rules, (), topology.reconciler.rights, ()))
+    topology.reconciler.swap(PreparedRules(known.exchanges, rules, (), ()))
     assert topology.requests.interested(b"c")
 
 

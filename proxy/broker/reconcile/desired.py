@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from proxy.addressing.targets import AddressBook, Remote
 from proxy.relay.vhost import Delivery, OwnedExchange
@@ -61,16 +60,16 @@ class DesiredState:
         return destination in self.holders or destination in self.existing
 
 
-class _File(NamedTuple):
-    """An exchange as defined in a rules file: its destinations, and whether messages may add exchanges to them."""
+def record_file_destinations(exchanges: Mapping[bytes, OwnedExchange], router: Router) -> None:
+    """Record on new exchanges what the rules file names. Must be called before clients' bindings are added."""
+    for name, exchange in router.exchanges.items():
+        owned = exchanges.get(name)
+        if owned is not None and owned.declared is None:
+            owned.file_destinations = frozenset(exchange.destinations)
+            owned.file_adds_exchanges = exchange.lets_producer_add_exchanges
 
-    destinations: frozenset[Destination]
-    free: bool
 
-
-_NOTHING = _File(_NONE, False)
-
-
+@dataclass(frozen=True, slots=True)
 class TokenRights:
     """Determines for which destinations of an exchange the control user may bind tokens.
 
@@ -78,39 +77,18 @@ class TokenRights:
         own_routes: whether the control user must not bind tokens for routes in clients' bindings.
     """
 
-    def __init__(self, own_routes: bool) -> None:
-        self.own_routes = own_routes
-        self._files: dict[Exchange, _File] = {}
-
-    def learn(self, exchanges: Mapping[bytes, OwnedExchange], router: Router) -> None:
-        """Record the destinations in rules files. Called for new exchanges before clients' bindings are added."""
-        known, self._files = self._files, {}
-        for name, exchange in router.exchanges.items():
-            file = known.get(exchange)
-            if file is None:
-                owned = exchanges.get(name)
-                file = _NOTHING
-                if owned is None or owned.declared is None:
-                    file = _File(frozenset(exchange.destinations), exchange.lets_producer_add_exchanges)
-            self._files[exchange] = file
-
-    def take(self, other: TokenRights) -> None:
-        self._files |= other._files
+    own_routes: bool
 
     def named(self, owned: OwnedExchange, exchange: Exchange) -> Set[Destination]:
         if not self.own_routes:
             return exchange.destinations
-        return self._files.get(exchange, _NOTHING).destinations | owned.receivers.keys()
-
-    def in_file(self, owned: OwnedExchange, exchange: Exchange) -> Set[Destination]:
-        """Return the destinations that the rules file names for an exchange."""
-        return self._files.get(exchange, _NOTHING).destinations
+        return owned.file_destinations | owned.receivers.keys()
 
     def names(self, owned: OwnedExchange, exchange: Exchange, destination: Destination) -> bool:
         """Return True if an exchange itself names a destination, without listing all destinations."""
         if not self.own_routes:
             return destination in exchange.destinations
-        return destination in owned.receivers or destination in self._files.get(exchange, _NOTHING).destinations
+        return destination in owned.receivers or destination in owned.file_destinations
 
     def awaits(self, owned: OwnedExchange, exchange: Exchange, destination: Destination) -> bool:
         """Return True if an exchange names a destination that must be bound when the destination is created later.
@@ -118,13 +96,13 @@ class TokenRights:
         Destinations that only clients have bound are excluded. As on the broker, a client's binding is deleted with the
         queue, and does not apply to a later queue with the same name.
         """
-        if destination in self._files.get(exchange, _NOTHING).destinations:
+        if destination in owned.file_destinations:
             return True
         return not self.own_routes and exchange.uses(destination) > len(owned.receivers.get(destination, ()))
 
     def next(self, owned: OwnedExchange, exchange: Exchange, exchanges: Mapping[bytes, OwnedExchange]) -> Set[bytes]:
         """Return the evaluated exchanges that a message can reach directly from an exchange."""
-        free = self._files.get(exchange, _NOTHING).free if self.own_routes else exchange.lets_producer_add_exchanges
+        free = owned.file_adds_exchanges if self.own_routes else exchange.lets_producer_add_exchanges
         if free:
             return exchanges.keys()
         names = {
@@ -188,7 +166,7 @@ def desired_state(
         destinations, reached = _reached(name, exchanges, router, rights, rights.named)
         if exchange.delivery is Delivery.CARRIER:
             tokens[name] = destinations
-            plain[name], _ = _reached(name, exchanges, router, rights, rights.in_file)
+            plain[name], _ = _reached(name, exchanges, router, rights, lambda owned, _: owned.file_destinations)
             if any(router.exchanges[reached_name].chooses_queues for reached_name in reached):
                 chooses_queues.add(name)
             if any(router.exchanges[reached_name].lets_producer_add_exchanges for reached_name in reached):

@@ -24,7 +24,7 @@ from proxy.broker.declared.store import DeclarationStore, inherit
 from proxy.broker.management_api import ExchangeInfo, ManagementApi
 from proxy.broker.methods import DeclareQueue
 from proxy.broker.reconcile.carrier_forms import CarrierBindings, CarrierForms, adopt_types
-from proxy.broker.reconcile.desired import DesiredState, TokenRights, desired_state
+from proxy.broker.reconcile.desired import DesiredState, TokenRights, desired_state, record_file_destinations
 from proxy.broker.reconcile.diff import (
     BindToken,
     DeclareCarrier,
@@ -82,7 +82,6 @@ class PreparedRules(NamedTuple):
     exchanges: dict[bytes, OwnedExchange]
     router: Router
     queues: tuple[DeclareQueue, ...]
-    rights: TokenRights
     retired: tuple[BindToken, ...]
 
 
@@ -108,7 +107,7 @@ class Reconciler:
         self.executor = Executor(settings, state, connection, self.names, management)
         self.observer = Observer(self.store, management, self.names, connection.find_missing, settings.retries_per_look)
         self.rights = TokenRights(settings.declared.own_routes)
-        self.rights.learn(state.exchanges, state.router)
+        record_file_destinations(state.exchanges, state.router)
         self.migration = TokenMigration(state, self.names, connection, management)
         self.forms = CarrierForms(state, self.executor)
         self.orphans = OrphanTokens(state, self.rights)
@@ -150,7 +149,6 @@ class Reconciler:
 
     def _wanted(self) -> DesiredState:
         self.changed()
-        self.rights.learn(self.state.exchanges, self.state.router)
         return self.desired
 
     # -- passes ------------------------------------------------------------------------------------------------
@@ -395,21 +393,18 @@ class Reconciler:
         """
         async with self._one_at_a_time:
             old = self._wanted()
-            rights = TokenRights(self.rights.own_routes)
-            rights.learn(exchanges, router)
+            record_file_destinations(exchanges, router)
             for number, _ in enumerate(inherit(self.state, exchanges, router)):
                 if number % _STEP == _STEP - 1:
                     await asyncio.sleep(0)
             share_tables(old, exchanges)
-            await self.reconcile(lambda: desired_state(exchanges, router, rights), queues)
+            await self.reconcile(lambda: desired_state(exchanges, router, self.rights), queues)
             self.observer.finish()
-            retired = retired_tokens(old, desired_state(exchanges, router, rights))
-            return PreparedRules(exchanges, router, tuple(queues), rights, retired)
+            retired = retired_tokens(old, desired_state(exchanges, router, self.rights))
+            return PreparedRules(exchanges, router, tuple(queues), retired)
 
     def swap(self, new: PreparedRules) -> None:
         """Replace the old rules with prepared rules, including the latest client declarations."""
-        self.rights.take(new.rights)
-        self.rights.learn(new.exchanges, new.router)
         for stored, why in filter(None, inherit(self.state, new.exchanges, new.router)):
             log.warning(
                 "new rules reject a client's binding",
