@@ -108,12 +108,18 @@ def _pairs(in_force: list[dict[str, str]], options: argparse.Namespace) -> list[
         return [(file["name"], file) for file in in_force]
     from proxy.config.loader import rules_files
 
-    by_path = {os.path.abspath(file["name"]): file for file in in_force}
     names = [str(path) for path in rules_files(read_settings(config))]
-    pairs: list[tuple[str, dict[str, str] | None]] = [
-        (name, by_path.pop(os.path.abspath(name), None)) for name in names
-    ]
-    return [*pairs, *(("", file) for file in by_path.values())]
+    left = {os.path.abspath(file["name"]): file for file in in_force}
+    pairs = {name: left.pop(os.path.abspath(name), None) for name in names}
+    # The sidecar's names are relative to its working directory, which may differ from this one. Files without a partner
+    # are compared if their base name is unambiguous.
+    unpaired = [name for name, file in pairs.items() if file is None]
+    for name in unpaired:
+        base = Path(name).name
+        matches = [path for path in left if Path(path).name == base]
+        if len(matches) == 1 and sum(Path(other).name == base for other in unpaired) == 1:
+            pairs[name] = left.pop(matches[0])
+    return [*pairs.items(), *(("", file) for file in left.values())]
 
 
 def _colored(line: str) -> str:

@@ -25,6 +25,9 @@ _FINDINGS = (
     ("unfit_carriers", "carrier type"),
 )
 
+#: Lists that `/status` contains for the last reload, with their titles.
+_RELOAD_FINDINGS = (("errors", "error"), ("missing", "missing"), ("restart", "restart"))
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_admin_arguments(parser)
@@ -60,8 +63,9 @@ def _head(admin: AdminClient, status: Mapping[str, Any]) -> Iterator[str]:
     yield _row("rules", status.get("rules", ""))
     reload = status.get("last_reload")
     if reload:
-        shown = {**reload, "at": _time(reload["at"])}
-        yield _row("last reload", ", ".join(f"{name} {_value(value)}" for name, value in shown.items() if value))
+        yield _row("last reload", f"{reload['result']} at {_time(reload['at'])}, reason {reload['reason']}")
+        for key, name in _RELOAD_FINDINGS:
+            yield from (_row(f"  {name}", line) for line in _listed(reload.get(key)))
     if status.get("shadow"):
         yield _row("shadow", f"candidate rules {status['shadow']} are being compared on live traffic")
     if status.get("audit_failure"):
@@ -72,7 +76,9 @@ def _traffic(page: Sequence[Sample]) -> Iterator[str]:
     connections = {sample.labels.get("side"): sample.value for sample in page if sample.name == "oxproxy_connections"}
     if connections:
         channels = sum(sample.value for sample in page if sample.name == "oxproxy_channels")
-        yield _row("producers", f"{connections.get('downstream', 0):.0f} connections, {channels:.0f} channels")
+        yield _row(
+            "producers", f"{_count(connections.get('downstream', 0), 'connection')}, {_count(channels, 'channel')}"
+        )
     outcomes: dict[str, float] = {}
     for sample in page:
         if sample.name == "oxproxy_publishes_total":
@@ -91,15 +97,19 @@ def _body(status: Mapping[str, Any]) -> Iterator[str]:
         state = "connected" if vhost.get("connected") else f"not connected: {vhost.get('fault') or 'reason unknown'}"
         refreshed = vhost.get("refreshed_at")
         seen = f", read at {_time(refreshed)}" if refreshed else ""
-        yield _row("vhost", f"{vhost.get('vhost')}: {state}, {vhost.get('queues', 0)} queues{seen}")
+        yield _row("vhost", f"{vhost.get('vhost')}: {state}, {_count(vhost.get('queues', 0), 'queue')}{seen}")
         for key, name in _FINDINGS:
             yield from (_row(f"  {name}", line) for line in _listed(vhost.get(key)))
 
 
 def _listed(findings: object) -> list[str]:
     if isinstance(findings, Mapping):
-        return [f"{name}: {_value(why)}" for name, why in findings.items()]
+        return [f"{name}: {reason}" for name, why in findings.items() for reason in _listed(why) or [_value(why)]]
     return [_value(finding) for finding in findings] if isinstance(findings, list) else []
+
+
+def _count(number: float, noun: str) -> str:
+    return f"{number:.0f} {noun}{'' if number == 1 else 's'}"
 
 
 def _value(value: object) -> str:

@@ -13,6 +13,7 @@ from proxy.cli import main as cli
 from proxy.cli.admin_client import AdminClient, admin_urls
 from proxy.config.settings import AdminSection, Settings
 from proxy.errors import ConfigErrors
+from proxy.rules.loader import rules_version
 from proxy.yamlfile.hosts import HostPort
 from tests.private_broker import free_ports
 from tests.sidecar import answering
@@ -90,3 +91,48 @@ def test_a_page_without_metrics_is_an_error() -> None:
 def test_an_error_names_the_cause_without_a_password(url: str, error: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["status", "--admin", url]) == 2
     assert capsys.readouterr().err == f"oxproxy status: {error}\n"
+
+
+def test_rules_diff_finds_the_active_file_of_a_sidecar_in_another_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rules").mkdir()
+    for name in ("orders", "mail"):
+        (tmp_path / f"rules/{name}.yaml").write_text(f"exchanges: [{{name: {name}}}]\n")
+    (tmp_path / "oxproxy.yaml").write_text("rules: [rules/*.yaml]\n")
+    active = [
+        {"name": f"gateway/rules/{name}.yaml", "text": f"exchanges: [{{name: {name}}}]\n"}
+        for name in ("mail", "orders")
+    ]
+    monkeypatch.chdir(tmp_path)
+    version = rules_version((file["name"], file["text"].encode()) for file in active)
+    answer = json.dumps({"rules": version, "files": active}).encode()
+    with answering(lambda path, headers: (200, "application/json", answer), 0) as port:
+        url = f"http://127.0.0.1:{port}"
+        assert cli.main(["rules", "diff", "--admin", url]) == 0, capsys.readouterr().out
+        capsys.readouterr()
+        (tmp_path / "rules/mail.yaml").write_text("exchanges: [{name: post}]\n")
+        assert cli.main(["rules", "diff", "--admin", url]) == 1
+    assert capsys.readouterr().out.splitlines()[:2] == ["--- gateway/rules/mail.yaml (active)", "+++ rules/mail.yaml"]
+
+
+def test_status_lists_the_errors_of_the_last_reload_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
+    reload = {"result": "error", "rules": "a", "at": 0, "reason": "file", "missing": [], "restart": []}
+    reload["errors"] = ['r.yaml:1:2: arguments["x-?hkw>= amount"]: unknown operator', "r.yaml:3:4: other"]
+    vhost = {"vhost": "/", "connected": True, "queues": 1, "foreign": {"e": ["queue q with a token"]}}
+    answer = json.dumps(
+        {"version": "1", "ready": True, "rules": "a", "last_reload": reload, "vhosts": [vhost]}
+    ).encode()
+
+    def answered(path: str, _: Mapping[str, str]) -> tuple[int, str, bytes]:
+        return (200, "text/plain", b"") if path == "/metrics" else (200, "application/json", answer)
+
+    with answering(answered, 0) as port:
+        assert cli.main(["status", "--admin", f"http://127.0.0.1:{port}"]) == 0
+    assert capsys.readouterr().out.splitlines()[2:] == [
+        "last reload  error at 1970-01-01T00:00:00Z, reason file",
+        '  error      r.yaml:1:2: arguments["x-?hkw>= amount"]: unknown operator',
+        "  error      r.yaml:3:4: other",
+        "vhost        /: connected, 1 queue",
+        "  foreign    e: queue q with a token",
+    ]
