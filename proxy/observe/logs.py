@@ -125,7 +125,9 @@ def escape(_logger: WrappedLogger, _method: str, event: EventDict) -> EventDict:
 
 
 def _printable(value: object) -> object:
-    if isinstance(value, (dict, list)):
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        value = "; ".join(value)  # JSON would be quoted twice, which is hard to read
+    elif isinstance(value, (dict, list)):
         return json.dumps(value, default=str)
     if not isinstance(value, str) or value.isprintable():
         return value

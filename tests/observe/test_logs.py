@@ -83,6 +83,12 @@ def test_an_exception_is_one_line() -> None:
     assert "RuntimeError: two\\nlines" in line
 
 
+def test_a_list_of_strings_is_quoted_once() -> None:
+    log, lines = logging_to("text")
+    log.error("x", errors=['r.yaml:1: ["a b"]: unknown', "r.yaml:2: other"])
+    assert lines()[0].endswith(r'errors="r.yaml:1: [\"a b\"]: unknown; r.yaml:2: other"')
+
+
 @given(st.lists(st.text()), st.text(), st.text())
 def test_any_text_is_one_line_and_round_trips_through_json(values: list[str], value: str, event: str) -> None:
     event, value, *values = (
