@@ -508,6 +508,7 @@ class VhostDiscovery:
                 if error.failure is UpstreamFailure.REFUSED or loop.time() >= until:
                     log.error("virtual hosts with client declarations can't be listed", error=self.fault)
                     return set()
+                log.warning("the management API is not reachable yet", error=self.fault, repeat="management")
             await asyncio.sleep(self._settings.retry_seconds)
 
     async def find_later(self) -> set[str]:

@@ -53,6 +53,7 @@ async def test_a_management_api_that_does_not_answer_is_retried(failure: Upstrea
         assert await discovery.find() == set()
     assert api.asked > 1
     assert "out of order" in discovery.fault
+    assert events[0]["event"] == "the management API is not reachable yet"  # logged at once
     assert len(has(events, "virtual hosts with client declarations can't be listed")) == 1
     api.failure = None
     assert await discovery.find_later() == {"a", "b"}
