@@ -297,7 +297,7 @@ class AuditWriter:
             mode = self._policy.mode.value
             _log.error("audit log can't be written", reason=error, mode=mode, repeat="audit")
         elif self.failure is not None:
-            _log.info("audit log can be written again")
+            _log.info("audit log can be written again", repeat="audit")
         self._fails(error)
 
     def _fails(self, reason: str | None) -> None:

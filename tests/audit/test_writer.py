@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import io
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from structlog.testing import capture_logs
 
 from proxy.audit import retention as closing
@@ -28,6 +31,7 @@ from proxy.audit.segments import InstanceLock, OpenSegment
 from proxy.audit.writer import AuditWriter
 from proxy.audit.writer_thread import RotatingLog
 from proxy.errors import ConfigError
+from proxy.observe.logs import configure
 from proxy.relay.counters import AuditCounters
 
 #: A time in the future, so that the hour does not end.
@@ -226,6 +230,34 @@ async def test_best_effort_continues_when_the_disk_has_space_again(
     events = [entry["event"] for entry in logs]
     assert events[0] == "audit log can't be written"
     assert "audit log can be written again" in events
+
+
+async def test_a_disk_that_accepts_only_some_writes_does_not_fill_the_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
+    configure(stream=stream)
+    monkeypatch.setattr(writer, "_log", structlog.get_logger())
+    try:
+        disk = Disk()
+        async with writing(policy(tmp_path), disk) as (audit, counters):
+            for number in range(5):
+                disk.refusing.set()
+                audit.append(line(number))
+                audit.commit_point()
+                await until(lambda: audit.failure is not None)
+                disk.refusing.clear()
+                audit.append(line(number))
+                audit.commit_point()
+                await until(lambda: audit.failure is None)
+    finally:
+        structlog.reset_defaults()
+        logging.getLogger().handlers[:] = handlers
+        logging.getLogger().setLevel(level)
+    assert counters.dropped == 5
+    assert stream.getvalue().count("audit log can't be written") == 1
+    assert stream.getvalue().count("audit log can be written again") == 1
 
 
 @pytest.mark.parametrize("mode", [AuditMode.BACKPRESSURE, AuditMode.STRICT])
