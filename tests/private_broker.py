@@ -5,7 +5,8 @@ directory. It is stopped by process id through ``watched``, even if this process
 guides on configuration and on environment variables.
 
 As a script, ``python -m tests.private_broker [--config LINE]... [-- COMMAND...]`` runs COMMAND with RABBITMQ_URL and
-RABBITMQ_MANAGEMENT_URL set and exits with its status. Without a command it prints both variables and runs until Ctrl-C.
+RABBITMQ_MANAGEMENT_URL set and exits with its status. Without a command it prints both variables and runs until Ctrl-C
+or the end of standard input; in the background, redirect standard input from a pipe that stays open.
 """
 
 from __future__ import annotations
