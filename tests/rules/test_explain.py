@@ -180,5 +180,10 @@ def test_every_error_of_a_message_is_reported_with_its_line() -> None:
     ]
 
 
+@pytest.mark.parametrize("data", [b"", b"# nothing\n"])
+def test_an_empty_message_is_an_error(data: bytes) -> None:
+    assert refused(data) == "m.yaml: the file is empty, expected a message: exchange, routing_key, headers, ..."
+
+
 def test_a_message_that_is_not_yaml_is_an_error() -> None:
     assert refused(b"exchange: [").startswith("m.yaml:2:1: YAML syntax: ")
