@@ -127,6 +127,11 @@ def test_the_version_is_a_short_hash() -> None:
     assert set(version) <= set("0123456789abcdef")
 
 
+def test_an_unreadable_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigErrors, match="can't be read: No such file"):
+        load_rules([tmp_path / "none.yaml"])
+
+
 def test_rules_files_are_found_relative_to_the_configuration_in_name_order(tmp_path: Path) -> None:
     (tmp_path / "rules").mkdir()
     for name in ("b.yaml", "a.yaml", "c.txt", ".hidden.yaml"):
