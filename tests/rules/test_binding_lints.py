@@ -158,6 +158,14 @@ def test_bindings_without_effect_are_reported_with_their_lines(findings: Finding
     )
 
 
+def test_an_invalid_pattern_without_effect_is_only_reported_as_such(tmp_path: Path) -> None:
+    file = tmp_path / "r.yaml"
+    file.write_text('exchanges: [{name: e, type: fanout, bindings: [{queue: a, arguments: {"x-?rkre": "("}}]}]')
+    found = check_files([file], {})
+    assert found.errors == []
+    assert [warning.message for warning in found.warnings] == ["arguments have no effect for type fanout"]
+
+
 def test_bindings_without_a_matching_test_are_reported(findings: Findings) -> None:
     assert [binding.place.line for binding in findings.uncovered] == [5, 9, 11, 13, 17, 18]
 
