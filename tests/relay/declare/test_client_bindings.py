@@ -361,6 +361,13 @@ def test_an_unbind_with_other_arguments_succeeds_in_broker_mode() -> None:
     assert len(made.state.exchanges[b"xo"].clients) == 1
 
 
+def test_unbinding_a_missing_binding_succeeds() -> None:
+    made = bound()
+    made.produce(queue_unbind(1, b"nobody", b"xo", b"", ENTRIES))
+    assert names(made.looked_up(b"xo")) == ["Queue.Unbind"]
+    assert made.answer(UNBIND_OK) == UNBIND_OK
+
+
 def test_a_client_can_not_unbind_bindings_of_rules_files() -> None:
     made = wire()
     made.produce(queue_unbind(1, b"a", b"xo", b"", encode_table(arguments(TYPE))))
