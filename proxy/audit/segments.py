@@ -24,6 +24,8 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+import structlog
+
 #: None if the extra `fast` is not installed; some platforms have no wheel for it.
 ISAL = import_module("isal.isal_zlib") if find_spec("isal") else None
 
@@ -46,6 +48,10 @@ _CLOSING = b"closing"
 #: Seconds between two attempts to lock an instance, and seconds after which a lock without this word is considered to
 #: be held by a running instance. The word is written immediately after locking.
 _POLL_SECONDS, _HELD_SECONDS = 0.05, 0.5
+#: Seconds to wait for a process that closes the segments of this instance. A hanging file system may block it.
+_CLOSING_SECONDS = 30.0
+
+_log = structlog.get_logger(__name__)
 
 
 def safe_instance(name: str) -> str:
@@ -203,13 +209,14 @@ class InstanceLock:
 
         Args:
             closing: whether the lock serves only to close the segments of a dead instance. Otherwise, if another
-                process is closing them, this method waits until that process has finished.
+                process is closing them, this method waits until that process has finished, at most `_CLOSING_SECONDS`.
 
         Raises:
-            OSError: the directory is missing, full or not writable.
+            OSError: the directory is missing, full or not writable, or another process has not closed segments in time.
         """
         path = directory / f"_audit-{instance}.lock"
-        give_up = time.monotonic() + _HELD_SECONDS
+        began = time.monotonic()
+        logged = False
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, _FILE_MODE)
             try:
@@ -223,9 +230,17 @@ class InstanceLock:
                     return cls(path, descriptor)
             except BlockingIOError:
                 ends_soon = _CLOSING in os.pread(descriptor, 64, 0)
-                if closing or (not ends_soon and time.monotonic() > give_up):
+                waited_seconds = time.monotonic() - began
+                if closing or (not ends_soon and waited_seconds > _HELD_SECONDS):
                     os.close(descriptor)
                     return None
+                if waited_seconds > _CLOSING_SECONDS:
+                    os.close(descriptor)
+                    text = f"another process has been closing old segments for {_CLOSING_SECONDS:g} s"
+                    raise TimeoutError(text) from None
+                if not logged and ends_soon:
+                    logged = True
+                    _log.warning("waiting for another process that closes old audit segments", instance=instance)
                 time.sleep(_POLL_SECONDS)
             except OSError:
                 os.close(descriptor)
@@ -266,15 +281,17 @@ def open_segments(directory: Path) -> dict[str, list[Path]]:
 def orphaned_segments(directory: Path, own: str) -> Iterator[list[Path]]:
     """Yield the open segments of each dead instance. The instance stays locked until the next item is requested.
 
+    The lock files of dead instances are removed, even if these instances have no open segments.
+
     Args:
         own: this instance, whose segments are skipped.
     """
-    for instance, paths in open_segments(directory).items():
-        if instance == own:
-            continue
+    locked = {path.name.removeprefix("_audit-").removesuffix(".lock") for path in directory.glob("_audit-*.lock")}
+    segments = open_segments(directory)
+    for instance in sorted((segments.keys() | locked) - {own}):
         claim = InstanceLock.acquire(directory, instance, closing=True)
         if claim is not None:
             try:
-                yield [path for path in paths if path.exists()]
+                yield [path for path in segments.get(instance, []) if path.exists()]
             finally:
                 claim.release()

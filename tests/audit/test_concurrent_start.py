@@ -17,6 +17,7 @@ from proxy.audit.policy import AuditMode
 from proxy.audit.retention import Retention, expire
 from proxy.audit.segments import open_segments
 from proxy.audit.writer_thread import RotatingLog
+from proxy.errors import ConfigError
 from tests.audit.test_writer import SECONDS, Disk, left_open, line, numbers, policy, until, writing
 
 
@@ -39,6 +40,29 @@ async def test_an_instance_starts_while_another_closes_its_old_segments(
         async with writing(replace(policy(tmp_path), instance="b")) as (audit, _):
             audit.append(line(7))
     assert sorted(numbers(tmp_path)) == [7, ord("b")]
+
+
+async def test_a_process_that_does_not_finish_closing_old_segments_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claim = segments.InstanceLock.acquire(tmp_path, "b", closing=True)
+    assert claim is not None
+    monkeypatch.setattr(segments, "_CLOSING_SECONDS", 1.0)
+    with capture_logs() as logs, pytest.raises(ConfigError, match="another process has been closing old segments"):
+        async with asyncio.timeout(SECONDS), writing(replace(policy(tmp_path), instance="b")):
+            pass
+    assert [event["event"] for event in logs] == ["waiting for another process that closes old audit segments"]
+    claim.release()
+
+
+async def test_lock_files_of_killed_instances_are_removed_at_the_next_start(tmp_path: Path) -> None:
+    (tmp_path / "_audit-killed.lock").write_text("1 \n")
+    running = segments.InstanceLock.acquire(tmp_path, "running")
+    assert running is not None
+    async with writing(policy(tmp_path)):
+        await until(lambda: not (tmp_path / "_audit-killed.lock").exists())
+        assert (tmp_path / "_audit-running.lock").exists()
+    running.release()
 
 
 async def test_a_segment_that_cannot_be_closed_is_no_lasting_failure(tmp_path: Path) -> None:
