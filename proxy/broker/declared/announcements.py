@@ -3,7 +3,7 @@
 Announcements are sent to a fanout exchange on the broker, to which each sidecar binds a queue. A message contains only
 the names of the changed exchanges; the changes themselves are read from the broker. Changes made within a short time
 are announced in one message. If an announcement is lost, other sidecars detect the change in their next regular pass.
-Each regular pass checks that the queue is still bound, since anybody may have deleted the exchange.
+Each regular pass checks that the queue is still bound, since the exchange may have been deleted.
 Source: RabbitMQ's guide on exchanges.
 """
 
