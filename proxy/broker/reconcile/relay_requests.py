@@ -324,12 +324,21 @@ class RelayRequests:
     def changed(self, exchange: bytes) -> None:
         """Record that a client has changed an exchange or its bindings through this sidecar."""
         self._reconciler.changed()
-        if exchange not in self.state.exchanges and self._gone((EXCHANGE, exchange)):
-            self.state.changed()
+        if exchange not in self.state.exchanges:
+            self._exchange_deleted((EXCHANGE, exchange))
         self._record()
         if self._reconciler.migration.unkept:
             self._request_refresh()
         self._announce(exchange)
+
+    def _exchange_deleted(self, destination: Destination) -> None:
+        changed = self._gone(destination)
+        # With queue delivery, a publish to an exchange that does not exist would close the producer's channel.
+        if self.named(destination) and destination not in self.state.missing:
+            self.state.set_missing(destination, "deleted")
+            changed = True
+        if changed:
+            self.state.changed()
 
     def record_changes(self, changes: int) -> None:
         """Record client declarations that have changed on the broker since the given number of changes."""
