@@ -194,7 +194,8 @@ def test_an_unexpected_exception_delays_readiness_and_is_counted_and_retried(
     def change(path: str, body: bytes) -> bytes:
         if not odd or not path.startswith("/api/exchanges/site-") or "/bindings/" in path:
             return body
-        return json.dumps([row | {"arguments": ["no table"]} for row in json.loads(body)]).encode()
+        odd_arguments = {"alternate-exchange": "\ud800"}
+        return json.dumps([row | {"arguments": odd_arguments} for row in json.loads(body)]).encode()
 
     with odd_management(broker, change) as management:
         settings = {**SETTINGS, "upstream": {"management": management}}
@@ -206,7 +207,7 @@ def test_an_unexpected_exception_delays_readiness_and_is_counted_and_retried(
                 site.sidecar.get("/readyz")
             text = caught.value.read().decode()
             assert (caught.value.code, text.splitlines()[0]) == (503, "not ready")
-            assert f"control task vhost of vhost {site.vhost}: failed with AttributeError" in text
+            assert f"control task vhost of vhost {site.vhost}: failed with UnicodeEncodeError" in text
             assert site.producer().send_settled("letters").acked  # active rules still decide
             with Application(site.sidecar.port, vhost) as second:  # another virtual host is not affected
                 second.exchange("ox")
