@@ -263,7 +263,7 @@ class RelayRequests:
 
     def interested(self, queue: bytes) -> bool:
         """Return True if a declare of the queue must wait for `ensure`."""
-        destination = ("queue", queue)
+        destination = (QUEUE, queue)
         rules = self.state.router.exchanges
         return any(
             rules[name].sees_queues
@@ -308,15 +308,12 @@ class RelayRequests:
     def queue_deleted(self, queue: bytes) -> None:
         """Record that a queue and its bindings were deleted."""
         changes = self._store.changes
-        state, destination = self.state, ("queue", queue)
+        state, destination = self.state, (QUEUE, queue)
         self._observed.remove_queue(queue)
         names = without_name(state.queues, queue)
         changed = names is not state.queues and state.router.sees_queues
         state.queues = names
         changed |= self._gone(destination)
-        if self.named(destination) and destination not in state.missing:
-            state.set_missing(destination, "deleted")
-            changed = True
         if changed:
             state.changed()
         self.record_changes(changes)
@@ -324,21 +321,12 @@ class RelayRequests:
     def changed(self, exchange: bytes) -> None:
         """Record that a client has changed an exchange or its bindings through this sidecar."""
         self._reconciler.changed()
-        if exchange not in self.state.exchanges:
-            self._exchange_deleted((EXCHANGE, exchange))
+        if exchange not in self.state.exchanges and self._gone((EXCHANGE, exchange)):
+            self.state.changed()
         self._record()
         if self._reconciler.migration.unkept:
             self._request_refresh()
         self._announce(exchange)
-
-    def _exchange_deleted(self, destination: Destination) -> None:
-        changed = self._gone(destination)
-        # With queue delivery, a publish to an exchange that does not exist would close the producer's channel.
-        if self.named(destination) and destination not in self.state.missing:
-            self.state.set_missing(destination, "deleted")
-            changed = True
-        if changed:
-            self.state.changed()
 
     def record_changes(self, changes: int) -> None:
         """Record client declarations that have changed on the broker since the given number of changes."""
@@ -414,7 +402,7 @@ class RelayRequests:
         return ours and destination in exchange.bound
 
     def _gone(self, destination: Destination) -> bool:
-        """Forget the bindings to a destination; return whether relays must be notified."""
+        """Forget the bindings to a deleted destination; return whether relays must be notified."""
         for declared in self._declared:
             declared.discard(destination)
         exchanges = list(self.state.exchanges.values())
@@ -426,4 +414,8 @@ class RelayRequests:
             if exchange.declared is not None and not exchange.clients:
                 self._reconciler.orphans.note(exchange)
                 self._request_refresh()
+        # With queue delivery, a publish to an exchange that does not exist would close the producer's channel.
+        if self.named(destination) and destination not in self.state.missing:
+            self.state.set_missing(destination, "deleted")
+            return True
         return bool(bound)

@@ -140,7 +140,6 @@ class VhostTopology:
         self.connection = ControlConnection(settings, state.name)
         self.reconciler = Reconciler(settings, state, self.connection, management, queues)
         self._settings = settings
-        self._management = management
         self._supervisor = supervisor
         self._schedule = RefreshSchedule(settings.refresh_seconds)
         self._announcements = Announcements(self.connection, state.name, self._announced, supervisor)
@@ -259,7 +258,7 @@ class VhostTopology:
         """Run a pass and update the relays. For errors, see `Reconciler.reconcile`."""
         began_at, changes = time.monotonic(), self.reconciler.store.changes
         state, reconciler, requests = self.state, self.reconciler, self.requests
-        management = self._management if self._settings.declared.announce and not thorough else None
+        management = self.reconciler.management if self._settings.declared.announce and not thorough else None
         announced = management is not None and await self._announcements.check(management)
         with requests.collecting_declared() as declared:
             result = await reconciler.look(thorough=thorough, announced=announced)

@@ -204,7 +204,7 @@ class ClientExchanges:
         return False
 
     def _delete_destination(self, channel: Channel, request: ExchangeDelete) -> bool:
-        """Delete one of the broker's own exchanges to which tokens are bound; return whether to forward the method.
+        """Delete one of the broker's own exchanges that is a destination; return whether to forward the method.
 
         Its tokens are deleted as well, so if it is declared again, publishes have to wait until they are bound again.
         """

@@ -55,11 +55,10 @@ class ClientQueues:
             declared = partial(self._declared, channel, request)
             channel.replies.append(ExpectedReply(methods.QUEUE_DECLARE_OK, declared))
         elif not request.passive:
-            interested = connection.terms.inventory.interested(request.queue)
-            if request.exclusive or not request.queue or interested:
+            if request.exclusive or not request.queue or connection.terms.inventory.interested(request.queue):
                 self._declare_and_wait(channel, request)
                 return False
-            connection.terms.inventory.declared((QUEUE, request.queue), request.exclusive)
+            connection.terms.inventory.declared((QUEUE, request.queue), False)
             count_unanswerable(connection, channel)
         return True
 
