@@ -11,6 +11,7 @@ import os
 import random
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import cast
 
@@ -19,10 +20,12 @@ from pamqp import commands
 from pamqp.common import FieldTable
 
 from proxy.app.reload import Reload
+from proxy.broker.methods import DeclareQueue
+from proxy.broker.reconcile.reconciler import PreparedRules
 from proxy.broker.topology import Topology
 from proxy.net.tasks import Tasks
 from proxy.relay.counters import Counters
-from proxy.relay.vhost import VhostState
+from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.decision import Facts, QueueNames
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
@@ -211,8 +214,11 @@ class NoBroker:
     def managed(self, _vhost: str) -> NoBroker:
         return self
 
-    async def prepare(self, *_: object) -> None:
+    async def prepare(
+        self, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[DeclareQueue]
+    ) -> PreparedRules:
         """Declare nothing."""
+        return PreparedRules(exchanges, router, tuple(queues), ())
 
     async def retire(self, *_: object) -> None:
         """Remove nothing."""

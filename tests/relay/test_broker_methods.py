@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.relay.connection_state import Phase
+from proxy.relay.connection_state import EnsureDestination, Phase
 from proxy.relay.tokens import token
 from tests.client import method, names, split
 from tests.relay.wire import (
@@ -166,4 +166,6 @@ def test_a_queue_that_the_broker_named_is_known_by_that_name() -> None:
     wire = Wire(routed("amq.gen-1"), events=QueueEvents([b"amq.gen-1"])).open()
     wire.produce(say(1, commands.Queue.Declare(0, "")))
     wire.answer(say(1, commands.Queue.DeclareOk("amq.gen-1", 0, 0)))
-    assert getattr(wire.request(), "queue", None) == b"amq.gen-1"
+    request = wire.request()
+    assert isinstance(request, EnsureDestination)
+    assert request.destination == ("queue", b"amq.gen-1")
