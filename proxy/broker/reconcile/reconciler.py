@@ -193,7 +193,7 @@ class Reconciler:
                 try:
                     await self.find(name)
                 except UpstreamError as error:
-                    log.warning("announced change not seen yet", vhost=self.state.name, error=str(error))
+                    log.warning("announced change can't be read", vhost=self.state.name, error=str(error))
 
     async def find(self, name: bytes) -> ExchangeInfo | None:
         """Look up an exchange and its bindings, and apply client declarations.
