@@ -120,7 +120,7 @@ def stored_binding(
     """Create a client's binding from its parts.
 
     Args:
-        copies: all copies; a copy without a key has the storage key.
+        copies: all copies of the binding; in copies with an empty key, the key is replaced by the storage key.
         one_word: whether the carrier is a topic exchange, where storage keys consist of one word.
     """
     ordered = sorted_copies(copies)
