@@ -168,7 +168,7 @@ class AdminClient:
         except http.client.InvalidURL as error:
             raise self._failed(f"seen {self.url}, expected a URL such as {_DEFAULT_URL}") from error
         except http.client.HTTPException as error:
-            raise self._failed(f"{address}: {_NO_SIDECAR.format('complete and in HTTP')}") from error
+            raise self._failed(f"{address}: {_NO_SIDECAR.format('valid HTTP or is incomplete')}") from error
         except (OSError, ValueError) as error:
             reason = getattr(error, "reason", error)
             raise self._failed(f"{address}: {getattr(reason, 'strerror', None) or reason}") from error
