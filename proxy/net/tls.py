@@ -35,7 +35,7 @@ def certificate_end(pem: bytes) -> float:
     """
     match = _PEM.search(pem)
     if match is None:
-        raise ValueError("no certificate in PEM")
+        raise ValueError("no certificate in PEM format")
     try:
         return _end(base64.b64decode(match[1]))
     except (IndexError, ValueError) as error:
@@ -250,7 +250,7 @@ def _content(path: Path, mark: bytes, expected: str) -> bytes:
     except OSError as error:
         raise _wrong(path, f"can't be read: {error.strerror or error}") from error
     if b"-----BEGIN " not in content or mark + b"-----" not in content:
-        raise _wrong(path, f"no {mark.decode()} in PEM, expected {expected}")
+        raise _wrong(path, f"no PEM block {mark.decode()}, expected {expected}")
     return content
 
 

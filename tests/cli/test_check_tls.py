@@ -64,7 +64,7 @@ def test_unusable_files_are_errors_at_their_keys(folder: Path, capsys: pytest.Ca
     (folder / "ca.pem").write_text("none")
     (folder / "far-ca.pem").write_text("none")
     (folder / "key.pem").write_bytes((folder / "far.key").read_bytes())
-    no_authority = "no CERTIFICATE in PEM, expected CA certificates"
+    no_authority = "no PEM block CERTIFICATE, expected CA certificates"
     no_pair = "key.pem: expected the private key of the certificate in cert.pem"
     assert check(folder, capsys) == (
         2,

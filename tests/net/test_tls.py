@@ -63,17 +63,17 @@ def broken(folder: Path, what: str) -> Path:
     [
         (lambda folder, ca, cert, key: ServerTls(folder / "a", key), "/a: can't be read: No such file or directory"),
         (lambda folder, ca, cert, key: ServerTls(cert, folder), "can't be read: Is a directory"),
-        (lambda folder, ca, cert, key: ServerTls(key, key), ".key: no CERTIFICATE in PEM, expected a certificate"),
-        (lambda folder, ca, cert, key: ServerTls(cert, cert), ".pem: no PRIVATE KEY in PEM"),
+        (lambda folder, ca, cert, key: ServerTls(key, key), ".key: no PEM block CERTIFICATE, expected a certificate"),
+        (lambda folder, ca, cert, key: ServerTls(cert, cert), ".pem: no PEM block PRIVATE KEY"),
         (lambda folder, ca, cert, key: ServerTls(cert, locked(folder)), "/locked: seen a key with a passphrase"),
         (
             lambda folder, ca, cert, key: ServerTls(cert, ca.certificate("other")[1]),
             "/other.key: expected the private key of the certificate in ",
         ),
         (lambda folder, ca, cert, key: ServerTls(broken(folder, "CERTIFICATE"), key), "can't be used with the key"),
-        (lambda folder, ca, cert, key: ServerTls(cert, key, none(folder)), "/text: no CERTIFICATE in PEM"),
+        (lambda folder, ca, cert, key: ServerTls(cert, key, none(folder)), "/text: no PEM block CERTIFICATE"),
         (lambda folder, ca, cert, key: ClientTls(broken(folder, "CERTIFICATE")), "/broken: expected CA certificates"),
-        (lambda folder, ca, cert, key: ClientTls(None, None, cert, none(folder)), "/text: no PRIVATE KEY"),
+        (lambda folder, ca, cert, key: ClientTls(None, None, cert, none(folder)), "/text: no PEM block PRIVATE KEY"),
     ],
 )
 def test_an_unusable_file_is_reported_with_what_was_expected(

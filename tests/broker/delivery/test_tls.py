@@ -483,7 +483,7 @@ def test_several_workers_use_new_certificates_together(world: World) -> None:
         until(lambda: before not in {sidecar.serial() for _ in range(8)})
         (sidecar.folder / "cert.pem").write_text("none")
         answer = sidecar.post("/-/reload")
-        assert f"{sidecar.folder}/cert.pem: no CERTIFICATE in PEM" in str(answer["errors"])
+        assert f"{sidecar.folder}/cert.pem: no PEM block CERTIFICATE" in str(answer["errors"])
         with sidecar.producer() as producer:
             assert producer.send_settled("post").acked
     assert take(world) == [b"body"]
@@ -548,7 +548,7 @@ def test_check_reports_unusable_authorities_and_sends_no_query(world: World) -> 
     config.write_text(yaml.safe_dump(merged(world.settings(folder), tls)))
     status, lines = ask_broker(world, f"amqps://guest:guest@localhost:{world.tls_port}", config)
     assert status == 2
-    assert f"{folder / 'no-ca.pem'}: no CERTIFICATE in PEM" in lines[-1]
+    assert f"{folder / 'no-ca.pem'}: no PEM block CERTIFICATE" in lines[-1]
 
 
 def test_cleanup_queries_a_management_api_with_the_tls_settings_of_the_configuration(world: World) -> None:
