@@ -7,7 +7,7 @@
 - `arrangement` exchanges, queues and rules files used by the cases
 - `cases`       the cases, and the rows of the table with their targets
 - `memory`      an idle sidecar, idle connections, one very large message
-- `pauses`      the longest confirm during reloads and scrapes
+- `pauses`      the longest confirm latency during reloads and scrapes
 - `cycles`      producers that connect, publish and disconnect
 - `scale`       100,000 bindings
 - `in_process`  events of the console, the metrics page and lookups of addresses, without a broker

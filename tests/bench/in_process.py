@@ -3,8 +3,8 @@
 - Events of the console: all tallies change between two samples. The result is the CPU time of a sample and its event,
   divided by the number of publishes at 50,000 per second, a rate that one process may reach.
 - The metrics page: another process scrapes an admin server with a series for each of 10,000 bindings, and a task
-  measures the CPU time that the process uses in each iteration of the event loop. Unlike the longest confirm in
-  `pauses`, the result includes no activity of the broker or other processes.
+  measures the CPU time that the process uses in each iteration of the event loop. Unlike the longest
+  confirm latency in `pauses`, the result includes no activity of the broker or other processes.
 - The first lookup of an address: each table has 1,000 rules, of which only the last one matches, which is the worst
   case for any order of evaluation. Each address is new, so caches do not help. The result includes the translation to
   another exchange on the same broker.

@@ -1,7 +1,7 @@
 """Measures how long publishes wait while rules are reloaded or metrics are read, with single publishes and confirms.
 
-The result is the longest confirm. It includes other activity on the machine, since broker and producer use the same
-cores. The longest confirm in a period of the same length directly afterwards shows the share of this activity.
+The result is the longest confirm latency. It includes other activity on the machine, since broker and producer use the
+same cores. The longest latency in a period of the same length directly afterwards shows the share of this activity.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PUBLISH = client.publish(
     {"content_type": b"application/json", "delivery_mode": 1},
 )
 PAUSE_ROWS = (
-    Row("reload", "longest confirm while 10,000 bindings reload", "ms", 20, at_least=False),
+    Row("reload", "longest confirm latency while 10,000 bindings reload", "ms", 20, at_least=False),
     Row("reload", "the same in an equal period without a reload", "ms", None, at_least=False),
 )
 
@@ -49,7 +49,7 @@ SCRAPES = 20
 #: Permits a series for each of the 10,000 bindings.
 SCRAPED_SETTINGS = {"metrics": {"bindings": MANY}}
 SCRAPE_ROWS = (
-    Row("metrics", "longest confirm while /metrics is read, 10,000 bindings", "ms", 10, at_least=False),
+    Row("metrics", "longest confirm latency while /metrics is read, 10,000 bindings", "ms", 10, at_least=False),
     Row("metrics", "the same in an equal period without reads", "ms", None, at_least=False),
 )
 
@@ -67,7 +67,7 @@ def reloaded_and_still(sidecar: Sidecar, rules: Path, times: int) -> list[list[f
 
 
 def compared(producer: Producer, measure: Callable[[], float], times: int) -> list[list[float]]:
-    """Return the results of `measure` and, for comparison, the longest confirm in ms in an equal period after each."""
+    """Return the results of `measure` and, for comparison, the longest latency in ms in an equal period after each."""
     found: list[list[float]] = [[], []]
     for _ in range(times):
         begin = time.monotonic()
@@ -81,7 +81,7 @@ def compared(producer: Producer, measure: Callable[[], float], times: int) -> li
 
 
 def longest_ms(producer: Producer, rules: Path, sidecar: Sidecar) -> float:
-    """Request a reload, and publish until it is done; return the longest confirm."""
+    """Request a reload, and publish until it is done; return the longest confirm latency."""
     before = reloads(sidecar.log)
     with rules.open("a") as file:
         file.write(f"# after {before} reloads\n")
@@ -107,7 +107,7 @@ def measure_scrape(arena: Arena) -> list[list[float]]:
 
 
 def scraped_ms(producer: Producer, admin_port: int) -> float:
-    """Let another process read the metrics, and publish until it is done; return the longest confirm."""
+    """Let another process read the metrics, and publish until it is done; return the longest confirm latency."""
     longest = 0.0
     # A separate process, since a thread in this process would delay the producer.
     with subprocess.Popen([sys.executable, "-c", SCRAPE_CODE, str(admin_port)], stdout=subprocess.PIPE) as scrape:

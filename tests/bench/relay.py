@@ -22,7 +22,8 @@ from tests.routing.building import NOW, Plain, exchange, to_queue
 
 PER_READ = 64
 BINDINGS = 10
-#: Number of reads per round, and number of rounds. The fastest round counts, since others shared the core.
+#: Number of reads per round, and number of rounds. The fastest round counts, since other processes may slow down a
+#: round.
 READS, ROUNDS = 200, 7
 KINDS = tuple(f"kind.{number:04}" for number in range(BINDINGS))
 KEYS = tuple(f"order.{number:08}" for number in range(BINDINGS))

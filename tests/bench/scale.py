@@ -69,7 +69,7 @@ DECIDE_ROWS = (
 )
 
 RELOAD_ROWS = (
-    Row("reload-many", "longest confirm while 100,000 bindings reload", "ms", 20, at_least=False),
+    Row("reload-many", "longest confirm latency while 100,000 bindings reload", "ms", 20, at_least=False),
     Row("reload-many", "the same in an equal period without a reload", "ms", None, at_least=False),
     Row("reload-many", "CPU time for which that reload blocks the event loop", "ms", 20, at_least=False),
 )
@@ -128,7 +128,7 @@ def open_exchange(family: str, size: int) -> Exchange:
 
 
 def decision_us(router: Router, messages: list[Facts]) -> float:
-    """Return the CPU time of a decision. The fastest round counts, since others shared the core."""
+    """Return the CPU time of a decision. The fastest round counts, since other processes may slow down a round."""
     best, queues = float("inf"), QueueNames()
     gc.collect()
     gc.freeze()
@@ -184,9 +184,9 @@ def measure_decisions(_: Arena) -> list[list[float]]:
 
 
 def measure_reload(arena: Arena) -> list[list[float]]:
-    """Return the values of `RELOAD_ROWS`: for each reload, the longest confirm and event loop iteration.
+    """Return the values of `RELOAD_ROWS`: for each reload, the longest confirm latency and event loop iteration.
 
-    If sidecar, broker and producer share two cores, the longest confirm includes delays by the scheduler. The longest
+    If sidecar, broker and producer share two cores, the longest latency includes delays by the scheduler. The longest
     iteration is not affected, because it is measured as CPU time of the process and its threads.
     """
     path = rules(arena.folder).rename(arena.folder / "reloaded-many.yaml")
