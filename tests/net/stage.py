@@ -108,14 +108,14 @@ class Peer:
         return int(str(fields["reply_code"])), str(fields["reply_text"])
 
     async def closed(self) -> tuple[int, str]:
-        """Answer the next Connection.Close and wait for the end of the socket; return code and text."""
+        """Answer the next Connection.Close and wait until the peer closes the socket; return code and text."""
         reason = await self.close_reason()
         self.call(commands.Connection.CloseOk(), 0)
         assert await self.is_gone()
         return reason
 
     async def is_gone(self) -> bool:
-        """Wait for the end of the socket; False if a frame comes first."""
+        """Wait until the peer closes the socket; return False if a frame arrives first."""
         try:
             await self.frame()
         except Gone:
@@ -216,8 +216,8 @@ class NoControl:
 
     Args:
         state: the virtual host in which it binds destinations; None for one without exchanges.
-        answers: whether calls return at once; False: when `answering` is set.
-        followed: whether the virtual host is followed; False: it waits to be adopted.
+        answers: whether calls return at once; if False, they wait until `answering` is set.
+        followed: result of `follows` until the virtual host has been adopted.
     """
 
     def __init__(self, state: VhostState | None = None, *, answers: bool = True, followed: bool = True) -> None:

@@ -37,7 +37,7 @@ async def both_ended(stage: Stage) -> None:
 
 
 async def read_to_end(peer: Peer) -> bytes:
-    """All bytes until the end of the socket."""
+    """Read all bytes until the peer closes the socket."""
     async with asyncio.timeout(ANSWER_SECONDS):
         return await peer.reader.read(-1)
 
