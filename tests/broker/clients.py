@@ -1,4 +1,4 @@
-"""Declarations of clients, made as a sidecar's relay makes them: on the broker, with the stored arguments.
+"""Makes clients' declarations on the broker, with the stored arguments, as a sidecar's relay does.
 
 Only the connection of the control plane is used, because it sends arbitrary bytes.
 """
@@ -38,14 +38,14 @@ def stored(
 
 
 def storage_key(kind: str, destination: bytes, routing_key: bytes, entries: bytes) -> bytes:
-    """The key under which a client's binding is stored on a direct carrier."""
+    """The routing key of a client's stored binding on a direct carrier."""
     return stored_binding(b"", (kind, destination), routing_key, entries, [BindingCopy(1, "", b"")]).key
 
 
 def copied(
     made: StoredBinding, *sequences: int, client: str = "", mark: bool = False, vhost: str = "/"
 ) -> StoredBinding:
-    """The same, with signed copies."""
+    """A stored binding with signed copies."""
     key = token(*made.destination) if mark else made.key
     state = VhostState(vhost, Router(()))
     binding, carrier = made.binding, made.binding.exchange
@@ -107,7 +107,7 @@ class Client:
         assert await self._connection.call(_Raw(frame)) is None
 
     async def bind(self, *bindings: StoredBinding, tokens: bool = True) -> None:
-        """Bind under the storage keys, then under the tokens, as relays do."""
+        """Bind with the storage keys, then with the tokens, as relays do."""
         methods = [_bind(self.signed(binding)) for binding in bindings]
         assert set(await self._connection.call_all(methods)) <= {None}
         if tokens:

@@ -86,7 +86,7 @@ def settings(broker: Broker, **more: Any) -> ControlSettings:
 
 
 def bind_token(carrier: bytes, destination: Destination, key: bytes | None = None, entries: bytes = b"") -> Bind:
-    """Bind a destination to a carrier under a token; None: under the unkeyed token."""
+    """Bind a destination to a carrier with this routing key, or with the unkeyed token if it is None."""
     return Bind(carrier, destination, token(*destination) if key is None else key, entries)
 
 
@@ -133,7 +133,7 @@ class Outside:
         self.broker.api("POST", path, {"routing_key": key, "arguments": arguments})
 
     def bound(self, exchange: str) -> set[Destination]:
-        """Destinations that are bound to an exchange under their tokens."""
+        """Destinations that are bound to an exchange with their tokens."""
         bindings = self.bindings(exchange)
         return {(kind, name) for kind, name, key in bindings if key == token(kind, name) or is_keyed(key)}
 

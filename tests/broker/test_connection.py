@@ -98,7 +98,7 @@ async def test_channels_left_over_from_a_bulk_are_closed(
     connection: ControlConnection, broker: Broker, vhost: str
 ) -> None:
     await connection.call_all([DeclareQueue(b"q%d" % number) for number in range(64)])
-    # Blocking on purpose: channels that were closed must not need our event loop.
+    # This call blocks the event loop on purpose: the channels must have been closed already.
     listed = broker.api("GET", f"vhosts/{vhost}/channels?columns=number")
     assert len(listed) <= 8
 

@@ -74,7 +74,7 @@ def learned(known: VhostState, own_routes: bool) -> TokenRights:
 
 @pytest.fixture
 def known() -> VhostState:
-    """An exchange of a rules file with a route, and a client's; both have a client's binding with a route."""
+    """An exchange of a rules file that has a binding with a route."""
     rules = Exchange(b"ruled", "x-open")
     rules.bind(Binding(b"ruled", "queue", b"file", b"", routing_to("file route")))
     return VhostState("/", Router([rules]), {b"ruled": owned("ruled")})

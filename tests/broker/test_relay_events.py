@@ -54,7 +54,7 @@ class Scene:
 
 @pytest.fixture
 def scene() -> Scene:
-    """An exchange of a rules file, and a client's with a route."""
+    """An exchange of a rules file, and a client's exchange with a binding that has a route."""
     scene = Scene(state("/", {"documents": queues("a")}))
     declare_here(scene.known, "ox", stored("ox", "own", ((b"x-addq-ontrue", text("route")),)))
     return scene

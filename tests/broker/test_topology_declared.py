@@ -274,7 +274,7 @@ async def test_the_declaration_of_a_file_wins_and_clients_bindings_are_kept(
     await start({vhost: mine})
     assert mine.exchanges[b"ox"].declared is None
     assert routed(mine, b"ox") == (b"a", b"b")
-    # A binding that the file also has belongs to the file.
+    # A binding that is also in the rules file is not a client binding.
     assert [client_binding.binding.destination for client_binding in mine.exchanges[b"ox"].clients.values()] == [b"b"]
     assert mine.exchanges[b"ox"].bound == queues("a", "b")
 
@@ -560,7 +560,7 @@ async def test_with_the_management_api_the_snapshot_stores_what_the_broker_does_
     outside.delete_exchange("ox")
 
     back = known(await start(snapshot=file), vhost)
-    assert list(back.exchanges) == [b"direct"]  # for what the broker stores, the broker is authoritative
+    assert list(back.exchanges) == [b"direct"]  # `ox` was stored on the broker, so the snapshot does not restore it
     assert routed(back, b"direct") == (b"a",)
     outside.delete_queue("a")
     await reconcile(topology := await start(snapshot=file), vhost)
@@ -645,8 +645,8 @@ async def test_a_long_list_is_requested_less_often_where_sidecars_announce_their
     await app.bind(stored("ox", "a"))
     listed = slow_lists(monkeypatch, 1.1)
     topology = await start({vhost: state(vhost, {"documents": queues("a")})}, announcing=announcing)
-    await reconcile(topology, vhost)  # the whole list; the first one was requested by destination
-    await reconcile(topology, vhost)  # an equal list
+    await reconcile(topology, vhost)  # requests the whole list; the first list was requested by destination
+    await reconcile(topology, vhost)  # receives an equal list
     listed.clear()
     await reconcile(topology, vhost)
     assert sorted(listed) == ([b"documents"] if announcing else [b"documents", b"ox"])

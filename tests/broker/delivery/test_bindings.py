@@ -55,7 +55,7 @@ def test_an_exclusive_queue_declared_through_us_is_bound_before_its_declare_ok(s
     owner.declare("mine", exclusive=True)
     top = owner.tune["channel_max"]
     assert isinstance(top, int)
-    # The highest channel is the sidecar's own: a refusal there is not the producer's.
+    # The highest channel is the sidecar's own, so a refused bind does not close a channel of the producer.
     assert [frame.name for frame in site.upstream().frames if frame.channel == top + 1] == [
         "Channel.Open",
         "Queue.Bind",

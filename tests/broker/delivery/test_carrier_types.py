@@ -267,7 +267,7 @@ def test_a_client_may_bind_an_exchange_to_a_topic_carrier_under_load(broker: Bro
 
 
 def test_the_first_message_for_a_queue_and_an_exchange_reaches_both(broker: Broker, vhost: str) -> None:
-    """The queue is bound on demand while the exchange makes the tokens change."""
+    """The queue is bound on demand while the carrier switches to eight-word tokens because of the exchange."""
     outside = Outside(broker, vhost)
     outside.make_queues("a")
     copies(outside)
@@ -291,7 +291,7 @@ def test_an_exclusive_queue_gets_its_messages_before_and_after_the_tokens_change
         owner.declare("mine", exclusive=True)
         assert producer.send_settled("letters", "a.key", {"mine": 1}, b"1", mandatory=True) == (True, [])
         reload(site, WITH_EXCHANGE + exclusive)
-        # Only its owner may bind it: its token of one word stays; those of the other queues are removed.
+        # Only the owner may bind an exclusive queue, so its one-word token is kept; those of other queues are removed.
         until(
             lambda: [len(EIGHT_WORDS.findall(key)) for key in keys(site, "letters")].count(0) == 1,
             seconds=FORMER_LOOKS * 2,

@@ -85,7 +85,7 @@ def test_bindings_read_after_a_restart_are_removed_under_their_keys(
 ) -> None:
     app.bind("a", "ox", FIRST)
     app.bind("a", "ox", SECOND)
-    # The sidecar records shortly after the first exchange that unkeyed tokens are not needed.
+    # Shortly after the first exchange is declared, the sidecar records that unkeyed tokens are not needed.
     until(lambda: any(item["name"].startswith("x.o.p.e.n.x.f.") for item in broker.api("GET", f"exchanges/{vhost}")))
     with Sidecar(broker) as later, Application(later.port, vhost) as again:
         again.bind("a", "ox", FIRST)
@@ -94,7 +94,7 @@ def test_bindings_read_after_a_restart_are_removed_under_their_keys(
         assert is_keyed(keys(outside)[0])
         assert [again.reached("ox", {"n": n}, "a") for n in (1, 2)] == [[], ["a"]]
         again.unbind("a", "ox", SECOND)
-        # The other sidecar may have bound there. Its pin is removed once passes show no such binding.
+        # The other sidecar may have bound the queue, so a pin is kept until passes have found no such binding.
         until(lambda: "ox" not in {item["name"] for item in broker.api("GET", f"exchanges/{vhost}")})
 
 
@@ -160,7 +160,7 @@ def pair(broker: Broker, vhost: str, outside: Outside) -> Iterator[tuple[Applica
         here, there = (stack.enter_context(Application(port, vhost)) for port in ports)
         here.exchange("ox")
         here.bind("a", "ox", FIRST)
-        there.exchange("ox")  # it is read now
+        there.exchange("ox")  # this sidecar reads the exchange now
         assert there.reached("ox", {"n": 1}, "a") == ["a"]
         yield here, there
 
@@ -184,7 +184,7 @@ def test_a_binding_made_through_both_sidecars_can_be_removed_through_either(
 ) -> None:
     here, there = pair
     here.bind("b", "ox", FIRST)
-    there.bind("b", "ox", FIRST)  # it has not been notified of the binding
+    there.bind("b", "ox", FIRST)  # this sidecar has not been notified of the binding
     assert there.reached("ox", {"n": 1}, "b") == ["b"]
     there.unbind("b", "ox", FIRST)
     assert here.reached("ox", {"n": 1}, "b") == ["b"]

@@ -323,7 +323,7 @@ def test_a_producer_beyond_the_limit_gets_no_kept_connection(broker: Broker, tmp
 
 # -- rates of a user over successive producers -------------------------------------------------------------------------
 
-#: A burst of a hundred, then ten per second: a double or missing charge is visible however long a test takes.
+#: A burst of 100, then 10 per second, so that a double or missing charge is detected even in a slow test.
 RATES = {"publish_rate": 10, "burst": "10s", "patience": "60s"}
 
 
@@ -335,7 +335,7 @@ def slow(broker: Broker, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
 
 
 def publish(producer: Producer, count: int) -> None:
-    """Publish in one write, and wait until the sidecar has read all of it; this exceeds no rate in between."""
+    """Publish in one write, so that the sidecar reads everything before it throttles, and wait until it has."""
     producer.send(client.publish(1, b"post", b"", (), b"x") * count + client.method(1, commands.Basic.Qos()))
     producer.expect("Basic.QosOk")
 
@@ -361,7 +361,7 @@ def test_a_producer_on_a_kept_connection_is_throttled_for_its_user(slow: Site) -
     leave(come(slow))
     first = Producer(slow.sidecar.port, slow.vhost, heartbeat=7).open()  # needs a separate connection
     publish(first, 200)
-    second = come(slow)  # opens a channel: nothing after that is read
+    second = come(slow)  # opens a channel; the sidecar reads nothing after that
     assert reused(slow) == 1
     until(lambda: slow.metric("throttled_producers") == 2)
     assert hits(slow, "patience") == 0

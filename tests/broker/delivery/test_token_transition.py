@@ -1,4 +1,4 @@
-"""Sidecars bind and publish under different tokens: no acked message is lost, and afterwards no rule is bypassed.
+"""Sidecars bind and publish with different tokens: no acked message is lost, and afterwards no rule is bypassed.
 
 Two sidecars with different tokens run in front of one broker. Neither refreshes its inventory while queues are
 declared and deleted, so each assumes that the queues it has seen are bound, whichever sidecar bound them last.
