@@ -224,7 +224,7 @@ def test_held_output_is_counted_and_stops_the_reading() -> None:
 
 
 def test_a_held_reply_is_released_early_if_it_stops_the_reading() -> None:
-    """The bind-ok arrives after the held frames. If these frames stopped the reading, it would never arrive."""
+    """The bind-ok arrives after the held frames. If these frames paused reading, the bind-ok would never be read."""
     of = routed("q", bound=())
     wire = Wire(of, events=QueueEvents([b"q"]), limits=RelayLimits(held_bytes=2000)).open()
     wire.produce(say(1, commands.Queue.Declare(0, "q", exclusive=True)))

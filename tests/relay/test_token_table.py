@@ -228,7 +228,7 @@ def test_a_token_unneeded_in_two_passes_is_idle() -> None:
 
 # -- two sidecars on one broker ----------------------------------------------------------------------------------------
 
-#: A binding on the broker: its identity (0: a pin), sequence or pin, and whether it lies under the token.
+#: A binding on the broker: its identity (0: a pin), sequence or pin, and whether its routing key is the token.
 BrokerRow: TypeAlias = tuple[int, int | bytes, bool]
 Step: TypeAlias = tuple[bool, BrokerRow]
 
@@ -707,7 +707,7 @@ def test_an_old_listing_does_not_activate_rules() -> None:
     look(other)
     late.reload()
     late.look()
-    world.list_rows(late)  # it shows the plain row of the other one
+    world.list_rows(late)  # it contains the other sidecar's plain row
     other.reload()
     for _ in range(5):
         world.wait(GRACE_SECONDS)

@@ -163,7 +163,7 @@ def test_the_number_of_unanswered_binds_is_limited() -> None:
     assert made.answer(BIND_OK * 127).count(BIND_OK) == 127
     assert made.upstream() == b""
     assert made.answer(BIND_OK) == BIND_OK
-    assert len(split(made.upstream())) == 128  # before the broker has done all that it has
+    assert len(split(made.upstream())) == 128  # sent before the broker has answered all outstanding binds
     assert made.answer(BIND_OK * 256).count(BIND_OK) == 256
     assert len(split(made.upstream())) == 216
     assert made.answer(BIND_OK * 216).count(BIND_OK) == 216
@@ -285,7 +285,7 @@ def test_a_bind_during_removal_of_the_last_binding_makes_a_separate_binding() ->
 def test_a_bind_that_relied_on_a_removed_binding_binds_the_token(sure: bool) -> None:
     first = bound()
     made = other_connection(first)
-    if sure:  # it has bound the token, and its own binding is removed
+    if sure:  # this connection has bound the token, and removes its own binding
         made.produce(numbered(1))
         made.answer(BIND_OK * 2)
         made.produce(queue_unbind(1, b"b", b"xo", b"", encode_table(((b"x-?hkv= n", Value("I", 1)),))))
@@ -581,7 +581,7 @@ def test_a_bind_succeeds_although_a_queue_of_its_route_has_just_been_deleted() -
 
 
 def test_an_unbind_on_a_channel_closed_by_the_broker_is_not_answered() -> None:
-    """Granted bindings are removed on the sidecar's channel. The client's channel gets no frame after its close."""
+    """The route's token and grant are unbound on the sidecar's channel. The closed channel gets no more frames."""
     made, _ = reaching(b"b", b"c", x_addq_ontrue="c")
     made.answer(OWN_BIND_OK, OWN_BIND_OK, BIND_OK)
     made.produce(queue_unbind(1, b"b", b"xo", b"", TO_C))

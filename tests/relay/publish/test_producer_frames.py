@@ -346,7 +346,7 @@ def test_an_exclusive_queue_declared_with_nowait_is_bound_before_later_frames() 
 
 
 def test_exclusive_queues_that_the_broker_has_deleted_are_not_kept() -> None:
-    """The broker reports the end of an auto-delete queue to nobody."""
+    """The broker sends no notification when it deletes an auto-delete queue."""
     wire = Wire(events=QueueEvents()).open()
     kept = [b"first", b"last"]
     wire.state.queues = QueueNames(tuple(kept))

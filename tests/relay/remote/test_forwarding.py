@@ -147,7 +147,7 @@ def _names_of(header: bytes) -> list[bytes]:
 def test_another_broker_does_not_route_by_cc_and_bcc_of_a_publish_to_an_evaluated_exchange() -> None:
     wire = Linked(routed("away"))
     keys = headers({"CC": ["secret"], "BCC": ["other"]})
-    for _ in range(2):  # the second publish takes the short way
+    for _ in range(2):  # the second publish takes the fast path
         wire.produce(publish("k", (*REPORT, *keys)))
     assert [_names_of(message.header) for message in wire.remotes] == [
         [b"type", b"x-original-cc", b"x-original-address"]
