@@ -1,4 +1,4 @@
-"""Generates one day of audit logs for several busy sidecars, with any number of records, reproducible by a seed.
+"""Generates one day of audit logs for several busy sidecars, with any number of records and a fixed random seed.
 
 The lines are not created by `proxy.audit`, so that the report is tested independently. The log contains cases that the
 report detects: gaps, repeated message ids, messages that pass through two sidecars, returns, torn and foreign lines.
@@ -38,7 +38,7 @@ class Day:
         day: date of the records.
         seed: seed of the random numbers.
         dirty: whether to include torn and foreign lines, gaps and repeated ids.
-        packed: whether all segments are compressed, or every second one.
+        packed: if True, all segments are compressed; otherwise, every second one.
     """
 
     records: int

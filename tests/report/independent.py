@@ -24,7 +24,7 @@ Row = tuple[Any, ...]  # values of any column
 
 #: The error stated in docs/reference/audit.md, with a margin for rounding.
 ERRORS = {"latency": 0.0005 + 1e-9, "producers": 0.005 + 1e-9}
-#: In place of a number of percentiles: the report's rows are a subset of the log's.
+#: Used instead of a number of percentiles if the report's rows are a subset of the log's rows.
 PART = -1
 #: Variable words of a routing key, as defined in docs/reference/audit.md.
 _IDENTITY = re.compile(r"(?<![^.])(?:[^.]*[0-9][^.]*|[0-9a-fA-F-]{16,})(?![^.])")

@@ -324,7 +324,7 @@ def test_a_run_killed_before_any_change_loses_nothing_and_counts_nothing_twice(
 ) -> None:
     prepare_changes(place)
     monkeypatch.setattr(store, "_MOST_FILES", 3)
-    # A process killed before a change leaves the state before this change, so one run yields the state for every kill.
+    # A killed process leaves the state before the next change, so one run provides the states for all kills.
     states: dict[frozenset[tuple[str, bytes]], tuple[str, Path]] = {}
 
     def keep(name: str) -> None:

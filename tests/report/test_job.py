@@ -259,7 +259,7 @@ def test_records_before_the_damage_of_a_segment_count(
 def test_a_large_uncompressed_segment_is_read_by_one_task(
     place: Place, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
-    """Spark divides text files among tasks by default, and a part of a segment would pass for the whole."""
+    """By default, Spark divides text files among tasks, and a part of a segment would count as the whole segment."""
     if not whole:
         monkeypatch.setattr(store, "_WHOLE_BYTES", 0)
     monkeypatch.setenv("HADOOP_CONF_DIR", str(place.input))  # so that Hadoop accesses the files
