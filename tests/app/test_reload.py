@@ -26,7 +26,7 @@ exchanges:
   - name: letters
     bindings: [{queue: %s1}, {queue: %s2}]
 """
-#: Number of reloads under load, every half second, and of publishes that may be unsettled.
+#: Number of reloads under load, one every half second, and maximum number of unconfirmed publishes.
 RELOADS, WINDOW = 8, 64
 #: Timeout in seconds for the sidecar to notice a changed file, which takes two polls.
 SEEN_SECONDS = 15.0

@@ -171,7 +171,7 @@ def test_sigterm_ends_a_check_of_the_files(serve: Serve, tmp_path: Path) -> None
     running = serve(workers=WORKERS, audit={"hash": ["rk"], "hash_key_file": "key"})
     running.await_ready()
     (tmp_path / "key").unlink()
-    os.mkfifo(tmp_path / "key")  # the check waits until somebody writes a key
+    os.mkfifo(tmp_path / "key")  # the check waits until a key is written
     running.process.send_signal(signal.SIGHUP)
     with (tmp_path / "key").open("w"):
         running.process.send_signal(signal.SIGTERM)

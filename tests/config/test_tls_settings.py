@@ -139,6 +139,6 @@ def test_an_unchecked_broker_certificate_is_a_warning(folder: Path) -> None:
 
 
 def test_a_file_whose_path_can_not_be_accessed_is_an_error(folder: Path) -> None:
-    """A name that is too long for the system fails like a directory that other users may not enter."""
+    """A name that is too long causes an OSError, as a directory without search permission does."""
     errors = faults(folder, f"upstream: {{tls: {{ca: {'x' * 300}}}}}")
     assert [line.rpartition(": ")[2] for line in errors] in (["File name too long"], ["file does not exist"])

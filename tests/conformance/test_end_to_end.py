@@ -22,7 +22,7 @@ DELIVERIES = pytest.mark.parametrize("delivery", KINDS)
 
 
 def played(broker: Broker, chosen: Iterable[Json], delivery: str) -> tuple[list[tuple[str, Json, Json]], Counter[str]]:
-    """Return failures as id, expected and actual result; and the number of vectors per deviation (passed: empty)."""
+    """Return failures as id, expected and actual result; and the number of vectors per deviation ("" if passed)."""
     faults, counts = [], Counter[str]()
     for verdict in verdicts(broker, chosen, run_on(broker, delivery)):
         if verdict.passed or verdict.deviation:

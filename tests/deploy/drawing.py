@@ -176,7 +176,7 @@ def bars(axes: Axes, panel: JSON, answers: Answers) -> None:
 
 
 def table(axes: Axes, panel: JSON, answers: Answers) -> None:
-    """Draw rows of labels and a value."""
+    """Draw a table with the labels and the value of each sample."""
     axes.axis("off")
     organize = panel["transformations"][0]["options"]
     names = sorted(organize["indexByName"], key=organize["indexByName"].get)

@@ -1,4 +1,4 @@
-"""Tests the permissions in docs/explanation/security.md: they are sufficient, and one step further is refused.
+"""Tests the permissions in docs/explanation/security.md: they are sufficient, and further actions are refused.
 
 The commands of the page are run unchanged on a broker. tests/broker/delivery/test_permissions.py tests what each single
 permission is required for.

@@ -162,7 +162,7 @@ SEARCH_NS, DECISION_NS = 6_000_000, 40_000_000
 
 
 def least(run: list[int]) -> int:
-    """The minimum of several runs; the others may have shared their core."""
+    """The minimum of several runs; other processes may have slowed down the others."""
     return min(run)
 
 
@@ -259,7 +259,7 @@ def test_the_counting_form_of_a_pattern_matches_like_the_plain_form() -> None:
             assert (source, subject, plain) == (source, subject, counted)
 
 
-#: Pieces of which a pattern may consist that is difficult to search at a bounded cost.
+#: Parts of patterns whose search cost is difficult to bound.
 PIECES = (
     *"a b a* b+ .* a*+ .?+ (a) (a|b) (?:ab)* (?>a*) (?=b) (?!a) (?<=a) (?<!b)".split(),
     *r"\1 (?<n>a|b+) (?P=n) \k<n> \g{-1} (?1) (?&n) (?(1)a|b) (?(?=a)a|b) \X \b $".split(),

@@ -113,7 +113,7 @@ def test_a_missing_exchange_is_a_warning() -> None:
 
 
 def test_every_invalid_value_of_the_definitions_is_reported_with_its_path() -> None:
-    """A password is not shown, even where it does not belong."""
+    """A password is not shown, even if it is in the wrong place."""
     data: dict[str, list[dict[str, object]]] = json.loads(definitions("topic", binding("e", "q"), binding("e", "r")))
     data["exchanges"][0]["arguments"] = 5
     data["bindings"][0] |= {"destination_type": "hunter2", "arguments": None}
