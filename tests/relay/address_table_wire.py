@@ -1,4 +1,4 @@
-"""A relay whose virtual host has an address table, with other brokers that record what they are sent."""
+"""A relay whose virtual host has an address table, and other brokers that record the messages sent to them."""
 
 from __future__ import annotations
 

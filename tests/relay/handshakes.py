@@ -81,7 +81,7 @@ CONVERSATION = [
     (U, OPEN_OK),
 ]
 
-#: State -> frames that lead to it.
+#: state -> frames that lead to it
 WAY = {
     HandshakeState.AWAITING_HEADER: CONVERSATION[:0],
     HandshakeState.AWAITING_START: CONVERSATION[:1],

@@ -1,4 +1,4 @@
-"""Another broker, simulated without sockets; and messages that record their results."""
+"""Another broker, simulated without sockets, and messages that record their results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RemoteBroker:
         return Lane(lambda message, result, reason: self.reasons.append(reason))
 
     def sent(self) -> bytes:
-        """What the link has sent since the last call."""
+        """Return everything that the link has sent since the last call."""
         data = b"".join(self.link.to_send)
         self.link.to_send.clear()
         return data

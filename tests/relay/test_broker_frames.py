@@ -45,7 +45,7 @@ def delivery(body: bytes = b"body", channel: int = 1, command: base.Frame = DELI
 
 
 def moved(body: bytes = b"body", channel: int = 1, command: base.Frame | None = None) -> bytes:
-    """A message of queue delivery as the broker stores it."""
+    """A message that was published with queue delivery, as the broker delivers it."""
     start = method(channel, command or commands.Basic.Deliver("c", 1, False, "", "q"))
     entries = encode_table(REPORT) + entry(OriginalAddress(b"xo", b"key"), OriginalAddress(b"", b"q"))
     size = len(body)
@@ -54,7 +54,7 @@ def moved(body: bytes = b"body", channel: int = 1, command: base.Frame | None = 
 
 
 def original(body: bytes = b"body", channel: int = 1) -> bytes:
-    """The same message as the consumer should receive it."""
+    """The same message, as the consumer should receive it."""
     return method(channel, commands.Basic.Deliver("c", 1, False, "xo", "key")) + content(channel, REPORT, body)
 
 
@@ -171,7 +171,7 @@ def test_a_held_content_does_not_count_as_begun() -> None:
 
 
 def held(of: object = None) -> Wire:
-    """A declare-ok is being held on channel 1."""
+    """A connection on whose channel 1 a declare-ok is being held."""
     wire = Wire(of, events=QueueEvents(None), limits=RelayLimits(held_bytes=2000)).open(1, 2)  # type: ignore[arg-type]
     wire.produce(DECLARE)
     assert wire.answer(DECLARED) == b""
@@ -224,7 +224,7 @@ def test_held_output_is_counted_and_stops_the_reading() -> None:
 
 
 def test_a_held_reply_is_released_early_if_it_stops_the_reading() -> None:
-    """The bind-ok arrives after the held frames. If these frames paused reading, the bind-ok would never be read."""
+    """The bind-ok arrives after the held frames. If they paused reading, the bind-ok would never be read."""
     of = routed("q", bound=())
     wire = Wire(of, events=QueueEvents([b"q"]), limits=RelayLimits(held_bytes=2000)).open()
     wire.produce(say(1, commands.Queue.Declare(0, "q", exclusive=True)))

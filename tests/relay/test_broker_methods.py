@@ -156,7 +156,7 @@ def test_blocked_and_unblocked_reach_the_producer_and_the_gauge() -> None:
 def test_an_unexpected_close_ok_is_ignored() -> None:
     wire = Wire().open()
     message = publish(to="other")
-    size = len(message) - len(b"body") - 8  # all but the body frame
+    size = len(message) - len(b"body") - 8  # all frames except the body frame
     begun = wire.produce(message[:size])
     assert wire.answer(say(1, commands.Channel.CloseOk())) == b""
     assert begun + wire.produce(message[size:]) == message

@@ -20,14 +20,14 @@ from tests.relay.contents import properties, tables
 from tests.relay.wire import ack, nack, publish
 from tests.routing.random_rules import BINDINGS
 
-pytestmark = pytest.mark.timeout(600)  # compiled here if it was not compiled before
+pytestmark = pytest.mark.timeout(600)  # compiles the modules if they are not compiled yet
 
 Builds = tuple[Build, Build]
 
 
 @pytest.fixture(scope="module")
 def builds() -> Iterator[Builds]:
-    """Both builds."""
+    """The compiled and the interpreted build."""
     done = subprocess.run(
         [sys.executable, "-m", "deploy.native"], cwd=ROOT, capture_output=True, text=True, check=False
     )
@@ -60,7 +60,7 @@ def damaged_tables(draw: st.DrawFn) -> bytes:
     return draw(damaged(encode_table(draw(tables()))))
 
 
-#: Headers that the rules use, and others.
+#: Headers that the rules use, and other headers.
 _mentioned: st.SearchStrategy[Table] = st.lists(
     st.tuples(
         st.sampled_from((b"type", b"amount", b"id", b"trace", b"only", b"other", b"BCC", b"CC")),
@@ -94,7 +94,7 @@ def publishes(draw: st.DrawFn) -> bytes:
 
 @st.composite
 def conversations(draw: st.DrawFn) -> list[bytes]:
-    """Reads from both sides; those from the producer are cut at arbitrary positions."""
+    """Reads from both sides. The producer's bytes are cut into reads at arbitrary positions."""
     data = draw(damaged(b"".join(draw(st.lists(publishes(), min_size=1, max_size=6)))))
     cuts = sorted(draw(st.lists(st.integers(0, len(data)), max_size=3)))
     pieces = [b"\0" + data[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(data)], strict=True)]

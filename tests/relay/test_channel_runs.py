@@ -41,7 +41,7 @@ KINDS = {
     "several": ("many", "key", 2),
     "refused": ("xo", "x.o.p.e.n.x.q.1", 0),
 }
-#: what a producer may send out of order
+#: methods that a producer may send out of order
 STRAY = [
     method(0, OPEN)[7:-1],
     method(0, CLOSE)[7:-1],
@@ -67,7 +67,7 @@ class BrokerChannel:
     tag: int = 0
     #: unconfirmed delivery tag -> message
     unconfirmed: dict[int, int] = field(default_factory=dict)
-    #: the body of the current content, and its missing bytes; -1: the header is missing
+    #: the body of the current content, and the number of bytes still missing; -1: the header is still missing
     body: bytes | None = None
     remaining: int = -1
 
@@ -81,21 +81,22 @@ class Life:
     tags: list[int] = field(default_factory=list)
     confirming: bool = False
     settled: set[int] = field(default_factory=set)
-    closes: bool = False  # it has sent Channel.Close
-    closed: bool = False  # it was sent Channel.Close
+    closes: bool = False  # the producer has sent Channel.Close
+    closed: bool = False  # Channel.Close has been sent to the producer
 
 
 @dataclass
 class Number:
     """A channel number as seen on the wire and by the producer."""
 
-    life: Life | None = None  # as seen on the wire: frames may arrive
+    #: as seen on the wire; None: no frames may arrive
+    life: Life | None = None
     owed: int = 0  # unanswered closes of the producer
     close_sent: bool = False  # a Channel.Close to the producer is unanswered
     #: as seen by the producer
     uses: bool = False
     must_answer: bool = False
-    awaits: bool = False  # it has closed the channel
+    awaits: bool = False  # the producer has sent Channel.Close and awaits the reply
     unanswered: int = 0  # unanswered closes, possibly of earlier channels
     partial: deque[bytes] = field(default_factory=deque)
 
@@ -132,7 +133,7 @@ class Run:
                 self.unread.append(frame)
             else:
                 self.ended = True
-        assert self.strayed or not self.ended, "the connection ended without a fault"
+        assert self.strayed or not self.ended, "the connection ended although the producer sent nothing out of order"
 
     def to_broker(self, frame: Frame) -> None:
         channel = self.broker.get(frame.channel)
@@ -151,14 +152,14 @@ class Run:
             if not channel.closing:
                 del self.broker[frame.channel]
         elif frame.name == "Channel.CloseOk":
-            assert channel.closing, "a close-ok to no close"
+            assert channel.closing, "a close-ok without a close"
             del self.broker[frame.channel]
         elif not channel.closing:
             channel.confirming |= frame.name == "Confirm.Select"
             self.reply(frame.channel, ANSWERS[frame.name])
 
     def content(self, channel: BrokerChannel, frame: Frame) -> None:
-        assert channel.body is not None, "content of no publish"
+        assert channel.body is not None, "content without a publish"
         if channel.remaining < 0:
             assert frame.kind == 2, f"{frame.name} instead of a header"
             channel.remaining = int.from_bytes(frame.payload[4:12], "big")
@@ -170,8 +171,8 @@ class Run:
             message, channel.body = int(channel.body), None
             copies = self.copies.setdefault(message, [0, 0, 0])
             copies[0] += 1
-            assert copies[0] <= KINDS[self.kinds[message]][2], "a publish left twice"
-            assert message >= self.last.get(frame.channel, 0), "publishes in another order"
+            assert copies[0] <= KINDS[self.kinds[message]][2], "a publish was sent twice"
+            assert message >= self.last.get(frame.channel, 0), "publishes were sent in a different order"
             self.last[frame.channel] = message
             channel.tag += channel.confirming
             if channel.confirming and not channel.closing:
@@ -183,7 +184,7 @@ class Run:
     def to_producer(self, number: Number, frame: Frame) -> None:
         life = number.life
         if frame.name == "Channel.CloseOk":
-            assert number.owed, "a close-ok to no close"
+            assert number.owed, "a close-ok without a close"
             number.owed -= 1
             if life is not None and life.closes and not number.close_sent:
                 number.life = None
@@ -201,8 +202,8 @@ class Run:
         for tag in [tag for tag in tags if tag not in life.settled]:
             message = life.tags[tag - 1]
             arrived, acked, nacked = self.copies.get(message, (0, 0, 0))
-            assert arrived == acked + nacked == KINDS[self.kinds[message]][2], "a confirm before the broker's"
-            assert (frame.name == "Basic.Nack") == bool(nacked), "not what the broker says"
+            assert arrived == acked + nacked == KINDS[self.kinds[message]][2], "a confirm before that of the broker"
+            assert (frame.name == "Basic.Nack") == bool(nacked), "another result than the broker's"
             life.settled.add(tag)
             self.confirms += 1
 
@@ -236,7 +237,7 @@ class Run:
         if not number.must_answer or number.partial:
             return
         number.must_answer = number.close_sent = number.uses = number.awaits = False
-        number.life = None  # a close of the producer may still be unanswered; it continues nevertheless
+        number.life = None  # even if a close from the producer is still unanswered
         self.send(method(at, CLOSE_OK))
 
     def request(self, at: int, command: base.Frame) -> None:
@@ -265,7 +266,7 @@ class Run:
             self.send(data)
 
     def go_on(self, at: int) -> None:
-        """The producer sends one more frame of a publish; it never stops within a frame."""
+        """Send the producer's next frame of a partly sent publish. Frames are always sent whole."""
         if self.numbers[at].partial:
             self.send(self.numbers[at].partial.popleft())
 
@@ -309,7 +310,7 @@ class Run:
             self.drain()
 
     def stray(self, at: int, which: int) -> None:
-        """The producer sends a frame out of order."""
+        """Send a frame of the producer that is out of order."""
         number, self.strayed = self.numbers[at], True
         if number.partial or self.ended:
             return
@@ -350,7 +351,7 @@ class Run:
             steps[what]()
 
     def settle(self) -> None:
-        """Everything is answered, confirmed and read."""
+        """Answer, confirm and read everything that is outstanding."""
         for _ in range(200):
             for at, number in self.numbers.items():
                 while number.partial:
@@ -364,10 +365,10 @@ class Run:
             waits = any(number.must_answer or number.partial for number in self.numbers.values())
             if not waits and not self.answers and not self.unread and not self.wire.relay.connection.pending.requests:
                 return
-        raise AssertionError("no end of it")
+        raise AssertionError("the run does not settle")
 
     def check(self) -> None:
-        """The invariants when nothing is outstanding."""
+        """Check the invariants that hold when nothing is outstanding."""
         relay, counters = self.wire.relay, self.wire.counters.relays["/"]
         connection = relay.connection
         assert relay.connection.lifecycle.phase is Phase.OPEN
@@ -375,14 +376,14 @@ class Run:
         assert {at for at in self.broker if at != OWN} == used
         assert set(connection.channels) == used
         assert counters.channels == len(used)
-        assert [number.owed for number in self.numbers.values()] == [0, 0], "a close without an answer"
+        assert [number.owed for number in self.numbers.values()] == [0, 0], "a close is unanswered"
         for life in self.lives:
             for message in life.messages:
                 arrived = self.copies.get(message, [0])[0]
-                assert arrived in (0, KINDS[self.kinds[message]][2]), "a part of a publish"
-                assert arrived or life.closed, "a publish neither sent nor refused"
+                assert arrived in (0, KINDS[self.kinds[message]][2]), "a publish was sent in part"
+                assert arrived or life.closed, "a publish was neither sent nor refused"
             if not life.closed and not life.closes:
-                assert len(life.settled) == len(life.tags), "a publish without a confirm"
+                assert len(life.settled) == len(life.tags), "a publish has no confirm"
         assert relay.connection.published == len(self.copies)
         assert counters.confirms_acked + counters.confirms_nacked == self.confirms
         buffered = connection.backlog

@@ -18,7 +18,7 @@ from tests.relay.wire import NOT_FOUND, REPORT, Wire, ack, nack, publish, return
 
 
 class Log:
-    """A publish log, and the lines that were appended: those of publishes as short texts."""
+    """A publish log and the lines appended to it. In `lines`, the records of publishes are shortened to strings."""
 
     def __init__(self, names: Iterable[bytes] = (), *, ruled_only: bool = False) -> None:
         self.records: list[dict[str, Any]] = []
@@ -149,7 +149,7 @@ def test_nacks_and_returns_name_their_publish() -> None:
 def test_a_publish_whose_confirm_is_timed_has_one_result(multiple: bool) -> None:
     log = Log()
     wire = audited(log, confirm=True)
-    wire.produce(publish("k1"))  # the first publish is timed
+    wire.produce(publish("k1"))  # the first publish of a connection is timed
     wire.answer(nack(1, multiple=multiple))
     assert log.settled == [(1, 1, "nacked")]
     wire.produce(publish("k2"))

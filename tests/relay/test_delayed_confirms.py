@@ -27,7 +27,7 @@ from tests.relay.wire import (
 
 
 class Disk(Log):
-    """A log whose lines are written when the test calls for it."""
+    """A log whose lines are written to disk only when the test requests it."""
 
     def __init__(self, *, ruled_only: bool = False) -> None:
         super().__init__(ruled_only=ruled_only)
@@ -52,7 +52,7 @@ def strict(disk: Disk, *channels: int, wire: Wire | None = None, confirm: bool =
 
 
 def written(wire: Wire, disk: Disk, line: int | None = None) -> bytes:
-    """Write all lines, or those up to a number; return what is sent to the producer then."""
+    """Write all lines, or those up to the line with a number; return the bytes then sent to the producer."""
     disk.durable = disk.appended if line is None else line
     if (delayed_confirms := wire.relay.connection.delayed_confirms) is not None:
         delayed_confirms.durable(disk.durable)

@@ -42,7 +42,7 @@ def test_patience_runs_from_the_first_debt_until_the_buckets_are_full() -> None:
     assert user.patience_left(0.0) == float("inf")
     user.take(20, 0, 0.0)
     assert user.patience_left(2.0) == 3.0
-    user.take(15, 0, 1.5)  # at the earliest permitted time: it always exceeds its rate
+    user.take(15, 0, 1.5)  # at the earliest permitted time, so it always exceeds its rate
     assert user.patience_left(4.0) == 1.0
     user.take(1, 0, 10.0)
     assert user.patience_left(10.0) == float("inf")

@@ -78,7 +78,7 @@ def streams(wire: Wire) -> bool:
 
 
 def ahead(*channels: int, of: VhostState | None = None) -> Wire:
-    """A connection whose channels have as many unconfirmed publishes as a streaming producer."""
+    """A connection on whose channels as many publishes are unconfirmed as a streaming producer has."""
     wire = Wire(of).open(*channels, confirm=True)
     for channel in channels:
         wire.produce(*(publish(channel=channel, to="other") for _ in range(AHEAD_MESSAGES)))
@@ -150,7 +150,7 @@ def test_a_large_frame_in_many_reads_is_joined_once(side: str) -> None:
             receive(piece, 0.0)
 
     once = min(cpu_seconds(lambda: b"".join(pieces)) for _ in range(3))
-    assert cpu_seconds(take) < 40 * once  # more than 200 if joined at each read
+    assert cpu_seconds(take) < 40 * once  # more than 200 times if the frame were joined at each read
     assert b"".join(out) == data
 
 
@@ -257,7 +257,8 @@ STATES = [
 def check_contents(data: bytes, unfinished: dict[int, int]) -> None:
     """Check that no frame interrupts a content on its channel.
 
-    ``unfinished`` carries over to the next bytes: per channel, the missing bytes of a body, or -1 before the header.
+    ``unfinished`` is the state for the bytes that follow: for each channel with an incomplete content, the number of
+    missing body bytes, or -1 if the header is missing.
     """
     carrying = {"Basic.Publish", "Basic.Deliver", "Basic.GetOk", "Basic.Return"}
     for current in split(data):
@@ -267,18 +268,18 @@ def check_contents(data: bytes, unfinished: dict[int, int]) -> None:
             if current.name in carrying:
                 unfinished[current.channel] = -1
         elif current.kind == 2:
-            assert left == -1, "a content header out of place"
+            assert left == -1, "an unexpected content header"
             unfinished[current.channel] = int.from_bytes(current.payload[4:12], "big")
         elif current.kind == 3:
             assert left is not None
-            assert 0 <= len(current.payload) <= left, "a body out of place"
+            assert 0 <= len(current.payload) <= left, "a body that is too long"
             unfinished[current.channel] = left - len(current.payload)
         if unfinished.get(current.channel) == 0:
             del unfinished[current.channel]
 
 
 def drive(wire: Wire, steps: list[tuple[str, bytes]]) -> tuple[bytes, bytes]:
-    """Pass input of both sides and replies of the control plane; return output upstream and to the producer."""
+    """Pass input from both sides and replies of the control plane; return the output upstream and to the producer."""
     upstream = producer = b""
     for side, data in steps:
         if side == "producer":
@@ -347,7 +348,7 @@ CONTENTS: list[list[bytes]] = [
 
 @st.composite
 def frame_by_frame(draw: st.DrawFn) -> list[tuple[str, bytes]]:
-    """Frames of both sides in any order; publishes of the producer may be sent in pieces or be incomplete."""
+    """Frames from both sides in any order; the producer's publishes may arrive in pieces or be incomplete."""
     steps: list[tuple[str, bytes]] = []
     begun: list[Iterator[bytes]] = []
     for _ in range(draw(st.integers(0, 25))):
@@ -384,7 +385,7 @@ def test_for_any_frames_the_broker_gets_complete_contents_without_exceptions(
 
 @st.composite
 def legal_broker(draw: st.DrawFn) -> list[tuple[str, bytes]]:
-    """A broker with complete contents that interleave over channels, and a producer that sends anything."""
+    """A broker that sends complete contents, interleaved between channels, and a producer that sends any frames."""
     steps: list[tuple[str, bytes]] = []
     sent: bytes
     under_way: dict[int, list[bytes]] = {}
@@ -414,7 +415,7 @@ def legal_broker(draw: st.DrawFn) -> list[tuple[str, bytes]]:
 def test_the_producer_always_gets_complete_contents(
     steps: list[tuple[str, bytes]], of: Callable[[], VhostState]
 ) -> None:
-    """No method of the sidecar interrupts a delivery, get-ok or return."""
+    """No method that the sidecar sends interrupts a delivery, get-ok or return."""
     wire = Wire(of(), events=QueueEvents(None)).open(1, 2)
     _, producer = drive(wire, steps)
     check_contents(producer, {})

@@ -17,7 +17,7 @@ from tests import client
 from tests.client import HEARTBEAT, PROTOCOL_HEADER, content, frame, method
 from tests.relay.wire import TUNING, QueueEvents, Wire, routed, several
 
-#: Every field type, nested tables and arrays; names that are not UTF-8, duplicate, empty and of maximum length.
+#: Every field type, nested tables and arrays; names that are not UTF-8, duplicate, empty or of maximum length.
 EVERYTHING: Table = (
     (b"t", Value("t", True)), (b"b", Value("b", -1)), (b"B", Value("B", 255)), (b"s", Value("s", -2)),
     (b"u", Value("u", 65535)), (b"I", Value("I", -3)), (b"i", Value("i", 2**32 - 1)), (b"l", Value("l", -(2**63))),
@@ -38,7 +38,7 @@ P, B = "producer", "broker"
 
 
 class Record:
-    """The frames of both sides in a valid order."""
+    """The frames that both sides send, in a valid order."""
 
     def __init__(self) -> None:
         self.steps: list[tuple[str, bytes]] = []
@@ -62,7 +62,7 @@ def one_byte_frames(channel: int, count: int) -> bytes:
 
 
 def interleaved(*streams: bytes) -> bytes:
-    """Frames of several channels in turn."""
+    """Take one frame from each stream in turn."""
     rows = [[frame.raw for frame in client.split(stream)] for stream in streams]
     return b"".join(row[at] for at in range(max(map(len, rows))) for row in rows if at < len(row))
 
@@ -181,10 +181,10 @@ def by_channel(data: bytes) -> dict[int, bytes]:
 
 
 def compared(of: Callable[[], VhostState | None], cut: Callable[[bytes], list[bytes]]) -> None:
-    """Send all of it in pieces; the other side must have received each step completely after its last piece.
+    """Send every step in pieces; after the last piece, the other side must have received the step completely.
 
-    A publish is held until its header arrives, and so is a method if addresses may have to be restored: frames of other
-    channels may overtake them.
+    A publish is held until its header arrives. If addresses may have to be restored, the method of a delivery is also
+    held. Frames of other channels may overtake them.
     """
     wire = Wire(of(), events=QueueEvents())
     for side, data in TALK.steps:
@@ -203,7 +203,7 @@ def test_complete_steps_are_forwarded_unchanged(of: Callable[[], VhostState | No
 
 
 def test_single_bytes_are_forwarded_unchanged() -> None:
-    """Large pieces are cut into single bytes only at their beginning and end."""
+    """Long steps are cut into single bytes only at their beginning and end."""
 
     def cut(data: bytes) -> list[bytes]:
         if len(data) <= 4000:

@@ -38,7 +38,7 @@ REACHED: dict[TokenState, Callable[[TokenTable], object]] = {
     TokenState.UNBINDING: lambda table: table.unbinding(A),
     TokenState.MISSING: lambda table: table.refused(A),
 }
-#: event, and the next state from each state in the order above
+#: event, and the state that follows each state, in the order above
 U, G, OK, N, M = REACHED
 EVENTS: dict[str, tuple[Callable[[TokenTable], object], tuple[TokenState, ...]]] = {
     "binding": (lambda table: table.binding(A), (G, G, OK, G, G)),
@@ -100,7 +100,7 @@ def test_pins_of_former_tokens_are_kept_until_unbound() -> None:
     table.forget_assertions()
     table.asserted(A, b"later", 1.0, None)
     assert (table.former_pins(A), table.removable(A)) == ((b"p",), (b"later",))
-    assert not table.unbind_plan(A, (1,), needed=False).pin  # its mark is still valid
+    assert not table.unbind_plan(A, (1,), needed=False).pin  # no pin is needed: the mark is still valid
     table.unbinding(A)
     assert table.former_pins(A) == ()
 
@@ -142,7 +142,7 @@ def test_own_pins_are_removed_at_once_and_those_of_others_when_settled() -> None
     table.listed(table.look(0.0), rows, 0.1)
     assert table.removable(A) == (b"mine",)
     table.listed(table.look(LEASE_SECONDS), rows, LEASE_SECONDS + 0.1)
-    assert table.removable(A) == (b"mine",)  # it was first listed after 0.1 s
+    assert table.removable(A) == (b"mine",)  # the pin of the other sidecar was first listed at 0.1 s
     table.listed(table.look(LEASE_SECONDS + 0.1), rows, LEASE_SECONDS + 0.2)
     assert table.removable(A) == (b"mine", b"theirs")
 
@@ -186,7 +186,7 @@ def test_a_binding_that_a_client_is_unbinding_is_kept_for_one_pass() -> None:
     assert table.lacking({A, B}, {B}) == {B}  # rules need this token
     table.unbound(B)
     table.listed(table.look(2.0), {}, 2.1)
-    assert table.lacking({A, B}, set()) == {A, B}  # its connection may have closed
+    assert table.lacking({A, B}, set()) == {A, B}  # the connection that was unbinding it may have closed
 
 
 def test_older_pins_of_others_are_removed_after_a_later_own_pin() -> None:
@@ -228,7 +228,7 @@ def test_a_token_unneeded_in_two_passes_is_idle() -> None:
 
 # -- two sidecars on one broker ----------------------------------------------------------------------------------------
 
-#: A binding on the broker: its identity (0: a pin), sequence or pin, and whether its routing key is the token.
+#: A binding on the broker: identity (0: a pin), sequence number or pin, and whether its routing key is the token.
 BrokerRow: TypeAlias = tuple[int, int | bytes, bool]
 Step: TypeAlias = tuple[bool, BrokerRow]
 
@@ -245,10 +245,10 @@ class Job:
 
 @dataclass
 class Lane:
-    """A channel: the broker executes its jobs in order, and replies in order."""
+    """A channel, whose jobs the broker executes and answers in order."""
 
     jobs: list[Job] = field(default_factory=list)
-    #: a mark or pin of this sidecar is being bound
+    #: whether a mark or pin of this sidecar is being bound
     marking: bool = False
 
     def clear(self) -> None:
@@ -257,21 +257,21 @@ class Lane:
 
 
 class Peer:
-    """A sidecar, with the calls that its relays and its control plane make to the table."""
+    """A sidecar: makes the calls to the table that its relays and its control plane would make."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.table = TokenTable()
         self.lanes = [Lane(), Lane()]
         self.control = Lane()
-        #: known bindings of clients: identity to the copies on the broker
+        #: known bindings of clients: identity -> copies on the broker
         self.clients: dict[int, frozenset[BrokerRow]] = {}
         self.changed: dict[int, int] = {}
         self.busy: set[int] = set()
         self.looking: tuple[Any, int, frozenset[BrokerRow] | None] | None = None
         self.ready = False
 
-    # bindings of clients, as in `relay.declare.bindings`
+    # -- bindings of clients, as in `relay.declare.bindings`
 
     def bind(self, identity: int, lane: Lane) -> None:
         world, table = self.world, self.table
@@ -363,7 +363,7 @@ class Peer:
     def needed(self, but: int = -1) -> bool:
         return any(identity != but for identity in self.clients)
 
-    # reconcile passes, as in the control plane
+    # -- reconcile passes, as in the control plane
 
     def look(self) -> None:
         self.looking = (self.table.look(self.world.now), next(self.world.numbers), None)
@@ -393,14 +393,14 @@ class Peer:
         self.bind_lacking()
 
     def remove(self) -> None:
-        """Unbind the removable bindings of tokens that nothing needs, as `OrphanTokens` does."""
+        """Unbind the removable bindings of a token that is not needed, as `OrphanTokens` does."""
         rows = self.table.removable(A)
         if rows:
             self.table.unbinding(A)
             self.send(self.control, 0, [(False, (0, row, True)) for row in rows], lambda: self.table.unbound(A))
 
     def bind_lacking(self) -> None:
-        """Pin the tokens that bindings of clients need; after a restart a token may have no pin and no reply due."""
+        """Pin the token if bindings of clients need it; after a restart, it may have no pin and no outstanding bind."""
         if self.table.lacking({A} if self.needed() else set(), set()) and not self.control.jobs:
             pin, sent_at = pin_row("", next(self.world.numbers)), self.world.now
             self.send(self.control, 0, [(True, (0, pin, True))], lambda: self.table.asserted(A, pin, sent_at, None))
@@ -415,7 +415,7 @@ class Peer:
             then()
 
     def close(self, lane: Lane) -> None:
-        """The channel is closed: outstanding methods are lost, or were executed without a reply."""
+        """Close the channel. Its outstanding methods are lost, or have been executed without a reply."""
         for job in lane.jobs:
             self.busy.discard(job.identity)
         lane.clear()
@@ -431,7 +431,7 @@ class World:
         self.numbers = count(1)
         self.now = 100.0
         self.rows: set[BrokerRow] = set()
-        #: bindings whose client has received bind-ok and has not unbound them since
+        #: bindings for which the client has received bind-ok and which it has not unbound since
         self.answered: set[int] = set()
         self.peers = [self.peer(self), self.peer(self)]
         for peer in self.peers:
@@ -444,7 +444,7 @@ class World:
 
     def possible(self) -> list[Callable[[], object]]:
         actions: list[Callable[[], object]] = [partial(self.wait, seconds) for seconds in (0.5, LEASE_SECONDS, 6.0)]
-        # If two clients bind and unbind the same at once, their order is undefined.
+        # If two clients bind and unbind the same binding at the same time, the order is undefined.
         busy = {identity for peer in self.peers for identity in peer.busy}
         for peer in self.peers:
             lanes = [*peer.lanes, peer.control]
@@ -470,7 +470,7 @@ class World:
         self.now += seconds
 
     def mishap(self, number: int) -> None:
-        """A rare event: a channel closes, a listing is lost, or a sidecar restarts."""
+        """Cause a rare event: a channel closes, a listing is lost, or a sidecar restarts."""
         happens = next(self.numbers) % 12
         peer = self.peers[number]
         if happens < 3:
@@ -481,7 +481,7 @@ class World:
             self.peers[number] = self.peer(self)
 
     def work(self, lane: Lane, steps: int) -> None:
-        """The broker executes methods."""
+        """Execute this many methods on the broker."""
         for job in lane.jobs:
             while steps and job.answers < len(job.steps):
                 add, row = job.steps[job.answers]
@@ -499,36 +499,36 @@ class World:
         peer.looking = (*peer.looking[:2], frozenset(self.rows))
 
     def finish(self, *lanes: Lane) -> None:
-        """Everything outstanding completes."""
+        """Complete everything that is outstanding."""
         for lane in lanes:
             while lane.jobs:
                 self.work(lane, 99)
                 self.arrive(lane)
 
     def look(self, peer: Peer) -> None:
-        """A reconcile pass that begins and ends at once."""
+        """Run a reconcile pass without interruption."""
         peer.looking = None
         peer.look()
         self.list_rows(peer)
         peer.listed()
 
     def check(self) -> None:
-        """Messages find the destinations that clients have bound, regardless of what else is outstanding."""
+        """Check that messages reach the destination if a client has bound it, regardless of outstanding methods."""
         if any(row[0] in self.answered for row in self.rows):
-            assert any(under for _, _, under in self.rows), "no message finds the destination"
+            assert any(under for _, _, under in self.rows), "messages do not reach the bound destination"
 
     def settle(self) -> None:
-        """Everything outstanding completes, and both sidecars reconcile until nothing changes."""
+        """Complete everything that is outstanding, and let both sidecars reconcile until nothing changes."""
         for _ in range(10):
             for peer in self.peers:
                 self.finish(*peer.lanes, peer.control)
                 self.wait(GRACE_SECONDS)
                 self.look(peer)
         needed = any(row[0] for row in self.rows)
-        assert any(under for _, _, under in self.rows) == needed, "a token too many, or one too few"
+        assert any(under for _, _, under in self.rows) == needed, "a token is orphaned or missing"
 
 
-@pytest.mark.timeout(600)  # half a minute of CPU time; longer if other tests run at the same time
+@pytest.mark.timeout(600)  # takes half a minute of CPU time, and longer if other tests run at the same time
 @settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
 @given(choices=strategies.lists(strategies.integers(0, 2**16), min_size=150, max_size=150))
 def test_two_sidecars_never_leave_a_bound_destination_without_a_token(choices: list[int]) -> None:
@@ -550,18 +550,18 @@ PLAIN_ROW: BrokerRow = (0, PLAIN, True)
 
 
 class RuledPeer(Peer):
-    """A sidecar whose rules, which need the destination at times, are reloaded at any moment."""
+    """A sidecar whose rules can be reloaded at any time; only some of them need the destination."""
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.table = TokenTable()
         self.table.handover_seconds = LOOK_SECONDS
         self.lanes = [Lane()]
-        #: the active rules need the destination; new rules that are being prepared do
+        #: whether the active rules need the destination; whether the rules that are being prepared need it
         self.wants = self.prepares = False
-        #: when rules that needed it were replaced, until its plain row is unbound
+        #: time at which rules that needed it were replaced; None after its plain row has been unbound
         self.released_at: float | None = None
-        #: passes that are left until the token is removed, after the last client binding was unbound
+        #: number of passes until the token is removed, counted from the removal of the last client binding
         self.left = 0
         self.began_at = self.looked_at = world.now
 
@@ -622,7 +622,7 @@ class RuledPeer(Peer):
 
 
 class RuledWorld(World):
-    """Also reloads rules; each sidecar reconciles in time."""
+    """A world in which rules are also reloaded. Each sidecar reconciles often enough."""
 
     peer = RuledPeer
 
@@ -639,7 +639,7 @@ class RuledWorld(World):
             if idle and peer.released_at is not None and self.now >= peer.released_at + GRACE_SECONDS:
                 actions += [peer.retire] * 3
             if not idle:
-                actions = [step for step in actions if step != peer.look]  # passes do not overlap
+                actions = [step for step in actions if step != peer.look]  # passes never overlap
         return actions
 
     def ruled(self) -> list[RuledPeer]:
@@ -659,7 +659,7 @@ class RuledWorld(World):
     def check(self) -> None:
         super().check()
         if any(peer.wants for peer in self.ruled()):
-            assert any(under for _, _, under in self.rows), "rules need the destination, and no message finds it"
+            assert any(under for _, _, under in self.rows), "messages do not reach a destination that rules need"
 
     def settle(self) -> None:
         # Each sidecar in turn hands over a plain row and leaves its pin to the others.
@@ -673,16 +673,16 @@ class RuledWorld(World):
             self.wait(GRACE_SECONDS)
         needed = any(row[0] for row in self.rows) or any(peer.wants for peer in self.ruled())
         there = any(under for _, _, under in self.rows)
-        # After a restart of a sidecar, bindings for its former rules are unknown to every sidecar.
-        assert there == needed if self.lossless else there >= needed, "a token too many, or one too few"
+        # After a sidecar has restarted, no sidecar knows the bindings for its former rules.
+        assert there == needed if self.lossless else there >= needed, "a token is orphaned or missing"
 
 
-#: Rules have just released a destination, its plain row is to be removed, and a pass finds its pins idle.
+#: Steps after which rules have just released a destination, its plain row is due for removal, and its pins are idle.
 RELEASED_AND_IDLE = [7, 3, 3, 3, 3, 3, 7, 2, 8, 3, 3, 3, 3, 3, 7, 3, 3, 3, 3, 3, 3, 1, 1, 1, 7]
 
 
 @example(clients=0, choices=RELEASED_AND_IDLE)
-@pytest.mark.timeout(600)  # half a minute of CPU time; longer if other tests run at the same time
+@pytest.mark.timeout(600)  # takes half a minute of CPU time, and longer if other tests run at the same time
 @settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
 @given(
     clients=strategies.integers(0, 1),
@@ -707,7 +707,7 @@ def test_an_old_listing_does_not_activate_rules() -> None:
     look(other)
     late.reload()
     late.look()
-    world.list_rows(late)  # it contains the other sidecar's plain row
+    world.list_rows(late)  # the listing contains the other sidecar's plain row
     other.reload()
     for _ in range(5):
         world.wait(GRACE_SECONDS)
@@ -730,7 +730,7 @@ def test_nothing_is_kept_about_a_chosen_destination_that_was_deleted() -> None:
         table.bind_ok(name)
         table.need(name, Need.DEMAND)
         table.listed(table.look(now), {name: frozenset((PLAIN,))}, now)
-        if number % 2:  # through this sidecar; the others directly on the broker
+        if number % 2:  # deleted through this sidecar; the other queues were deleted directly on the broker
             table.deleted(name)
         for _ in range(2):
             now += 5

@@ -94,7 +94,7 @@ def test_a_retirement_record_requires_a_newer_secret() -> None:
 def test_a_token_of_a_topic_carrier_is_one_word_without_wildcards(name: bytes) -> None:
     for kind in ("queue", "exchange"):
         tokens = Tokens("/", SECRETS).in_form(TokenForm.ONE_WORD).of(kind, name)
-        assert len(tokens) == 2, "one of each secret: version 0.1 uses no topic carrier"
+        assert len(tokens) == 2, "one for each secret, and none for version 0.1, which has no topic carriers"
         for made in tokens:
             assert re.fullmatch(rb"x-o-p-e-n-x-r-[qe]-[0-9a-f]{16}", made)
             assert is_keyed(made)
@@ -107,11 +107,11 @@ def test_destinations_have_both_tokens_while_a_carrier_changes_its_form() -> Non
     queue = "queue", b"orders"
     (word,) = direct.in_form(TokenForm.ONE_WORD).of(*queue)
     (words,) = direct.in_form(TokenForm.EIGHT_WORDS).of(*queue)
-    assert direct.of(*queue) == (words, token(*queue)), "eight words are those of a direct carrier"
+    assert direct.of(*queue) == (words, token(*queue)), "tokens of eight words are those of a direct carrier"
     changing = direct.in_form(TokenForm.CHANGING)
     assert (changing.of(*queue), changing.former(*queue), changing.count) == ((word, words), (), 2)
     assert direct.in_form(TokenForm.EIGHT_WORDS).former(*queue) == (word,)
-    assert direct.in_form(TokenForm.CHANGING) is changing, "compared by identity"
+    assert direct.in_form(TokenForm.CHANGING) is changing, "callers compare these objects by identity"
 
 
 def test_tokens_of_one_word_and_of_eight_words_do_not_match() -> None:

@@ -1,6 +1,6 @@
 """A relay without sockets or sleeps: the test acts as the producer and the broker.
 
-Each call of ``Wire`` returns all output on that side since the last call.
+The methods of ``Wire`` that return output return all output to one side since the last call.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ TUNING = Tuning(
 #: the sidecar's own channel, which is never offered to producers
 OWN = TUNING.channel_max_upstream
 
-#: the condition in the bindings of the tests
+#: the condition of the bindings that the tests use
 TYPE = {"x-?hkv= type": "report"}
 REPORT: Table = ((b"type", Value("S", b"report")),)
 
 
 class QueueEvents(list[tuple[object, ...]]):
-    """A control plane that records the events of queues and exchanges.
+    """A control plane that records events of queues and exchanges.
 
     Args:
-        queues: queues that rules name; None for all.
+        queues: queues that are named in rules; None for all queues.
     """
 
     def __init__(self, queues: Iterable[bytes] | None = ()) -> None:
@@ -129,7 +129,7 @@ def several(*exchanges: str, queues: Iterable[str] = ("q",)) -> VhostState:
 
 
 class Wire:
-    """A producer connection.
+    """A connection of a producer, and its upstream connection.
 
     Args:
         of: the virtual host; None for one without exchanges.
@@ -176,17 +176,17 @@ class Wire:
         return self.producer()
 
     def upstream(self) -> bytes:
-        """Take the output to the broker."""
+        """Return and clear the output to the broker."""
         return _taken(self.relay.connection.to_upstream)
 
     def producer(self) -> bytes:
-        """Take the output to the producer, after the broker has answered a close because of the producer's error."""
+        """Return and clear the output to the producer; the broker first answers a close due to the producer's error."""
         if self.relay.connection.lifecycle.phase is Phase.REFUSING:
             self.relay.broker_sent(say(0, commands.Connection.CloseOk()), self.now)
         return self.sent()
 
     def sent(self) -> bytes:
-        """Take the output to the producer so far."""
+        """Return and clear the output to the producer so far."""
         return _taken(self.relay.connection.for_producer)
 
     def fault(self, *pieces: bytes) -> tuple[int, tuple[int, int]]:
@@ -200,7 +200,7 @@ class Wire:
     # -- exchanges of frames -------------------------------------------------------------------------------------
 
     def open(self, *numbers: int, confirm: bool = False) -> Wire:
-        """Open channels, with the broker's replies."""
+        """Open channels, including the broker's replies."""
         for number in numbers or (1,):
             self.produce(method(number, commands.Channel.Open()))
             self.answer(method(number, commands.Channel.OpenOk()))
@@ -210,20 +210,20 @@ class Wire:
         return self
 
     def refused(self, channel: int = 1) -> bytes:
-        """The broker replies to the method that precedes a refusal; return the output to the producer."""
+        """Reply to the method that precedes a refusal; return the output to the producer."""
         left = self.answer(method(channel, commands.Exchange.DeclareOk()))
         assert self.upstream() == method(channel, commands.Channel.Close(200, "closed by the proxy", 0, 0))
         return left
 
     def request(self) -> EnsureDestination | BindDestinations:
-        """Take the only request to the control plane."""
+        """Return and clear the only request to the control plane."""
         (request,) = self.relay.connection.pending.requests
         self.relay.connection.pending.requests.clear()
         assert isinstance(request, EnsureDestination | BindDestinations)
         return request
 
     def control(self, *bound: str) -> bytes:
-        """The control plane binds tokens of these queues and replies to its only request; return output upstream."""
+        """Bind the tokens of these queues, answer the only request to the control plane; return the output upstream."""
         request = self.request()
         for queue in bound:
             self.state.exchanges[b"xo"].tokens.bind_ok(("queue", queue.encode()))
@@ -231,7 +231,7 @@ class Wire:
         return self.upstream()
 
     def looked_up(self, exchange: bytes, exchange_type: str | None = None) -> bytes:
-        """The control plane has looked up an exchange, its only request; return output upstream."""
+        """Answer the only request to the control plane, a lookup of this exchange; return the output upstream."""
         (request,) = self.relay.connection.pending.requests
         self.relay.connection.pending.requests.clear()
         assert isinstance(request, LookUp)
@@ -240,7 +240,7 @@ class Wire:
         return self.upstream()
 
     def publishes(self) -> list[tuple[bytes, str, int, int]]:
-        """Non-zero publish counters: exchange, outcome, count, and bytes for the exchange."""
+        """Return the publish counters that are not zero: exchange, outcome, count, and bytes for the exchange."""
         for _ in self.counters.traffic.folding():
             pass
         return [row[1:] for row in self.counters.traffic.publishes() if row[3] or row[4]]
@@ -266,14 +266,14 @@ def publish(
     frame_max: int = 131072,
     **properties: bytes | int,
 ) -> bytes:
-    """A publish to ``xo`` that its rules match."""
+    """A publish to ``xo``; by default it matches the rules there."""
     return client.publish(
         channel, to.encode(), key.encode(), headers, body, properties, mandatory=mandatory, frame_max=frame_max
     )
 
 
 def with_tokens(message: bytes, *queues: str, exchanges: Iterable[str] = ()) -> bytes:
-    """The same publish as it is sent to a carrier for queues and exchanges."""
+    """The same publish as it is sent to a carrier, with the tokens of these queues and exchanges."""
     keys = [token("exchange", name.encode()) for name in exchanges]
     keys += [token("queue", name.encode()) for name in queues]
     return with_keys(message, *keys)
@@ -334,7 +334,7 @@ GOODBYE_OK = method(0, commands.Connection.CloseOk())
 CLOSE = method(1, commands.Channel.Close(200, "bye", 0, 0))
 CLOSE_OK = method(1, commands.Channel.CloseOk())
 NOT_FOUND = method(1, commands.Channel.Close(404, "NOT_FOUND - no queue 'q'", 60, 70))
-#: the sidecar's close of channel 1 to the broker
+#: the Channel.Close that the sidecar sends to the broker for channel 1
 OURS = method(1, commands.Channel.Close(200, "closed by the proxy", 0, 0))
 #: sent before that close, so that the replies to earlier methods of the producer arrive first
 AHEAD = method(1, commands.Exchange.Declare(exchange="amq.direct", passive=True, durable=True))
@@ -361,7 +361,7 @@ def returned(exchange: str, key: str, content: bytes, channel: int = 1) -> bytes
 
 
 def closed(data: bytes) -> tuple[int, int, str, tuple[int, int]]:
-    """Channel, reply code, text and method of the only frame in the bytes, which is a close."""
+    """Return channel, reply code, text and method of the only frame in the bytes, which must be a close."""
     (frame,) = split(data)
     close = frame.method
     assert isinstance(close, commands.Channel.Close | commands.Connection.Close), frame.name

@@ -39,7 +39,7 @@ from tests.routing.building import arguments, exchange, to_queue
 WANTED: Table = ((b"x-?hkv= kind", Value("S", b"b")),)
 ENTRIES = encode_table(WANTED)
 OTHER = encode_table(((b"x-?hkv= kind", Value("S", b"c")),))
-#: requests of clients, and the broker's replies
+#: requests from clients, and the broker's replies
 BIND, BIND_OTHER = (queue_bind(1, b"b", b"xo", b"", entries) for entries in (ENTRIES, OTHER))
 UNBIND, UNBIND_OTHER = (queue_unbind(1, b"b", b"xo", b"", entries) for entries in (ENTRIES, OTHER))
 BIND_OK = say(1, commands.Queue.BindOk())
@@ -76,7 +76,7 @@ def marked(**rules: object) -> Wire:
 def closed(made: Wire, data: bytes = b"") -> tuple[object, str]:
     closes = [frame for frame in split(data or made.producer()) if frame.name.endswith(".Close")]
     refused = closes[0].arguments["class_id"], closes[0].arguments["method_id"]
-    assert refused in ((50, 20), (50, 50), (40, 30), (40, 40))  # the client's own bind or unbind
+    assert refused in ((50, 20), (50, 50), (40, 30), (40, 40))  # refers to the client's own bind or unbind
     return closes[0].arguments["reply_code"], str(closes[0].arguments["reply_text"])
 
 
@@ -163,7 +163,7 @@ def test_the_number_of_unanswered_binds_is_limited() -> None:
     assert made.answer(BIND_OK * 127).count(BIND_OK) == 127
     assert made.upstream() == b""
     assert made.answer(BIND_OK) == BIND_OK
-    assert len(split(made.upstream())) == 128  # sent before the broker has answered all outstanding binds
+    assert len(split(made.upstream())) == 128  # the next binds, while 128 are still unanswered
     assert made.answer(BIND_OK * 256).count(BIND_OK) == 256
     assert len(split(made.upstream())) == 216
     assert made.answer(BIND_OK * 216).count(BIND_OK) == 216
@@ -224,7 +224,7 @@ def test_an_empty_queue_name_is_the_queue_declared_last() -> None:
 
 
 def unbound(frames: list[Frame]) -> list[tuple[bytes, bool]]:
-    """Routing key of each unbind, and whether it removes a client's binding (with arguments)."""
+    """Return the routing key of each unbind, and whether it has arguments, i.e. removes a client's binding."""
     unbinds = [read_method(QueueUnbind, frame.payload) for frame in frames if frame.name == "Queue.Unbind"]
     return [(unbind.routing_key, bool(unbind.arguments)) for unbind in unbinds]
 
@@ -285,7 +285,7 @@ def test_a_bind_during_removal_of_the_last_binding_makes_a_separate_binding() ->
 def test_a_bind_that_relied_on_a_removed_binding_binds_the_token(sure: bool) -> None:
     first = bound()
     made = other_connection(first)
-    if sure:  # this connection has bound the token, and removes its own binding
+    if sure:  # this connection has already bound the token, and has removed that binding
         made.produce(numbered(1))
         made.answer(BIND_OK * 2)
         made.produce(queue_unbind(1, b"b", b"xo", b"", encode_table(((b"x-?hkv= n", Value("I", 1)),))))
@@ -294,7 +294,7 @@ def test_a_bind_that_relied_on_a_removed_binding_binds_the_token(sure: bool) -> 
     assert [key == token("queue", b"b") for key in sent] == ([False] if sure else [False, True])
     gone = split(first.produce(UNBIND))
     assert len(gone) == (2 if sure else 1)
-    if sure:  # including the binding that it relied on
+    if sure:  # the binding that it relied on is removed too
         assert made.answer(BIND_OK) == b""
         assert keys(split(made.upstream())) == [token("queue", b"b")]
         sent = sent[:1]
@@ -387,7 +387,7 @@ def behind() -> Wire:
 
 
 def declared_elsewhere(made: Wire) -> None:
-    """The open exchange ``new`` is found on the broker."""
+    """Add the open exchange ``new``, as if it had been found on the broker."""
     new = exchange(name="new")
     made.state.add_exchange(owned(new, declared=DeclaredExchange(True, False, False, b"", 1)), new)
 
@@ -462,8 +462,9 @@ TO_C = ENTRIES + encode_table(((b"x-addq-ontrue", Value("S", b"c")),))
 
 
 def reaching(*names_of_queues: bytes, **routes: str) -> tuple[Wire, list[Frame]]:
-    """A client binds with dynamic routes, and these queues exist. The broker has replied to all requests before those
-    that check the client's permissions.
+    """Bind with dynamic routes while these queues exist, and reply to all requests that precede the permission checks.
+
+    Return the connection and all frames sent upstream.
     """
     made = wire()
     made.state.queues = QueueNames(tuple(sorted(names_of_queues)), 1)
@@ -508,7 +509,7 @@ def test_a_refused_permission_counts_although_a_reconcile_pass_ends_before_the_l
     made.produce(queue_bind(1, b"b", b"xo", b"", ENTRIES + encode_table(routes)))
     made.answer(BIND_OK)
     made.answer(OWN_OPEN_OK)
-    made.answer(OWN_BIND_OK)  # the token of c; its permission check is sent after the token of d
+    made.answer(OWN_BIND_OK)  # binds the token of c; its permission check is sent after the token of d is bound
     made.answer(say(OWN, commands.Channel.Close(403, "ACCESS_REFUSED - access to queue 'd' refused", 50, 20)))
     made.state.clear_refusals()
     made.answer(OWN_OPEN_OK)
@@ -617,7 +618,7 @@ def unkept() -> Wire:
 
 
 def queue_exists(made: Wire) -> bytes:
-    """The broker confirms that the queue exists; the sidecar then checks the client's permissions."""
+    """Reply that the queue exists; the sidecar then checks the client's permissions."""
     assert made.answer(say(1, commands.Queue.DeclareOk("b", 0, 0))) == b""
     return made.answer(OWN_OPEN_OK)
 

@@ -30,7 +30,7 @@ DECLARE_OK, DELETE_OK = say(1, commands.Exchange.DeclareOk()), say(1, commands.E
 
 
 def preceding_reply(wire: Wire, *pieces: bytes) -> None:
-    """The client declares; the broker replies to the method that is sent ahead of the reply."""
+    """Send the client's request, and reply to the method that the sidecar sends to the broker before its own reply."""
     (frame,) = split(wire.produce(*pieces))
     method = read_method(ExchangeDeclare, frame.payload)
     assert (method.exchange, method.passive) == (b"amq.direct", True)
@@ -38,7 +38,7 @@ def preceding_reply(wire: Wire, *pieces: bytes) -> None:
 
 
 def declaring(exchange_type: str | None = None, entries: bytes = LIMIT, **rules: object) -> Wire:
-    """A client declares; the broker has replied to the preceding request, and the exchange has been looked up."""
+    """Declare an exchange; the broker has replied to the preceding request, and the exchange has been looked up."""
     wire = Wire(rules=ClientRules(**rules)).open()  # type: ignore[arg-type]
     preceding_reply(wire, declare(entries))
     wire.looked_up(b"mine", exchange_type)
@@ -52,7 +52,7 @@ def declared(entries: bytes = LIMIT) -> Wire:
 
 
 def answered(wire: Wire) -> bytes:
-    """The broker replies with declare-ok, and the following lookup completes."""
+    """Reply with declare-ok and complete the lookup that follows."""
     assert wire.answer(DECLARE_OK) == b""
     assert wire.looked_up(b"mine") == b""
     return wire.producer()
@@ -60,7 +60,7 @@ def answered(wire: Wire) -> bytes:
 
 def refusal(wire: Wire, data: bytes = b"") -> tuple[object, str]:
     (closed,) = [frame for frame in split(data or wire.producer()) if frame.name == "Channel.Close"]
-    assert closed.arguments["class_id"] == 40  # the client's own declare or delete
+    assert closed.arguments["class_id"] == 40  # refers to the client's own declare or delete
     assert closed.arguments["method_id"] in (10, 20)
     return closed.arguments["reply_code"], str(closed.arguments["reply_text"])
 

@@ -26,7 +26,7 @@ A, B, E = ("queue", b"a"), ("queue", b"b"), ("exchange", b"e")
 
 
 class Client:
-    """A connection whose client binds to ``xo``; these queues exist."""
+    """A connection whose client binds to ``xo``, in a virtual host in which the given queues exist."""
 
     def __init__(self, *queues: str) -> None:
         self.wire = Wire(routed("z")).open()

@@ -44,7 +44,7 @@ def is_over(handshake: Handshake) -> bool:
 
 
 def refusal(handshake: Handshake) -> tuple[object, ...]:
-    """Reply code, text, class id and method id of the only Connection.Close sent to the producer."""
+    """Return reply code, text, class id and method id of the only Connection.Close sent to the producer."""
     closed = only(said_to_producer(handshake))
     assert closed.name == "Connection.Close"
     return tuple(closed.arguments.values())

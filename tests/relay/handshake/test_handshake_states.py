@@ -42,7 +42,7 @@ from tests.relay.handshakes import (
 
 State = HandshakeState
 
-#: State, side, method -> next state. All other input is a protocol error of that side, or is buffered.
+#: (state, side, method) -> next state. All other input is a protocol error of that side, or is buffered.
 MOVES = {
     (State.AWAITING_START, U, "Connection.Start"): State.AWAITING_START_OK,
     (State.AWAITING_START_OK, P, "Connection.StartOk"): State.AWAITING_TUNE,
@@ -94,7 +94,7 @@ def _expected_of_producer(state: HandshakeState, name: str) -> tuple[HandshakeSt
     if name == "Connection.Close":
         return State.CLOSED, 0
     if state is State.CLOSING:
-        # input that is not a sequence of frames ends the wait; the rest is discarded
+        # Input that is not a sequence of frames ends the wait for close-ok; all other input is discarded.
         return (State.CLOSED if name == "unknown type" else State.CLOSING), 0
     if name == "malformed StartOk":
         return State.CLOSING, 502 if state in (State.AWAITING_START_OK, State.REFUSING) else 503
@@ -111,7 +111,7 @@ def test_every_input_of_the_producer_in_every_state(state: HandshakeState) -> No
         frames = split(said_to_producer(handshake))
         closes = [frame.arguments["reply_code"] for frame in frames if frame.name == "Connection.Close"]
         if state is State.REFUSING and name == "Connection.StartOk":
-            code = 403  # the broker's refusal, which was held for this
+            code = 403  # the broker's refusal, which was held until StartOk
         assert closes == ([code] if code else []), name
         assert handshake.close_after_flush_producer is (next_state is State.CLOSED)
         if next_state is state and state not in PRODUCERS_TURN and state is not State.CLOSED:
@@ -174,7 +174,7 @@ def _happen(handshake: Handshake, side: str, data: bytes) -> None:
 
 
 def _is_valid_sequence(methods: list[str]) -> bool:
-    """Whether these are valid methods of a broker: Start, Secure repeatedly, Tune, OpenOk; at most one close."""
+    """Return whether a broker may send these methods: Start, any number of Secure, Tune, OpenOk; at most one close."""
     order = ["Connection.Start", "Connection.Secure", "Connection.Tune", "Connection.OpenOk"]
     ends = [name for name in methods if name not in order]
     spoken = methods[: len(methods) - len(ends)]

@@ -30,14 +30,14 @@ def plan_of(wire: Wire) -> Plan:
 
 
 def forwarded(wire: Wire, message: bytes) -> bytes:
-    """Publish a message with an empty body; return what is sent to the broker."""
+    """Publish a message with an empty body; return the bytes sent to the broker."""
     if 1 not in wire.relay.connection.channels:
         wire.open(1)
     return wire.produce(message)
 
 
 def chosen(wire: Wire, message: bytes) -> tuple[bytes, ...]:
-    """Publish a message; return the queues whose tokens it is sent with."""
+    """Publish a message; return the queues whose tokens are in the message sent to the broker."""
     left = split(forwarded(wire, message))[1].payload
     return tuple(name for name in (b"a", b"b", b"jobs.1") if token("queue", name) in left)
 
@@ -66,7 +66,7 @@ def test_properties_survive_the_tokens(fields: dict[str, bytes | int], entries: 
     ours = {b"BCC", b"x-original-address", b"x-original-cc"}
     bcc = next((value for name, value in entries if name == b"BCC"), None)
     if bcc is not None and bcc.letter != "A":
-        assert left == sent  # left for the broker to refuse
+        assert left == sent  # unchanged, so that the broker refuses it
         return
     kept = encode_table(tuple(entry for entry in entries if entry[0] not in ours))
     tokens = Value("A", tuple(Value("S", token("queue", name)) for name in (b"a", b"b")))
@@ -101,7 +101,7 @@ def test_a_header_that_ends_within_a_property_is_malformed() -> None:
         payload = struct.pack(">HHQH", 60, 0, 4, flags) + rest
         header = b"\x02\0\x01" + len(payload).to_bytes(4, "big") + payload + b"\xce"
         start = split(publish(body=b""))[0].raw
-        # The following bytes belong to another message of the same read.
+        # The following bytes, which belong to another message in the same read, must not be parsed as the table.
         data = header + publish(headers=REPORT, body=b"x" * 300)
         wire = Wire(routed("a")).open(1)
         wire.produce(start + data)

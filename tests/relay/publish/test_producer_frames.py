@@ -233,7 +233,7 @@ def test_crossing_closes_are_both_answered_if_the_brokers_is_first() -> None:
 
 @pytest.mark.parametrize("order", [0, 1])
 def test_crossing_closes_are_both_answered_if_the_producers_is_first(order: int) -> None:
-    """RabbitMQ replies to a close that crosses its own; the producer waits for that before it reuses the number."""
+    """RabbitMQ replies to a close that crosses its own, and the producer reuses the number only after that reply."""
     wire = Wire(routed("a")).open()
     assert wire.produce(CLOSE) == CLOSE
     assert wire.answer(NOT_FOUND) == NOT_FOUND
@@ -246,7 +246,7 @@ def test_crossing_closes_are_both_answered_if_the_producers_is_first(order: int)
 
 @pytest.mark.parametrize("closes", [b"", CLOSE])
 def test_the_broker_may_close_a_channel_repeatedly(closes: bytes) -> None:
-    """RabbitMQ 3.10 does, if the frames after an error refer to the last declared queue and there is none."""
+    """RabbitMQ 3.10 does so if frames after an error refer to the last declared queue and no queue was declared."""
     wire = Wire(routed("a")).open()
     assert wire.produce(closes) == closes
     assert wire.answer(NOT_FOUND, NOT_FOUND) == NOT_FOUND
@@ -330,7 +330,7 @@ def test_an_empty_name_is_the_last_declared_queue_although_its_name_is_not_known
 
 
 def test_an_exclusive_queue_declared_with_nowait_is_bound_before_later_frames() -> None:
-    """Only the declaring connection can bind it, and only after it exists, so the sidecar requests the reply."""
+    """Only the declaring connection can bind it, and only once it exists, so the sidecar requests the declare-ok."""
     wire = Wire(routed("q", bound=()), events=QueueEvents([b"q"])).open()
     message = publish()
     declare = commands.Queue.Declare(0, "q", exclusive=True, nowait=True, arguments={"x-expires": 5})
@@ -446,7 +446,7 @@ def test_requests_of_a_closed_channel_do_not_count_as_unanswered(closing: int) -
     wire = Wire(limits=RelayLimits(unanswered=2)).open(1, 2)
     wire.produce(*[say(1, commands.Queue.Declare(0, "a", passive=True))] * 2)
     assert wire.relay.connection.producer_full
-    if closing:  # by the broker: the producer's close-ok must be read
+    if closing:  # closed by the broker: the producer's close-ok must be read
         wire.answer(say(1, commands.Channel.Close(closing, "", 50, 10)))
     else:
         wire.produce(say(1, commands.Channel.Close(200, "", 0, 0)))
@@ -512,7 +512,7 @@ def test_the_mode_of_a_channel_does_not_change(
 
 
 def test_frames_after_a_close_of_the_producer_are_discarded() -> None:
-    """RabbitMQ does the same. If the sidecar closed the channel too, for a refused publish, it would get a 504."""
+    """RabbitMQ does the same. If the sidecar also closed the channel for a refused publish, it would get a 504."""
     wire = Wire(routed("a")).open()
     assert wire.produce(CLOSE, RESERVED, publish(), say(1, commands.Basic.Qos(0, 1))) == CLOSE
     assert wire.answer(CLOSE_OK) == CLOSE_OK

@@ -261,7 +261,7 @@ NAMED_BY_MESSAGE = {"x-msg-addq-ontrue": "", "x-msg-adde-ontrue": ""}
 
 
 def addressed(data: bytes) -> list[tuple[object, ...]]:
-    """Exchange, routing key and further keys of each publish."""
+    """Return exchange, routing key and the keys in BCC of each publish."""
     frames = split(data)
     headers = [frame for frame in frames if frame.kind == 2]
     keys = [keys_of(header) if any(name == b"BCC" for name, _ in table_of(header)) else [] for header in headers]

@@ -56,7 +56,7 @@ def behind() -> Wire:
 
 
 def declared_elsewhere(wire: Wire, bound: Iterable[str]) -> None:
-    """The open exchange ``new``, which routes to ``b``, is found on the broker."""
+    """Add the open exchange ``new``, which routes to ``b``, as if it had been found on the broker."""
     made = exchange(to_queue("b"), name="new")
     tokens = [("queue", name.encode()) for name in bound]
     wire.state.add_exchange(owned(made, declared=DeclaredExchange(True, False, False, b"", 1), bound=tokens), made)
@@ -173,7 +173,7 @@ def test_channels_interleave_between_the_frames_of_their_publishes(cuts: list[in
 
 @pytest.mark.parametrize("stop", [1, 2])
 def test_a_publish_to_an_open_exchange_does_not_delay_other_channels(stop: int) -> None:
-    """A method frame, and possibly its header, arrives with a short frame of another channel and nothing else."""
+    """The method frame, and possibly the header, arrive in one read with a short frame of another channel."""
     wire = Wire(routed("a")).open(1, 2)
     message = publish()
     wire.produce(message)
@@ -198,7 +198,7 @@ def test_a_body_in_several_frames_is_sent_frame_by_frame() -> None:
 
 @pytest.mark.parametrize("stop", [1, 2])
 def test_rules_changed_during_a_publish_decide_it_once(stop: int) -> None:
-    """A publish is decided when its header is complete, by the active rules at that time."""
+    """A publish is decided when its header is complete, by the rules that are active at that time."""
     message = publish(body=b"x" * 100_000)
     sent = split(message)
     wire = Wire(routed("a")).open()
@@ -209,7 +209,7 @@ def test_rules_changed_during_a_publish_decide_it_once(stop: int) -> None:
 
 
 def test_a_confirm_ledger_is_kept_after_it_was_needed_once() -> None:
-    """After a publish in two copies, publishes with a cached decision are counted on both sides."""
+    """After a publish in two copies, tags are translated for all publishes, including those on the fast path."""
     wire = Wire(several("ex")).open(confirm=True)
     plain, double = publish(to="amq.direct"), publish()
     wire.produce(plain, plain)

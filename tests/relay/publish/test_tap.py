@@ -34,7 +34,7 @@ def tapped(wire: Wire, only: bytes | None = None) -> RecordingTap:
     return tap
 
 
-#: publishes, and the rules that apply to them
+#: by name: the virtual host, and a publish to it
 TRAFFIC: dict[str, tuple[Callable[[], VhostState], bytes]] = {
     "routed": (lambda: routed("q"), publish("k")),
     "unrouted": (lambda: routed("q"), publish("k", None)),

@@ -59,7 +59,7 @@ def test_a_lost_link_loses_sent_messages_and_keeps_waiting_ones() -> None:
 
 
 class Course:
-    """A lane over several successive links, to a broker that acks only what it was sent."""
+    """A lane over several successive links, to a broker that acks only messages that it has received."""
 
     def __init__(self) -> None:
         self.far = RemoteBroker().open()
@@ -69,7 +69,7 @@ class Course:
         self.there: list[int] = []
 
     def look(self) -> None:
-        """Record what was sent over the current channel, in the order of its delivery tags."""
+        """Record the messages sent over the current channel, in the order of their delivery tags."""
         self.there += [int(frame.payload) for frame in client.split(self.far.sent()) if frame.kind == 3]
 
     def send(self, number: int) -> None:
