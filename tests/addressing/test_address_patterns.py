@@ -48,7 +48,7 @@ def test_wildcards_from_the_65th_on_match_without_capture() -> None:
 
 
 def reference(pattern: bytes, address: bytes) -> list[bytes] | None:
-    """The definition as a recursive function."""
+    """The definition of pattern matching, as a recursive function."""
     if not pattern:
         return None if address else []
     if pattern[:1] not in (b"*", b"%"):

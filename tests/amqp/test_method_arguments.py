@@ -8,7 +8,7 @@ from pamqp import base, commands
 from proxy.amqp import method_frames, methods
 from proxy.amqp.methods import Argument, method_frame
 
-#: Named tuple, and the methods that are decoded into it.
+#: Named tuples, each with a method that is decoded into it.
 FIELDS: list[tuple[type[NamedTuple], int]] = [
     (method_frames.Close, methods.CONNECTION_CLOSE),
     (method_frames.Close, methods.CHANNEL_CLOSE),

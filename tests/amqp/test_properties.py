@@ -34,7 +34,7 @@ _sets = st.fixed_dictionaries({}, optional=dict(_layout))
 
 
 def _encode(properties: dict[str, bytes | int], entries: bytes) -> tuple[bytes, int]:
-    """The encoded properties and their flags; ``entries`` are those of the header table, if any."""
+    """Return the encoded properties and their flags; ``entries`` is the encoded header table, if there is one."""
     others = {name: content for name, content in properties.items() if name != "headers"}
     flags, encoded = encode_properties(others, entries if "headers" in properties else None)
     return encoded, flags

@@ -24,7 +24,7 @@ from proxy.amqp.tables import (
 from proxy.errors import LocalProtocolError, ProtocolError, Scope
 from proxy.values import Table, Value
 
-#: Letter, Python value, bytes after the letter (AMQP 0-9-1 errata, "Field types", as RabbitMQ decodes them).
+#: Type letter, Python value, and the bytes after the letter (AMQP 0-9-1 errata, "Field types", as decoded by RabbitMQ).
 EVERY_LETTER: list[tuple[str, object, bytes]] = [
     ("t", True, b"\x01"),
     ("t", False, b"\x00"),
@@ -126,12 +126,12 @@ def test_without_removes_entries_by_name_and_keeps_the_bytes_of_others(table: Ta
 
 
 def test_without_keeps_bytes_in_another_encoding() -> None:
-    odd = b"\x01at\x07" + b"\x03BCCA\0\0\0\0" + b"\x01bf\x7f\xa0\x00\x01"  # true as 7; a signalling NaN
+    odd = b"\x01at\x07" + b"\x03BCCA\0\0\0\0" + b"\x01bf\x7f\xa0\x00\x01"  # true encoded as 7; a signalling NaN
     assert without(odd, 0, len(odd), frozenset({b"BCC"})) == b"\x01at\x07\x01bf\x7f\xa0\x00\x01"
 
 
 def refusal(read: Callable[[], object]) -> tuple[int, Scope] | None:
-    """Reply code and scope of the error for these bytes; None if they are valid."""
+    """Return reply code and scope of the error that a read raises; None if it raises none."""
     try:
         read()
     except ProtocolError as error:
@@ -161,7 +161,7 @@ def test_arbitrary_bytes_are_a_table_or_a_connection_error(data: bytes) -> None:
     cut = refusal(lambda: without(data, 0, len(data), frozenset({b""})))
     assert {decoded, picked, cut} <= {None, (502, Scope.CONNECTION)}
     assert picked == cut
-    assert decoded is not None or picked is None, "what decodes can be walked"
+    assert decoded is not None or picked is None, "a table that can be decoded can also be searched"
 
 
 @given(st.binary(max_size=40) | _nearly_tables.map(lambda encoded: encoded[1:]))

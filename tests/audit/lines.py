@@ -1,4 +1,4 @@
-"""Creates audit records of publishes as the publish path does."""
+"""Creates audit records of publishes in the same way as the publish path."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from proxy.audit.record import Privacy, PublishLog
 
-#: the time of all lines, as a number and as text
+#: the time in all lines, as a number and as a string
 SECONDS, TS = 1795247999.5, "2026-11-21T07:59:59.500000Z"
 
 
-#: lines of the logs that `log` created
+#: lines appended to the logs that `log` has created
 _APPENDED: list[bytes] = []
 
 

@@ -1,6 +1,7 @@
 """Measures how many lines per second the audit writer accepts continuously: `python -m tests.audit.speed DIRECTORY`.
 
-The lines of a generated day, of about 330 bytes each, are written in `backpressure` mode, in which none is dropped.
+The lines, of about 330 bytes each, come from a generated day. They are written in `backpressure` mode, so that none is
+dropped.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ TURN = 1000
 
 
 def made(folder: Path) -> list[bytes]:
-    """Return lines as a sidecar writes them."""
+    """Return lines in the form in which a sidecar writes them."""
     Day(100_000, dirty=False).write(folder)
     return [
         line for path in sorted(folder.rglob("*.gz")) for line in gzip.decompress(path.read_bytes()).splitlines(True)

@@ -67,13 +67,13 @@ async def test_lock_files_of_killed_instances_are_removed_at_the_next_start(tmp_
 
 async def test_a_segment_that_cannot_be_closed_is_no_lasting_failure(tmp_path: Path) -> None:
     class Faulty(Disk):
-        def log(self, *arguments: Any) -> RotatingLog:  # Any: passed on as they are
+        def log(self, *arguments: Any) -> RotatingLog:  # Any: passed on unchanged
             class Log(RotatingLog):
                 def end_segment(self) -> None:
                     had_segment = self.wait_seconds() is not None
                     super().end_segment()
                     if had_segment:
-                        raise OSError(5, "Input/output error")  # as close() on NFS
+                        raise OSError(5, "Input/output error")  # as close() on NFS may
 
             return Log(*arguments)
 
@@ -97,9 +97,9 @@ def test_a_directory_may_vanish_while_it_is_listed(
     hour.mkdir(parents=True)
     scandir = os.scandir
 
-    def vanishing(path: Any) -> Any:  # Any: of os.scandir
+    def vanishing(path: Any) -> Any:  # Any: the types of os.scandir
         if str(path) == str(hour) and hour.exists():
-            hour.rmdir()  # by the retention of another instance
+            hour.rmdir()  # as another instance may do when it deletes old files
         return scandir(path)
 
     monkeypatch.setattr(os, "scandir", vanishing)

@@ -38,7 +38,7 @@ DECIDED = LOG.decided(
 )
 
 
-def parsed(line: bytes) -> dict[str, Any]:  # Any: what JSON holds
+def parsed(line: bytes) -> dict[str, Any]:  # Any: JSON
     assert line.endswith(b"}\n")
     assert line.count(b"\n") == 1
     assert line.isascii()
@@ -161,7 +161,7 @@ def test_chosen_fields_are_hashed_and_equal_values_stay_equal() -> None:
     assert first["rk"] == second["rk"]
     assert second["message_id"] is None
     hashes = {first["rk"], first["message_id"], first["user"]}
-    assert len(hashes) == 3, "a value is recognised across fields"
+    assert len(hashes) == 3, "equal values in different fields have equal hashes"
     assert all(re.fullmatch("[0-9a-f]{24}", value) for value in hashes)
 
 

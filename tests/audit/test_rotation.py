@@ -37,7 +37,7 @@ def line(offset_seconds: float = 0, text: str = "x") -> bytes:
 
 
 class LogWithClock:
-    """A rotating log with a clock that the test sets; `ended` are the completed segments."""
+    """A rotating log with a clock that the test sets; `ended` contains the completed segments."""
 
     def __init__(
         self,

@@ -213,4 +213,4 @@ def test_an_instance_lock_ends_with_its_process(tmp_path: Path) -> None:
         holder.kill()
         holder.wait()
     assert [[path.name for path in paths] for paths in orphaned_segments(tmp_path, "me")] == [[f"_{NAME}.jsonl"]]
-    assert list(orphaned_segments(tmp_path, "main")) == [], "one's own segments are not orphaned_segments"
+    assert list(orphaned_segments(tmp_path, "main")) == [], "an instance's own segments are not orphaned"

@@ -47,7 +47,7 @@ def policy(directory: Path, mode: AuditMode = AuditMode.BEST_EFFORT, **changes: 
     return replace(AuditPolicy(directory, "m", mode), **changes)  # type: ignore[arg-type]  # by name
 
 
-def records(directory: Path) -> list[dict[str, Any]]:  # Any: what JSON holds
+def records(directory: Path) -> list[dict[str, Any]]:  # Any: JSON
     """Return the records that Spark would read, from files that do not begin with an underscore or a dot."""
     read = []
     for path in sorted(matching_files(directory, "[!_.]*.gz")):
@@ -65,7 +65,7 @@ def matching_files(directory: Path, pattern: str) -> list[Path]:
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(SECONDS):
-        while not condition():  # noqa: ASYNC110  what another thread does sets no asyncio event
+        while not condition():  # noqa: ASYNC110  the writer's thread sets no asyncio event
             await asyncio.sleep(0.001)
 
 
@@ -77,7 +77,7 @@ class Disk:
         self.open = threading.Event()
         self.open.set()
 
-    def log(self, *arguments: Any) -> RotatingLog:  # Any: passed on as they are
+    def log(self, *arguments: Any) -> RotatingLog:  # Any: passed on unchanged
         disk = self
 
         class Disturbed(RotatingLog):
@@ -110,7 +110,7 @@ async def test_every_line_is_counted_and_visible_after_close(tmp_path: Path) -> 
     assert counters.lines == 1000
     assert counters.text_bytes == sum(len(line(number)) for number in range(1000))
     assert counters.dropped == 0
-    assert not matching_files(tmp_path, "_*"), "nothing hidden is left"
+    assert not matching_files(tmp_path, "_*"), "hidden files remain"
 
 
 async def test_lines_reach_the_disk_without_further_traffic(tmp_path: Path) -> None:
@@ -459,7 +459,7 @@ async def test_retention_keeps_the_open_segment(tmp_path: Path) -> None:
 
 
 def left_open(directory: Path, instance: str = "m") -> Path:
-    """A segment with one line that an earlier process did not close."""
+    """A segment with one line, which an earlier process did not close."""
     name = f"audit-{instance}-20261121T070000000000Z-000001"
     segment = OpenSegment.create(directory, "2026-11-21T07", name, 0.0)
     segment.write(line(ord(instance)))
@@ -583,7 +583,7 @@ async def test_after_sigkill_every_durable_line_exists_once(tmp_path: Path, afte
     async with writing(policy(tmp_path)):
         pass
     kept = numbers(tmp_path)
-    assert sorted(kept) == list(range(1, len(kept) + 1)), "each line once and none missing in between"
+    assert sorted(kept) == list(range(1, len(kept) + 1)), "a line is missing or was written twice"
     assert len(kept) >= durable
     assert not matching_files(tmp_path, "_*")
 

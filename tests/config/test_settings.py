@@ -419,7 +419,7 @@ def test_changed_settings_are_listed_by_key(tmp_path: Path) -> None:
     text = "upstream: {control: {username: me, password_file: password}}\ndeclared: {secrets: [{file: secret}]}\n"
     settings = load(tmp_path, text)
     assert changed_since(settings, {}) == ChangedSettings()
-    write(tmp_path, "# the same, said otherwise\n" + text.replace("{control", "{address: 127.0.0.1:5672, control"))
+    write(tmp_path, "# the same settings\n" + text.replace("{control", "{address: 127.0.0.1:5672, control"))
     assert changed_since(settings, {}) == ChangedSettings()
     (tmp_path / "secret").write_text("1" * 64)
     (tmp_path / "password").write_text("another")

@@ -10,7 +10,7 @@ from proxy.errors import ConfigErrors
 
 FILES = ("cert.pem", "key.pem", "ca.pem")
 
-#: The example of the configuration reference, without comments.
+#: The example in the configuration reference, without comments.
 INTERFACE = """
 listen:
   - address: 127.0.0.1:5673
@@ -139,6 +139,6 @@ def test_an_unchecked_broker_certificate_is_a_warning(folder: Path) -> None:
 
 
 def test_a_file_whose_path_can_not_be_accessed_is_an_error(folder: Path) -> None:
-    """A name that is too long causes an OSError, as a directory without search permission does."""
+    """A name that is too long causes an OSError, as does a directory without search permission."""
     errors = faults(folder, f"upstream: {{tls: {{ca: {'x' * 300}}}}}")
     assert [line.rpartition(": ")[2] for line in errors] in (["File name too long"], ["file does not exist"])

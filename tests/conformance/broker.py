@@ -15,18 +15,18 @@ _USER = "guest"
 
 
 def refusal(facts: Facts, modes_are_checked: bool = True) -> str | None:
-    """The error text after ``PRECONDITION_FAILED - ``; None if the broker accepts the message.
+    """Return the error text after ``PRECONDITION_FAILED - ``; None if the broker accepts the message.
 
     Args:
         facts: the message.
-        modes_are_checked: whether the broker accepts only the delivery modes 1 and 2; later versions accept all.
+        modes_are_checked: whether the broker accepts only delivery modes 1 and 2; later versions accept all.
     """
     mode = _delivery_mode(facts) if modes_are_checked else None
     return _user_id(facts) or _expiration(facts) or mode or _copies(facts)
 
 
 def delivery_mode_is_known(mode: object) -> bool:
-    """Whether the broker knows this delivery mode; None for a message without one."""
+    """Return whether the broker knows this delivery mode, which is None for a message without one."""
     return mode in (None, 1, 2)
 
 

@@ -1,4 +1,4 @@
-"""The intended differences from the vectors. docs/explanation/deviations.md contains each as a row, with the same text.
+"""The intended differences from the vectors. docs/explanation/deviations.md has a row with the same text for each.
 
 A deviation accounts for a vector only if the result is exactly the one that it specifies. It examines what a vector
 declares and publishes, never its id.
@@ -52,7 +52,7 @@ class Deviation(NamedTuple):
 
     Args:
         name: name of the deviation.
-        where: the conditions, as text.
+        where: the conditions, in words.
         vectors: number of vectors that show it, in each run to which it applies.
         reason: its explanation.
         applies: whether it can occur in a run.

@@ -58,9 +58,9 @@ class Verdict(NamedTuple):
 
 
 def expectation(vector: Json) -> Json:
-    """The expected result, in the form of results."""
+    """The expected result, in the form in which actual results are compared."""
     if "extra_exchanges" in vector and "seed_differs" not in vector:
-        # For chains, the vectors do not contain the result of the specification where it differs from the plugin.
+        # For chains, vectors contain only the plugin's result, even if the specification requires another result.
         observed = open_exchange.normal(vector["expected"])
         if open_exchange.plugin_result(vector) == observed:
             return open_exchange.result(vector)
@@ -69,7 +69,7 @@ def expectation(vector: Json) -> Json:
 
 
 def run_on(broker: Broker, delivery: str) -> Run:
-    """The conditions of a run on a broker; ``delivery`` is ``queue``, ``carrier`` or a carrier type to request."""
+    """The conditions of a run on a broker; ``delivery`` is ``queue``, ``carrier`` or the requested carrier type."""
     if delivery in ("direct", "topic"):
         return Run("carrier", broker.version, delivery)
     return Run(delivery, broker.version)
@@ -105,7 +105,7 @@ def verdicts(broker: Broker, chosen: Iterable[Json], run: Run) -> Iterator[Verdi
 
 
 def _parts(chosen: Iterable[Json]) -> Iterator[list[Json]]:
-    """Groups of vectors that can be run in one virtual host in sequence."""
+    """Groups of vectors that can be run in sequence in one virtual host."""
     for _, alike in groupby(sorted(chosen, key=Place.of), Place.of):
         of_place = list(alike)
         for at in range(0, len(of_place), _PER_HOST):
@@ -130,7 +130,7 @@ def _verdict(vector: Json, stage: Stage, run: Run) -> Verdict:
 
 
 def _comparable(got: Json, expected: Json) -> Json:
-    """Remove from a result what the vector does not specify."""
+    """Remove the parts of a result that the vector does not specify."""
     error = got.get("bind_error")
     if error is not None and "binding" not in expected.get("bind_error", ()):
         del error["binding"]

@@ -24,13 +24,13 @@ def vectors(path: Path) -> Iterator[Json]:
 
 
 def verdicts(path: Path) -> Iterator[tuple[str, bool, object, object]]:
-    """For each vector: its id, whether it passes, the expected result, and the actual result."""
+    """Yield the id of each vector, whether it passes, the expected result, and the actual result."""
     for vector in vectors(path):
         yield vector["id"], *run(vector)
 
 
 def run(vector: Json) -> tuple[bool, object, object]:
-    """Run a vector of either format. Those of the open exchange have bindings or exchange arguments."""
+    """Run a vector of either format. Vectors of the open exchange have bindings or exchange arguments."""
     if "bindings" in vector or "exchange_arguments" in vector:
         return open_exchange.run(vector)
     ok, expected, got = import_module("tests.conformance.messenger").run(vector)

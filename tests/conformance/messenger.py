@@ -33,14 +33,14 @@ from tests.conformance.files import vectors
 if TYPE_CHECKING:
     from _typeshed import TraceFunction
 
-Json = dict[str, Any]  # as parsed: any JSON object
+Json = dict[str, Any]  # any JSON object
 
 VECTORS = Path(__file__).parent / "vectors" / "messenger"
 _REFUSED = "refused"
 
 
 def run(vector: Json) -> tuple[bool, object, object]:
-    """Whether the vector passes, the expected result, and the actual result."""
+    """Return whether the vector passes, the expected result, and the actual result."""
     layers = [vector[key] for key in ("expected", "seed_expected", "recommended") if vector.get(key) is not None]
     if "send_to" in (vector["expected"] or ()):
         expected, got = _receiver(vector, {key: value for layer in layers for key, value in layer.items()})
@@ -117,7 +117,7 @@ def _receiver(vector: Json, expected: Json) -> tuple[object, object]:
 
 
 def _received(table: AddressTable, original: Publication) -> Publication | None:
-    """Exchange and routing key at the consumer; None if the table has no valid target for the message.
+    """Return exchange and routing key at the consumer; None if the table has no valid target for the message.
 
     A consumer of this broker connects through a sidecar with the same table, which restores the address. A consumer of
     another broker reads the header.
@@ -141,7 +141,7 @@ def _received(table: AddressTable, original: Publication) -> Publication | None:
 
 
 def measure(vector: Json) -> tuple[float, float]:
-    """Milliseconds of the translation of a timed vector, the best of three, and the permitted time."""
+    """Return the translation time of a timed vector in milliseconds, the best of three, and the permitted time."""
     table, address = _table(vector["rules"]), _bytes(vector, "address")
     best = float("inf")
     for _ in range(3):
@@ -152,7 +152,7 @@ def measure(vector: Json) -> tuple[float, float]:
 
 
 def steps_of_match(pattern: bytes, address: bytes) -> int:
-    """Number of lines that the matcher executes for one match; each is at most one pass over the address."""
+    """Return the number of lines that the matcher executes for one match; each is at most one pass over the address."""
     compiled, count = AddressPattern(pattern), 0
 
     def trace(frame: FrameType, event: str, argument: object) -> TraceFunction | None:

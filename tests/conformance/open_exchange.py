@@ -1,8 +1,8 @@
 """Runs vectors of the open exchange on the decision core, without a broker.
 
-The runner acts as the broker: it knows which queues and exchanges exist, drops other names, applies the
-alternate exchange, and refuses what a broker refuses before routing. Every vector is decided in three ways, which must
-agree: through the index, with a trace and therefore without the index, and from only the facts of interest.
+The runner acts as the broker: it knows which queues and exchanges exist, ignores other destinations, applies the
+alternate exchange, and refuses messages that a broker refuses before routing. Every vector is decided in three ways,
+which must agree: through the index, with a trace and therefore without the index, and from only the facts of interest.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _TESTED = b"xo"
 _ALTERNATE = b"alternate-exchange"
 _OPENING = "PRECONDITION_FAILED - "
 _REASON = re.compile(rb"(Invalid regex '.*'): (?:empty pattern|.* at offset \d+|.*\.\.\.)\Z", re.DOTALL)
-#: An arbitrary time: the clock patterns of the vectors match always or never.
+#: An arbitrary time, since the clock patterns of the vectors match always or never.
 _NOW = 1_795_248_000.0
 
 
 class PluginExchange(Exchange):
-    """The plugin's routing, as far as it differs from the specification by row 1 of section 12.
+    """An exchange that routes like the plugin where row 1 of section 12 of the specification differs from the plugin.
 
-    The plugin evaluates a *plain* binding even after a stop or a jump, and the binding cancels the jump for later ones.
-    Vectors of single exchanges contain both results. Vectors of exchange chains contain only the observed result; this
-    class distinguishes an error of the sidecar from that row.
+    The plugin evaluates a *plain* binding even after a stop or a jump, and that binding cancels the jump for later
+    bindings. Vectors of single exchanges contain both results. Vectors of exchange chains contain only the observed
+    result; this class makes it possible to distinguish an error in the sidecar from this difference.
     """
 
     __slots__ = ()
@@ -65,12 +65,12 @@ class PluginExchange(Exchange):
 
 
 def run(vector: Json) -> tuple[bool, object, object]:
-    """Whether the result is correct, the expected result, and the actual result."""
+    """Return whether the result is correct, the expected result, and the actual result."""
     expected = recommended(vector)
     got = result(vector)
     right = got == normal(expected)
     if not right and "extra_exchanges" in vector and "seed_differs" not in vector:
-        # For chains, the vectors do not contain the result of the specification where it differs from the plugin.
+        # For chains, vectors contain only the plugin's result, even if the specification requires another result.
         right = plugin_result(vector) == normal(expected)
     return right, expected, got
 
@@ -115,10 +115,10 @@ def result(vector: Json, made_of: type[Exchange] = Exchange, modes_are_checked: 
 
 
 def plugin_result(vector: Json) -> Json:
-    """The result of a vector with the goto and stop of the plugin.
+    """Return the result of a vector with the plugin's goto and stop.
 
-    The plugin's exchange is a subclass of the exchange, which only the sources permit. If they are compiled, another
-    process runs the sources.
+    This requires a subclass of `Exchange`, which is impossible if the module is compiled. In this case, another process
+    runs the sources.
     """
     if BUILD == "interpreted":
         return result(vector, PluginExchange)
@@ -132,7 +132,7 @@ def plugin_result(vector: Json) -> Json:
 
 @cache
 def _interpreter() -> subprocess.Popen[bytes]:
-    """Start a process that runs the sources and ends with its input."""
+    """Start a process that runs the sources, and ends at the end of its input."""
     command = [sys.executable, "-m", "tests.conformance.open_exchange"]
     environment = {**os.environ, "PURE_PYTHON": "1"}
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, cwd=ROOT)
@@ -172,7 +172,7 @@ def _error(text: bytes) -> Json:
 
 
 def without_reason(text: bytes) -> bytes:
-    """Remove the reason of PCRE2 from the error of a regular expression: the plugin's text ends with the expression."""
+    """Remove PCRE2's reason from the error of a regular expression, since the plugin's error does not contain it."""
     return _REASON.sub(rb"\1", text)
 
 

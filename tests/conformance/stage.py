@@ -2,8 +2,8 @@
 
 Queues and sinks are kept between vectors, since regex routes see every existing queue. Exchanges and bindings are
 created for each vector, on one channel, without waiting for replies. The messages of a sink are read from an exclusive
-queue of a second connection. Only that connection can bind the queue, and messages published to it by name are
-recognized by their address, so that only messages through the sink count.
+queue of a second connection. Only that connection can bind the queue. Messages that are published to the queue by name
+are recognized by their address and not counted.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ class Stage:
             self._producer = through
 
     def _sunk(self, sink: str) -> bool:
-        # A regex route may have selected this queue itself, but such a message has passed the default exchange.
+        # A regex route may have selected this queue by name. Such a message has arrived through the default exchange.
         return any(message.exchange for message in self._observer.take(_record(sink)))
 
     def _reached(self, score: Score) -> list[str]:
@@ -215,10 +215,10 @@ class Score:
         self._add(make(1, *(name.encode() for name in names), entries), answer)
 
     def refused(self, answered: int, error: Json) -> Json:
-        """The result of a vector with a refused step.
+        """Return the result of a vector with a refused step.
 
         Args:
-            answered: number of the steps before it.
+            answered: number of steps before the refused one.
             error: error of the refused step.
         """
         if answered < self._declared:
@@ -228,7 +228,7 @@ class Score:
         return {"publish_error": error}
 
     def fault(self, message: Message) -> str:
-        """The difference between the received message and the published one; empty if there is none."""
+        """Return the difference between the received and the published message; empty if there is none."""
         if message.address != (TESTED, self._key.decode()):
             return f"arrived as from {message.address}"
         if message.body != self._body:

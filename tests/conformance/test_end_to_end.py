@@ -61,7 +61,7 @@ def test_a_vector_with_another_result_is_a_failure(broker: Broker) -> None:
 
 @pytest.fixture(scope="module")
 def newer_broker() -> Iterator[Broker]:
-    """A RabbitMQ newer than the one that is installed."""
+    """A RabbitMQ that is newer than the installed one."""
     if reason := obstacle():
         pytest.skip(reason)
     with PrivateBroker(root=file_system()) as broker:

@@ -30,7 +30,7 @@ def test_the_steps_of_slow_patterns_are_linear_in_the_pattern() -> None:
     for vector in timed:
         for rule in vector["rules"]:
             pattern = rule["pattern"].encode()
-            # A step is at most one pass over the address, eight bytes or more at a time.
+            # Each step reads the address at most once, at least eight bytes at a time.
             assert messenger.steps_of_match(pattern, vector["address"].encode()) <= 20 * len(pattern) + 20
 
 

@@ -64,7 +64,7 @@ async def test_other_tasks_run_while_a_large_page_is_written() -> None:
     while not rendering.done():
         await asyncio.sleep(0)
         turns += 1
-    # 10,000 series take tens of milliseconds; without interruptions other tasks would run only a few times.
+    # 10,000 series take tens of milliseconds. Without interruptions, other tasks would run only a few times.
     assert turns > 10
 
 

@@ -91,9 +91,8 @@ def test_a_list_of_strings_is_quoted_once() -> None:
 
 @given(st.lists(st.text()), st.text(), st.text())
 def test_any_text_is_one_line_and_round_trips_through_json(values: list[str], value: str, event: str) -> None:
-    event, value, *values = (
-        text.replace("://", "") for text in (event, value, *values)
-    )  # without URLs, whose passwords are masked
+    # Passwords in URLs are masked, so the strings must not contain URLs.
+    event, value, *values = (text.replace("://", "") for text in (event, value, *values))
     log, lines = logging_to("text")
     log.info(event, value=value, values=values)
     (line,) = lines()

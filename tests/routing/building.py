@@ -75,7 +75,7 @@ def facts(
 
 
 def no_draw(_count: int) -> NoReturn:
-    pytest.fail("nothing was to be drawn")
+    pytest.fail("unexpected random draw")
 
 
 def draw_last(count: int) -> int:

@@ -1,7 +1,7 @@
 """Random bindings, exchanges and messages from small sets of names and values, so that bindings often match.
 
-Rare names and values are included, but most draws are from a handful: a binding that is never true, or whose
-condition no message nearly satisfies, tests nothing.
+Rare names and values occur, but most are drawn from a handful: a binding whose condition no message satisfies or
+nearly satisfies tests nothing.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ messages = st.builds(
 
 
 def visit_every_binding(exchange: Exchange) -> None:
-    """Disable the index of an exchange: every message visits every binding."""
+    """Disable the index of an exchange, so that every message visits every binding."""
     for compiled in exchange.entries:
         exchange._index.remove(compiled)
         compiled.index_place = ALWAYS_VISITED

@@ -107,7 +107,7 @@ def test_static_destinations_are_translated_without_a_message() -> None:
     assert found("queue", b"loop") == (None, None, EVALUATED_HERE)
     assert found("exchange", b"whole") == (None, ("exchange", b"there"), "")
     assert found("exchange", b"kept") == (None, ("exchange", b"kept"), "")
-    assert found("exchange", b"keyed") == (None, None, "")  # another queue for each message
+    assert found("exchange", b"keyed") == (None, None, "")  # a different queue for each routing key
     assert found("exchange", b"part") is None
     assert found("exchange", b"plain") == (("exchange", b"other"), None, "")
 
@@ -152,7 +152,7 @@ def test_static_destinations_are_translated_without_a_message() -> None:
 def test_a_rule_may_translate_to_an_exchange_of_this_broker(
     translation: bytes | None, exchange: str, leads: bool
 ) -> None:
-    """The exchange may be named with variables, escapes or as a topic."""
+    """The exchange may be named with variables, with escapes, or as a topic."""
     book = AddressBook(AddressTable([AddressRule(b"*", translation)]), [b"archive"])
     assert book.may_lead_to(exchange.encode()) is leads
 

@@ -21,7 +21,7 @@ def _at(order: int, name: str, entries: dict[str, Plain] | None = None) -> Bindi
 
 
 def _asking(order: int, name: str, result: str, what: dict[str, Plain]) -> Binding:
-    """A binding that matches if the header `a` exists and acts on one result only."""
+    """A binding that is true if the header `a` exists, and whose arguments apply to one result only."""
     return _at(order, name, {"x-?hkex": "a", **{f"{key}-on{result}": plain for key, plain in what.items()}})
 
 

@@ -31,7 +31,7 @@ def test_a_printable_binary_is_printed_as_text(content: bytes, printed: str) -> 
 
 
 def test_a_long_list_of_bytes_is_wrapped_and_indented() -> None:
-    # As io_lib:format("Unknown or invalid argument's key '~p'", [Key]) of Erlang/OTP 25 returns it.
+    # The result of io_lib:format("Unknown or invalid argument's key '~p'", [Key]) in Erlang/OTP 25.
     indent = "\n" + " " * (_COLUMN + 2)
     assert format_binary(bytes([128] * 24), _COLUMN) == (
         "<<" + "128," * 10 + indent + "128," * 10 + indent + "128,128,128,128>>"

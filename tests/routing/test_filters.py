@@ -1,4 +1,4 @@
-"""Tests filters beyond the recorded results of `tests/conformance/vectors/open-exchange/filters.jsonl.gz`."""
+"""Tests cases of filters that are not recorded in `tests/conformance/vectors/open-exchange/filters.jsonl.gz`."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def test_the_index_does_not_change_decisions(kind: str, data: st.DataObject) -> 
     visit_every_binding(naive)
     for seen in data.draw(st.lists(messages, min_size=1, max_size=4)):
         answers = [decide(router, seen, QUEUES, draw_last) for router in (indexed, naive)]
-        # Skipped bindings do not search, so only the count of abandoned searches may differ.
+        # Bindings that are skipped run no regex search, so only the number of abandoned searches may differ.
         assert replace(answers[0], match_limit_hits=0) == replace(answers[1], match_limit_hits=0)
 
 

@@ -17,7 +17,7 @@ _EXAMPLES = 150
 
 
 def _mixed(interest: Interest, seen: Facts, other: Facts) -> Facts:
-    """The facts of interest from the first message, everything else from the second."""
+    """A message with the facts of interest from the first message and everything else from the second."""
     headers = seen.headers
     if interest.headers is not None:
         wanted = interest.headers

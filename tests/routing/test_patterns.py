@@ -40,7 +40,7 @@ def search(pattern: bytes, subject: bytes) -> bool | None:
     ],
 )
 def test_patterns_are_those_of_pcre2(pattern: bytes, subject: bytes, expected: bool | None) -> None:
-    if expected is None:  # \N{U+hh} needs (*UTF)
+    if expected is None:  # \N{U+hh} is an error without (*UTF)
         with pytest.raises(InvalidPattern):
             compile_pattern(pattern)
     else:
@@ -106,8 +106,8 @@ def test_a_missing_library_names_its_package(monkeypatch: pytest.MonkeyPatch) ->
         patterns._Library()
 
 
-#: Patterns of exponential, cubic or quadratic time with the unit of a subject, in forms that PCRE2 can neither skip by
-#: a required character nor turn into a linear scan.
+#: Patterns that take exponential, cubic or quadratic time, each with the string that is repeated in the subject. PCRE2
+#: can neither skip these searches, because of a missing required character, nor do them in linear time.
 HOSTILE = [
     (rb"(a+)+$", b"a"),
     (rb"^(([a-z])+.)+[A-Z]([a-z])+$", b"a"),
@@ -157,12 +157,12 @@ HOSTILE = [
     (rb"(*UTF)(*UCP)(?i)(\w+)\1*+z|q", "é".encode()),
 ]
 SIZES = (20, 60, 200, 1_000, 5_000, 30_000, 131_000)
-#: CPU nanoseconds of one search, and of all searches of a decision: twice the values of an idle machine.
+#: Limits in CPU nanoseconds for one search, and for all searches of a decision: twice the values on an idle machine.
 SEARCH_NS, DECISION_NS = 6_000_000, 40_000_000
 
 
 def least(run: list[int]) -> int:
-    """The minimum of several runs; other processes may have slowed down the others."""
+    """Return the minimum of several runs, since other processes may have slowed down some of them."""
     return min(run)
 
 
@@ -228,7 +228,7 @@ def test_an_exceeded_budget_is_reported() -> None:
     assert 0 <= budget.left < 1000
     generous = Budget()
     assert compile_pattern(rb"(a+)+$").search(b"a" * 40 + b"b", generous) is None
-    assert not generous.spent  # the search reached its own limit
+    assert not generous.spent  # only the limit of the search itself was reached
 
 
 def test_compiling_takes_microseconds() -> None:

@@ -40,7 +40,7 @@ def test_case_can_be_ignored() -> None:
 
 
 def reference(pattern: list[bytes], words: list[bytes]) -> bool:
-    """The definition as a recursive function."""
+    """The definition of topic matching, as a recursive function."""
     if not pattern:
         return not words
     if pattern[0] == b"#":

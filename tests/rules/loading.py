@@ -36,7 +36,7 @@ def message_request(data: bytes, source: str) -> ExplainRequest:
 
 
 def by_line(messages: Iterable[str]) -> list[str]:
-    """Messages without their columns; every message must have one."""
+    """Return the messages without the column numbers, which every message must have."""
     parted = [re.fullmatch(r"([^:]+:\d+):[1-9]\d*(: .*)", message, re.DOTALL) for message in messages]
     return ["".join(message.groups()) for message in parted if message is not None]
 
@@ -47,10 +47,10 @@ def warnings(*texts: str) -> list[str]:
 
 
 def exchange(*lines: str) -> str:
-    """A file with the exchange ``e`` and these further lines in it."""
+    """A file with the exchange ``e``, whose definition contains these further lines."""
     return "exchanges:\n  - name: e\n" + "".join(f"    {line}\n" for line in lines)
 
 
 def binding(arguments: str, kind: str = "x-open") -> str:
-    """A file with one exchange and one binding, whose arguments are in line 4."""
+    """A file with one exchange and one binding, whose arguments are on line 4."""
     return exchange(f"type: {kind}", f"bindings: [{{queue: q, arguments: {arguments}}}]")

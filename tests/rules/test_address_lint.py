@@ -12,7 +12,7 @@ from proxy.yamlfile.models import Keys
 
 
 def check(rules: Sequence[AddressRule], brokers: tuple[bytes, ...] = ()) -> Faults:
-    """Check a table whose rules are on the lines 1, 2 and so on."""
+    """Check a table whose rules are on lines 1, 2 and so on."""
     faults = Faults()
     book = AddressBook(AddressTable(rules), brokers)
     nodes = [Mapping(Place("a.yaml", index + 1), []) for index, _ in enumerate(rules)]

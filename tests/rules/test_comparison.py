@@ -40,7 +40,7 @@ def published(
     return ObservedPublish("/", message, at, QUEUES, decision)
 
 
-def compared(live: str, candidate: str, *publishes: dict[str, Any]) -> dict[str, Any]:  # Any: arguments, and JSON
+def compared(live: str, candidate: str, *publishes: dict[str, Any]) -> dict[str, Any]:  # Any: arguments; JSON
     rules = load(live)
     comparison = RulesComparison(ComparedRules(rules), ComparedRules(load(candidate)))
     for publish in publishes:
@@ -117,7 +117,7 @@ brokers:
 
 
 def test_address_tables_are_compared_too() -> None:
-    publishes: list[dict[str, Any]] = [  # Any: arguments
+    publishes: list[dict[str, Any]] = [  # Any: as `published` accepts
         {"exchange": "", "key": "moved/there"},
         {"exchange": "", "key": "in/k", "type": "report"},
         {"type": "report"},
