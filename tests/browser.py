@@ -50,7 +50,7 @@ class Tab:
         """Set the width of the window."""
         await self.page.set_viewport_size({"width": pixels, "height": HEIGHT_PIXELS})
 
-    async def value(self, expression: str) -> Any:  # what JavaScript gives
+    async def value(self, expression: str) -> Any:  # Any: a JavaScript value
         """Return the value of a JavaScript expression."""
         return await self.page.evaluate(expression)
 

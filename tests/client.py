@@ -1,7 +1,7 @@
-"""Builds AMQP frames from names and values, and decodes frames. No sockets, no state.
+"""Builds AMQP frames from names and values, and decodes frames. It has no sockets and no state.
 
-Independent of proxy.amqp: methods are encoded by pamqp, contents here. proxy.amqp encodes only tables that pamqp
-cannot encode: header tables, and the arguments of binds that are given as encoded entries.
+This module is independent of proxy.amqp: pamqp encodes methods, and this module encodes contents. proxy.amqp encodes
+only tables that pamqp cannot encode: header tables, and arguments of binds, which are passed as encoded entries.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def content_header(
 
 
 def encode_properties(properties: dict[str, bytes | int], entries: bytes | None = None) -> tuple[int, bytes]:
-    """Property flags and encoded properties."""
+    """Return the property flags and the encoded properties."""
     flags, encoded = 0, b""
     for bit, (name, code) in enumerate(PROPERTIES):
         value = properties.get(name, entries if name == "headers" else None)

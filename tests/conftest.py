@@ -24,7 +24,7 @@ settings.register_profile("oxproxy", settings(), deadline=None)
 settings.load_profile("oxproxy")
 
 
-# A shell starts background jobs with SIGINT ignored, and the processes that tests start would inherit that.
+# A shell starts background jobs with SIGINT ignored, which the processes started by tests would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

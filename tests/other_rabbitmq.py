@@ -23,7 +23,7 @@ SUITE, VERSION = "trixie", (4, 0)
 
 FOLDER = Path(__file__).resolve().parents[1] / "build" / "matrix" / f"rabbitmq-{SUITE}"
 
-# Arguments of the shell script: the root, the temporary directory, the command.
+# The arguments of this shell script are the root, the temporary directory, and the command.
 _ENTER = """
 root=$0 temporary=$1 && shift
 mkdir -p "$root$temporary" && mount --bind "$temporary" "$root$temporary"

@@ -1,6 +1,6 @@
 """``oxproxy`` with the destination tokens of version 0.1: unkeyed tokens, and keyed tokens treated as grants.
 
-Takes the same arguments as ``oxproxy``. For tests in which sidecars of both versions run.
+It takes the same arguments as ``oxproxy`` and is used in tests in which sidecars of both versions run.
 """
 
 from __future__ import annotations

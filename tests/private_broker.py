@@ -246,7 +246,7 @@ class PrivateBroker(Broker):
         }
 
     def _launch(self) -> None:
-        # epmd is started here, because the one that Erlang starts would keep running as a daemon.
+        # epmd is started here, because an epmd started by Erlang would keep running as a daemon.
         epmd = [*self._program("epmd"), "-address", "127.0.0.1", "-port", str(self._epmd_port)]
         commands = [epmd, self._program("rabbitmq-server")]
         output = self.folder / "log" / "start.log"

@@ -1,7 +1,7 @@
 """An AMQP client on a blocking socket that sends the frames of ``client`` to a broker or a sidecar.
 
-Every wait has a deadline. Heartbeats are skipped; all other frames are returned unchanged. Independent of proxy.net
-and of every AMQP library except pamqp.
+Every wait has a deadline. Heartbeats are skipped; all other frames are returned unchanged. The client is independent of
+proxy.net and of every AMQP library except pamqp.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from proxy.values import Table, Value
 from tests import client
 from tests.client import Frame
 
-#: Deadline of a reply in seconds; on loopback one usually takes a millisecond.
+#: Deadline for a reply in seconds; on loopback, a reply usually takes a millisecond.
 ANSWER_SECONDS = 30.0
 
 CAPABILITIES = {
@@ -89,7 +89,7 @@ class Message(NamedTuple):
 
 
 class Settled(NamedTuple):
-    """The result of a publish in confirm mode: whether it was acked, and the returns before that."""
+    """The result of a publish in confirm mode: whether it was acked, and the returns received before the confirm."""
 
     acked: bool
     returned: list[Message]
@@ -290,7 +290,7 @@ class Producer:
                 return
 
     def silent(self) -> bool:
-        """Whether there is no unread input."""
+        """Return whether there is no unread input."""
         self.socket.setblocking(False)
         try:
             data = self.socket.recv(65536)
@@ -416,7 +416,7 @@ class Producer:
         """Wait for a message in a queue and take it."""
         end = time.monotonic() + ANSWER_SECONDS
         while (message := self.get(queue)) is None:
-            assert time.monotonic() < end, f"nothing came into queue {queue}"
+            assert time.monotonic() < end, f"no message arrived in queue {queue}"
             time.sleep(0.02)
         return message
 

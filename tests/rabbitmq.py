@@ -61,7 +61,7 @@ class Broker:
         control = {"username": self.username, "password": self.password}
         return {"address": self.address, "control": control, "management": self.management}
 
-    def api(self, method: str, path: str, body: object = None) -> Any:  # JSON of any shape
+    def api(self, method: str, path: str, body: object = None) -> Any:  # Any: JSON
         """Send a request to the management API and return the decoded response; None if it has no body.
 
         Args:

@@ -1,4 +1,4 @@
-"""`oxproxy serve` as a process with one or two workers whose exit status is checked, and its fixtures."""
+"""Runs `oxproxy serve` as a process with one or two workers and checks its exit status; also provides fixtures."""
 
 from __future__ import annotations
 
@@ -254,7 +254,7 @@ def pair(broker: Broker, vhost: str, tmp_path: Path) -> Iterator[Pair]:
 
 
 def gone(producer: Producer) -> bool:
-    """Return whether the peer has closed the socket, without waiting for data."""
+    """Return whether the peer has closed the socket; wait only briefly for data."""
     producer.socket.settimeout(0.2)
     try:
         return producer.socket.recv(65536) == b""

@@ -146,7 +146,7 @@ class Sidecar:
         return 0.0
 
     def logged(self, event: str) -> list[str]:
-        """Return the lines of the log that contain these words."""
+        """Return the log lines that contain this string, e.g. the name of an event."""
         return [line for line in self.log.read_text().splitlines() if event in line]
 
     def _configured(self) -> dict[str, object]:
@@ -231,7 +231,7 @@ def answering(answer: Answer, port: int = 0) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def pika_channel(port: int, vhost: str = "/") -> Iterator[Any]:  # pika has no types
+def pika_channel(port: int, vhost: str = "/") -> Iterator[Any]:  # Any: pika has no types
     """Yield a channel with confirms, on a pika connection to a sidecar."""
     address = Broker("127.0.0.1", port, "").url(vhost)
     with pika.BlockingConnection(pika.URLParameters(address)) as connection:

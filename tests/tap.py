@@ -1,4 +1,4 @@
-"""A TCP connection between a sidecar and its broker that a test can read, hold and cut. Uses threads and loopback."""
+"""A TCP connection between a sidecar and its broker that a test can read, hold and cut; runs in threads on loopback."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Connection:
         return [frame for frame in split(data[: _complete(data)]) if frame.kind != 8]
 
     def named(self, name: str) -> list[Frame]:
-        """Return frames of one method from the side that connected, e.g. ``Basic.Publish``, except on channel 0."""
+        """Return the frames of a method, e.g. ``Basic.Publish``, from the side that connected, except on channel 0."""
         return [frame for frame in self.frames if frame.channel and frame.name == name]
 
     def cut(self) -> None:

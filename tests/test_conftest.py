@@ -1,4 +1,4 @@
-"""Tests skips because of a missing service: they are failures in CI only."""
+"""Tests that a test that is skipped because of a missing service is a failure in CI, and only there."""
 
 from __future__ import annotations
 

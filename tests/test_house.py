@@ -50,7 +50,7 @@ OF_COMMANDS = "proxy/cli"
 #: Strings that no tracked file may contain. They are split, so that this file can be searched too.
 FORBIDDEN = {
     "an absolute path of one machine": re.compile(r"/(?:work|root|home|Users)" + r"/\w"),
-    "a path beside the project": re.compile(r"\.\./" + "shared"),
+    "a path outside the project": re.compile(r"\.\./" + "shared"),
     "a package registry": re.compile("|".join(("pypi" + r"\.org", "files" + r"\.pythonhosted", "index" + "-url"))),
     "unfinished work": re.compile(r"\b(?:TO" + "DO|FIX" + r"ME)\b"),
 }
@@ -155,7 +155,7 @@ def test_a_library_is_imported_only_by_its_packages() -> None:
 
 
 def test_modules_import_without_cycles() -> None:
-    """Imports under TYPE_CHECKING count, because compiled modules crash on cycles."""
+    """Imports under TYPE_CHECKING are included, because compiled modules crash on cycles."""
     paths = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in modules(PROXY)}
     graph = {
         name: {f"{module}.{member}" if f"{module}.{member}" in paths else module for module, member in imported(path)}

@@ -1,4 +1,4 @@
-"""Tests that use a RabbitMQ, run against a newer version of it."""
+"""Runs the tests that use RabbitMQ against a newer version of it."""
 
 from __future__ import annotations
 

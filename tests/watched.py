@@ -1,4 +1,4 @@
-"""Starts processes that end together with this process, even if it is killed. Uses ``watchdog``."""
+"""Starts processes that end together with this process, even if it is killed; ``watchdog`` supervises them."""
 
 from __future__ import annotations
 

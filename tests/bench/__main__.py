@@ -26,10 +26,12 @@ QUICK_ROUNDS, QUICK_SECONDS = 1, 1.0
 def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description=__doc__)
     parser.add_argument("--rounds", type=int, default=4, help="interleaved rounds (default 4)")
-    parser.add_argument("--seconds", type=float, default=1.2, help="measured seconds of a case in a round")
+    parser.add_argument("--seconds", type=float, default=1.2, help="measured seconds per case in each round")
     parser.add_argument("--producers", type=int, default=1, help="producer processes of each case")
-    parser.add_argument("--cases", default="", help=f"names with commas: {','.join(STANDARD)}; also {','.join(EXTRA)}")
-    parser.add_argument("--quick", action="store_true", help="one short round: does it run, not how fast")
+    parser.add_argument(
+        "--cases", default="", help=f"comma-separated names: {','.join(STANDARD)}; also {','.join(EXTRA)}"
+    )
+    parser.add_argument("--quick", action="store_true", help="one short round, to check that the benchmark runs")
     parser.add_argument("--json", type=Path, default=ROOT / "build" / "bench.json")
     options = parser.parse_args(given)
     if options.quick:
@@ -52,7 +54,7 @@ def measure(session: Session, rounds: int) -> None:
 
 def main() -> int:
     options = arguments()
-    # On SIGTERM, the child processes are also ended, as on a KeyboardInterrupt.
+    # An exit on SIGTERM also ends the child processes, as a KeyboardInterrupt does.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     terms = Terms(seconds=options.seconds, producers=options.producers)
     command = shlex.join(["python", "-m", "tests.bench", *sys.argv[1:]])

@@ -28,12 +28,12 @@ from tests.sidecar import PROGRAM, Sidecar, SidecarFailed
 
 FOLLOWERS = 1_000
 PAUSE_SECONDS = 0.003
-"""Pause of the relay after a read from the broker, which is long enough for many confirms to arrive."""
+"""Pause of the relay after each read from the broker. It is long enough for many confirms to arrive."""
 FILL_SECONDS = 0.05
-"""How long a queue is filled per message of the consumer's prefetch. With a prefetch of 1, each message takes a round
-trip."""
+"""Duration of filling a queue, per message of the consumer's prefetch count. A consumer with a prefetch count of 1 gets
+fewer messages, since each of them takes a round trip."""
 PING_WARM_UP = 5
-"""Publishes at the start of each block of pings that are not counted, since they wake three processes."""
+"""Number of pings at the start of each block that are not counted, since they wake up three processes."""
 
 Key = TypeVar("Key")
 Found = TypeVar("Found")

@@ -1,12 +1,16 @@
 """Measures the broker's cost of messages on each type of carrier, by the number of bindings.
 
-``python -m tests.bench.carriers`` measures two things on a private broker. The first is measured without the sidecar:
-the broker's CPU time per message with one or three tokens in ``BCC``, by carrier type and form of the tokens.
-`proxy.relay.tokens.FEW_DESTINATIONS` is the number of bindings at which two types cost the same. The second is the
-publish rate through the sidecar with 2,000 unconfirmed publishes, relative to the rate without the sidecar to an
-ordinary exchange with the same number of bindings. This is a topic exchange if RabbitMQ compares each message with all
-bindings of a direct exchange, otherwise a direct exchange. The rate of messages with tokens that are published to the
-carrier without the sidecar shows what the broker permits. Rounds alternate, and the table contains medians.
+``python -m tests.bench.carriers`` measures on a private broker:
+
+- without the sidecar, the broker's CPU time per message with one or three tokens in ``BCC``, by carrier type and form
+  of the tokens. `proxy.relay.tokens.FEW_DESTINATIONS` is the number of bindings at which two types cost the same.
+- the publish rate through the sidecar with 2,000 unconfirmed publishes, relative to the rate without the sidecar to an
+  ordinary exchange with the same number of bindings. The ordinary exchange is a topic exchange if RabbitMQ compares
+  each message with all bindings of a direct exchange, otherwise a direct exchange.
+- the rate at which messages with tokens can be published directly to the carrier, which is the maximum rate that the
+  broker permits.
+
+The measurements alternate in rounds, and the tables contain medians.
 """
 
 from __future__ import annotations
@@ -41,7 +45,7 @@ CROSSING = (10, 20, 50, 100, 200, 400, 1_000, 10_000)
 DESTINATIONS = (10, 100, 1_000, 10_000)
 #: Minimum publish rate through the sidecar, as a fraction of the rate without the sidecar.
 TARGET = 0.80
-#: Publishes sent before their confirms are read.
+#: Number of publishes that are sent before their confirms are read.
 WINDOW = 400
 WARM_UP_SECONDS = 0.3
 #: Time limit for a sidecar to bind the tokens of all exchanges, in seconds.
@@ -86,7 +90,7 @@ def frames(exchange: str, key: str, table: Table) -> bytes:
 
 
 def crossing(broker: PrivateBroker, vhost: str, seconds: float, rounds: int) -> None:
-    """Print the broker's CPU time per message in microseconds: with one token / with three tokens."""
+    """Print the broker's CPU time per message in microseconds, as "with one token / with three tokens"."""
     pid = broker.process_id
     broker.create_queue(vhost, "all", True, **{"x-max-length": 1})
     print(f"| bindings | {' | '.join(FORMS)} |\n|---|{'---|' * len(FORMS)}")

@@ -30,7 +30,7 @@ class Way(StrEnum):
     HAPROXY = "haproxy"
     SIDECAR = "sidecar"
     LOADED = "loaded sidecar"
-    """A sidecar with the large rules file, so that other cases do not bear the cost of its bindings."""
+    """A separate sidecar with the large rules file, so that its bindings do not slow down other cases."""
     WORKERS = "two workers"
     """A sidecar with two workers. The CPU time is the supervisor's, which is close to zero."""
     AUDITED = "audited sidecar"
@@ -41,7 +41,7 @@ class Way(StrEnum):
     FLOODED = "flooded sidecar"
     """A sidecar while 1,000 clients request event streams; refused clients retry."""
     COPYING = "copying relay"
-    """A relay that copies bytes without parsing them, which is the minimum cost of a relay in Python."""
+    """A relay that copies bytes without parsing them; its cost is the minimum for a relay in Python."""
     PAUSING = "relay with pauses"
     """The copying relay, which reads the broker's socket at most once every 3 ms."""
 
@@ -56,14 +56,14 @@ class Case:
     window: int = 0
     """Maximum number of unconfirmed publishes; 0: the generator's default."""
     polls: bool = False
-    """Whether the producers read confirms once per millisecond, instead of when they arrive."""
+    """Whether the producers read confirms once per millisecond, instead of as soon as they arrive."""
     prefetch: int = 0
     """Prefetch count of the measured consumer, for which publishes fill the queue beforehand. 0: no consumer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One case in one round; `cpu_us` is the CPU time per message in microseconds, by process."""
+    """The result of one case in one round; `cpu_us` is the CPU time per message in microseconds, by process."""
 
     per_second: float
     cpu_us: Mapping[str, float]
@@ -71,7 +71,7 @@ class Sample:
 
 @dataclass(slots=True)
 class Round:
-    """The results of one round, by case: samples at full speed, and the seconds to each confirm."""
+    """The results of one round, by case: samples at full speed, and the seconds from each ping to its confirm."""
 
     samples: dict[str, Sample] = field(default_factory=dict)
     confirm_seconds: dict[str, list[float]] = field(default_factory=dict)

@@ -22,7 +22,7 @@ def measure_console(arena: Arena) -> list[list[float]]:
     """Return the values of `CONSOLE_ROWS` for each round."""
     rates: list[float] = []
     costs: list[float] = []
-    arena.producers(CASES["flooded"])  # which also starts the clients
+    arena.producers(CASES["flooded"])  # also starts the clients
     time.sleep(AGAIN_SECONDS)
     for _ in range(ROUNDS):
         without, asked = arena.run(CASES["real-all"]), arena.run(CASES["flooded"])

@@ -1,6 +1,7 @@
 """Measures a consumer's rate: a process that reads and acknowledges the deliveries from a queue filled beforehand.
 
-All deliveries have the same length, so they are only counted by bytes, which costs far less than the measured process.
+All deliveries have the same length, so they are counted by their bytes only, which takes far less CPU time than the
+measured process.
 Each command is a line of JSON on standard input, and gets one line as the reply. The process ends at end of file.
 """
 
@@ -47,7 +48,7 @@ def consume(port: int, queue: str, prefetch: int, count: int, watch: dict[str, i
             arrived += read
         after, end = cpu_of(watch), time.perf_counter()
         if arrived != count * stride:
-            raise ValueError(f"{arrived} bytes are no {count} deliveries of {stride} bytes")
+            raise ValueError(f"received {arrived} bytes instead of {count} deliveries of {stride} bytes")
         consumer.ask(commands.Channel.Close(0, "", 0, 0))
     return Run(count, end - start, {name: after[name] - before[name] for name in watch})
 

@@ -1,7 +1,7 @@
 """Clients that request the console's events: ``python -m tests.bench.followers PORT COUNT``.
 
 Each client reads its events. A refused client retries after the time given by the sidecar. The first retries are spread
-over this time, so that there are equally many requests at all times.
+over this time, so that the rate of requests is constant.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import random
 import sys
 
 REQUEST = b"GET /api/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
-#: The value of `Retry-After`.
+#: The value of `Retry-After` in the sidecar's refusals.
 AGAIN_SECONDS = 5.0
 AT_ONCE = 50
 

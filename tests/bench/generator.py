@@ -1,10 +1,10 @@
 """Measures a producer's rate: a process that publishes pre-built frames and counts the acks.
 
 The process reads acks as soon as they arrive, as client libraries do: RabbitMQ sends most acks in separate segments,
-each of which wakes the process. With `polls`, it sleeps between ticks instead and reads all acks that have arrived
-since, which costs the producer less than any client library. After each read, it sends as many bytes as the window and
-the socket accept. Each command is a line of JSON on standard input and is answered with one line. `run` publishes at
-full speed, `ping` one message after another. The process ends at end of file.
+each of which wakes the process. With `polls`, it sleeps between ticks and then reads all acks that have arrived, which
+costs the producer less than any client library. After each read, it sends as many bytes as the window and the socket
+accept. Each command is a line of JSON on standard input and is answered with one line. `run` publishes at full speed;
+`ping` waits for the confirm of each message before it publishes the next one. The process ends at end of file.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ HELD_ROWS = (Row("metrics", "CPU time for which that page blocks the event loop"
 
 
 async def longest_turn_seconds(counters: Counters) -> tuple[float, int]:
-    """Let the page be read once; return the CPU time of the longest iteration, and the number of series on the page."""
+    """Have the page read once; return the CPU time of the longest iteration, and the number of series on the page."""
     admin = AdminServer(Exposition(counters), list, dict)
     try:
         _, port = await admin.start("127.0.0.1", 0)
@@ -139,7 +139,7 @@ def measure_turns(arena: Arena) -> list[list[float]]:
 # -- lookups of addresses ----------------------------------------------------------------------------------------------
 
 LOOKUPS = 2_000
-#: By kind, the pattern of rule N, and the form of the addresses that match the last rule.
+#: For each kind, the pattern of each rule, and the form of the addresses that match the last rule.
 KINDS = {
     "a beginning": ("part.{rule}/*", "part.{rule}/{number}"),
     "an end": ("*.part{rule}", "{number}.part{rule}"),

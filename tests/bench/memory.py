@@ -28,7 +28,7 @@ HOSTILE_CONNECTIONS = 1_000
 """10,000 connections would need 20,000 descriptors on each side, which few machines permit. The memory per connection
 does not depend on the number of connections."""
 HOSTILE_HEADER_BYTES, HOSTILE_LARGE, HOSTILE_KEYS = 60_000, 4, 64
-"""Publishes of each hostile connection: large headers, and keys and values that no other publish has."""
+"""The publishes of each hostile connection have large headers, and keys and values that occur in no other publish."""
 LARGE_BODY_BYTES = 1 << 30
 LOAD_RUNS = 3
 STEADY_SECONDS = 1.0
@@ -107,7 +107,7 @@ def measure_large(arena: Arena) -> list[list[float]]:
 
 
 def steady_memory_kib(pid: int) -> int:
-    """Return the resident set once it has not grown for a second, since the last steps of the start need memory."""
+    """Return the resident set once it has not grown for a second, since the last steps of the start still allocate."""
     deadline = time.monotonic() + STEADY_DEADLINE_SECONDS
     seen = memory_kib(pid)
     since = time.monotonic()
@@ -121,7 +121,7 @@ def steady_memory_kib(pid: int) -> int:
 
 
 def large_message_kib(port: int, pid: int, exchange: str) -> int:
-    """Return by how much the sidecar's memory increases at most while it relays one very large message.
+    """Return the maximum increase in the sidecar's memory while it relays one very large message.
 
     RabbitMQ receives such a message completely before it refuses the message as larger than its limit (at most 512 MiB,
     regardless of the configuration). A refusal therefore proves, like an ack, that all bytes have been relayed.

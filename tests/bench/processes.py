@@ -54,7 +54,7 @@ def reset_peak(pid: int) -> None:
 class Child:
     """A child process whose output is written to a file. It is ended with SIGTERM, then SIGKILL."""
 
-    def __init__(self, name: str, command: list[str], folder: Path, **options: Any) -> None:  # Popen's own options
+    def __init__(self, name: str, command: list[str], folder: Path, **options: Any) -> None:  # Any: options of Popen
         self.name = name
         self._log = folder / f"{name}.log"
         with self._log.open("wb") as log:
@@ -119,11 +119,11 @@ class LoadProcess(Child):
         except BrokenPipeError as error:
             raise ChildError(f"{self.name} is gone: {self.tail()}") from error
 
-    def ask(self, command: dict[str, object]) -> Any:  # JSON
+    def ask(self, command: dict[str, object]) -> Any:  # Any: JSON
         self.tell(command)
         return self.answer()
 
-    def answer(self) -> Any:  # JSON
+    def answer(self) -> Any:  # Any: JSON
         """Wait for the reply to the last command."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()

@@ -142,7 +142,7 @@ def decision_us(router: Router, messages: list[Facts]) -> float:
 
 
 def look_up_us(size: int) -> float:
-    """Return the CPU time of looking up a key in random order, without the loop around it."""
+    """Return the CPU time of looking up one key. Keys are looked up in random order, and the loop is not counted."""
     table = {b"kind.%06d" % number: [number] for number in range(size)}
     keys = [b"kind.%06d" % number for number in drawn(size)]
     best, nothing = float("inf"), float("inf")
@@ -192,7 +192,8 @@ def measure_reload(arena: Arena) -> list[list[float]]:
     path = rules(arena.folder).rename(arena.folder / "reloaded-many.yaml")
     sidecar = arena.start_sidecar("sidecar that reloads many", path)
     waits = reloaded_and_still(sidecar, path, RELOADS)
-    sidecar.stop()  # it would list the bindings that are declared next, which occupies a core of the broker
+    # A running sidecar would list the bindings that are declared next, which keeps a core of the broker busy.
+    sidecar.stop()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         turns = runner.run(longest_turns_ms(path))
     return [*waits, turns]
@@ -255,7 +256,7 @@ def measure_restore(arena: Arena) -> list[list[float]]:
     )
     sidecar = arena.start_sidecar("sidecar that is declared to", without_rules)
     declare_many(sidecar.port)
-    sidecar.stop()  # likewise
+    sidecar.stop()  # for the same reason as in `measure_reload`
     seconds, cpu = [], []
     for number in range(STARTS):
         begin = time.monotonic()

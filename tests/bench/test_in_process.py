@@ -21,7 +21,8 @@ def counters_of_many() -> Counters:
 
 async def test_every_series_is_read_in_iterations_much_shorter_than_the_whole() -> None:
     counters = counters_of_many()
-    with without_collection():  # it would traverse everything that earlier tests have left, in a single iteration
+    # A garbage collection would traverse all objects left by earlier tests in a single iteration.
+    with without_collection():
         begin = time.process_time()
         longest, series = await in_process.longest_turn_seconds(counters)
         whole = time.process_time() - begin

@@ -13,7 +13,7 @@ from tests.bench.processes import ChildError
 
 @pytest.fixture(autouse=True)
 def thawed() -> Iterator[None]:
-    """Undo what the measurement and each reload freeze, since the other tests share the process."""
+    """Unfreeze the objects frozen by the measurement and by each reload, since other tests share the process."""
     yield
     gc.unfreeze()
 

@@ -23,15 +23,15 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 JSON: TypeAlias = dict[str, Any]  # JSON of any shape
-#: Results of a panel's expressions: for each target its series, as Prometheus' API returns them.
+#: Results of a panel's expressions: the series of each target, as Prometheus' API returns them.
 Answers: TypeAlias = Sequence[list[JSON]]
 
 #: Size in inches of a column and a row of Grafana's grid, and of the gap around a panel.
 COLUMN, ROW, GAP = 0.56, 0.33, 0.09
 DPI = 84
-#: Number of colours. A palette reduces the file to a third of its size.
+#: Number of colours. A palette reduces the file size to a third.
 COLORS = 64
-#: Key of the panel titles in a picture's metadata.
+#: Key of the panel titles in the metadata of a picture.
 TITLES = "Panels"
 #: Largest number of names below a panel.
 LEGENDS = 6

@@ -32,7 +32,7 @@ def with_choices(text: str, choices: Mapping[str, str] = CHOICES) -> str:
 
 
 def always_answered(text: str) -> str:
-    """Return the expression with comparisons that return 0 or 1, and without ``absent``."""
+    """Return the expression without ``absent``, and with comparisons changed so that they return 0 or 1."""
     text = re.sub(r"^absent\((.*)\)$", r"\1", text)
     return re.sub(r"(?<=\s)(==|!=|>=|<=|>|<)(?=\s)", r"\1 bool", text)
 
@@ -44,7 +44,7 @@ def of_rules() -> Iterator[Expression]:
 
 
 def of_dashboards() -> Iterator[Expression]:
-    """Yield the expressions of panels and marks."""
+    """Yield the expressions of panels and annotations."""
     for dashboard in DASHBOARDS:
         model: dict[str, Any] = dashboard.json()
         for panel in model["panels"]:

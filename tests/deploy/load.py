@@ -20,7 +20,7 @@ from tests.private_broker import PrivateBroker, free_port
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar, answering
 
-#: One in this many messages is unroutable, and one is too large; the first of each is sent immediately.
+#: Of this many messages, one is unroutable and one is too large. The first ones are sent immediately.
 RARELY = 2000
 
 #: Seconds between two messages. The load is moderate, because other tests run at the same time.
@@ -102,7 +102,7 @@ def complete_sidecar(broker: Broker, rules: Path, folder: Path) -> Sidecar:
 
 @contextlib.contextmanager
 def page_with_other_brokers() -> Iterator[str]:
-    """Serve metrics of a sidecar that forwards to another broker, and yield the address."""
+    """Serve the metrics of a sidecar that forwards to another broker, and yield the server's address."""
     counters = Counters()
     counters.remotes["archive"] = RemoteCounters(links=1, wanted=1)
     counters.remotes["archive"].results["acked"] = 10

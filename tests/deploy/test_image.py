@@ -31,11 +31,11 @@ pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
 IMAGE = "oxproxy:0.2.0"
 BASE, BUILD_BASE = "localhost/oxproxy-base:1", "localhost/oxproxy-build-base:1"
 
-#: Distribution and packages of the base images: Python; for the build also venv, a compiler and headers.
+#: Distribution and packages of the base images: Python; the image for the build also has a compiler and headers.
 SUITE, PACKAGES = "bookworm", "python3,python3-venv,ca-certificates"
 BUILD_PACKAGES = f"{PACKAGES},python3-dev,gcc,libc6-dev"
 
-#: Tools that build or install programs, and must not be in the image.
+#: Tools that build or install programs. They must not be in the image.
 TOOLS = ("cc", "c++", "gcc", "g++", "clang", "ld", "as", "make", "cmake", "cargo", "go", "pip", "pip3", "git")
 
 START_SECONDS = 30.0
@@ -68,7 +68,7 @@ def base_archive(name: str, packages: str) -> Path:
 
 
 def wheels(folder: Path) -> None:
-    """Put wheels of everything that the image needs into ``folder``, for the Python of the base image."""
+    """Download wheels of everything that the image needs into ``folder``, for the base image's version of Python."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     hook = project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]["custom"]
     wanted = [*project["project"]["dependencies"], *project["build-system"]["requires"], *hook["dependencies"], "isal"]

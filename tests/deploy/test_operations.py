@@ -40,7 +40,7 @@ PRODUCERS = 10
 #: Timeout in seconds for the control plane to notice the lost connection.
 NOTICE_SECONDS = 20.0
 
-#: Timeout in seconds for a new connection: the longest back-off, and a complete reconciliation.
+#: Timeout in seconds for a new connection: the longest back-off plus a complete reconciliation.
 RETURN_SECONDS = 60.0
 
 

@@ -33,7 +33,7 @@ def run(*command: str | Path, where: Path, **more: str) -> str:
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with the sdist, and the wheel built from the sdist."""
+    """A directory with the sdist and with the wheel that is built from the sdist."""
     folder = tmp_path_factory.mktemp("packages")
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT, where=folder)
     return folder
@@ -41,7 +41,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def clean(packages: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Directory of the programs of an environment with the installed wheel and its dependencies."""
+    """The bin directory of an environment in which the wheel and its dependencies are installed."""
     return installed(next(packages.glob("*.whl")), tmp_path_factory.mktemp("clean"))
 
 

@@ -1,7 +1,7 @@
 """Tests the permissions in docs/explanation/security.md: they are sufficient, and further actions are refused.
 
-The commands of the page are run unchanged on a broker. tests/broker/delivery/test_permissions.py tests what each single
-permission is required for.
+The commands on the page are run unchanged on a broker. tests/broker/delivery/test_permissions.py tests why each
+permission is required.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Follows the steps of a page in a directory. Only addresses, login and virtual host are replaced."""
+"""Runs the commands of a page in a directory. Only addresses, login and virtual host are replaced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.watched import Watched
 
 
 class Place:
-    """A directory in which the commands of a page run.
+    """A directory in which the commands of a page are run.
 
     Args:
         broker: the broker.

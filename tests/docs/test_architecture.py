@@ -22,7 +22,7 @@ def section(title: str) -> str:
 
 
 def rows(title: str) -> list[str]:
-    """Return the rows of the table in a section, without its head."""
+    """Return the rows of the table in a section, without its header."""
     return [line for line in section(title).splitlines() if line.startswith("| ")][1:]
 
 
@@ -83,7 +83,7 @@ def trees() -> list[ast.Module]:
 
 
 def members(kind: ast.ClassDef) -> set[str]:
-    """Return methods and attributes of a class that are assigned in its body."""
+    """Return the methods of a class, and the attributes that are assigned anywhere in its body."""
     names = {node.name for node in kind.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     for node in ast.walk(kind):
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):

@@ -21,7 +21,9 @@ BEFORE, _, AFTER = TEXT.partition("\n## After a restart\n")
 
 
 def run(text: str, names: dict[str, object]) -> tuple[int, str]:
-    """Run the examples of a part of the page except the address. Return their number, and the differences."""
+    """Run the examples in a part of the page, except the one that sets the address. Return their number and the
+    differences.
+    """
     blocks = "\n".join(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL))
     test = doctest.DocTestParser().get_doctest(blocks, names, "declaring.md", None, 0)
     test.examples = [example for example in test.examples if not example.source.startswith("address =")]
@@ -33,7 +35,7 @@ def run(text: str, names: dict[str, object]) -> tuple[int, str]:
 
 
 def check_broker_objects(outside: Outside) -> None:
-    """Check the statements of the page about the bindings on the broker."""
+    """Check what the page states about the bindings on the broker."""
     exchange = outside.exchange("sales")
     is_topic = outside.broker.version < (3, 13)
     assert exchange["type"] == ("topic" if is_topic else "direct")

@@ -17,7 +17,7 @@ NAMED = sorted(set(re.findall(r"`(test_\w+)`", TEXT)))
 
 
 def section(title: str) -> list[str]:
-    """Return the rows of a section's table, without its head."""
+    """Return the rows of a section's table, without its header."""
     _, _, rest = TEXT.partition(f"\n## {title}\n")
     rows = [line for line in rest.partition("\n## ")[0].splitlines() if line.startswith("|")]
     return rows[2:]

@@ -50,7 +50,7 @@ def blocks(text: str) -> list[str]:
 
 
 def untested_bindings(loaded: LoadedRules) -> set[tuple[bytes, str]]:
-    """Return the bindings that are true in no test."""
+    """Return the bindings that are not true in any test."""
     left = {
         (exchange.name, binding.id)
         for vhost in loaded.rules.vhosts.values()
@@ -120,7 +120,7 @@ def walked() -> Iterator[BindingStep]:
 
 @cache
 def shown() -> frozenset[tuple[str, bool]]:
-    """Return operators with their results: conditions that are true or false, effects that were applied."""
+    """Return operators with their results: conditions that were true or false, and effects that were applied."""
     results = set()
     for visit in walked():
         results |= {(name(step.key), step.verdict is Verdict.MATCH) for step in visit.operators}
@@ -144,7 +144,7 @@ def test_every_operator_has_an_example(operator: str) -> None:
 
 
 def test_the_operators_are_those_of_the_plugin() -> None:
-    """Operators in the order of the plugin's README: conditions, routes, routes of the producer, others."""
+    """The operators are in the order of the plugin's README: conditions, routes, routes of the producer, others."""
     compared = ["=", "!=", "<", "<=", ">=", ">", "re", "!re"]
     assert set(OPERATORS) == {
         *(f"x-?hk{kind}v{test}" for kind in ("", "?") for test in compared),
@@ -220,7 +220,7 @@ def test_the_configuration_file_has_every_key_and_is_valid_unchanged() -> None:
     path = ROOT / "config" / "oxproxy.yaml"
     settings, warnings = load_settings(path, {})
     assert warnings == []
-    text = re.sub(r"# (tls: \{.*?\}|secrets: \[.*?\])", r"\1", path.read_text())  # these require files
+    text = re.sub(r"# (tls: \{.*?\}|secrets: \[.*?\])", r"\1", path.read_text())  # these settings require files
     faults = Faults(secrets_required=False)
     parse_settings(text.encode(), path, {}, faults)
     missing = ("file does not exist", "No such file or directory")

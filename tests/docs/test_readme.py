@@ -77,7 +77,7 @@ def test_messages_are_routed_by_amount_and_changed_rules_are_reloaded(serving: P
 
 
 def test_explain_shows_why_a_message_did_not_arrive(serving: Place) -> None:
-    done = serving.run([*EXPLAIN, "--vhost", serving.vhost])  # the address is that of the configuration
+    done = serving.run([*EXPLAIN, "--vhost", serving.vhost])  # the sidecar's address comes from the configuration
     assert (done.returncode, done.stderr) == (0, "")
     (promised,) = re.findall(r"it contains\s+`([^`]*)`", PART)
     assert promised in done.stdout

@@ -49,7 +49,7 @@ def reader(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 def producer(reader: Place, program: str) -> str:
-    """Return a producer of the page with the address of this sidecar."""
+    """Return a producer program of the page in which the address is that of this sidecar."""
     changed = program.replace(PRODUCER_ADDRESS, reader.url)
     assert changed != program
     return changed

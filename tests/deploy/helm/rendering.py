@@ -27,7 +27,7 @@ MONITORING: JSON = json.loads(Path(__file__).with_name("monitoring.jsonschema.js
 
 
 class StrictLoader(yaml.SafeLoader):
-    """A YAML loader that rejects duplicate keys, of which Kubernetes silently uses the last one."""
+    """A YAML loader that rejects duplicate keys. Kubernetes silently uses the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]

@@ -348,7 +348,7 @@ def test_the_signing_secret_is_generated_and_kept() -> None:
     made = secret("declared", {})
     assert made["metadata"]["annotations"] == {"helm.sh/resource-policy": "keep"}
     assert read_secret(b64decode(made["data"]["current"])) is not None
-    # The next rendering generates another one, so it is neither constant nor derived from public values.
+    # The next rendering generates a different secret, so it is neither constant nor derived from public values.
     assert secret("declared", {"replicaCount": 7})["data"] != made["data"]
     assert configuration({})["declared"] == {"secrets": [{"file": "/etc/oxproxy/declared/current"}]}
     assert checksums({}) == checksums({"replicaCount": 7})
