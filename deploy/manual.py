@@ -80,7 +80,7 @@ def _markdown(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
 
 
 def _status(status: tuple[int, str], ends: Counter[tuple[int, str]]) -> str:
-    """Return the status, with the names of its commands if the status has another meaning for most commands."""
+    """Return the number of the status, and its commands if the number has a different meaning for most commands."""
     number, _ = status
     if max((other for other in ends if other[0] == number), key=ends.__getitem__) == status:
         return str(number)

@@ -67,7 +67,7 @@ class Message:
     """
 
     name: str
-    publish: dict[str, Any]  # as YAML gives it
+    publish: dict[str, Any]  # Any: as in the YAML file
     outcome: str
     queues: list[str]
     error: str
@@ -344,7 +344,7 @@ def main() -> int:
     except (BrokerFailed, SidecarFailed) as error:
         print(error, file=sys.stderr)
         return 1
-    print("\nAll as the rules file expects. Nothing is left running." if well else "\nNot as expected: see WRONG.")
+    print("\nAll results are as expected. Nothing is left running." if well else "\nNot as expected: see WRONG.")
     return 0 if well else 1
 
 

@@ -49,7 +49,7 @@ def test_the_demo_succeeds_and_leaves_nothing_on_a_given_broker(broker: Broker) 
     before = broker.api("GET", "vhosts?columns=name")
     done = run("deploy.local.demo", broker.url(), broker.management)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "All as the rules file expects" in done.stdout
+    assert "All results are as expected" in done.stdout
     report = done.stdout.rpartition("returns_total")[2]
     assert f"{len(sample(RULES))} publishes in 1 segment" in report
     assert (OUTPUT / "report/report.html").exists()

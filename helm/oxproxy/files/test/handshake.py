@@ -1,8 +1,8 @@
 """The program of ``helm test``: performs an AMQP handshake up to Connection.Start, and requests ``/readyz``.
 
 Arguments: host and port of the Service; ``plain``, ``tls``, or ``mutual`` if producers need a certificate (the test has
-none and ends with the TLS handshake); URL of ``/readyz``. Exit status: 0 both succeed, 1 otherwise. Uses only the
-standard library: the chart passes this text to the image's Python.
+no certificate, so it ends with the TLS handshake); URL of ``/readyz``. Exit status: 0 if both succeed, otherwise 1. The
+program uses only the standard library, because the chart passes this text to the image's Python.
 """
 
 import socket
@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 
 SECONDS = 10.0
-#: frame type, channel, class 10, method 10; the frame size is not checked
+#: Frame type, channel, class 10 and method 10. The frame size is not checked.
 START = (1, 0, 10, 10)
 
 
