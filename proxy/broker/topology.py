@@ -206,7 +206,7 @@ class Topology:
         return self._vhosts[vhost]
 
     def requests_of(self, vhost: str) -> RelayRequests | None:
-        """Return what sessions in a virtual host use; None if it is not managed."""
+        """Return the interface for sessions in a virtual host; None if the virtual host is not managed."""
         known = self._vhosts.get(vhost)
         return known.requests if known is not None else None
 

@@ -81,7 +81,7 @@ class EnsureDestination(NamedTuple):
 
     channel: Channel
     destination: Destination
-    #: whether the channel's held frames wait for it, instead of a held-back declare-ok
+    #: whether held frames of the channel wait for the tokens, instead of a held-back declare-ok
     resumes: bool = False
 
 

@@ -60,8 +60,8 @@ from proxy.values import Destination
 
 #: Time for which further bindings made through the same sidecar may rely on a mark or pin.
 LEASE_SECONDS: Final = 2.0
-#: Age from which no new binding relies on a mark or pin. A binding whose reply arrives after the lease needs a pin of
-#: its own.
+#: Age at which new bindings no longer rely on a mark or pin. A binding whose reply arrives after the lease needs a
+#: separate pin.
 RENEWAL_SECONDS: Final = 1.5
 #: A row is unbound only after nothing has needed the row for this long.
 GRACE_SECONDS: Final = 5.0

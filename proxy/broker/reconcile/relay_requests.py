@@ -132,7 +132,7 @@ class RelayRequests:
     async def _unless_declared(
         self, destination: Destination, attempt: Callable[[], Awaitable[str | None]]
     ) -> str | None:
-        """Return the reason why an attempt failed. It is repeated if a client has declared the destination since."""
+        """Return why an attempt failed. The attempt is repeated if a client has declared the destination since."""
         with self.collecting_declared() as declared:
             why = await attempt()
             if why is not None and destination in declared:

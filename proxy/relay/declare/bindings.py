@@ -492,7 +492,10 @@ class ClientBindings:
         return False
 
     def _marks(self, owned: OwnedExchange, stored: StoredBinding) -> frozenset[int]:
-        """Return the marks of a binding whose keys publishes carry. No binding relies on a mark with a former token."""
+        """Return the sequence numbers of a binding's marks whose key is a token that publishes carry.
+
+        No binding relies on a mark with a former token.
+        """
         receiver, tokens = stored.destination, self._state.tokens_of(owned)
         keys = tokens.of(*receiver)
         if receiver in owned.leftover:
