@@ -74,7 +74,7 @@ class SidecarTls:
         return use
 
     def read_for(self, remotes: RemotePool, brokers: Mapping[str, Mapping[bytes, RemoteBroker]]) -> Callable[[], None]:
-        """Do the same as `read`. The returned function also puts the brokers into use."""
+        """Do the same as `read`. The returned function also makes `remotes` use the brokers."""
         use_contexts = self.read(brokers)
 
         def use() -> None:

@@ -90,7 +90,7 @@ class VhostControl(Protocol):
         """Record that a client has changed an exchange or its bindings."""
 
     async def ensure(self, destination: Destination) -> None:
-        """Bind the tokens of a newly declared queue, or those of a declared exchange again."""
+        """Bind the tokens of a newly declared queue, or rebind those of an exchange that was declared again."""
 
     async def bind(self, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
         """Bind destinations that a publish waits for."""

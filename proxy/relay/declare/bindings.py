@@ -366,7 +366,7 @@ class ClientBindings:
             self._answer_binds(channel)
 
     def _answer_binds(self, channel: Channel) -> None:
-        """Answer finished binds in the order of the requests. A bind that needs pins may end after later binds."""
+        """Answer finished binds in the order of the requests. A bind that needs pins may finish after later binds."""
         binds = channel.held.binds
         for identity, ok in list(binds.items()):
             if ok is None:
