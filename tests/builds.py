@@ -145,7 +145,7 @@ WORK: dict[str, Callable[..., str]] = {"build": build, "codec": codec, "decide":
 
 
 def outcome(call: Callable[[], object]) -> str:
-    """Return the result or the error; errors about the peer's bytes with their text, others with their type."""
+    """Return the result or the error: the text of an error about the peer's bytes, or the type of any other error."""
     try:
         return repr(call())
     except ProtocolError as error:

@@ -56,7 +56,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[Broker]:
-    """A RabbitMQ shared by all tests of a worker. Tests do not change its virtual host ``/`` or its settings."""
+    """A RabbitMQ shared by all tests of a worker. Tests must not change its virtual host ``/`` or its settings."""
     try:
         with some_broker() as running:
             yield running

@@ -42,7 +42,7 @@ CTL_SECONDS = 60.0
 #: Attempts to start: another program may take a port between the check and the broker's bind.
 ATTEMPTS = 3
 
-#: Below the range of ephemeral ports, so that no outgoing connection uses one of them.
+#: Ports below the range of ephemeral ports, so that no outgoing connection uses any of them.
 ALL_PORTS = range(20000, 32000)
 
 
@@ -112,8 +112,8 @@ def program(name: str, root: Path = Path("/")) -> list[str]:
         name: name of the program.
         root: root file system in which the program is installed and runs.
 
-    The scripts that Debian and Ubuntu install in PATH switch to the user rabbitmq. The scripts that they call run as
-    the current user.
+    The scripts that Debian and Ubuntu install in PATH switch to the user rabbitmq. The scripts in
+    ``/usr/lib/rabbitmq/bin``, which they call, run as the current user and are therefore preferred.
     """
     for folder in ("usr/lib/rabbitmq/bin", "usr/bin"):
         path = root / folder / name
@@ -276,7 +276,7 @@ class PrivateBroker(Broker):
             return False
 
     def _end_of_log(self) -> str:
-        # The first errors contain the cause. Later ones report that supervisors terminate.
+        # The first errors contain the cause. Later errors only report that supervisors terminate.
         logs = (self.log, self.folder / "log" / "start.log")
         lines = [line for log in logs if log.exists() for line in log.read_text(errors="replace").splitlines()]
         errors = [line for line in lines if "[error]" in line]

@@ -49,7 +49,8 @@ class Sidecar:
         rules: rules files, absolute or relative to the working directory.
         settings: configuration keys to add or replace, merged at every level.
         folder: an empty directory for configuration and log, which is kept; by default a temporary directory.
-        program: command run as ``oxproxy``; by default PROGRAM at the time of the call, which tests replace.
+        program: command to run as ``oxproxy``; by default the value of PROGRAM at the time of the call, since tests
+            replace it.
         ready_seconds: timeout for /readyz.
     """
 
@@ -181,7 +182,7 @@ def oxproxy(*arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[
 
 
 def request_page(url: str, body: bytes | None = None, method: str | None = None, **headers: str) -> tuple[int, str]:
-    """Request a page, and return status and content for any status."""
+    """Request a page; return status and content, including those of error responses."""
     request = urllib.request.Request(url, body, headers, method=method)
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:

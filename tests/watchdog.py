@@ -4,7 +4,8 @@ Arguments: a directory, a JSON list of commands, and a grace period in seconds. 
 closed (also if the starter is killed), a signal arrives, or one of the commands exits. Then the group is stopped: with
 SIGTERM first if there is a grace period, then with SIGKILL. The directory is removed, unless standard input contained
 ``keep`` or a command exited by itself, so that its output can be read. Exit status: 0 if every command exited with 0,
-otherwise 1. Imports nothing from the project, so that it can be run by its path with ``python -I`` (see ``watched``).
+otherwise 1. The script imports nothing from the project, so that it can be run by its path with ``python -I`` (see
+``watched``).
 """
 
 from __future__ import annotations

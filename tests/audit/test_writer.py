@@ -459,7 +459,7 @@ async def test_retention_keeps_the_open_segment(tmp_path: Path) -> None:
 
 
 def left_open(directory: Path, instance: str = "m") -> Path:
-    """A segment with one line, which an earlier process did not close."""
+    """Create a segment with one line, as if an earlier process had not closed it; return its path."""
     name = f"audit-{instance}-20261121T070000000000Z-000001"
     segment = OpenSegment.create(directory, "2026-11-21T07", name, 0.0)
     segment.write(line(ord(instance)))

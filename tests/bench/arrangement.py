@@ -66,7 +66,7 @@ def eight_queues(number: int) -> list[str]:
 
 
 def declare_as_client(port: int) -> None:
-    """Declare the open exchange that is in no rules file, through the sidecar at a port."""
+    """Declare the open exchange that is not in any rules file, through the sidecar at a port."""
     with Producer(port).open() as producer:
         producer.ask(commands.Exchange.Declare(exchange="bench.declared", exchange_type="x-open", durable=True))
         for number in range(QUEUES):

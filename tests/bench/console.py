@@ -1,4 +1,4 @@
-"""Compares publishing while many clients request the console's events with publishing without them.
+"""Compares publishing with and without many clients that request the console's events.
 
 The clients would slow down all other cases, so they are started after the rounds.
 """

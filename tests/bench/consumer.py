@@ -25,7 +25,7 @@ SILENCE_SECONDS = 30.0
 
 
 def consume(port: int, queue: str, prefetch: int, count: int, watch: dict[str, int]) -> Run:
-    """Read a number of deliveries. Elapsed time and CPU time are measured from the first delivery."""
+    """Read `count` deliveries. Elapsed time and CPU time are measured from the first delivery."""
     with Producer(port).open() as consumer:
         consumer.ask(commands.Basic.Qos(prefetch_count=prefetch))
         consumer.socket.settimeout(SILENCE_SECONDS)

@@ -1,7 +1,7 @@
 """Measures how many producers per second can connect, publish one message with its confirm, and disconnect.
 
 One client runs the cycles in sequence: through sidecars with and without `upstream.reuse`, and directly to the broker,
-each over TCP and over TLS. A separate broker is used, since the other rows' broker has no TLS.
+each over TCP and over TLS. A separate broker is used, since the broker for the other rows has no TLS.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def book(kind: str) -> AddressBook:
 
 
 def publishes(kind: str) -> list[tuple[bytes, bytes]]:
-    """Return the exchanges and keys of publishes whose addresses are of one kind and all different."""
+    """Return the exchanges and keys of publishes whose addresses are all of the given kind and all different."""
     found = []
     for number in range(LOOKUPS):
         address = KINDS[kind][1].format(rule=ADDRESS_RULES - 1, number=number)

@@ -1,7 +1,7 @@
 """Measures how long publishes wait while rules are reloaded or metrics are read, with single publishes and confirms.
 
-The result is the longest confirm latency. It includes other activity on the machine, since broker and producer use the
-same cores. The longest latency in a period of the same length directly afterwards shows the share of this activity.
+The result is the longest confirm latency. It includes delays caused by other activity on the machine, since broker and
+producer use the same cores. For comparison, the longest latency is also measured in an equally long period afterwards.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def reloaded_and_still(sidecar: Sidecar, rules: Path, times: int) -> list[list[f
 
 
 def compared(producer: Producer, measure: Callable[[], float], times: int) -> list[list[float]]:
-    """Return the results of `measure` and, for comparison, the longest latency in ms in an equal period after each."""
+    """Return the results of `measure`, and the longest latency in ms in an equal period after each call, to compare."""
     found: list[list[float]] = [[], []]
     for _ in range(times):
         begin = time.monotonic()
@@ -107,9 +107,9 @@ def measure_scrape(arena: Arena) -> list[list[float]]:
 
 
 def scraped_ms(producer: Producer, admin_port: int) -> float:
-    """Let another process read the metrics, and publish until it is done; return the longest confirm latency."""
+    """Publish while another process reads the metrics; return the longest confirm latency."""
     longest = 0.0
-    # A separate process, since a thread in this process would delay the producer.
+    # The metrics are read in a separate process, since a thread in this process would delay the producer.
     with subprocess.Popen([sys.executable, "-c", SCRAPE_CODE, str(admin_port)], stdout=subprocess.PIPE) as scrape:
         while scrape.poll() is None:
             longest = max(longest, *(confirm_seconds(producer) for _ in range(10)))

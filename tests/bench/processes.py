@@ -39,7 +39,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def memory_kib(pid: int, field: str = "VmRSS") -> int:
-    """Return a line of /proc/PID/status in KiB: VmRSS for the current memory, VmHWM for the peak."""
+    """Return the value of a field in /proc/PID/status, in KiB: VmRSS is the current memory, VmHWM the peak."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith(field + ":"):
             return int(line.split()[1])

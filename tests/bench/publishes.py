@@ -24,7 +24,7 @@ FIRST_TURN = 1_760_000_000 >> 16
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The form of the messages of one case. Keys and kinds are used in turn, and have the same length."""
+    """The form of the messages of one case. Keys and kinds are used in turn, and all have the same length."""
 
     exchange: str
     routing_keys: tuple[str, ...]
@@ -124,7 +124,7 @@ class Ring:
         old = self._identity()
         self.turn += 1
         new = self._identity()
-        # Only bytes of the turn differ, and they are the same in all messages.
+        # `old` and `new` differ only in bytes of the turn, which are the same in all messages.
         for offset, (before, after) in enumerate(zip(old, new, strict=True), self._identity_offset):
             if before != after:
                 self.data[offset :: self.stride] = bytes([after]) * self.count

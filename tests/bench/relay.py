@@ -28,9 +28,9 @@ READS, ROUNDS = 200, 7
 KINDS = tuple(f"kind.{number:04}" for number in range(BINDINGS))
 KEYS = tuple(f"order.{number:08}" for number in range(BINDINGS))
 
-#: Conditions in addition to the condition on the kind, by exchange.
+#: For each exchange, the conditions of its bindings in addition to the condition on the kind.
 CONDITIONS: dict[str, dict[str, Plain]] = {"xo": {}, "topic": {"x-?rkta": "order.*"}, "amount": {"x-?hkv>= amount": 0}}
-#: What differs from message to message, and the exchange, by the name of the row.
+#: For each row, the fields that differ from message to message, and the exchange.
 ROWS: dict[str, tuple[tuple[str, ...], str]] = {
     "nothing": ((), "xo"),
     "message_id": (("message_id",), "xo"),

@@ -96,7 +96,7 @@ def measure_check(arena: Arena) -> list[list[float]]:
 
 
 def checked(path: Path) -> tuple[float, float]:
-    """Return the CPU time in seconds and the memory peak in MiB of `oxproxy check`."""
+    """Return the CPU time in seconds and the peak memory in MiB of `oxproxy check`."""
     process = subprocess.Popen([PROGRAM, "check", str(path)], stdout=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
@@ -166,8 +166,9 @@ def drawn(size: int) -> list[int]:
 def measure_decisions(_: Arena) -> list[list[float]]:
     """Return the values of `DECIDE_ROWS`.
 
-    With the same ten messages, decisions use the same memory at each size. In random order, this memory is not in the
-    CPU's caches. The same applies to the keys of a plain dict, which shows the cost of memory accesses alone.
+    With the same ten messages, decisions access the same memory, regardless of the number of bindings. With messages in
+    random order, the accessed memory is not in the CPU's caches. This also applies to lookups in a plain dict, which
+    show the cost of memory accesses alone.
     """
     found: list[list[float]] = []
     for family in FAMILIES:
@@ -226,7 +227,7 @@ class NoBroker:
 
 
 async def longest_turns_ms(path: Path) -> list[float]:
-    """Reload a file several times; return the longest CPU time between two event loop iterations for each."""
+    """Reload a file several times; return, for each reload, the longest CPU time between two event loop iterations."""
     loaded = load_rules([path])
     gc.freeze()
     state, topology = VhostState("/", Router(())), cast("Topology", NoBroker())

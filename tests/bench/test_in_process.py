@@ -31,7 +31,7 @@ async def test_every_series_is_read_in_iterations_much_shorter_than_the_whole() 
 
 
 async def test_what_holds_the_loop_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Slow(Exposition):  # not a subclass of Counters, which may be compiled
+    class Slow(Exposition):  # This is not a subclass of Counters, since Counters may be compiled.
         async def render(self, accept: str = "") -> tuple[bytes, str]:
             end = time.process_time() + 0.1
             while time.process_time() < end:

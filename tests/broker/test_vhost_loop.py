@@ -177,7 +177,7 @@ async def test_an_exclusive_queue_is_missing_with_that_reason(
         topology = await make(known, management=management)
         assert known.missing == {("queue", b"mine"): "exclusive queue of another connection"}
         assert outside.bound("documents") == queues("ours")
-        # Its owner's connection binds it. The sidecar assumes this, and sees it if there is a listing.
+        # The owner's connection binds the queue. Without the management API, the sidecar has to assume this.
         channel.queue_bind("mine", "documents", every_token(vhost).of("queue", b"mine")[0].decode())
         known.exchanges[b"documents"].tokens.bind_ok(("queue", b"mine"))
         await topology.refresh()

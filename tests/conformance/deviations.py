@@ -53,7 +53,7 @@ class Deviation(NamedTuple):
     Args:
         name: name of the deviation.
         where: the conditions, in words.
-        vectors: number of vectors that show it, in each run to which it applies.
+        vectors: number of vectors with this difference, in each run in which it can occur.
         reason: its explanation.
         applies: whether it can occur in a run.
         holds: whether it accounts for a difference.

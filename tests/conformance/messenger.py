@@ -5,8 +5,8 @@ The kind of a vector follows from its members: translations have rules, addresse
 ``expected``; in receiver vectors each of them replaces only the keys that it lists.
 
 The address at the receiver comes from the code that writes ``x-original-address`` and restores addresses from it.
-Messenger also has rewrites, a second table for the addresses at the receiver. Rules files have none: in vectors with
-rewrites, the receiver is expected to see the unchanged address.
+Messenger also has rewrites, a second table for the addresses at the receiver. Rules files have no rewrites: in vectors
+with rewrites, the receiver is expected to see the unchanged address.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ def normal(expected: Json) -> Json:
 
 
 def result(vector: Json, made_of: type[Exchange] = Exchange, modes_are_checked: bool = True) -> Json:
-    """The result of a vector on a broker; ``modes_are_checked`` is that of `refusal`."""
+    """The result of a vector on a broker. See `refusal` for ``modes_are_checked``."""
     facts = facts_of(vector["message"])
     kind = vector.get("exchange_type", "x-open")
     try:

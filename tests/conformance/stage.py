@@ -91,7 +91,7 @@ class Stage:
         self._observer.disconnect()
 
     def play(self, vector: Json) -> Json:
-        """Declare, bind and publish a vector; return the result in the form of vectors."""
+        """Declare, bind and publish as a vector specifies; return the result in the form that vectors use."""
         score = Score(vector, self._left, self._carrier_type)
         self._left = score.exchanges
         gets = [client.method(1, commands.Basic.Get(queue=queue, no_ack=True)) for queue in self._place.queues]

@@ -32,7 +32,7 @@ def value_of(typed: Json) -> Value:
         case "d":
             return Value(letter, float(content))
         case "l" | "L":
-            # RabbitMQ decodes both as signed.
+            # RabbitMQ decodes values with either letter as signed integers.
             return Value(letter, (content + (1 << 63)) % (1 << 64) - (1 << 63))
     return Value(letter, content)
 

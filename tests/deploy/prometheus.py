@@ -36,7 +36,7 @@ START_SECONDS = 30.0
 
 
 def program(name: str) -> str:
-    """Return the path of ``prometheus`` or ``promtool``. If missing, the test fails in CI and is skipped elsewhere."""
+    """Return the path of ``prometheus`` or ``promtool``. If it is missing, fail the test in CI, otherwise skip it."""
     path = shutil.which(name)
     if path is None:
         message = f"{name} is not installed (run `make setup`)"
@@ -109,7 +109,7 @@ class Prometheus:
         """
         arguments = {"query": expression} | ({} if at is None else {"time": str(at)})
         result = self._get("query", arguments)["result"]
-        # A scalar is not in a list.
+        # Prometheus returns a scalar as [time, value], not as a list of samples.
         return result if not result or isinstance(result[0], dict) else [{"metric": {}, "value": result}]
 
     def series(self, expression: str, start: float, end: float, step: float) -> list[dict[str, Any]]:

@@ -22,7 +22,8 @@ from tests.deploy.prometheus import ROOT
 from tests.deploy.test_prometheus import exposed_names, metric_names
 
 SCHEMAS: dict[str, Any] = json.loads(Path(__file__).with_name("grafana.jsonschema.json").read_text())
-# Grafana's model allows any value here, but the generated schema only an object. A regular expression is a string.
+# Grafana's model allows any value here, such as a string with a regular expression. The generated schema allows only an
+# object.
 SCHEMAS["dashboard"]["definitions"]["MatcherConfig"]["properties"]["options"] = {}
 PROVISIONING = DIRECTORY.parent / "provisioning"
 PANELS = [

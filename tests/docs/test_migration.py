@@ -1,4 +1,4 @@
-"""Follows docs/how-to/migration.md: definitions exported by rabbitmqctl are imported and route as on the broker."""
+"""Follows docs/how-to/migration.md: imports definitions exported by rabbitmqctl, which then route as on the broker."""
 
 from __future__ import annotations
 

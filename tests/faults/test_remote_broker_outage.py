@@ -148,7 +148,7 @@ def test_a_broker_that_is_down_for_ten_seconds_under_load_loses_no_acked_message
 
 @contextlib.contextmanager
 def tapped(broker: Broker, far: Far, folder: Path, deadline: str = "30s") -> Iterator[tuple[Site, Tap]]:
-    """A site with a tap in front of the other broker, and a deadline for its drain."""
+    """A site with a tap in front of the other broker; `deadline` limits the drain of the sidecar."""
     with (
         Tap("127.0.0.1", far.broker.port) as tap,
         standing(broker, folder, rules(tap.address), {"shutdown": {"deadline": deadline}}) as site,

@@ -16,7 +16,7 @@ PEER = "192.0.2.7:51000"
 VERSION = "1.2.3"
 UNREACHABLE = UpstreamError(UpstreamFailure.UNAVAILABLE, "connection refused")
 
-#: Contains entries that pamqp does not encode unchanged: an octet 7 for true, a short integer, a duplicate.
+#: These contain entries that pamqp does not encode unchanged: an octet 7 for true, a short integer, a duplicate.
 SERVER_PROPERTIES = (
     encode_table(
         (
@@ -107,7 +107,7 @@ def new(waiting_bytes: int = WAITING_BYTES) -> Handshake:
 
 
 def at(state: HandshakeState, waiting_bytes: int = WAITING_BYTES) -> Handshake:
-    """A handshake in this state, with all output taken."""
+    """A handshake in this state, whose output has been cleared."""
     handshake = new(waiting_bytes)
     for side, data in WAY[state]:
         say(handshake, side, data)

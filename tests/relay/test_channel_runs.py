@@ -310,7 +310,7 @@ class Run:
             self.drain()
 
     def stray(self, at: int, which: int) -> None:
-        """Send a frame of the producer that is out of order."""
+        """Send an out-of-order frame from the producer."""
         number, self.strayed = self.numbers[at], True
         if number.partial or self.ended:
             return

@@ -78,7 +78,7 @@ def streams(wire: Wire) -> bool:
 
 
 def ahead(*channels: int, of: VhostState | None = None) -> Wire:
-    """A connection on whose channels as many publishes are unconfirmed as a streaming producer has."""
+    """A connection whose channels each have as many unconfirmed publishes as those of a streaming producer."""
     wire = Wire(of).open(*channels, confirm=True)
     for channel in channels:
         wire.produce(*(publish(channel=channel, to="other") for _ in range(AHEAD_MESSAGES)))
@@ -150,7 +150,7 @@ def test_a_large_frame_in_many_reads_is_joined_once(side: str) -> None:
             receive(piece, 0.0)
 
     once = min(cpu_seconds(lambda: b"".join(pieces)) for _ in range(3))
-    assert cpu_seconds(take) < 40 * once  # more than 200 times if the frame were joined at each read
+    assert cpu_seconds(take) < 40 * once  # joining the frame at each read would take 200 times as long
     assert b"".join(out) == data
 
 

@@ -30,7 +30,7 @@ B: Destination = ("queue", b"b")
 
 # -- one table ---------------------------------------------------------------------------------------------------------
 
-#: state, and the events that lead to it
+#: state -> an event that leads to it
 REACHED: dict[TokenState, Callable[[TokenTable], object]] = {
     TokenState.UNKNOWN: lambda table: None,
     TokenState.BINDING: lambda table: table.binding(A),
@@ -38,7 +38,7 @@ REACHED: dict[TokenState, Callable[[TokenTable], object]] = {
     TokenState.UNBINDING: lambda table: table.unbinding(A),
     TokenState.MISSING: lambda table: table.refused(A),
 }
-#: event, and the state that follows each state, in the order above
+#: name -> an event, and the next state after this event in each state of `REACHED`
 U, G, OK, N, M = REACHED
 EVENTS: dict[str, tuple[Callable[[TokenTable], object], tuple[TokenState, ...]]] = {
     "binding": (lambda table: table.binding(A), (G, G, OK, G, G)),
@@ -422,7 +422,7 @@ class Peer:
 
 
 class World:
-    """The broker, two sidecars and a clock; `step` performs one of all possible actions."""
+    """The broker, two sidecars and a clock; `step` performs one of the possible actions."""
 
     peer: type[Peer] = Peer
     identities: tuple[int, ...] = (1, 2, 3)
@@ -559,7 +559,7 @@ class RuledPeer(Peer):
         self.lanes = [Lane()]
         #: whether the active rules need the destination; whether the rules that are being prepared need it
         self.wants = self.prepares = False
-        #: time at which rules that needed it were replaced; None after its plain row has been unbound
+        #: time at which rules that needed the destination were replaced; None once its plain row has been unbound
         self.released_at: float | None = None
         #: number of passes until the token is removed, counted from the removal of the last client binding
         self.left = 0

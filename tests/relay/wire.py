@@ -1,6 +1,6 @@
 """A relay without sockets or sleeps: the test acts as the producer and the broker.
 
-The methods of ``Wire`` that return output return all output to one side since the last call.
+If a method of ``Wire`` returns output, it returns all output to that side since the last call.
 """
 
 from __future__ import annotations

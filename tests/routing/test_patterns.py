@@ -107,7 +107,7 @@ def test_a_missing_library_names_its_package(monkeypatch: pytest.MonkeyPatch) ->
 
 
 #: Patterns that take exponential, cubic or quadratic time, each with the string that is repeated in the subject. PCRE2
-#: can neither skip these searches, because of a missing required character, nor do them in linear time.
+#: cannot optimize these searches: it finds no required character to check first, and cannot search in linear time.
 HOSTILE = [
     (rb"(a+)+$", b"a"),
     (rb"^(([a-z])+.)+[A-Z]([a-z])+$", b"a"),

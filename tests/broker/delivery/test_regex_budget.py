@@ -39,7 +39,7 @@ def test_the_number_of_regular_expressions_of_a_client_is_limited(broker: Broker
         app.bind("hostile", "own", {"x-?hkvre text": [f"^{number}" for number in range(MOST - 1)]})
         app.bind("plain", "mixed", {"x-?rkre": "^one"})
         again = app.binding("plain", "mixed", {"x-?rkre": "^one"})
-        app.send(again)  # already exists, so it adds none
+        app.send(again)  # this binding already exists, so it adds no regular expressions
         app.expect("Queue.BindOk")
         close = app.refused(app.binding("plain", "own", {"x-?rkre": "^more"}))
         assert (close.code, close.text) == (

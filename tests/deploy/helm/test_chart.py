@@ -27,7 +27,7 @@ MONITORED = {"prometheusRule": {"enabled": True}, "dashboards": {"enabled": True
 
 
 def keys(tree: Any, before: str = "") -> Iterator[str]:  # YAML of any shape
-    """Yield every key of a tree, with dots."""
+    """Yield the dotted path of every key in a tree."""
     if isinstance(tree, dict):
         for name, child in tree.items():
             yield before + name

@@ -33,7 +33,7 @@ from tests.deploy.helm.rendering import (
     variants,
 )
 
-#: Values in addition to those of ci/, for each option separately.
+#: Values in addition to the variants in ci/, one set for each option.
 SWITCHES: dict[str, JSON] = {
     "defaults": {},
     "sidecar alone": {"mode": "sidecar"},

@@ -163,7 +163,7 @@ def test_the_number_of_unanswered_binds_is_limited() -> None:
     assert made.answer(BIND_OK * 127).count(BIND_OK) == 127
     assert made.upstream() == b""
     assert made.answer(BIND_OK) == BIND_OK
-    assert len(split(made.upstream())) == 128  # the next binds, while 128 are still unanswered
+    assert len(split(made.upstream())) == 128  # sent although 128 binds are still unanswered
     assert made.answer(BIND_OK * 256).count(BIND_OK) == 256
     assert len(split(made.upstream())) == 216
     assert made.answer(BIND_OK * 216).count(BIND_OK) == 216
@@ -547,7 +547,7 @@ def test_without_reach_limits_no_permissions_are_checked() -> None:
 
 
 def granted() -> Wire:
-    """A client has bound ``b`` with a route to ``c``, which it may bind."""
+    """A connection whose client has bound ``b`` with a route to ``c``, which the client has permission to bind."""
     made, _ = reaching(b"b", b"c", x_addq_ontrue="c")
     made.answer(OWN_BIND_OK)
     made.answer(OWN_BIND_OK)

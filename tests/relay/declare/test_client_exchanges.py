@@ -38,7 +38,7 @@ def preceding_reply(wire: Wire, *pieces: bytes) -> None:
 
 
 def declaring(exchange_type: str | None = None, entries: bytes = LIMIT, **rules: object) -> Wire:
-    """Declare an exchange; the broker has replied to the preceding request, and the exchange has been looked up."""
+    """Send the client's declare, reply to the request that precedes it, and complete the lookup of the exchange."""
     wire = Wire(rules=ClientRules(**rules)).open()  # type: ignore[arg-type]
     preceding_reply(wire, declare(entries))
     wire.looked_up(b"mine", exchange_type)

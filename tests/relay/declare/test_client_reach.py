@@ -44,7 +44,7 @@ class Client:
         return self.owned.clients[binding.identity]
 
     def leave(self, client: str = "") -> list[bytes]:
-        """Remove the bindings of a client; return the routing keys of the resulting unbinds, all answered."""
+        """Remove the bindings of a client; answer the resulting unbinds, and return their routing keys."""
         self.reach.remove_unneeded(self.owned, client, (), lambda: None)
         unbound = []
         while frames := split(self.wire.upstream()):

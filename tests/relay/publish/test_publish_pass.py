@@ -173,7 +173,7 @@ def test_channels_interleave_between_the_frames_of_their_publishes(cuts: list[in
 
 @pytest.mark.parametrize("stop", [1, 2])
 def test_a_publish_to_an_open_exchange_does_not_delay_other_channels(stop: int) -> None:
-    """The method frame, and possibly the header, arrive in one read with a short frame of another channel."""
+    """The method frame, and possibly the header frame, arrives in one read with a short frame of another channel."""
     wire = Wire(routed("a")).open(1, 2)
     message = publish()
     wire.produce(message)

@@ -15,7 +15,10 @@ from tests.routing.building import to_queue
 
 
 def expensive() -> VhostState:
-    """A virtual host in which the header ``t`` can spend the budget. With ``u``, the routing key chooses a queue."""
+    """A virtual host with rules on which a message with the header ``t`` can spend the budget.
+
+    If a message has the header ``u``, its routing key names a queue.
+    """
     bindings = [to_queue("q", {"x-?hkvre t": rf"(a+)+\d{{{number + 3}}}$"}) for number in range(40)]
     bindings.append(to_queue("u", {"x-?hkex": "u", "x-msg-destq-rk": ""}))
     vhost = ruled(*bindings, bound=[("queue", b"q"), ("queue", b"u")])
