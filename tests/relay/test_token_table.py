@@ -431,7 +431,7 @@ class World:
         self.numbers = count(1)
         self.now = 100.0
         self.rows: set[BrokerRow] = set()
-        #: bindings for which the client has received bind-ok and which it has not unbound since
+        #: bindings that clients have made, as confirmed by bind-ok, and have not unbound since
         self.answered: set[int] = set()
         self.peers = [self.peer(self), self.peer(self)]
         for peer in self.peers:
@@ -542,7 +542,7 @@ def test_two_sidecars_never_leave_a_bound_destination_without_a_token(choices: l
 
 #: Maximum time from the beginning of a reconcile pass to the end of the next one.
 LOOK_SECONDS = 10.0
-#: Maximum duration of a pass after which prepared rules are applied; after a longer pass, another pass is run first.
+#: Prepared rules are applied after a pass of at most this duration. After a longer pass, another pass is run first.
 PREPARE_SECONDS = 4.0
 #: Number of passes after which nothing changes.
 SETTLING_LOOKS = 24

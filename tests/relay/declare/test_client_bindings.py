@@ -76,7 +76,7 @@ def marked(**rules: object) -> Wire:
 def closed(made: Wire, data: bytes = b"") -> tuple[object, str]:
     closes = [frame for frame in split(data or made.producer()) if frame.name.endswith(".Close")]
     refused = closes[0].arguments["class_id"], closes[0].arguments["method_id"]
-    assert refused in ((50, 20), (50, 50), (40, 30), (40, 40))  # refers to the client's own bind or unbind
+    assert refused in ((50, 20), (50, 50), (40, 30), (40, 40))  # the close names the client's own bind or unbind
     return closes[0].arguments["reply_code"], str(closes[0].arguments["reply_text"])
 
 

@@ -60,7 +60,7 @@ def answered(wire: Wire) -> bytes:
 
 def refusal(wire: Wire, data: bytes = b"") -> tuple[object, str]:
     (closed,) = [frame for frame in split(data or wire.producer()) if frame.name == "Channel.Close"]
-    assert closed.arguments["class_id"] == 40  # refers to the client's own declare or delete
+    assert closed.arguments["class_id"] == 40  # the close names the client's own declare or delete
     assert closed.arguments["method_id"] in (10, 20)
     return closed.arguments["reply_code"], str(closed.arguments["reply_text"])
 
