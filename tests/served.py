@@ -203,7 +203,7 @@ class Pair(Outside):
         return made
 
 
-#: Imported first in the supervisor. If the file `fork` exists, the next start of a worker fails with EAGAIN.
+#: A module that the supervisor imports first. If the file `fork` exists, the next start of a worker fails with EAGAIN.
 FAULTS = """
 import os, pathlib, subprocess, sys
 
