@@ -14,11 +14,11 @@ Sources: socket(7), SO_REUSEPORT; sigtimedwait(2); signal(7), "Execution of sign
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -233,12 +233,17 @@ class Workers:
             OSError: no process can be started.
         """
         end = time.monotonic() + _CHECK_SECONDS
-        with tempfile.TemporaryFile() as output:
-            check = subprocess.Popen(  # noqa: S603 -- this program
-                [*self._command, "--dry-run"], stdin=subprocess.DEVNULL, stderr=output
-            )
+        # A container with a read-only file system has no directory for temporary files, so a pipe is used.
+        check = subprocess.Popen(  # noqa: S603 -- this program
+            [*self._command, "--dry-run"], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, bufsize=0
+        )
+        assert check.stderr is not None  # noqa: S101 -- a pipe was requested
+        output = b""
+        with check.stderr as pipe:
+            os.set_blocking(pipe.fileno(), False)
             while check.poll() is None:
                 stopping = signal.sigtimedwait((signal.SIGTERM, signal.SIGINT), _POLL_SECONDS)
+                output += pipe.read() or b""
                 if stopping is not None or time.monotonic() >= end:
                     check.kill()
                     check.wait()
@@ -246,11 +251,11 @@ class Workers:
                         return [f"not read within {_CHECK_SECONDS:g} s"]
                     self._receive(signal.Signals(stopping.si_signo))
                     return []
-            if check.returncode == _EXIT_OK:
-                return []
-            output.seek(0)
-            faults = output.read().decode(errors="replace").splitlines()
-            return faults or [f"the check exited with status {check.returncode}"]
+            output += pipe.read() or b""
+        if check.returncode == _EXIT_OK:
+            return []
+        faults = output.decode(errors="replace").splitlines()
+        return faults or [f"the check exited with status {check.returncode}"]
 
 
 def _reserve(address: HostPort) -> socket.socket:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import secrets
 import signal
 import socket
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -206,6 +208,16 @@ def test_an_invalid_configuration_of_another_broker_is_exit_status_2_before_any_
     log = running.log.read_text()
     assert f"{tmp_path / 'rules.yaml'}:4:11: brokers.far.tls.ca: {tmp_path / 'ca.pem'}: no " in log
     assert "worker started" not in log
+
+
+def test_workers_need_no_temporary_directory(tmp_path: Path) -> None:
+    (tmp_path / "rules.yaml").write_text(f"vhost: /\n{BAD_RULES}")
+    (tmp_path / "oxproxy.yaml").write_text(yaml.safe_dump({"workers": WORKERS, "rules": ["rules.yaml"]}))
+    # If no file may grow, no directory is usable for temporary files, as with a read-only file system.
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (0, 0))
+    done = oxproxy("serve", "--config", tmp_path / "oxproxy.yaml", preexec_fn=limit)
+    assert done.returncode == 2, done.stderr
+    assert "quee: unknown key" in done.stderr
 
 
 def test_all_workers_use_a_new_certificate_and_none_uses_one_without_its_key(broker: Broker, tmp_path: Path) -> None:
