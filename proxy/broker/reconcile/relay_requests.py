@@ -397,9 +397,10 @@ class RelayRequests:
 
     @staticmethod
     def _believed(exchange: OwnedExchange, destination: Destination) -> bool:
-        """Return True if a destination of an exchange in a rules file counts as bound, and no client has bound it."""
-        ours = exchange.declared is None and destination not in exchange.receivers
-        return ours and destination in exchange.bound
+        """Return True if a destination of an exchange in a rules file counts as bound, and not only by clients."""
+        if exchange.declared is not None or destination not in exchange.bound:
+            return False
+        return destination not in exchange.receivers or exchange.tokens.needs_plain(destination)
 
     def _gone(self, destination: Destination) -> bool:
         """Forget the bindings to a deleted destination; return whether relays must be notified."""

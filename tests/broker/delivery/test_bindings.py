@@ -331,6 +331,24 @@ def test_an_auto_delete_exchange_gets_messages_as_soon_as_it_is_declared_again(
             declaring.ask(commands.Queue.Unbind(queue="under", exchange="downstream"))
 
 
+def test_an_exchange_declared_again_gets_messages_of_the_rules_if_a_client_has_bound_it_too(
+    broker: Broker, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rules = "exchanges: [{name: jobs, bindings: [{exchange: downstream}]}]"
+    settings = {"inventory": {"refresh": "1h"}}
+    declare = commands.Exchange.Declare(exchange="downstream", exchange_type="fanout")
+    with standing(broker, tmp_path_factory.mktemp("again"), rules, settings) as site:
+        site.make_queue("under")
+        producer = site.producer()
+        producer.ask(declare)
+        producer.ask(commands.Exchange.Bind(destination="downstream", source="jobs", arguments={"x-?hkv= to": "x"}))
+        site.direct.ask(commands.Exchange.Delete(exchange="downstream"))
+        producer.ask(declare)
+        producer.ask(commands.Queue.Bind(queue="under", exchange="downstream"))
+        assert producer.send_settled("jobs", "k", {}, b"body", mandatory=True) == (True, [])
+        assert site.bodies("under") == [[b"body"]]
+
+
 FORGED_RULES = """
 exchanges:
   - name: strict
