@@ -25,6 +25,7 @@ from proxy.rules.loader import LoadedRules, compile_rules
 from proxy.rules.schema import TYPES
 from proxy.values import RESERVED_PREFIXES, text
 from proxy.yamlfile.document import ConfigWarning, Place, escaped, join
+from proxy.yamlfile.models import suggestion
 
 #: Exchange types that distinguish bindings by their arguments; other types ignore arguments.
 _BY_ARGUMENTS = (OPEN, "headers")
@@ -118,7 +119,7 @@ def import_definitions(
         The file's text, and warnings.
 
     Raises:
-        ConfigErrors: the data is not a definitions file, or does not contain the virtual host.
+        ConfigErrors: the data is not a definitions file, or does not contain the virtual host or a requested exchange.
     """
     place = Place(source, 0)
     definitions = _parsed(data, source)
@@ -126,28 +127,13 @@ def import_definitions(
     for binding in definitions.bindings:
         if binding.vhost == vhost:
             bindings.setdefault(binding.source, []).append(binding)
-    defined = [
-        exchange
-        for exchange in definitions.exchanges
-        if exchange.vhost == vhost and _is_wanted(exchange, bindings.get(exchange.name, ()), only)
-    ]
-    if not defined:
-        known = {named.name for named in definitions.vhosts}
-        known = known or {owned.vhost for owned in (*definitions.exchanges, *definitions.queues)}
-        if vhost not in known:
-            message = f'seen "{vhost}", expected a virtual host defined in this file: {", ".join(sorted(known))}'
-            raise ConfigErrors([ConfigError(source, 0, "--vhost", message)])
+    defined = _selected(definitions, source, vhost, bindings, only)
     exchanges = [
         (exchange, _distinct(exchange.type, bindings.get(exchange.name, ())))
         for exchange in defined
         if exchange.type in TYPES
     ]
     warnings = [
-        ConfigWarning(place, f"exchange {name}", "not in these definitions")
-        for name in only
-        if name not in {exchange.name for exchange in defined}
-    ]
-    warnings += [
         ConfigWarning(place, f"exchange {exchange.name}", f"omitted: the type {exchange.type} is not supported")
         for exchange in defined
         if exchange.type not in TYPES
@@ -197,9 +183,42 @@ def _fault(source: str, detail: Mapping[str, Any]) -> ConfigError:
 
 def _is_wanted(exchange: _Exchange, bindings: Sequence[_Binding], only: Sequence[str]) -> bool:
     """Return True if an exchange was requested and was not created by a sidecar."""
-    if not exchange.name or (exchange.name not in only if only else exchange.name.startswith("amq.")):
+    if exchange.name not in only if only else exchange.name.startswith("amq."):
         return False
     return not any(key.startswith(_RESERVED) for key in (exchange.name, *(binding.routing_key for binding in bindings)))
+
+
+def _selected(
+    definitions: _Definitions,
+    source: str,
+    vhost: str,
+    bindings: Mapping[str, Sequence[_Binding]],
+    only: Sequence[str],
+) -> list[_Exchange]:
+    """Return the requested exchanges of a virtual host.
+
+    Raises:
+        ConfigErrors: the virtual host or a requested exchange does not exist, or a sidecar created the exchange.
+    """
+    present = [exchange for exchange in definitions.exchanges if exchange.vhost == vhost and exchange.name]
+    selected = [exchange for exchange in present if _is_wanted(exchange, bindings.get(exchange.name, ()), only)]
+    if not selected:
+        vhosts = {named.name for named in definitions.vhosts}
+        vhosts = vhosts or {owned.vhost for owned in (*definitions.exchanges, *definitions.queues)}
+        if vhost not in vhosts:
+            message = f'seen "{vhost}", expected a virtual host defined in this file: {", ".join(sorted(vhosts))}'
+            raise ConfigErrors([ConfigError(source, 0, "--vhost", message)])
+    faults = []
+    for name in sorted(set(only) - {exchange.name for exchange in selected}):
+        known = {exchange.name for exchange in present if _is_wanted(exchange, bindings.get(exchange.name, ()), ())}
+        if name in {exchange.name for exchange in present}:
+            expected = ", which a sidecar created, expected another exchange"
+        else:
+            expected = suggestion(name, known) if known else ", but the virtual host has no exchanges to import"
+        faults.append(ConfigError(source, 0, "--exchange", f'seen "{name}"{expected}'))
+    if faults:
+        raise ConfigErrors(faults)
+    return selected
 
 
 def _distinct(kind: str, bindings: Iterable[_Binding]) -> list[_Binding]:

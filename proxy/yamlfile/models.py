@@ -230,7 +230,7 @@ def _message(model: type[BaseModel], node: Node | None, detail: ErrorDetails) ->
         return str(context["message"])
     if kind == "extra_forbidden":
         owner = key_type(model, *detail["loc"][:-1]).type
-        return f"unknown key{_meant(str(detail['loc'][-1]), key_names(owner))}"
+        return f"unknown key{suggestion(str(detail['loc'][-1]), key_names(owner))}"
     key = key_type(model, *detail["loc"])
     stated = next((mark for mark in key.marks if isinstance(mark, Expected)), None)
     if kind == "missing":
@@ -318,8 +318,8 @@ def _unwrapped(annotation: Any, marks: Iterable[Any] = (), description: str | No
     return KeyType(annotation, tuple(metadata), optional, description)
 
 
-def _meant(name: str, known: Iterable[str]) -> str:
-    """Suggest a similar key, or the only key that begins with the name; otherwise, list all keys."""
+def suggestion(name: str, known: Iterable[str]) -> str:
+    """Suggest a similar name, or the only one that begins with this name; otherwise, list all names."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, 1, 0.75)
     begun = [key for key in known if len(name) > 1 and key.startswith(name)]

@@ -325,6 +325,19 @@ def test_import_writes_rules_that_check_accepts(tmp_path: Path, capsys: pytest.C
     assert capsys.readouterr().out.startswith("ok: 1 file, 1 exchange, 1 binding")
 
 
+def test_import_writes_no_rules_if_the_requested_exchange_is_misspelled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "d.json").write_text(
+        json.dumps({"exchanges": [{"name": "orders", "type": "topic", "arguments": {}}], "bindings": []})
+    )
+    assert run("import", "--exchange", "order", tmp_path / "d.json") == 2
+    assert capsys.readouterr() == (
+        "",
+        f'{tmp_path / "d.json"}: --exchange: seen "order"; did you mean orders?\n',
+    )
+
+
 @pytest.mark.parametrize("name", ["-", "/dev/stdin"])
 def test_check_reads_standard_input_once_and_reports_its_errors(name: str) -> None:
     command = [sys.executable, "-m", "proxy.cli.main", "check", name]

@@ -108,8 +108,28 @@ def test_definitions_that_a_rules_file_refuses_are_a_warning() -> None:
     )
 
 
-def test_a_missing_exchange_is_a_warning() -> None:
-    assert any("exchange other" in warning for warning in warnings(definitions("topic"), "other"))
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("order", 'seen "order"; did you mean orders?'),
+        ("nope", 'seen "nope", expected one of log, orders'),
+        ("carrier", 'seen "carrier", which a sidecar created, expected another exchange'),
+    ],
+)
+def test_a_requested_exchange_that_is_not_in_the_definitions_is_an_error(name: str, message: str) -> None:
+    names = ("orders", "log", "carrier", "amq.topic", "x.o.p.e.n.x.announce", "")
+    data = {
+        "exchanges": [{"name": exchange, "vhost": "/", "type": "direct", "arguments": {}} for exchange in names],
+        "bindings": [binding("carrier", "q", key="x.o.p.e.n.x.q.0")],
+    }
+    with pytest.raises(ConfigErrors) as caught:
+        warnings(json.dumps(data).encode(), "log", name)
+    assert str(caught.value) == f"definitions.json: --exchange: {message}"
+
+
+def test_a_virtual_host_without_exchanges_to_import_is_reported() -> None:
+    with pytest.raises(ConfigErrors, match="but the virtual host has no exchanges to import"):
+        warnings(json.dumps({"exchanges": [], "bindings": [], "vhosts": [{"name": "/"}]}).encode(), "orders")
 
 
 def test_every_invalid_value_of_the_definitions_is_reported_with_its_path() -> None:
