@@ -92,7 +92,7 @@ COMMANDS = {
             ("oxproxy explain --exchange orders --key a.b --header amount=2000", "with the running sidecar"),
             ("oxproxy explain --rules rules/orders.yaml --message - --expect orders.big < message.yaml", "in a script"),
         ),
-        no="an expected queue is not reached, no address rule applies, or the results of workers differ",
+        no="an expected queue is not reached, no exchange or address rule applies, or the results of workers differ",
     ),
     "status": CommandEntry(
         "show the state of a running sidecar",
@@ -139,7 +139,7 @@ COMMANDS = {
             ("oxproxy routes rules/*.yaml", "routes in files"),
             ("oxproxy routes --exchange orders", "one exchange of the running sidecar"),
         ),
-        no="no exchange or virtual host has this name",
+        no="an exchange or virtual host does not exist",
     ),
     "rules": CommandEntry(
         "show the active rules of a running sidecar, or compare them with files",

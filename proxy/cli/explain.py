@@ -29,6 +29,7 @@ from proxy.cli.console import (
     read_input,
 )
 from proxy.routing.bindings.operators import INTEGER_PROPERTIES
+from proxy.rules.evaluation import PASSED
 from proxy.rules.explain import (
     AddressRequest,
     Explanation,
@@ -100,7 +101,10 @@ def _instant(text: str) -> str:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the explanation. Return NO if an expected queue is not reached or no address rule applies."""
+    """Print the explanation.
+
+    Return NO if an expected queue is not reached, the exchange is not evaluated, or no address rule applies.
+    """
     _check_usage(options)
     source = options.message or "command line"
     data = read_input(options.message) if options.message else described(options).encode(errors="surrogateescape")
@@ -116,7 +120,8 @@ def run(options: argparse.Namespace) -> int:
         return NO if lookup.rule is None else DONE
     explanation = explain(loaded, question, time.time() if question.at is None else question.at)
     _print(explanation, options.json)
-    return _expected(options.expect, explanation.result.queues)
+    status = _expected(options.expect, explanation.result.queues)
+    return NO if explanation.unknown_exchange else status
 
 
 def _timed(message: bytes, at: str) -> bytes:
@@ -245,8 +250,15 @@ def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argpa
     status = DONE if complete and len(distinct) == 1 else NO
     if options.address is not None:
         return NO if any(answer["rule"] is None for answer in answers.values()) else status
+    if any(_is_unknown_exchange(answer) for answer in answers.values()):
+        status = NO
     reached = set.intersection(*(set(answer["queues"]) for answer in answers.values()))
     return max(_expected(options.expect, reached), status)
+
+
+def _is_unknown_exchange(answer: dict[str, Any]) -> bool:  # Any: JSON
+    """Return `Explanation.unknown_exchange` for a response, which may come from an earlier version."""
+    return bool(answer["outcome"] == PASSED and not answer["walk"] and answer["exchange"])
 
 
 def _outcome(answer: dict[str, Any]) -> str:  # Any: JSON

@@ -113,7 +113,11 @@ def _result(explanation: Explanation) -> RenderableType:
     result = explanation.result
     grid = _grid()
     good = bool(result.queues or result.exchanges or result.remotes) and not result.error
-    grid.add_row("outcome", Text(result.outcome, "bold green" if good else "bold red"))
+    note = explanation.note
+    grid.add_row("outcome", Text(result.outcome, "bold yellow" if note else "bold green" if good else "bold red"))
+    if note:
+        grid.add_row("", _printable(note))
+        return Group("", grid)
     if result.error:
         grid.add_row("error", Text(_escaped(result.error), "red"))
     for kind, names in (("queues", result.queues), ("exchanges", result.exchanges), ("remotes", result.remotes)):

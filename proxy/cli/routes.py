@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,13 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the tree; return NO if no virtual host or exchange has the requested names."""
+    """Print the tree; return NO if a requested virtual host or exchange does not exist."""
     if options.files:
         from proxy.rules.overview import overview
 
         routes: dict[str, Any] = overview(load_rules_of(options.files))
     else:
         routes = admin_clients(options, "oxproxy routes")[0].json("/api/routes")
+    faults = list(_not_found(routes["vhosts"], options.vhost, options.exchange))
     routes["vhosts"] = list(_chosen(routes["vhosts"], options.vhost, options.exchange))
     if options.json:
         print_json(routes)
@@ -45,11 +47,28 @@ def run(options: argparse.Namespace) -> int:
         console = rich_console()
         for vhost in routes["vhosts"]:
             console.print(_tree(vhost, routes.get("missing", {}).get(vhost["vhost"], {})))
-    asked = options.vhost is not None or options.exchange
-    if asked and not routes["vhosts"]:
-        print_errors(["no exchange or virtual host in the rules has this name"])
-        return NO
-    return DONE
+    print_errors(faults)
+    return NO if faults else DONE
+
+
+def _not_found(vhosts: Sequence[Mapping[str, Any]], name: str | None, exchanges: Sequence[str]) -> Iterator[str]:
+    """Yield an error for a requested virtual host or exchange that does not exist, with a similar name."""
+    names = [vhost["vhost"] for vhost in vhosts]
+    if name is not None and name not in names:
+        yield f'no virtual host in the rules is named "{name}"{_similar(name, names)}'
+        return
+    known = [
+        exchange["exchange"] for vhost in vhosts if name in (None, vhost["vhost"]) for exchange in vhost["exchanges"]
+    ]
+    where = "in the rules" if name is None else f"in virtual host {name}"
+    for exchange in exchanges:
+        if exchange not in known:
+            yield f'no exchange {where} is named "{exchange}"{_similar(exchange, known)}'
+
+
+def _similar(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _chosen(vhosts: Sequence[dict[str, Any]], name: str | None, exchanges: Sequence[str]) -> Iterator[dict[str, Any]]:

@@ -9,6 +9,7 @@ Source: the messenger-addressing specification, section 3.4, which requires a dr
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import BindingStep, Decision, ExchangeStep, FilterStep, OperatorStep, Trace
 from proxy.rules import wire
-from proxy.rules.evaluation import PASSED, RoutingResult, decide, evaluate, mentioned_queues
+from proxy.rules.evaluation import RoutingResult, decide, evaluate, mentioned_queues
 from proxy.rules.file_tests import Time
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import DescribedMessage, MessageModel, described_message, destination_text, json_value, quoted
@@ -150,6 +151,7 @@ class Explanation:
     Args:
         matched: exchange and id of the bindings that were true.
         lookups: lookups in the address table that had a result.
+        note: why nothing was evaluated; None if rules or the address table apply to the message.
     """
 
     vhost: str
@@ -161,6 +163,12 @@ class Explanation:
     walk: tuple[ExchangeStep, ...]
     lookups: tuple[Lookup, ...]
     wire: wire.Wire
+    note: str | None = None
+
+    @property
+    def unknown_exchange(self) -> bool:
+        """True if the message is published to an exchange that is not evaluated, and not to the default exchange."""
+        return self.note is not None and bool(self.message.exchange)
 
 
 _Vhost: TypeAlias = Annotated[str, Expected("the name of a virtual host")]
@@ -272,7 +280,24 @@ def explain(
         tuple(trace.exchanges),
         lookups,
         leaves,
+        _note(loaded, vhost, message.exchange) if evaluation.untouched else None,
     )
+
+
+def _note(loaded: LoadedRules, vhost: VhostRules, exchange: bytes) -> str:
+    """Explain why a message is not evaluated, and suggest the exchange or the virtual host that may be meant."""
+    passed = "the message is passed to the broker unchanged"
+    if not exchange:
+        return f"messages to the default exchange are evaluated only by the address table: {passed}"
+    homes = sorted(
+        other.vhost for other in loaded.rules.vhosts.values() if any(rule.name == exchange for rule in other.exchanges)
+    )
+    near = difflib.get_close_matches(text(exchange), [text(rule.name) for rule in vhost.exchanges], 1)
+    if homes:
+        hint = f"; virtual host {homes[0]} has an exchange with this name"
+    else:
+        hint = f"; did you mean {near[0]}?" if near else ""
+    return f"no rules file names {text(exchange)}: {passed}{hint}"
 
 
 def _vhost_of(loaded: LoadedRules, request: ExplainRequest) -> str:
@@ -324,6 +349,7 @@ def as_json(explanation: Explanation | Lookup) -> dict[str, object]:
         "walk": [_exchange_json(step) for step in explanation.walk],
         "wire": wire.as_data(explanation.wire),
         "missing": {destination_text(destination): reason for destination, reason in explanation.wire.missing},
+        "note": explanation.note,
     }
 
 
@@ -369,7 +395,7 @@ def as_text(explanation: Explanation | Lookup) -> str:
         return "\n".join(as_lines(explanation))
     message, facts = explanation.message, explanation.message.facts
     lines = [
-        f"message   to exchange {text(message.exchange)} in vhost {explanation.vhost}, "
+        f"message   to {_exchange_name(message.exchange)} in vhost {explanation.vhost}, "
         f"key {quoted(facts.routing_key)}, headers {len(facts.headers)}, body {facts.body_size_bytes} bytes",
         f"rules     {explanation.version}, at {_time(explanation.at)}",
     ]
@@ -377,13 +403,18 @@ def as_text(explanation: Explanation | Lookup) -> str:
         lines += _exchange_lines(step)
     for lookup in explanation.lookups:
         lines += ["", *as_lines(lookup)]
-    return "\n".join([*lines, "", *_result_lines(explanation.result), *wire.as_lines(explanation.wire)])
+    return "\n".join([*lines, "", *_result_lines(explanation), *wire.as_lines(explanation.wire)])
 
 
-def _result_lines(result: RoutingResult) -> Iterator[str]:
+def _exchange_name(exchange: bytes) -> str:
+    return f"exchange {text(exchange)}" if exchange else "the default exchange"
+
+
+def _result_lines(explanation: Explanation) -> Iterator[str]:
+    result = explanation.result
     yield f"outcome   {result.outcome}" + (f': the channel is closed with 406 "{result.error}"' if result.error else "")
-    if result.outcome == PASSED and result.exchanges:
-        yield f"          no rules file names {result.exchanges[0]}: the message is passed to the broker unchanged"
+    if explanation.note is not None:
+        yield f"          {explanation.note}"
         return
     for key in ("queues", "exchanges", "remotes"):
         names: Sequence[str] = getattr(result, key)

@@ -80,3 +80,8 @@ def test_an_explanation_of_an_address_does_not_control_the_terminal(
 def test_a_json_message_in_utf_16_is_an_error() -> None:
     with pytest.raises(ConfigErrors):
         message_request('{"exchange": "é"}'.encode("utf-16-le"), "m.json")
+
+
+@pytest.mark.parametrize(("exchange", "status"), [("e", 0), ("", 0), ("typo", 1)])
+def test_an_exchange_that_no_rules_file_names_is_status_1(exchange: str, status: int, rules: str) -> None:
+    assert main(["explain", "--rules", rules, "--exchange", exchange]) == status

@@ -49,6 +49,16 @@ def test_a_rejected_message_shows_the_error() -> None:
     assert "rejected" in text
 
 
+def test_the_tree_names_the_exchange_that_may_be_meant() -> None:
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, width=200, highlight=False, color_system=None)
+    loaded = load("exchanges: [{name: orders}]")
+    print_tree(explain(loaded, message_request(b"exchange: order", "m"), NOW), console)
+    assert "no rules file names order: the message is passed to the broker unchanged; did you mean orders?" in (
+        written.getvalue()
+    )
+
+
 @pytest.mark.parametrize("escape", ["\\e[31m", "\\u009b1m", "\\r", "\\x07"])
 def test_control_characters_in_a_message_are_escaped(escape: str) -> None:
     text = shown(f'{{exchange: e, headers: {{a: "x{escape}y"}}}}'.encode())

@@ -183,10 +183,32 @@ def test_routes_of_files_equal_those_of_the_sidecar(site: Site) -> None:
         assert json.loads(of_files) == live
 
 
-def test_an_unknown_exchange_or_virtual_host_is_status_1(site: Site) -> None:
-    for option in ("--exchange", "--vhost"):
-        status, out, err = run(site, "routes", option, "no-such")
-        assert (status, out, err) == (1, "", "no exchange or virtual host in the rules has this name\n")
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        (("--vhost", "no-such"), 'no virtual host in the rules is named "no-such"'),
+        (("--exchange", "no-such"), 'no exchange in the rules is named "no-such"'),
+        (("--exchange", "order"), 'no exchange in the rules is named "order"; did you mean orders?'),
+    ],
+)
+def test_routes_reports_an_unknown_exchange_or_virtual_host_with_status_1(
+    site: Site, options: tuple[str, ...], error: str
+) -> None:
+    assert run(site, "routes", *options) == (1, "", f"{error}\n")
+
+
+def test_routes_reports_one_unknown_exchange_of_several(site: Site) -> None:
+    status, out, err = run(site, "routes", "--exchange", "orders", "--exchange", "no-such")
+    assert (status, err) == (1, 'no exchange in the rules is named "no-such"\n')
+    assert "exchange orders" in out
+
+
+def test_explain_reports_an_exchange_without_rules_with_status_1(site: Site) -> None:
+    status, out, err = run(site, "explain", "--exchange", "order")
+    assert (status, err) == (1, "")
+    assert "no rules file names order: the message is passed to the broker unchanged; did you mean orders?" in out
+    assert run(site, "explain", "--exchange", "order", "--json")[0] == 1
+    assert run(site, "explain", "--exchange", "", "--key", "q")[0] == 0
 
 
 def test_rules_in_force_are_shown_as_written_without_passwords(site: Site) -> None:

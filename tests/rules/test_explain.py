@@ -92,6 +92,24 @@ def test_the_text_contains_removals_and_the_end_of_the_visit() -> None:
         ("{exchange: quiet, body_size: 5}", "  no binding"),
         ("{exchange: other}", "outcome   passed"),
         ("{exchange: other}", "          no rules file names other: the message is passed to the broker unchanged"),
+        (
+            "{exchange: order}",
+            "          no rules file names order: the message is passed to the broker unchanged; did you mean orders?",
+        ),
+        (
+            "{exchange: orders, vhost: shop}",
+            "          no rules file names orders: the message is passed to the broker unchanged; "
+            "virtual host / has an exchange with this name",
+        ),
+        (
+            '{exchange: "", routing_key: q}',
+            'message   to the default exchange in vhost /, key "q", headers 0, body 0 bytes',
+        ),
+        (
+            '{exchange: "", routing_key: q}',
+            "          messages to the default exchange are evaluated only by the address table: "
+            "the message is passed to the broker unchanged",
+        ),
     ],
 )
 def test_the_text_contains_the_reason_of_an_unrouted_message(message: str, line: str) -> None:

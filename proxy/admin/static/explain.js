@@ -101,6 +101,7 @@ async function explain(event) {
 
 function summary(answer, message) {
   return element('div', { class: 'card' }, element('h3', {}, 'Result'), element('p', { class: 'outcome' }, result(answer)),
+    ...(answer.note ? [element('p', { class: 'note warn' }, name(answer.note))] : []),
     ...(message.unknown.length ? [element('p', { class: 'note warn' }, 'Decided without headers whose values are unknown: ', ...listed(message.unknown))] : []),
     ...(Object.keys(answer.missing).length ? [table(['missing destination', 'reason'], Object.entries(answer.missing))] : []),
     ...answer.failed.map(text => element('p', { class: 'note bad' }, name(text))),
