@@ -93,6 +93,11 @@ def shown(name: bytes) -> str:
     return name.decode(errors="replace")
 
 
+def counted(number: int, noun: str) -> str:
+    """Format a count with its noun, such as ``1 binding`` or ``2 bindings``."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def describe(destination: Destination) -> str:
     """Format a destination for logs and error texts, such as ``queue orders``."""
     kind, name = destination

@@ -20,6 +20,7 @@ from pamqp import base, commands
 from proxy.amqp.frames import FRAME_HEAD, METHOD, frame
 from proxy.amqp.tables import pick
 from proxy.errors import LocalProtocolError, ProtocolError
+from proxy.values import counted
 
 #: An argument: a number, a bit, a string (short or long), or the entries of a table.
 Argument: TypeAlias = int | bool | bytes
@@ -120,7 +121,7 @@ def method_of(payload: bytes) -> int:
             method is unknown, RabbitMQ drops the connection without a reply.
     """
     if len(payload) < 4:
-        raise ProtocolError(502, f"method frame of {len(payload)} bytes, expected 4 or more")
+        raise ProtocolError(502, f"method frame of {counted(len(payload), 'byte')}, expected 4 or more")
     method: int = _METHOD.unpack_from(payload)[0]
     if method not in _LAYOUTS:
         text = f"unknown method {method & 0xFFFF} of class {method >> 16}"

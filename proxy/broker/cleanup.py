@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from proxy.broker.management_api import BindingInfo, ManagementApi, NotListed
-from proxy.values import RESERVED_PREFIXES, text
+from proxy.values import RESERVED_PREFIXES, counted, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,21 +23,27 @@ class Leftover:
     bindings: tuple[BindingInfo, ...]
     foreign: tuple[BindingInfo, ...]
 
+    @property
+    def stored_bindings(self) -> int:
+        return sum(binding.stores for binding in self.bindings)
+
+    @property
+    def tokens(self) -> int:
+        return len(self.bindings) - self.stored_bindings
+
     def as_json(self) -> dict[str, object]:
-        stored = sum(binding.stores for binding in self.bindings)
         return {
             "vhost": self.vhost,
             "exchange": text(self.exchange),
-            "tokens": len(self.bindings) - stored,
-            "stored_bindings": stored,
+            "tokens": self.tokens,
+            "stored_bindings": self.stored_bindings,
             "foreign_bindings": list(map(str, self.foreign)),
         }
 
     def __str__(self) -> str:
-        values = self.as_json()
-        counts = f"{values['tokens']} tokens, {values['stored_bindings']} stored bindings"
+        counts = f"{counted(self.tokens, 'token')}, {counted(self.stored_bindings, 'stored binding')}"
         others = "".join(f"; kept because of a foreign binding to {binding}" for binding in self.foreign)
-        return f"vhost {self.vhost}: exchange {values['exchange']}: {counts}{others}"
+        return f"vhost {self.vhost}: exchange {text(self.exchange)}: {counts}{others}"
 
 
 async def find_leftovers(management: ManagementApi, vhosts: Collection[str] = ()) -> list[Leftover]:

@@ -11,9 +11,9 @@ from proxy.broker.connection import ControlSettings
 from proxy.broker.management_api import ManagementApi
 from proxy.cli.cleanup import add_broker_arguments, control_of
 from proxy.cli.commands import add_repeatable
-from proxy.cli.console import DONE, NO, counted, print_json, print_line, read_settings
+from proxy.cli.console import DONE, NO, print_json, print_line, read_settings
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
-from proxy.values import describe, shown
+from proxy.values import counted, describe, shown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

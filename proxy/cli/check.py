@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from collections.abc import Mapping as Environment
 from pathlib import Path
 
-from proxy.cli.console import DONE, NO, WRONG, between, counted, print_errors, print_json, print_line, read_bytes
+from proxy.cli.console import DONE, NO, WRONG, between, print_errors, print_json, print_line, read_bytes
 from proxy.cli.findings import Findings
 from proxy.config.loader import read_settings, rules_files, tests_files
 from proxy.config.settings import Settings
@@ -24,6 +24,7 @@ from proxy.rules.lint.bindings import lint_bindings, untested_bindings
 from proxy.rules.lint.destinations import declared_queues, destinations, evaluated_exchanges
 from proxy.rules.loader import LoadedRules, compile_sources
 from proxy.rules.schema import TOP_KEYS, ParsedFile, RulesSource, read_source
+from proxy.values import counted
 from proxy.yamlfile.document import Faults, Mapping, Place, is_tests_file
 from proxy.yamlfile.hosts import HostPort
 from proxy.yamlfile.models import key_names

@@ -70,10 +70,6 @@ def output_width() -> int:
     return max(40, shutil.get_terminal_size((80, 24)).columns)
 
 
-def counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def printable(text: str, kept: str = "") -> str:
     """Escape control characters except `kept`, since a name or a message could use them to control the terminal."""
     return "".join(

@@ -12,7 +12,7 @@ from proxy.routing.decision import BindingStep, ExchangeStep, FilterStep, Operat
 from proxy.rules import wire
 from proxy.rules.explain import Explanation, as_lines, as_text
 from proxy.rules.message import json_value
-from proxy.values import Destination
+from proxy.values import Destination, counted
 
 _VERDICTS = {Verdict.MATCH: ("✓", "green"), Verdict.MISMATCH: ("✗", "red"), Verdict.ABSENT: ("∅", "yellow")}
 _DIM = "dim"
@@ -42,7 +42,7 @@ def _head(explanation: Explanation) -> RenderableType:
     grid.add_row("key", _printable(facts.routing_key))
     for name, value in facts.headers:
         grid.add_row("header", Text.assemble(_printable(name), " = ", _printable(value)))
-    grid.add_row("body", f"{facts.body_size_bytes} bytes")
+    grid.add_row("body", counted(facts.body_size_bytes, "byte"))
     grid.add_row("rules", explanation.version)
     return grid
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from proxy.cli.console import counted
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError
 from proxy.rules.file_tests import TestFailure
@@ -14,6 +13,7 @@ from proxy.rules.lint.destinations import EvaluatedExchange, NamedDestination
 from proxy.rules.loader import LoadedRules
 from proxy.rules.ruleset import VhostRules
 from proxy.rules.schema import ParsedBinding
+from proxy.values import counted
 from proxy.yamlfile.document import ConfigWarning, Faults
 
 ERROR, WARNING, TEST = "error", "warning", "test"

@@ -104,7 +104,7 @@ def print_tables(report: Report, console: Console | None = None) -> None:
     console = console or rich_console()
     console.print(
         f"candidate {report['candidate']} compared with the active rules {report['live']} for "
-        f"{report['seconds']:.0f} s: {report['compared']} publishes compared, "
+        f"{report['seconds']:.0f} s: {report['compared']} publish{'' if report['compared'] == 1 else 'es'} compared, "
         f"{report['equal']} equal, {report['different']} different",
         soft_wrap=True,
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients, ask_workers
 from proxy.cli.console import DONE, NO, json_line, print_json, print_line, printable
+from proxy.values import counted
 
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample
@@ -76,9 +77,9 @@ def _traffic(page: Sequence[Sample]) -> Iterator[str]:
     connections = {sample.labels.get("side"): sample.value for sample in page if sample.name == "oxproxy_connections"}
     if connections:
         channels = sum(sample.value for sample in page if sample.name == "oxproxy_channels")
-        yield _row(
-            "producers", f"{_count(connections.get('downstream', 0), 'connection')}, {_count(channels, 'channel')}"
-        )
+        open_connections = round(connections.get("downstream", 0))
+        producers = f"{counted(open_connections, 'connection')}, {counted(round(channels), 'channel')}"
+        yield _row("producers", producers)
     outcomes: dict[str, float] = {}
     for sample in page:
         if sample.name == "oxproxy_publishes_total":
@@ -97,7 +98,7 @@ def _body(status: Mapping[str, Any]) -> Iterator[str]:
         state = "connected" if vhost.get("connected") else f"not connected: {vhost.get('fault') or 'reason unknown'}"
         refreshed = vhost.get("refreshed_at")
         seen = f", read at {_time(refreshed)}" if refreshed else ""
-        yield _row("vhost", f"{vhost.get('vhost')}: {state}, {_count(vhost.get('queues', 0), 'queue')}{seen}")
+        yield _row("vhost", f"{vhost.get('vhost')}: {state}, {counted(vhost.get('queues', 0), 'queue')}{seen}")
         for key, name in _FINDINGS:
             yield from (_row(f"  {name}", line) for line in _listed(vhost.get(key)))
 
@@ -106,10 +107,6 @@ def _listed(findings: object) -> list[str]:
     if isinstance(findings, Mapping):
         return [f"{name}: {reason}" for name, why in findings.items() for reason in _listed(why) or [_value(why)]]
     return [_value(finding) for finding in findings] if isinstance(findings, list) else []
-
-
-def _count(number: float, noun: str) -> str:
-    return f"{number:.0f} {noun}{'' if number == 1 else 's'}"
 
 
 def _value(value: object) -> str:

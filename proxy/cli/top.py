@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients
 from proxy.cli.console import DONE, between, json_line, print_line, printable, rich_console
+from proxy.values import counted
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -139,7 +140,7 @@ def _drawn(admins: Sequence[AdminClient], result: Mapping[str, Any], most: int) 
     from rich.text import Text
 
     urls = ", ".join(admin.url for admin in admins)
-    head = f"{urls}   {result['publishes_per_second']:.1f} publishes/s   {result['producers']} connections"
+    head = f"{urls}   {result['publishes_per_second']:.1f} publishes/s   {counted(result['producers'], 'connection')}"
     parts: list[Table | Text] = [Text(printable(head), style="bold")]
     for title, columns in (
         ("exchanges", ("vhost", "exchange", "outcome")),

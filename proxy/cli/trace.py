@@ -6,9 +6,9 @@ import argparse
 import json
 import os
 
-from proxy.cli.console import DONE, NO, counted, print_errors, print_line
+from proxy.cli.console import DONE, NO, print_errors, print_line
 from proxy.cli.report import add_days_and_spark, faults_of, request_of
-from proxy.values import text
+from proxy.values import counted, text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

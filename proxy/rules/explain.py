@@ -31,7 +31,7 @@ from proxy.rules.file_tests import Time
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import DescribedMessage, MessageModel, described_message, destination_text, json_value, quoted
 from proxy.rules.ruleset import VhostRules
-from proxy.values import text
+from proxy.values import counted, text
 from proxy.yamlfile.document import Faults, Place, escaped, read_document
 from proxy.yamlfile.models import LISTED, NOTHING, Expected, FileModel, Keys, read_model
 
@@ -396,7 +396,7 @@ def as_text(explanation: Explanation | Lookup) -> str:
     message, facts = explanation.message, explanation.message.facts
     lines = [
         f"message   to {_exchange_name(message.exchange)} in vhost {explanation.vhost}, "
-        f"key {quoted(facts.routing_key)}, headers {len(facts.headers)}, body {facts.body_size_bytes} bytes",
+        f"key {quoted(facts.routing_key)}, headers {len(facts.headers)}, body {counted(facts.body_size_bytes, 'byte')}",
         f"rules     {explanation.version}, at {_time(explanation.at)}",
     ]
     for step in explanation.walk:

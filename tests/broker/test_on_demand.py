@@ -174,7 +174,7 @@ async def test_bindings_on_demand_are_limited(bench: Bench, outside: Outside) ->
     assert len(bound) == 4
     assert bench.requests.bound_count == 4
     [why] = bench.state.missing.values()
-    assert "4 destinations are already bound on demand" in why
+    assert "the limit of 4 destinations bound on demand has been reached" in why
 
 
 async def test_destinations_of_rules_do_not_count_towards_the_limit(bench: Bench, outside: Outside) -> None:

@@ -43,7 +43,7 @@ def test_everything_is_listed_and_removed_on_request(
         assert site.sidecar.stop()
         assert run(site) == 0
         listed = capsys.readouterr().out
-        assert f"vhost {site.vhost}: exchange letters: 2 tokens, 1 stored bindings\n" in listed
+        assert f"vhost {site.vhost}: exchange letters: 2 tokens, 1 stored binding\n" in listed
         assert "nothing was removed" in listed
         assert exists(site, "letters")
         assert run(site, "--yes") == 0

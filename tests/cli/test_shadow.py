@@ -68,6 +68,11 @@ def test_the_report_has_totals_exchanges_examples_and_bindings() -> None:
     assert "and 3 more 3 " in text
 
 
+def test_the_report_counts_a_single_publish() -> None:
+    single = {**REPORT, "compared": 1, "equal": 1, "different": 0, "exchanges": [], "bindings": []}
+    assert "60 s: 1 publish compared, 1 equal, 0 different" in printed(single)
+
+
 def test_a_report_without_differences_is_short() -> None:
     quiet = {**REPORT, "exchanges": [], "bindings": [], "random": 0, "skipped": 0}
     assert printed(quiet).endswith("4 different")

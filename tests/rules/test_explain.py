@@ -91,6 +91,7 @@ def test_the_text_contains_removals_and_the_end_of_the_visit() -> None:
         ("{exchange: quiet}", "outcome   filtered"),
         ("{exchange: quiet, body_size: 5}", "  no binding"),
         ("{exchange: other}", "outcome   passed"),
+        ("{exchange: other, body_size: 1}", 'message   to exchange other in vhost /, key "", headers 0, body 1 byte'),
         ("{exchange: other}", "          no rules file names other: the message is passed to the broker unchanged"),
         (
             "{exchange: order}",

@@ -1,6 +1,6 @@
 // Rules: the active rules files as written, with matches and warnings at their lines, and the differences on disk.
 
-import { at, badge, element, name, rate, visible, whole } from './dom.js'
+import { at, badge, count, element, name, rate, visible, whole } from './dom.js'
 import { json, numbers, state } from './feed.js'
 
 export const topics = ['status', 'traffic']
@@ -54,7 +54,7 @@ function written(file, notes) {
   })
   return element('div', { class: 'card' },
     element('div', { class: 'head' }, element('h3', {}, name(file.name)),
-      ...(notes.failure ? [] : warnings.length ? [badge(`${warnings.length} warning${warnings.length > 1 ? 's' : ''}`, 'warn')] : [badge('no warning', 'good')])),
+      ...(notes.failure ? [] : warnings.length ? [badge(count(warnings.length, 'warning'), 'warn')] : [badge('no warning', 'good')])),
     ...(notes.failure ? [element('p', { class: 'note bad' }, visible(notes.failure))] : []),
     ...warnings.filter(note => !note.line).map(note => element('p', { class: 'note warn' }, name(note.message))),
     element('div', { class: 'file', tabIndex: 0, 'aria-label': file.name, role: 'region' },

@@ -24,7 +24,7 @@ from proxy.broker.reconcile.desired import DesiredState
 from proxy.broker.reconcile.executor import Executor
 from proxy.relay.tokens import FEW_DESTINATIONS, TokenForm, is_eight_words
 from proxy.relay.vhost import CarrierType, OwnedExchange, VhostState
-from proxy.values import EXCHANGE, shown
+from proxy.values import EXCHANGE, counted, shown
 
 #: Number of passes for which one-word tokens stay bound after a carrier has switched to eight-word tokens.
 FORMER_LOOKS = 12
@@ -81,7 +81,7 @@ class CarrierBindings(NamedTuple):
         why = "RabbitMQ before 3.13 compares all of them with every message"
         if self.exchange.wanted_type is not CarrierType.AUTO:
             why = f"carrier_type requests {self.exchange.wanted_type.value}"
-        kind = f"{self.exchange.carrier_type.value} exchange with {self.bindings} bindings"
+        kind = f"{self.exchange.carrier_type.value} exchange with {counted(self.bindings, 'binding')}"
         return f"exchange {shown(self.exchange.name)}: carrier {shown(self.exchange.carrier)} is a {kind}; {why}"
 
 

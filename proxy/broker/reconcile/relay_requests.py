@@ -27,7 +27,7 @@ from proxy.broker.task_supervisor import Supervisor
 from proxy.errors import UpstreamError
 from proxy.relay.token_table import Need
 from proxy.relay.vhost import Delivery, OwnedExchange
-from proxy.values import EXCHANGE, QUEUE, Destination, shown
+from proxy.values import EXCHANGE, QUEUE, Destination, counted, shown
 
 #: Used in place of a destination in the key of an attempt to change a carrier's form.
 _FORM: Destination = (EXCHANGE, b"")
@@ -210,7 +210,7 @@ class RelayRequests:
             return why
         extra = not self.named(destination)
         if extra and self.bound_count >= self._settings.bind_limit:
-            return f"{self._settings.bind_limit} destinations are already bound on demand, which is the limit"
+            return f"the limit of {counted(self._settings.bind_limit, 'destination')} bound on demand has been reached"
         # The token is counted before the request, since many attempts may be in progress.
         self.bound_count += extra
         why = None

@@ -59,7 +59,7 @@ from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.routing.bindings.exchange_types import compile_binding
 from proxy.routing.bindings.patterns import Budget
-from proxy.values import EXCHANGE, QUEUE, Destination, reserved_prefix, shown
+from proxy.values import EXCHANGE, QUEUE, Destination, counted, reserved_prefix, shown
 
 #: Maximum number of destinations checked when a binding is made; others are checked when a message chooses them.
 CHECKED_AT_ONCE = 500
@@ -683,8 +683,8 @@ class ClientBindings:
         current = sum(owned.regexes[user] for owned in self._state.exchanges.values())
         if current + more > most:
             text = (
-                f"the bindings of user '{user}' have {current} regular expressions; {more} more would exceed {most} "
-                "(declared.regexes)"
+                f"the bindings of user '{user}' have {counted(current, 'regular expression')}; {more} more would "
+                f"exceed {most} (declared.regexes)"
             )
             raise ProtocolError(406, text, Scope.CHANNEL)
 

@@ -40,6 +40,7 @@ from proxy.relay.publish.outgoing import PUBLISH, Outgoing, copy_frames, refuse_
 from proxy.relay.publish.plan import Plan
 from proxy.relay.publish.split_publish import fitting, send_collected
 from proxy.relay.remote.forwarding import send_alone
+from proxy.values import counted
 
 _KIND_NAMES: Final = {METHOD: "method", HEADER: "content header", BODY: "content body", HEARTBEAT: "heartbeat"}
 _CONNECTION: Final = 10
@@ -256,7 +257,7 @@ class ProducerFrames:
     def _body(self, channel: Channel, content: ContentUnderWay, frame: bytes) -> bool:
         size = len(frame) - OVERHEAD
         if size > content.remaining:
-            text = f"body is {size - content.remaining} bytes longer than announced"
+            text = f"body is {counted(size - content.remaining, 'byte')} longer than announced"
             raise ProtocolError(501, text, Scope.CONNECTION, *PUBLISH)
         content.remaining -= size
         collected = content.collected
@@ -411,7 +412,7 @@ _OWN_HANDLERS = {
 def _method_of(frame: bytes) -> int:
     """Return the method of a frame: class id << 16 | method id."""
     if len(frame) < _LEAST_METHOD:
-        raise ProtocolError(501, f"method frame of {len(frame) - OVERHEAD} bytes, expected 4 or more")
+        raise ProtocolError(501, f"method frame of {counted(len(frame) - OVERHEAD, 'byte')}, expected 4 or more")
     method: int = U32.unpack_from(frame, 7)[0]
     return method
 
