@@ -81,13 +81,12 @@ class ListenError(OSError):
         self.index = index
 
 
-def admitted_connections(connections: int, kept: int = 0, asked: bool = True) -> int:
+def admitted_connections(connections: int, kept: int = 0) -> int:
     """Raise this process's limit on file descriptors as far as needed and permitted; log if the limit stays too low.
 
     Args:
         connections: configured maximum number of producers.
         kept: maximum number of upstream connections kept for reuse.
-        asked: whether `connections` was configured explicitly. The default is lowered without a warning.
 
     Returns:
         The number of producers that the file descriptors permit.
@@ -106,9 +105,8 @@ def admitted_connections(connections: int, kept: int = 0, asked: bool = True) ->
     if limit >= needed:
         return connections
     admitted = max(1, (limit - reserve) // DESCRIPTORS_PER_PRODUCER)
-    log = _log.warning if asked else _log.info
     text = "too few file descriptors for limits.connections; the limit is lowered"
-    log(text, descriptors=limit, needed=needed, permitted=connections, admitted=admitted)
+    _log.warning(text, descriptors=limit, needed=needed, permitted=connections, admitted=admitted)
     return admitted
 
 
