@@ -143,6 +143,18 @@ def test_a_missing_destination_is_reported(site: Site) -> None:
 
 
 @pytest.mark.broker
+def test_a_deleted_queue_of_the_rules_is_declared_again_only_when_the_rules_change(site: Site) -> None:
+    """docs/runbooks/OxproxyDestinationsMissing.md and docs/reference/rules.md."""
+    site.delete_queue("documents.public")
+    missing = {"queue documents.public": "does not exist"}
+    until(lambda: json.loads(curl(site, "/status"))["vhosts"][0]["missing"] == missing, 15)
+    assert json.loads(curl(site, "/-/reload"))["missing"] == ["queue documents.public"]
+    write(site, f"{RULES}# changed\n")
+    assert json.loads(curl(site, "/-/reload"))["missing"] == []
+    assert site.queue("documents.public")["durable"]
+
+
+@pytest.mark.broker
 def test_the_audit_log_has_the_message_in_open_and_closed_segments(broker: Broker, tmp_path: Path) -> None:
     (tmp_path / "audit").mkdir()
     searched = '"message_id":"m1"'

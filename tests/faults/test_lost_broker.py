@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import signal
 
+import pika
+import pika.exceptions
 import pytest
 
 from tests.broker.observed import Outside
@@ -28,6 +30,10 @@ def test_a_lost_broker_closes_producers_with_320_and_service_resumes_with_it(
     with pytest.raises(Closed) as caught:
         Producer(running.port, outside.vhost)
     assert (caught.value.code, "upstream unavailable" in caught.value.text) == (320, True)
+    # docs/runbooks/OxproxyUpstreamUnavailable.md describes this error, which pika calls an authentication error.
+    refused = r"\(320\) 'CONNECTION_FORCED - upstream unavailable: .*'"
+    with pytest.raises(pika.exceptions.ProbableAuthenticationError, match=refused):
+        pika.BlockingConnection(pika.ConnectionParameters("127.0.0.1", running.port, outside.vhost))
     assert running.get("/livez")[0] == 200
     until(lambda: "degraded: " in running.get("/readyz")[1])
     assert running.get("/readyz")[0] == 200
