@@ -113,11 +113,14 @@ def test_an_unknown_outcome_is_shown() -> None:
 
 
 def test_bars_are_proportional_to_their_values() -> None:
-    page = render(replace(figures(), sizes=[(100, 10), (1000, 5), (None, 0)]))
+    page = render(replace(figures(), sizes=[(100, 10_000), (1000, 5000), (10_000, 0), (None, 1)]))
     bars = re.findall(
-        r'<span class="name">(up to .*?|larger)</span><svg aria-hidden="true"><rect .*? width="(.*?)%"', page
+        r'<span class="name">(up to .*?|larger)</span>'
+        r'<svg aria-hidden="true">(?:<rect [^>]* width="(.*?)%"[^>]*>)?</svg>',
+        page,
     )
-    assert bars == [("up to 100 B", "100"), ("up to 1 kB", "50"), ("larger", "0.3")]
+    # A small value is visible; nothing is drawn for zero.
+    assert bars == [("up to 100 B", "100"), ("up to 1 kB", "50"), ("up to 10 kB", ""), ("larger", "0.3")]
 
 
 def test_a_truncated_table_is_marked() -> None:
