@@ -301,7 +301,10 @@ def _note(loaded: LoadedRules, vhost: VhostRules, exchange: bytes) -> str:
 
 
 def _vhost_of(loaded: LoadedRules, request: ExplainRequest) -> str:
-    """Return the virtual host that has the message's exchange, or the virtual host of the only address table."""
+    """Return the virtual host that has the message's exchange.
+
+    If no rules file names the exchange, return the virtual host of the only address table, or else the only one.
+    """
     exchange = request.message.exchange
     homes = [
         vhost.vhost
@@ -314,7 +317,9 @@ def _vhost_of(loaded: LoadedRules, request: ExplainRequest) -> str:
         raise ConfigErrors([ConfigError(request.source, 0, "vhost", message)])
     if homes:
         return homes[0]
-    return request.vhost or (next(iter(loaded.books)) if len(loaded.books) == 1 else "/")
+    if request.vhost is not None:
+        return request.vhost
+    return next((next(iter(names)) for names in (loaded.books, loaded.rules.vhosts) if len(names) == 1), "/")
 
 
 def explain_address(loaded: LoadedRules, request: AddressRequest) -> Lookup:

@@ -117,6 +117,12 @@ def test_the_text_contains_the_reason_of_an_unrouted_message(message: str, line:
     assert line in as_text(explained(message)).splitlines()
 
 
+def test_a_misspelled_exchange_is_searched_in_the_only_virtual_host() -> None:
+    lines = as_text(explained("{exchange: order}", "{vhost: shop, exchanges: [{name: orders}]}")).splitlines()
+    assert lines[0].startswith("message   to exchange order in vhost shop, ")
+    assert lines[4].endswith("; did you mean orders?")
+
+
 def test_the_text_contains_the_alternate_exchange() -> None:
     rules = "exchanges: [{name: e, arguments: {alternate-exchange: rest}}]"
     lines = as_text(explained("exchange: e", rules)).splitlines()
