@@ -175,6 +175,19 @@ async def test_rules_are_shown_as_written_with_counts_and_without_secrets(tab: T
     assert "never matches" in await tab.value("document.querySelector('.file .warning').textContent")
 
 
+async def test_counts_in_the_rules_leave_most_of_a_narrow_screen_to_the_lines(tab: Tab, site: Site) -> None:
+    publish(site, "order")
+    await tab.width(390)
+    await see(tab, "rules")
+    line = "document.querySelectorAll('.file li')[7]"
+    await shows(tab, f"Number({line}.querySelector('.total').textContent) > 0")
+    left = "getBoundingClientRect().left"
+    indent = await tab.value(f"{line}.querySelector('code').{left} - document.querySelector('.file').{left}")
+    assert indent <= 50
+    counts = await tab.value(f"{line}.querySelector('.total').getBoundingClientRect().top")
+    assert counts >= await tab.value(f"{line}.querySelector('code').getBoundingClientRect().bottom")
+
+
 async def test_differences_to_the_files_are_shown(tab: Tab, site: Site) -> None:
     (file,) = [Path(entry["name"]) for entry in json.loads(site.sidecar.get("/api/rules"))["files"]]
     written = file.read_text()
@@ -228,6 +241,15 @@ async def test_an_explanation_contains_a_test_that_passes(tab: Tab, site: Site) 
     loaded = compile_rules([("rules.yaml", f"vhost: /\n{RULES}tests:\n{test}\n".encode())])
     assert [test.message.facts.body_size_bytes for test in loaded.tests] == [7]
     assert loaded.failures() == []
+
+
+async def test_a_misspelled_exchange_is_explained(tab: Tab, site: Site) -> None:
+    await see(tab, "explain")
+    await tab.value("document.querySelector('#message [name=exchange]').value = 'order'")
+    await tab.value("document.querySelector('#message button.main').click()")
+    note = "no rules file names order: the message is passed to the broker unchanged; did you mean orders?"
+    await shows(tab, "document.querySelector('#answer .note')?.textContent", note)
+    assert_no_errors(tab)
 
 
 async def compare_and_stop(tab: Tab, site: Site) -> None:
