@@ -500,9 +500,17 @@ def test_a_schedule_is_a_name_or_has_five_fields(schedule: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [{"admin": None}, {"audit": None}, {"declared": None}, {"declared": {"secrets": None}}], ids=str
+    "config",
+    [
+        {"admin": None},
+        {"audit": None},
+        {"declared": None},
+        {"declared": {"secrets": None}},
+        {"declared": {"secrets": []}},
+    ],
+    ids=str,
 )
-def test_a_null_section_of_the_configuration_changes_nothing(config: JSON) -> None:
+def test_an_empty_section_of_the_configuration_changes_nothing(config: JSON) -> None:
     name = "oxproxy/templates/configmap.yaml"
     assert rendered({"config": config})[name] == rendered({"config": {}})[name]
 
