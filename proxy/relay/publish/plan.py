@@ -246,7 +246,10 @@ class Plans:
         if target is None:
             return self._passing(publication)
         source = PublishSource(OriginalAddress(*publication), target.rule)
-        if isinstance(target, Target) and target.remote is None:
+        new = target.publication if isinstance(target, Target) else Publication(b"", b"")
+        # A token in the new key would reach a queue that the rules did not choose.
+        reserved = new.routing_key.startswith(RESERVED_PREFIXES)
+        if isinstance(target, Target) and target.remote is None and not reserved:
             owned = state.exchanges.get(target.publication.exchange)
             if owned is not None:
                 interest = state.router.interest(owned.name)
@@ -255,9 +258,7 @@ class Plans:
                 target = FailedTranslation(target.rule, "a carrier, not the exchange that it represents")
             elif target.publication == publication:
                 return self._passing(publication)
-        new = target.publication if isinstance(target, Target) else Publication(b"", b"")
         owned = OwnedExchange(publication.exchange, "direct", Delivery.QUEUE, b"")
-        reserved = new.routing_key.startswith(RESERVED_PREFIXES)
         return Plan(
             self, owned, _NO_INTEREST, source=source, fixed=_translated(self, source, target), reserved=reserved
         )

@@ -7,7 +7,7 @@ from proxy.relay.vhost import Delivery
 from proxy.values import Table, Value
 from tests.client import names, split
 from tests.relay.address_table_wire import Linked, to
-from tests.relay.wire import address_of, publish, routed, say, table_of
+from tests.relay.wire import AHEAD, address_of, closed, publish, routed, say, table_of
 
 KEYS = Value("A", (Value("S", b"k"),))
 CARBONS: Table = ((b"CC", KEYS), (b"BCC", KEYS))
@@ -22,6 +22,16 @@ def test_a_failed_translation_is_a_nack(key: str, mandatory: bool) -> None:
     wanted = ["Basic.Return", "Header", "Body"] if mandatory else []
     assert names(wire.producer()) == [*wanted, "Basic.Nack"]
     assert wire.counters.relay("/").failed_translations == 1
+
+
+@pytest.mark.parametrize("rule", ["here", "in", "out"])
+@pytest.mark.parametrize("prefix", ["x.o.p.e.n.x.", "x-o-p-e-n-x-"])
+def test_a_translation_to_a_reserved_key_is_refused(rule: str, prefix: str) -> None:
+    wire = Linked(routed("q", carrier="carried"))
+    assert wire.produce(to(f"{rule}/{prefix}q.1")) == AHEAD
+    text = "ACCESS_REFUSED - routing keys that begin with 'x.o.p.e.n.x.' are reserved"
+    assert closed(wire.refused()) == (1, 403, text, (60, 40))
+    assert wire.remotes == []
 
 
 def test_a_changed_table_applies_to_the_next_publish() -> None:
