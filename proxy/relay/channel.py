@@ -97,13 +97,16 @@ class ContentUnderWay:
 class HeldFrames:
     """Frames from the producer that are held while the channel is in one of the states in `HOLDING`."""
 
-    __slots__ = ("_backlog", "binds", "frames", "looked_up", "marking")
+    __slots__ = ("_backlog", "asked", "binds", "frames", "looked_up", "marking")
 
     def __init__(self, backlog: Backlog) -> None:
         self._backlog = backlog
         self.frames: list[bytes] = []
         #: the exchange that is being looked up for the first frame, a publish; b"" if there is none
         self.looked_up = b""
+        #: what has been asked of the control plane for the first frame, a publish: destinations to bind, and permission
+        #: checks as exchange, client and destination
+        self.asked: frozenset[Hashable] = frozenset()
         #: unanswered binds by identity, in order, each with its reply if the bind is done, otherwise None. While the
         #: channel waits only for binds, further binds need not wait.
         self.binds: dict[Hashable, bytes | None] = {}

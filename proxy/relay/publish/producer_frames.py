@@ -12,6 +12,7 @@ is refused with 540 or 503.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Final
 
 from proxy.amqp import methods
@@ -31,7 +32,7 @@ from proxy.relay.channel_state import (
     next_mode,
 )
 from proxy.relay.connection_audit import table_offsets
-from proxy.relay.connection_state import AHEAD_MESSAGES, BindDestinations, ConnectionState, Phase
+from proxy.relay.connection_state import AHEAD_MESSAGES, BindDestinations, ConnectionState, PermissionCheck, Phase
 from proxy.relay.declare.bindings import ClientBindings
 from proxy.relay.declare.exchanges import ClientExchanges
 from proxy.relay.declare.injected_methods import look_up, refuse_in_order
@@ -285,8 +286,8 @@ class ProducerFrames:
         Args:
             header: content header frame of the publish.
             took_us: duration of the decision in microseconds; negative if the decision was cached.
-            waited: whether the publish has already waited for its destinations. If so, unbound destinations count as
-                missing.
+            waited: whether the publish has already waited for its destinations. Destinations that are still unbound
+                count as missing.
 
         Raises:
             ProtocolError: on the channel: 406 rejected by a filter, or sent to another broker within a transaction; 311
@@ -294,7 +295,7 @@ class ProducerFrames:
         """
         connection = self._connection
         channel = publish.channel
-        if out.waits and not waited and self._wait(publish, header, plan, out):
+        if out.waits and self._wait(publish, header, plan, out, waited=waited):
             return
         body_size: int = U64.unpack_from(header, 11)[0]
         remote_targets = out.remote_targets
@@ -383,17 +384,30 @@ class ProducerFrames:
         channel.held.looked_up = exchange
         look_up(connection, channel, exchange, lambda _: connection.pending.resume(channel))
 
-    def _wait(self, publish: PendingPublish, header: bytes, plan: Plan, out: Outgoing) -> bool:
-        """Hold a publish until its destinations are bound; return False if there is nothing to wait for."""
-        connection = self._connection
-        asked = connection.permission_checks(out.decision.unchecked)
-        if not out.unbound and not asked:
+    def _wait(self, publish: PendingPublish, header: bytes, plan: Plan, out: Outgoing, *, waited: bool) -> bool:
+        """Hold a publish until its destinations are bound; return False if there is nothing to wait for.
+
+        A publish waits again only for further destinations, which an exchange may have chosen whose permission has now
+        been checked. It never waits twice for the same destination, so the waits end.
+        """
+        connection, channel = self._connection, publish.channel
+        asked = channel.held.asked if waited else frozenset()
+        channel.held.asked = frozenset()
+        unbound = tuple(destination for destination in out.unbound if destination not in asked)
+        checks = connection.permission_checks(out.decision.unchecked)
+        checks = tuple(check for check in checks if _key(check) not in asked)
+        if not unbound and not checks:
             return False
-        channel = publish.channel
+        # The destinations that a client may bind are bound by the same request.
+        channel.held.asked = asked.union(out.unbound, map(_key, checks), (check.destination for check in checks))
         connection.change(channel, ChannelEvent.WAIT, methods.BASIC_PUBLISH)
         channel.held.keep([publish.frame, header])
-        connection.pending.requests.append(BindDestinations(channel, plan.owned.name, out.unbound, asked))
+        connection.pending.requests.append(BindDestinations(channel, plan.owned.name, unbound, checks))
         return True
+
+
+def _key(check: PermissionCheck) -> Hashable:
+    return check.owned.name, check.reach.client, check.destination
 
 
 # This table contains functions instead of bound methods, which would create reference cycles. Without cycles, a

@@ -229,7 +229,7 @@ class PublishPass:
         rest = self._rest.take()
         self._frames.resuming = True
         if waits:
-            # Destinations that are still unbound count as missing, so a publish waits for destinations only once.
+            # Destinations that are still unbound count as missing. The publish waits again only for further ones.
             self._begin()
             self._take_joined(held[0], held[1], channel, waited=not self._looked_up)
             interrupted = interrupted or self._spent

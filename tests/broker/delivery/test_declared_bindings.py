@@ -358,6 +358,31 @@ def test_an_open_exchange_bound_to_an_open_one_is_evaluated_once_for_a_message(a
     assert app.reached("ox", {"n": 1, "more": 1}, "a", "b") == ["b"]
 
 
+def test_an_open_exchange_that_a_message_chooses_reaches_its_destinations_with_the_first_message(
+    app: Application,
+) -> None:
+    app.queues("c", "d")
+    app.exchange("second")
+    app.exchange("third")
+    app.bind("a", "ox", {"x-msg-adde-ontrue": ""})
+    app.bind("b", "second", {"x-msg-adde-ontrue": "", "x-?hkex": "further"})
+    app.bind("b", "second")
+    app.bind("c", "third", {"x-msg-addq-ontrue": ""})
+    assert app.reached("ox", {"x-adde-ontrue": "second"}, "a", "b") == ["a", "b"]
+    chosen = {"x-adde-ontrue": ["second", "third"], "x-addq-ontrue": "d", "further": True}
+    assert app.reached("ox", chosen, "a", "b", "c", "d") == ["a", "b", "c", "d"]
+
+
+def test_chosen_open_exchanges_are_reached_one_after_another(app: Application) -> None:
+    app.queues("c")
+    app.exchange("second")
+    app.exchange("third")
+    app.bind("a", "ox", {"x-adde-ontrue": "second", "x-delq-ontrue": "a"})
+    app.bind("b", "second", {"x-msg-adde-ontrue": ""})
+    app.bind("b", "third", {"x-msg-addq-ontrue": ""})
+    assert app.reached("ox", {"x-adde-ontrue": "third", "x-addq-ontrue": "c"}, "a", "b", "c") == ["b", "c"]
+
+
 @pytest.mark.parametrize("chained_first", [True, False], ids=["bound after the exchanges", "bound before them"])
 def test_an_exclusive_queue_bound_through_two_open_exchanges_gets_messages_of_the_first(
     app: Application, chained_first: bool
