@@ -309,7 +309,7 @@ def _unreachable(state: VhostState) -> list[str]:
     }
     if state.addresses is not None:
         named = {destination for name in state.exchanges for destination in state.router.destinations(name)}
-        moved = static_translations(state.addresses, named, state.router)
+        moved = static_translations(state.addresses, named, state.router, state.carriers)
         missing = {
             destination for destination in missing if destination not in moved.away or moved.away[destination].failure
         }

@@ -11,16 +11,18 @@ Source: the messenger-addressing specification, 3.1 and 3.2.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Collection, Container, Iterable, Mapping
 from typing import NamedTuple
 
 from proxy.addressing.targets import AddressBook, FailedTranslation, Publication, Remote, Target
 from proxy.routing.router import Router
-from proxy.values import EXCHANGE, QUEUE, Destination
+from proxy.values import EXCHANGE, QUEUE, RESERVED_PREFIXES, Destination
 
 #: Two different routing keys. A translation that does not depend on the key has the same result for both.
 _PROBE_KEYS = (b"a", b"b/c.d")
 EVALUATED_HERE = "the target is an exchange that the sidecar evaluates, but a message is evaluated only once"
+CARRIER_TARGET = "a carrier, not the exchange that it represents"
+_RESERVED_KEY = "a routing key with a reserved prefix"
 
 
 class TranslatedDestinations(NamedTuple):
@@ -40,9 +42,9 @@ def translate_destinations(
     queues: Iterable[bytes],
     exchanges: Iterable[bytes],
     routing_key: bytes,
-    evaluated: Container[bytes],
+    taken: Container[bytes],
 ) -> TranslatedDestinations:
-    """Translate every destination; `evaluated` contains the exchanges that the sidecar evaluates."""
+    """Translate every destination; `taken` contains the exchanges that the sidecar evaluates, and their carriers."""
     translated: dict[Destination, None] = {}
     publications: dict[Publication, None] = {}
     remotes: dict[tuple[object, Publication], Target] = {}
@@ -60,12 +62,14 @@ def translate_destinations(
             failed.append(target)
         elif target.remote is not None:
             remotes[target.remote, target.publication] = target
-        elif target.publication.exchange in evaluated:
+        elif target.publication.exchange in taken:
             failed.append(FailedTranslation(target.rule, EVALUATED_HERE))
         elif not target.publication.exchange:
             translated[QUEUE, target.publication.routing_key] = None
         elif target.publication.routing_key == routing_key:
             translated[EXCHANGE, target.publication.exchange] = None
+        elif target.publication.routing_key.startswith(RESERVED_PREFIXES):  # a token from the producer's routing key
+            failed.append(FailedTranslation(target.rule, _RESERVED_KEY))
         else:
             publications[target.publication] = None
     return TranslatedDestinations(
@@ -96,10 +100,13 @@ class StaticTranslations(NamedTuple):
     found: tuple[StaticTranslation, ...]  # all translations
 
 
-def static_translations(book: AddressBook, named: Iterable[Destination], router: Router) -> StaticTranslations:
-    """Translate the destinations named by rules, independently of messages."""
+def static_translations(
+    book: AddressBook, named: Iterable[Destination], router: Router, carriers: Collection[bytes]
+) -> StaticTranslations:
+    """Translate the destinations named by rules, independently of messages; `carriers` are those of the router."""
     evaluated = router.exchanges
-    candidates = (static_translation(book, destination, evaluated) for destination in sorted(set(named)))
+    taken = evaluated.keys() | carriers
+    candidates = (static_translation(book, destination, taken) for destination in sorted(set(named)))
     translations = tuple(translation for translation in candidates if translation is not None)
     # A message that the table redirected to an exchange is not translated again, so these destinations must exist.
     final = {destination for name in evaluated if book.may_lead_to(name) for destination in router.destinations(name)}
@@ -112,7 +119,7 @@ def static_translations(book: AddressBook, named: Iterable[Destination], router:
 
 
 def static_translation(
-    book: AddressBook, destination: Destination, evaluated: Container[bytes]
+    book: AddressBook, destination: Destination, taken: Container[bytes]
 ) -> StaticTranslation | None:
     """Return the translation of a destination; None if the table does not translate it for every message.
 
@@ -142,6 +149,6 @@ def static_translation(
     replacement = (EXCHANGE, exchange) if exchange else (QUEUE, key)
     if target.remote is not None:
         return translation._replace(remote=(target.remote, replacement))
-    if exchange in evaluated:
+    if exchange in taken:
         return translation._replace(failure=EVALUATED_HERE)
     return translation._replace(here=replacement)

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 from proxy.addressing.targets import AddressBook, FailedTranslation, Publication
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import Decision, Outcome, QueueNames, Trace
-from proxy.routing.destination_translation import TranslatedDestinations, translate_destinations
+from proxy.routing.destination_translation import CARRIER_TARGET, TranslatedDestinations, translate_destinations
 from proxy.routing.router import Router
 from proxy.rules.message import DescribedMessage
 from proxy.rules.ruleset import VhostRules
-from proxy.values import QUEUE, text
+from proxy.values import QUEUE, RESERVED_PREFIX, RESERVED_PREFIXES, text
 
 PASSED, TRANSLATED = "passed", "translated"
 
@@ -26,7 +26,7 @@ class RoutingResult:
     """Result of routing a message. The fields have the same names as the keys under `expect` in a test.
 
     `exchanges` includes the alternate exchange if it is used. `failed` contains the reasons for failed translations.
-    `rule` is the index of the first address rule that applied.
+    `rule` is the index of the first address rule that applied. `code` is the reply code of `error`.
     """
 
     queues: tuple[str, ...]
@@ -36,9 +36,10 @@ class RoutingResult:
     error: str | None
     failed: tuple[str, ...] = ()
     rule: int | None = None
+    code: int = 406
 
     def as_json(self) -> dict[str, object]:
-        """Return all fields except the rule as plain data."""
+        """Return all fields except the rule and the code as plain data."""
         return {
             "outcome": self.outcome,
             "queues": list(self.queues),
@@ -120,8 +121,8 @@ def _routing_result(
     outcome = decision.outcome.value
     translated = TranslatedDestinations(decision.queues, decision.exchanges)
     if book is not None:
-        evaluated = {exchange.name for exchange in vhost.exchanges}
-        translated = translate_destinations(book, decision.queues, decision.exchanges, routing_key, evaluated)
+        taken = {exchange.name for exchange in vhost.exchanges} | vhost.carriers
+        translated = translate_destinations(book, decision.queues, decision.exchanges, routing_key, taken)
     exchanges = {*translated.exchanges, *(publication.exchange for publication in translated.publications)}
     if decision.outcome is Outcome.UNROUTED and rule.unmatched_pass:
         outcome = PASSED
@@ -150,13 +151,22 @@ def _translate_publish(
     if target is None:
         return None
     if isinstance(target, FailedTranslation):
-        return RoutingResult((), (), (), Outcome.UNROUTED.value, None, (target.reason,), target.rule)
+        return _failed(target)
     exchange, key = target.publication
+    if key.startswith(RESERVED_PREFIXES):
+        error = f"routing keys that begin with '{text(RESERVED_PREFIX)}' are reserved"
+        return RoutingResult((), (), (), Outcome.REJECTED.value, error, (), target.rule, 403)
     if target.remote is not None:
         return RoutingResult((), (), (target.remote.label,), TRANSLATED, None, (), target.rule)
     if any(evaluated.name == exchange for evaluated in vhost.exchanges):
         return replace(message, exchange=exchange, facts=replace(message.facts, routing_key=key))
+    if exchange in vhost.carriers:
+        return _failed(FailedTranslation(target.rule, CARRIER_TARGET))
     if target.publication == Publication(message.exchange, message.facts.routing_key):
         return None
     queues, exchanges = ((), (text(exchange),)) if exchange else ((text(key),), ())
     return RoutingResult(queues, exchanges, (), TRANSLATED, None, (), target.rule)
+
+
+def _failed(failure: FailedTranslation) -> RoutingResult:
+    return RoutingResult((), (), (), Outcome.UNROUTED.value, None, (failure.reason,), failure.rule)

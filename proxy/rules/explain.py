@@ -24,7 +24,7 @@ from proxy.errors import ConfigError, ConfigErrors
 from proxy.relay.vhost import VhostState
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
-from proxy.routing.decision import BindingStep, Decision, ExchangeStep, FilterStep, OperatorStep, Trace
+from proxy.routing.decision import BindingStep, Decision, ExchangeStep, FilterStep, OperatorStep, Outcome, Trace
 from proxy.rules import wire
 from proxy.rules.evaluation import RoutingResult, decide, evaluate, mentioned_queues
 from proxy.rules.file_tests import Time
@@ -36,6 +36,7 @@ from proxy.yamlfile.document import Faults, Place, escaped, read_document
 from proxy.yamlfile.models import LISTED, NOTHING, Expected, FileModel, Keys, read_model
 
 _HIDDEN = "***"
+_REJECTED = Outcome.REJECTED.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,7 +259,9 @@ def explain(
 
     evaluation = evaluate(message, vhost, book, decision_of)
     decision, redirected = evaluation.decision, evaluation.message is not message
-    if decision is None:
+    if evaluation.result.outcome == _REJECTED or (decision is None and evaluation.result.failed):
+        leaves = wire.Wire()
+    elif decision is None:
         leaves = wire.translated(message, None if evaluation.untouched else book)
     else:
         state = wire.publish_state(vhost, loaded.routers[name], book, live.get(name))
@@ -417,7 +420,8 @@ def _exchange_name(exchange: bytes) -> str:
 
 def _result_lines(explanation: Explanation) -> Iterator[str]:
     result = explanation.result
-    yield f"outcome   {result.outcome}" + (f': the channel is closed with 406 "{result.error}"' if result.error else "")
+    closed = f': the channel is closed with {result.code} "{result.error}"' if result.error else ""
+    yield f"outcome   {result.outcome}{closed}"
     if explanation.note is not None:
         yield f"          {explanation.note}"
         return

@@ -64,6 +64,11 @@ class VhostRules:
     brokers: tuple[BrokerRule, ...] = ()
     address_places: tuple[AddressPlaces, ...] = ()
 
+    @property
+    def carriers(self) -> frozenset[bytes]:
+        """The names of the carriers of all exchanges with delivery ``carrier``."""
+        return frozenset(rule.carrier for rule in self.exchanges if rule.delivery == "carrier")
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:

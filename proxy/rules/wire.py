@@ -120,7 +120,11 @@ def evaluated(
     chosen = _chosen(decision)
     if source is None and state.addresses is not None:
         translated = translate_destinations(
-            state.addresses, decision.queues, decision.exchanges, message.facts.routing_key, state.exchanges
+            state.addresses,
+            decision.queues,
+            decision.exchanges,
+            message.facts.routing_key,
+            state.exchanges.keys() | state.carriers,
         )
         chosen = [("queue", name) for name in translated.queues] + [("exchange", name) for name in translated.exchanges]
     if not is_live:

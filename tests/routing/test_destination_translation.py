@@ -160,7 +160,13 @@ def test_a_rule_may_translate_to_an_exchange_of_this_broker(
 def test_destinations_of_an_exchange_that_the_table_names_with_an_escape_must_exist() -> None:
     router = Router([exchange(to_queue("q1"), name="aufträge")])
     rules = [AddressRule(b"in/*", b"/exchanges/auftr%C3%A4ge/$1"), AddressRule(b"q1", b"/queue/q2")]
-    assert static_translations(AddressBook(AddressTable(rules)), [(QUEUE, b"q1")], router).away == {}
+    assert static_translations(AddressBook(AddressTable(rules)), [(QUEUE, b"q1")], router, ()).away == {}
+
+
+def test_a_translation_to_a_carrier_fails_for_every_message() -> None:
+    book = AddressBook(AddressTable([AddressRule(b"q", b"/exchange/stored/k")]))
+    (moved,) = static_translations(book, [(QUEUE, b"q")], Router([]), {b"stored"}).found
+    assert (moved.here, moved.failure) == (None, EVALUATED_HERE)
 
 
 @pytest.mark.parametrize(
@@ -179,6 +185,6 @@ def test_an_exchange_that_keeps_messages_with_some_routing_keys_must_exist(
 ) -> None:
     rules = [AddressRule(earlier, translation), AddressRule(b"/exchange/events/*", b"/exchange/events2/$1")]
     named = (EXCHANGE, b"events")
-    moved = static_translations(AddressBook(AddressTable(rules)), [named], Router([]))
+    moved = static_translations(AddressBook(AddressTable(rules)), [named], Router([]), ())
     assert [target.here for target in moved.found] == [(EXCHANGE, b"events2")]
     assert (named in moved.away) is away

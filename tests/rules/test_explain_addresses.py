@@ -73,6 +73,50 @@ def test_a_message_to_an_exchange_without_rules_is_explained_by_the_table(
     assert SECRET not in as_text(answer)
 
 
+UNUSABLE = """
+exchanges:
+  - name: documents
+    carrier: stored
+    bindings: [{exchange: outside, arguments: {"x-?rk!=": token}}, {exchange: further, arguments: {"x-?rk=": token}}]
+addresses:
+  - {pattern: /exchange/outside/*, translation: /exchange/stored/$1}
+  - {pattern: /exchange/further/*, translation: /exchange/else/x.o.p.e.n.x.$1}
+  - {pattern: to-carrier, translation: /exchange/stored/k}
+  - {pattern: here/*, translation: /queue/$1}
+  - {pattern: in/*, translation: /exchange/documents/$1}
+  - {pattern: away/*, translation: far.example/queue/$1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("exchange", "key", "reason"),
+    [
+        ("", "to-carrier", "a carrier, not the exchange that it represents"),
+        (
+            "documents",
+            "k",
+            "the target is an exchange that the sidecar evaluates, but a message is evaluated only once",
+        ),
+        ("documents", "token", "a routing key with a reserved prefix"),
+    ],
+)
+def test_translations_that_the_sidecar_refuses_are_explained_as_failed(exchange: str, key: str, reason: str) -> None:
+    request = message_request(f"{{exchange: '{exchange}', routing_key: {key}}}".encode(), "m")
+    answer = explain(load(UNUSABLE), request, 0)
+    assert (answer.result.queues, answer.result.exchanges, answer.result.failed) == ((), (), (reason,))
+    assert answer.wire.publishes == ()
+
+
+@pytest.mark.parametrize("rule", ["here", "in", "away"])
+@pytest.mark.parametrize("prefix", ["x.o.p.e.n.x.", "x-o-p-e-n-x-"])
+def test_a_translation_to_a_reserved_key_is_explained_as_refused(rule: str, prefix: str) -> None:
+    request = message_request(f"{{exchange: '', routing_key: {rule}/{prefix}q.1}}".encode(), "m")
+    answer = explain(load(UNUSABLE), request, 0)
+    assert (answer.result.outcome, answer.result.queues, answer.wire.publishes) == ("rejected", (), ())
+    refusal = "the channel is closed with 403 \"routing keys that begin with 'x.o.p.e.n.x.' are reserved\""
+    assert f"outcome   rejected: {refusal}" in as_text(answer)
+
+
 @pytest.mark.parametrize(
     ("request_", "where"),
     [

@@ -178,7 +178,8 @@ def desired_state(
             if exchange.declared is None:
                 published.update(dict.fromkeys(_published(exchange, destinations, exchanges), name))
     named = {*holders, *existing}
-    moved = StaticTranslations({}, ()) if book is None else static_translations(book, named, router)
+    carriers = {exchange.carrier for exchange in exchanges.values() if exchange.delivery is Delivery.CARRIER}
+    moved = StaticTranslations({}, ()) if book is None else static_translations(book, named, router, carriers)
     for translation in moved.found:
         if translation.here is not None and (translation.here not in named or translation.here in moved.away):
             existing[translation.here] = f"the address table redirects {describe(translation.destination)} to it"

@@ -211,9 +211,7 @@ def outgoing(
     leaves = TranslatedDestinations(decision.queues, decision.exchanges)
     if state.addresses is not None and source is None:
         taken = state.exchanges.keys() | state.carriers
-        leaves = _unreserved(
-            translate_destinations(state.addresses, decision.queues, decision.exchanges, routing_key, taken)
-        )
+        leaves = translate_destinations(state.addresses, decision.queues, decision.exchanges, routing_key, taken)
     untouched = owned.unmatched_pass and decision.outcome is Outcome.UNROUTED
     outcome = "passed" if untouched else decision.outcome.value
     names = decision.queues + decision.exchanges
@@ -246,16 +244,6 @@ def outgoing(
             untouched, copies = False, (Copy(owned.name, routing_key, (), moved=True, plain=True),)
         copies = tuple(copy._replace(moved=True, routing_key=copy.key(routing_key)) for copy in copies)
     return Outgoing(decision, tally, copies, untouched, unbound, record, remote_targets, exchange, original)
-
-
-def _unreserved(leaves: TranslatedDestinations) -> TranslatedDestinations:
-    """Replace each translation that would copy a token from the producer's routing key by a failed translation."""
-    reserved = [address for address in leaves.publications if address.routing_key.startswith(RESERVED_PREFIXES)]
-    if not reserved:
-        return leaves
-    failed = FailedTranslation(leaves.rule or 0, "a routing key with a reserved prefix")
-    publications = tuple(address for address in leaves.publications if address not in reserved)
-    return leaves._replace(publications=publications, failed=(*leaves.failed, failed))
 
 
 def labels(targets: Iterable[Target]) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import FILTERED, ROUTED, Decision, Facts, Interest, Outcome
+from proxy.routing.destination_translation import CARRIER_TARGET
 from proxy.values import RESERVED_PREFIXES
 
 #: Limits for the number and the approximate total size of the cached decisions for one exchange.
@@ -255,7 +256,7 @@ class Plans:
                 interest = state.router.interest(owned.name)
                 return Plan(self, owned, interest, source=source, routing_key=target.publication.routing_key)
             if target.publication.exchange in state.carriers:
-                target = FailedTranslation(target.rule, "a carrier, not the exchange that it represents")
+                target = FailedTranslation(target.rule, CARRIER_TARGET)
             elif target.publication == publication:
                 return self._passing(publication)
         owned = OwnedExchange(publication.exchange, "direct", Delivery.QUEUE, b"")

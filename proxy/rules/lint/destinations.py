@@ -15,7 +15,7 @@ from proxy.routing.destination_translation import static_translations
 from proxy.routing.router import Router
 from proxy.rules.lint.bindings import linted_exchanges
 from proxy.rules.loader import LoadedRules
-from proxy.rules.ruleset import ExchangeRule
+from proxy.rules.ruleset import ExchangeRule, VhostRules
 from proxy.rules.schema import ParsedFile
 from proxy.values import EXCHANGE, QUEUE
 from proxy.yamlfile.document import Place
@@ -75,15 +75,16 @@ def destinations(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[Named
                 kind = EXCHANGE if key.startswith((b"x-adde-", b"x-dele-")) else QUEUE
                 named.setdefault((vhost, kind, name), NamedDestination(vhost, kind, name, *parsed.argument_at(key)))
     for vhost, book in loaded.books.items():
-        named = _relocated(named, vhost, book, loaded.routers[vhost])
+        named = _relocated(named, loaded.rules.vhosts[vhost], book, loaded.routers[vhost])
     return [destination for key, destination in named.items() if key not in declared]
 
 
 def _relocated(
-    named: dict[_Key, NamedDestination], vhost: str, book: AddressBook, router: Router
+    named: dict[_Key, NamedDestination], rules: VhostRules, book: AddressBook, router: Router
 ) -> dict[_Key, NamedDestination]:
     """Replace destinations with their address translations."""
-    moved = static_translations(book, [key[1:] for key in named if key[0] == vhost], router)
+    vhost = rules.vhost
+    moved = static_translations(book, [key[1:] for key in named if key[0] == vhost], router, rules.carriers)
     kept = {key: entry for key, entry in named.items() if key[0] != vhost or key[1:] not in moved.away}
     for translation in moved.found:
         if translation.here is not None:
