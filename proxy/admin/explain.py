@@ -54,28 +54,24 @@ class ExplainPage:
         question = await asyncio.to_thread(read_question, body, "message")
         if isinstance(question, AddressRequest):
             return 200, render(explain_address(self._loaded(), question))
-        live, queues = live_rules(self._loaded(), self._states())
-        existing = queues.values() if question.vhost is None else [queues.get(question.vhost, frozenset())]
-        known = replace(question, queues=question.queues.union(*existing))
+        live = live_rules(self._loaded(), self._states())
         states = {state.name: state for state in self._states()}
-        at = self._clock() if known.at is None else known.at
+        at = self._clock() if question.at is None else question.at
         # This runs in a thread, since every binding is visited.
-        return 200, await asyncio.to_thread(lambda: render(explain(live, known, at, states)))
+        return 200, await asyncio.to_thread(lambda: render(explain(live, question, at, states)))
 
 
-def live_rules(loaded: LoadedRules, states: Iterable[VhostState]) -> tuple[LoadedRules, dict[str, frozenset[bytes]]]:
-    """Return the rules including client declarations, and the existing queues by virtual host."""
+def live_rules(loaded: LoadedRules, states: Iterable[VhostState]) -> LoadedRules:
+    """Return the rules including client declarations."""
     vhosts = dict(loaded.rules.vhosts)
     routers = dict(loaded.routers)
-    queues = {}
     for state in states:
         rules = vhosts.get(state.name, VhostRules(state.name))
         named = {rule.name for rule in rules.exchanges}
         declared = tuple(_rule(owned) for name, owned in state.exchanges.items() if name not in named)
         vhosts[state.name] = replace(rules, exchanges=rules.exchanges + declared)
         routers[state.name] = state.router
-        queues[state.name] = frozenset(state.queues.names)
-    return replace(loaded, rules=Rules(loaded.rules.version, vhosts), routers=routers), queues
+    return replace(loaded, rules=Rules(loaded.rules.version, vhosts), routers=routers)
 
 
 def _rule(owned: OwnedExchange) -> ExchangeRule:

@@ -87,7 +87,7 @@ class RulesPages:
 
     async def overview(self, _body: bytes) -> tuple[int, object]:
         """Return every exchange with its bindings, including client bindings."""
-        live, _ = live_rules(self._loaded(), self._states())
+        live = live_rules(self._loaded(), self._states())
         missing = {vhost: dict(names) for vhost, names in self._missing().items()}
         return 200, await asyncio.to_thread(lambda: json_text({**overview(live), "missing": missing}))
 

@@ -2,7 +2,8 @@
 
 An explanation contains the trace from the package `routing`, and each lookup in the address table with its rule,
 captures, result and target, but without passwords. No broker is queried. Explanations therefore do not show whether a
-chosen queue exists, and regex routes choose among the queues named by the rules and the request.
+chosen queue exists, and regex routes choose among the queues named by the rules and the request. With the state of a
+running sidecar, they choose among the existing queues and those named by the request.
 
 Source: the messenger-addressing specification, section 3.4, which requires a dry run that prints this data.
 """
@@ -134,7 +135,7 @@ class ExplainRequest:
 
     Args:
         vhost: the virtual host; None for the only virtual host that has the exchange.
-        queues: queues that exist in addition to those named by the rules.
+        queues: queues that exist in addition to those named by the rules, or known to the running sidecar.
         at: time of the publish in seconds since the epoch; None for now.
     """
 
@@ -254,8 +255,11 @@ def explain(
 
     def decision_of(received: DescribedMessage) -> Decision:
         router = loaded.routers[name]
-        budget = live[name].regex_budget if name in live else DEFAULT_BUDGET
-        return decide(router, received, at, mentioned_queues(vhost, router) | request.queues, trace, budget)
+        if name in live:
+            queues, budget = frozenset(live[name].queues.names), live[name].regex_budget
+        else:
+            queues, budget = mentioned_queues(vhost, router), DEFAULT_BUDGET
+        return decide(router, received, at, queues | request.queues, trace, budget)
 
     evaluation = evaluate(message, vhost, book, decision_of)
     decision, redirected = evaluation.decision, evaluation.message is not message

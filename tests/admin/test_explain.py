@@ -13,6 +13,7 @@ from proxy.errors import ConfigErrors
 from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange, VhostState
 from proxy.routing.decision import QueueNames
 from proxy.routing.exchange import Exchange
+from proxy.routing.router import Router
 from proxy.rules.wire import owned_exchanges
 from tests.routing.building import NOW, to_queue
 from tests.rules.loading import load
@@ -43,6 +44,17 @@ async def test_regex_routes_match_existing_queues() -> None:
     page, _ = explain_page()
     explanation = await explained(page, b"exchange: e")
     assert (explanation["queues"], explanation["at"]) == (["q", "there1"], "2026-11-21T08:00:00Z")
+
+
+async def test_regex_routes_match_neither_missing_queues_nor_those_of_other_virtual_hosts() -> None:
+    rules = RULES.replace("bindings: [", "bindings: [{queue: there-missing, arguments: {x-?hkex: x}}, ")
+    loaded = load(rules)
+    state = VhostState("/", loaded.routers["/"], owned_exchanges(loaded.rules.vhosts["/"]))
+    state.queues = QueueNames((b"q", b"there1"))
+    other = VhostState("other", Router([]), queues=QueueNames((b"there2",)))
+    page = ExplainPage(lambda: loaded, lambda: [state, other], lambda: NOW)
+    assert (await explained(page, b"exchange: e"))["queues"] == ["q", "there1"]
+    assert (await explained(page, b"{exchange: e, queues: [there3]}"))["queues"] == ["q", "there1", "there3"]
 
 
 async def test_exchanges_declared_by_clients_are_explained() -> None:
