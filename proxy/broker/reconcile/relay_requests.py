@@ -395,12 +395,13 @@ class RelayRequests:
         """Return True if any rule names the destination, regardless of whether a token may be bound for it."""
         return any(destination in exchange.destinations for exchange in self.state.router.exchanges.values())
 
-    @staticmethod
-    def _believed(exchange: OwnedExchange, destination: Destination) -> bool:
-        """Return True if a destination of an exchange in a rules file counts as bound, and not only by clients."""
+    def _believed(self, exchange: OwnedExchange, destination: Destination) -> bool:
+        """Return True if a destination of an exchange in a rules file counts as bound, and not only clients need it."""
         if exchange.declared is not None or destination not in exchange.bound:
             return False
-        return destination not in exchange.receivers or exchange.tokens.needs_plain(destination)
+        if destination not in exchange.receivers or exchange.tokens.needs_plain(destination):
+            return True
+        return self.state.router.may_choose_unnamed(exchange.name, destination[0])
 
     def _gone(self, destination: Destination) -> bool:
         """Forget the bindings to a deleted destination; return whether relays must be notified."""

@@ -349,6 +349,21 @@ def test_an_exchange_declared_again_gets_messages_of_the_rules_if_a_client_has_b
         assert site.bodies("under") == [[b"body"]]
 
 
+def test_a_queue_declared_again_gets_messages_of_a_regex_route_if_a_client_had_bound_it(
+    broker: Broker, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rules = "queues: [a]\nexchanges: [{name: jobs, bindings: [{queue: a, arguments: {x-addqre-ontrue: '^b'}}]}]"
+    settings = {"inventory": {"refresh": "1h"}}
+    with standing(broker, tmp_path_factory.mktemp("again"), rules, settings) as site:
+        producer = site.producer()
+        producer.declare("b", durable=True)
+        producer.ask(commands.Queue.Bind(queue="b", exchange="jobs", arguments={"x-?hkv= to": "x"}))
+        site.direct.ask(commands.Queue.Delete(queue="b"))
+        producer.declare("b", durable=True)
+        assert producer.send_settled("jobs", "k", {}, b"body") == (True, [])
+        assert site.bodies("a", "b") == [[b"body"], [b"body"]]
+
+
 FORGED_RULES = """
 exchanges:
   - name: strict
