@@ -2,7 +2,8 @@
 
 Only this package imports uvloop.
 
-- `sidecar`: one process from start to drain, with start order, readiness and status. Start reading here.
+- `process`: one process of `oxproxy serve`: a sidecar, a supervisor of workers, or a check of all files.
+- `sidecar`: a sidecar from start to drain, with start order, readiness and status. Start reading here.
 - `composition`: converts sections of the configuration to the arguments of other packages.
 - `reload`: reloads the rules on request, on SIGHUP and when files change.
 - `shadow`: compares a second set of rules with the active rules on live traffic.

@@ -8,7 +8,6 @@ their passwords and certificates must be usable, and their addresses must differ
 from __future__ import annotations
 
 import hashlib
-import os
 import socket
 from collections.abc import Collection, Mapping
 
@@ -17,7 +16,6 @@ from proxy.audit.record import Privacy
 from proxy.audit.retention import Retention
 from proxy.broker.connection import ControlSettings, DeclaredSettings
 from proxy.config.settings import Settings
-from proxy.errors import ConfigError
 from proxy.net.context import SessionLimits
 from proxy.net.listener import ListenerLimits
 from proxy.net.remote.endpoints import RemoteBroker, RemoteLimits
@@ -144,13 +142,6 @@ def audit_privacy(settings: Settings) -> Privacy:
     audit = settings.audit
     shown = frozenset(name.encode() for name in audit.headers)
     return Privacy(shown, frozenset(audit.hash), audit.hash_key)
-
-
-def cannot_listen(settings: Settings, key: str, address: object, error: OSError) -> ConfigError:
-    """Return the error for a key with an address on which the sidecar can't listen."""
-    # asyncio's error text repeats the address. Errors in name resolution have negative numbers.
-    why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
-    return settings.fault(key, f"can't listen on {address}: {why}")
 
 
 def remote_brokers(

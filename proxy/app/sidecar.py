@@ -1,4 +1,4 @@
-"""The sidecar process: loads the configuration and the rules, assembles all packages, runs until SIGTERM, and drains.
+"""The sidecar: assembles all packages according to the configuration and the rules, runs until SIGTERM, and drains.
 
 Only this module imports all packages.
 """
@@ -17,7 +17,6 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import structlog
 
@@ -32,7 +31,6 @@ from proxy.admin.traffic import TrafficSampler
 from proxy.app.composition import (
     audit_policy,
     audit_privacy,
-    cannot_listen,
     client_rules,
     control_settings,
     listener_limits,
@@ -43,15 +41,15 @@ from proxy.app.composition import (
 )
 from proxy.app.reload import Reload, declared_queues, traffic_labels
 from proxy.app.shadow import Shadow
-from proxy.app.workers import SIGNALS, Workers, WorkerSlot
+from proxy.app.workers import EXIT_FAULTY, EXIT_OK, SIGNALS, WorkerSlot
 from proxy.audit.record import PublishLog
 from proxy.audit.writer import AuditWriter
 from proxy.broker.connection import ControlSettings
 from proxy.broker.remote_observer import RemoteObserver
 from proxy.broker.topology import Topology
-from proxy.config.loader import STANDARD_INPUT, changed_since, load_settings, rules_files
+from proxy.config.loader import changed_since, rules_files
 from proxy.config.settings import Settings
-from proxy.errors import ConfigError, ConfigErrors, UpstreamError, UpstreamFailure
+from proxy.errors import ConfigError, UpstreamError, UpstreamFailure
 from proxy.garbage import without_collection
 from proxy.native import BUILD
 from proxy.net.context import SessionContext
@@ -63,13 +61,12 @@ from proxy.net.tls_config import SidecarTls
 from proxy.net.upstream import MOST_KEPT, Upstream, UpstreamPool
 from proxy.net.vhosts import Vhosts
 from proxy.observe.exposition import Exposition
-from proxy.observe.logs import configure
 from proxy.relay.counters import Counters
 from proxy.relay.publish.plan import Sources
 from proxy.relay.rate_limits import UserRateLimits
 from proxy.relay.vhost import VhostState
 from proxy.routing.bindings.patterns import jit_compiles
-from proxy.rules.loader import LoadedRules, load_rules
+from proxy.rules.loader import LoadedRules
 from proxy.rules.wire import owned_exchanges
 from proxy.yamlfile.hosts import is_own_address
 
@@ -83,67 +80,12 @@ _SWITCH_SECONDS = 0.0005
 #: Seconds without a failure after which a periodic task counts as working.
 _STEADY_SECONDS = 5.0
 
-OK, BROKEN, FAULTY = 0, 1, 2
-
 
 def product_version() -> str:
     try:
         return version(_DISTRIBUTION)
     except PackageNotFoundError:
         return "unknown"
-
-
-def run(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None = None, dry_run: bool = False) -> int:
-    """Run the sidecar until SIGTERM or SIGINT.
-
-    Args:
-        environ: environment, for overrides and passwords.
-        slot: identifies this process among several workers; None for a single process.
-        dry_run: stop after all files have been read and checked.
-
-    Returns:
-        The exit status: 0 drained; 1 internal error; 2 invalid configuration or rules, or refused by the broker.
-    """
-    configure()
-    try:
-        return _run(config, environ, slot, dry_run)
-    except (ConfigError, ConfigErrors) as errors:
-        sys.stderr.write(f"{errors}\n")
-        return FAULTY
-    except Exception as error:  # noqa: BLE001 -- the last place that can log why the process exits
-        _log.error("exiting after an unexpected error", error=f"{type(error).__name__}: {error}", exc_info=error)
-        return BROKEN
-
-
-def _run(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None, dry_run: bool) -> int:
-    settings, warnings = load_settings(config, environ)
-    if slot is None and settings.workers > 1 and not dry_run:
-        if config == STANDARD_INPUT:
-            message = f"seen {settings.workers}, expected 1: several workers can't read standard input"
-            raise settings.fault("workers", message)
-        configure(settings.log.level, settings.log.format)
-        return Workers(config, settings).serve()
-    loaded = load_rules(rules_files(settings))
-    failures = loaded.failures()
-    if failures:
-        sys.stderr.write("".join(f"{failure}\n" for failure in failures))
-        return FAULTY
-    if dry_run:
-        SidecarTls(settings).read(remote_brokers(loaded, environ, settings.listen_addresses))
-        return OK
-    configure(settings.log.level, settings.log.format)
-    if slot is not None:
-        structlog.contextvars.bind_contextvars(worker=slot.number)
-    for warning in (*warnings, *loaded.warnings):
-        _log.warning("configuration", text=str(warning))
-    try:
-        import uvloop
-    except ImportError:  # not available on this platform; the standard library's loop is slower but equivalent
-        runner = asyncio.Runner()
-    else:
-        runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
-    with runner:
-        return runner.run(Sidecar(settings, loaded, environ, slot).serve())
 
 
 class Sidecar:
@@ -217,14 +159,14 @@ class Sidecar:
             self._end = loop.time() + self._settings.shutdown.deadline_seconds
             if self._refused is not None:
                 sys.stderr.write(f"{self._refused}\n")
-                return FAULTY
+                return EXIT_FAULTY
             _log.info("draining")
             if self._listening:
                 await listener.drain()
                 # The remaining messages are from producers that have disconnected. The same deadline applies.
                 await self._remotes.drain(self._end - loop.time())
         _log.info("stopped")
-        return OK
+        return EXIT_OK
 
     async def _close_audit(self) -> None:
         """Close the audit log. If producers have been drained, the same deadline applies."""
@@ -239,7 +181,7 @@ class Sidecar:
         try:
             bound = await self._admin.start(address.host, address.port)
         except OSError as error:
-            raise cannot_listen(self._settings, "admin.address", address, error) from error
+            raise self._settings.cannot_listen("admin.address", address, error) from error
         _log.info("admin endpoint", address=f"{bound[0]}:{bound[1]}")
 
     async def _assemble(self, stack: AsyncExitStack, tasks: Tasks) -> Listener:
@@ -305,7 +247,7 @@ class Sidecar:
             bound = await listener.start()
         except ListenError as error:
             address = self._settings.listen[error.index].address
-            self._refused = cannot_listen(self._settings, f"listen[{error.index}].address", address, error)
+            self._refused = self._settings.cannot_listen(f"listen[{error.index}].address", address, error)
             self._stopping.set()
             return
         self._listening = True

@@ -27,7 +27,6 @@ from typing import NamedTuple
 
 import structlog
 
-from proxy.app.composition import cannot_listen
 from proxy.config.settings import Settings
 from proxy.yamlfile.hosts import HostPort
 
@@ -45,7 +44,8 @@ _POLL_SECONDS = 0.05
 _END_SECONDS = 15.0
 #: Signals that a supervisor receives; workers unblock them.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
-_EXIT_OK, _EXIT_FAULTY = 0, 2
+#: Exit statuses of every process: drained; internal error; invalid configuration or rules, or refused by the broker.
+EXIT_OK, EXIT_BROKEN, EXIT_FAULTY = 0, 1, 2
 
 
 class WorkerSlot(NamedTuple):
@@ -98,7 +98,7 @@ class Workers:
         self._workers = [_Worker(number) for number in range(settings.workers)]
         #: Time at which workers that are still running are killed; None before a stop is requested.
         self._kill_at: float | None = None
-        self._status = _EXIT_OK
+        self._status = EXIT_OK
 
     def serve(self) -> int:
         """Run until a signal arrives. Return the exit status.
@@ -110,7 +110,7 @@ class Workers:
         faults = self._check_files()
         if faults:
             sys.stderr.write("".join(f"{fault}\n" for fault in faults))
-            return _EXIT_FAULTY
+            return EXIT_FAULTY
         if self._kill_at is not None:
             return self._status
         with ExitStack() as stack:
@@ -118,7 +118,7 @@ class Workers:
                 try:
                     stack.enter_context(_reserve(listener.address))
                 except OSError as error:
-                    raise cannot_listen(self._settings, f"listen[{index}].address", listener.address, error) from error
+                    raise self._settings.cannot_listen(f"listen[{index}].address", listener.address, error) from error
             while self._supervise():
                 received = signal.sigtimedwait(SIGNALS, self._pause_seconds())
                 if received is not None:
@@ -178,10 +178,10 @@ class Workers:
         worker.process = None
         if self._kill_at is not None:
             return
-        if status == _EXIT_FAULTY and not worker.restarts:
+        if status == EXIT_FAULTY and not worker.restarts:
             # As in a single sidecar, an error that prevents the first start is not retried. A worker that has served
             # producers never exits with this status.
-            self._status = _EXIT_FAULTY
+            self._status = EXIT_FAULTY
             self._stop(now)
             return
         worker.restarts += 1
@@ -252,7 +252,7 @@ class Workers:
                     self._receive(signal.Signals(stopping.si_signo))
                     return []
             output += pipe.read() or b""
-        if check.returncode == _EXIT_OK:
+        if check.returncode == EXIT_OK:
             return []
         faults = output.decode(errors="replace").splitlines()
         return faults or [f"the check exited with status {check.returncode}"]

@@ -24,8 +24,8 @@ def run(options: argparse.Namespace) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))
     # structlog would import rich for colored tracebacks, which would take 5 MiB of memory and are not needed.
     sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
-    from proxy.app import sidecar
+    from proxy.app import process
     from proxy.app.workers import WorkerSlot
 
     slot = None if options.worker is None else WorkerSlot(*options.worker)
-    return sidecar.run(options.config, os.environ, slot, options.dry_run)
+    return process.run(options.config, os.environ, slot, options.dry_run)

@@ -5,6 +5,7 @@ Every key has an effect, and unknown keys are errors. docs/reference/configurati
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping as Environment
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias
@@ -294,3 +295,9 @@ class Settings(FileModel):
     def fault(self, key: str, message: str) -> ConfigError:
         """Return an error at the position of a key, for problems that occur only when its value is used."""
         return self.place(key, key.partition("[")[0]).error(key, message)
+
+    def cannot_listen(self, key: str, address: object, error: OSError) -> ConfigError:
+        """Return the error for a key with an address on which the sidecar can't listen."""
+        # asyncio's error text repeats the address. Errors in name resolution have negative numbers.
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
+        return self.fault(key, f"can't listen on {address}: {why}")

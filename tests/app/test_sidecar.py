@@ -348,7 +348,7 @@ def test_an_unexpected_error_is_logged_in_one_line(
     def broken(_paths: object) -> None:
         raise KeyError("unexpected")
 
-    monkeypatch.setattr("proxy.app.sidecar.load_rules", broken)
+    monkeypatch.setattr("proxy.rules.loader.load_rules", broken)
     assert main(["serve", "--config", str(file)]) == 1
     (line,) = capfd.readouterr().err.splitlines()
     assert 'level=error event="exiting after an unexpected error" error="KeyError: \'unexpected\'"' in line

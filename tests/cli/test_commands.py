@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.app import sidecar as app
+from proxy.app import process
 from proxy.app.workers import WorkerSlot
 from proxy.cli import main as cli
 from tests.sidecar import PROGRAM, oxproxy
@@ -243,7 +243,7 @@ def test_an_interrupt_prints_no_traceback(monkeypatch: pytest.MonkeyPatch, capsy
     def interrupted(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None, dry_run: bool) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(app, "run", interrupted)
+    monkeypatch.setattr(process, "run", interrupted)
     assert run("serve", "--config", "a.yaml") == 130
     assert capsys.readouterr() == ("", "")
 
