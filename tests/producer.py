@@ -452,8 +452,14 @@ def _entries(flags: int, properties: bytes) -> bytes | None:
 
 
 def until(holds: Callable[[], object], seconds: float = ANSWER_SECONDS, every: float = 0.02) -> None:
-    """Wait until a condition holds; fail the test after the deadline."""
-    end = time.monotonic() + seconds
+    """Wait until a condition holds; fail the test after the deadline.
+
+    Args:
+        every: interval between the first checks. Later, the interval is an eighth of the time waited, up to 0.25 s, so
+            that the checks do not take the CPU from what the test waits for.
+    """
+    start = time.monotonic()
     while not holds():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(every)
+        waited = time.monotonic() - start
+        assert waited < seconds, "waited too long"
+        time.sleep(min(max(every, waited / 8), 0.25))

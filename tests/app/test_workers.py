@@ -10,6 +10,7 @@ import secrets
 import signal
 import socket
 import subprocess
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -22,11 +23,35 @@ from tests.certificates import Authority
 from tests.private_broker import free_port, free_ports
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker
-from tests.served import RULES, WORKERS, Pair, Running, Serve, alive
+from tests.served import RULES, WORKERS, Pair, Running, Serve, alive, two_workers
 from tests.sidecar import PROGRAM, oxproxy, request_page
 
 OTHER_RULES = RULES.replace("all letters", "every letter")
 BAD_RULES = RULES.replace("queue: a", "quee: a")
+
+
+@pytest.fixture(scope="module")
+def lasting(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
+    """Two workers for all tests that neither end them nor count from zero."""
+    vhost = f"workers-{secrets.token_hex(6)}"
+    broker.create_vhost(vhost)
+    with two_workers(broker, vhost, tmp_path_factory.mktemp("workers")) as pair:
+        pair.running.await_ready()
+        yield pair
+    broker.delete_vhost(vhost)
+
+
+@pytest.fixture
+def shared(lasting: Pair) -> Iterator[Pair]:
+    """These two workers, with RULES and without producers."""
+    rules = lasting.rules_in_force()
+    yield lasting
+    while lasting.opened:
+        lasting.opened.pop().disconnect()
+    lasting.write_rules(RULES)
+    for worker in range(WORKERS):
+        assert lasting.reload(worker)[0] == 200
+    assert lasting.rules_in_force() == rules
 
 
 def test_both_workers_forward_messages_and_their_metrics_add_up(pair: Pair) -> None:
@@ -52,40 +77,44 @@ def test_both_workers_forward_messages_and_their_metrics_add_up(pair: Pair) -> N
     assert {name for name in instances if any(name in path.name for path in audited.rglob("*"))} == instances
 
 
-def test_sighup_reloads_valid_rules_in_all_workers_and_invalid_ones_in_none(pair: Pair) -> None:
-    (before,) = pair.rules_in_force()
-    pair.write_rules(BAD_RULES)
-    pair.running.process.send_signal(signal.SIGHUP)
-    pair.running.await_log('event="reload failed" reason=signal errors=')
-    assert "quee: unknown key" in pair.running.log.read_text()
-    assert pair.rules_in_force() == {before}
-    for producer in pair.producers(8):
+def test_sighup_reloads_valid_rules_in_all_workers_and_invalid_ones_in_none(shared: Pair) -> None:
+    (before,) = shared.rules_in_force()
+    shared.write_rules(BAD_RULES)
+    shared.running.process.send_signal(signal.SIGHUP)
+    shared.running.await_log('event="reload failed" reason=signal errors=')
+    assert "quee: unknown key" in shared.running.log.read_text()
+    assert shared.rules_in_force() == {before}
+    matches = shared.matches("all letters")
+    for producer in shared.producers(8):
         assert producer.send_settled("letters", "k") == (True, [])
         producer.disconnect()
-    assert pair.matches("all letters") == 8
-    pair.write_rules(OTHER_RULES)
-    pair.running.process.send_signal(signal.SIGHUP)
-    until(lambda: before not in pair.rules_in_force())
-    assert len(pair.rules_in_force()) == 1
-    for producer in pair.producers(8):
+    assert shared.matches("all letters") == matches + 8
+    shared.write_rules(OTHER_RULES)
+    shared.running.process.send_signal(signal.SIGHUP)
+    until(lambda: before not in shared.rules_in_force())
+    assert len(shared.rules_in_force()) == 1
+    matches = shared.matches("every letter")
+    for producer in shared.producers(8):
         assert producer.send_settled("letters", "k") == (True, [])
         producer.disconnect()
-    assert pair.matches("every letter") == 8
+    assert shared.matches("every letter") == matches + 8
 
 
-def test_a_changed_file_is_reloaded_by_all_workers(pair: Pair) -> None:
-    (before,) = pair.rules_in_force()
-    pair.write_rules(OTHER_RULES)
-    until(lambda: before not in pair.rules_in_force())
-    assert all(count >= 1 for count in pair.metrics("rules_reload_total", result="ok"))
+def test_a_changed_file_is_reloaded_by_all_workers(shared: Pair) -> None:
+    (before,) = shared.rules_in_force()
+    reloads = shared.metrics("rules_reload_total", result="ok")
+    shared.write_rules(OTHER_RULES)
+    until(lambda: before not in shared.rules_in_force())
+    after = shared.metrics("rules_reload_total", result="ok")
+    assert all(count > count_before for count, count_before in zip(after, reloads, strict=True))
 
 
-def test_a_request_reloads_the_worker_that_receives_it(pair: Pair) -> None:
-    pair.write_rules(BAD_RULES)
-    status, answer = pair.reload(1)
+def test_a_request_reloads_the_worker_that_receives_it(shared: Pair) -> None:
+    shared.write_rules(BAD_RULES)
+    status, answer = shared.reload(1)
     assert (status, answer["result"]) == (422, "error")
     assert "quee" in str(answer["errors"])
-    assert pair.status(1)["last_reload"]["errors"] == answer["errors"]
+    assert shared.status(1)["last_reload"]["errors"] == answer["errors"]
 
 
 def explained(pair: Pair, request: dict[str, str], accept: str) -> tuple[int, str]:
@@ -93,24 +122,24 @@ def explained(pair: Pair, request: dict[str, str], accept: str) -> tuple[int, st
     return request_page(f"http://127.0.0.1:{pair.running.admin}/explain", json.dumps(request).encode(), Accept=accept)
 
 
-def test_explain_uses_the_rules_in_force_for_json_and_text(pair: Pair) -> None:
-    request = {"vhost": pair.vhost, "exchange": "letters"}
-    status, text = explained(pair, request, "application/json")
+def test_explain_uses_the_rules_in_force_for_json_and_text(shared: Pair) -> None:
+    request = {"vhost": shared.vhost, "exchange": "letters"}
+    status, text = explained(shared, request, "application/json")
     explanation = json.loads(text)
-    assert (status, explanation["queues"], explanation["rules"]) == (200, ["a"], pair.status()["rules"])
-    status, text = explained(pair, request, "text/plain")
+    assert (status, explanation["queues"], explanation["rules"]) == (200, ["a"], shared.status()["rules"])
+    status, text = explained(shared, request, "text/plain")
     assert status == 200
     assert "all letters" in text
     assert not text.startswith("{")
     assert not text.endswith("\n\n")
-    pair.write_rules(OTHER_RULES)
-    assert pair.reload()[0] == 200
-    assert "every letter" in explained(pair, request, "text/plain")[1]
+    shared.write_rules(OTHER_RULES)
+    assert shared.reload()[0] == 200
+    assert "every letter" in explained(shared, request, "text/plain")[1]
     # Bindings of clients are included, whichever worker declared them.
-    producer = pair.producers(1)[0]
-    queue = producer.declare("theirs")
+    producer = shared.producers(1)[0]
+    queue = producer.declare("theirs", exclusive=True)
     producer.ask(commands.Queue.Bind(queue=queue, exchange="letters", arguments={}))
-    until(lambda: set(json.loads(explained(pair, request, "application/json")[1])["queues"]) == {"a", queue})
+    until(lambda: set(json.loads(explained(shared, request, "application/json")[1])["queues"]) == {"a", queue})
 
 
 def test_explain_queries_all_workers_and_names_one_that_does_not_respond(pair: Pair, tmp_path: Path) -> None:
@@ -129,15 +158,17 @@ def test_explain_queries_all_workers_and_names_one_that_does_not_respond(pair: P
     assert f"http://127.0.0.1:{pair.running.admin + 1}/explain: " in done.stderr
 
 
-def test_a_shadow_compares_the_publishes_of_each_worker(pair: Pair, tmp_path: Path) -> None:
+def test_a_shadow_compares_the_publishes_of_each_worker(shared: Pair, tmp_path: Path) -> None:
     candidate = tmp_path / "candidate.yaml"
-    candidate.write_text(f"vhost: {pair.vhost}\nexchanges: [{{name: letters, bindings: [{{queue: x, name: all}}]}}]\n")
-    admins = [f"http://127.0.0.1:{pair.running.admin + worker}" for worker in range(WORKERS)]
+    candidate.write_text(
+        f"vhost: {shared.vhost}\nexchanges: [{{name: letters, bindings: [{{queue: x, name: all}}]}}]\n"
+    )
+    admins = [f"http://127.0.0.1:{shared.running.admin + worker}" for worker in range(WORKERS)]
     arguments = [str(PROGRAM), "shadow", str(candidate), "--json", "--seconds", "60"]
     arguments += [part for admin in admins for part in ("--admin", admin)]
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as shadow:
-        until(lambda: all(status["shadow"] for status in pair.statuses()))
-        producers = pair.producers(8)
+        until(lambda: all(status["shadow"] for status in shared.statuses()))
+        producers = shared.producers(8)
         for producer in producers:
             assert producer.send_settled("letters").acked
         shadow.send_signal(signal.SIGINT)
@@ -145,12 +176,12 @@ def test_a_shadow_compares_the_publishes_of_each_worker(pair: Pair, tmp_path: Pa
     assert list(reports) == admins
     assert sum(report["different"] for report in reports.values()) == len(producers)
     assert shadow.returncode == 1
-    assert [status["shadow"] for status in pair.statuses()] == [None] * WORKERS
+    assert [status["shadow"] for status in shared.statuses()] == [None] * WORKERS
 
 
 @pytest.mark.parametrize("accept", ["application/json", "text/plain"])
-def test_an_invalid_explain_request_is_an_error(pair: Pair, accept: str) -> None:
-    status, text = explained(pair, {"exchanges": "letters"}, accept)
+def test_an_invalid_explain_request_is_an_error(shared: Pair, accept: str) -> None:
+    status, text = explained(shared, {"exchanges": "letters"}, accept)
     assert status == 422
     assert any("exchanges: unknown key" in error for error in json.loads(text)["errors"])
 
@@ -181,14 +212,14 @@ def test_sigterm_ends_a_check_of_the_files(serve: Serve, tmp_path: Path) -> None
     assert "event=stopped" in running.log.read_text()
 
 
-def test_an_address_in_use_is_exit_status_2(pair: Pair) -> None:
-    second = pair.running.configuration.with_name("second.yaml")
-    settings = yaml.safe_load(pair.running.configuration.read_text())
+def test_an_address_in_use_is_exit_status_2(shared: Pair) -> None:
+    second = shared.running.configuration.with_name("second.yaml")
+    settings = yaml.safe_load(shared.running.configuration.read_text())
     settings["admin"] = {"address": f"127.0.0.1:{free_ports(WORKERS)}"}
     second.write_text(yaml.safe_dump(settings))
     done = oxproxy("serve", "--config", second)
     assert done.returncode == 2
-    assert f"listen on 127.0.0.1:{pair.running.port}: " in done.stderr
+    assert f"listen on 127.0.0.1:{shared.running.port}: " in done.stderr
 
 
 def test_refused_credentials_of_the_control_user_are_exit_status_2(broker: Broker, tmp_path: Path) -> None:
