@@ -42,6 +42,7 @@ from proxy.app.composition import (
 from proxy.app.reload import Reload, declared_queues, traffic_labels
 from proxy.app.shadow import Shadow
 from proxy.app.workers import EXIT_FAULTY, EXIT_OK, SIGNALS, WorkerSlot
+from proxy.audit.policy import AuditPolicy
 from proxy.audit.record import PublishLog
 from proxy.audit.writer import AuditWriter
 from proxy.broker.connection import ControlSettings
@@ -79,6 +80,7 @@ _WATCH_SECONDS = 1.0
 _SWITCH_SECONDS = 0.0005
 #: Seconds without a failure after which a periodic task counts as working.
 _STEADY_SECONDS = 5.0
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def product_version() -> str:
@@ -140,11 +142,19 @@ class Sidecar:
         """Run until a signal arrives. Return the exit status."""
         sys.setswitchinterval(_SWITCH_SECONDS)
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in _STOP_SIGNALS:
             loop.add_signal_handler(number, self._stop)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
         tasks = Tasks()
         async with AsyncExitStack() as stack:
-            listener = await self._assemble(stack, tasks)
+            policy = audit_policy(self._settings)
+            publish_log = None
+            if policy is not None:
+                publish_log = await self._open_audit(policy, stack)
+                if publish_log is None:
+                    _log.info("stopped")
+                    return EXIT_OK
+            listener = self._assemble(tasks, publish_log)
             await self._start_admin(stack)
             if self._slot is not None:
                 loop.add_reader(sys.stdin.fileno(), self._on_supervisor_gone)
@@ -184,28 +194,30 @@ class Sidecar:
             raise self._settings.cannot_listen("admin.address", address, error) from error
         _log.info("admin endpoint", address=f"{bound[0]}:{bound[1]}")
 
-    async def _assemble(self, stack: AsyncExitStack, tasks: Tasks) -> Listener:
-        """Open the audit log, if configured, and build the listener.
+    async def _open_audit(self, policy: AuditPolicy, stack: AsyncExitStack) -> PublishLog | None:
+        """Open the audit log; return None if a signal has arrived while another process holds the log's lock.
 
         Raises:
             ConfigError: the audit log can't be written.
         """
+        self._audit = AuditWriter(policy, self._counters.audit, time.time)
+        if not await self._audit.start(self._stopping):
+            return None
+        # The audit log is closed last, since publishes are confirmed and audit records are written until then.
+        stack.push_async_callback(self._close_audit)
+        return PublishLog(
+            policy.instance,
+            audit_privacy(self._settings),
+            lambda: self._counters.rules.version,
+            self._audit.append,
+            time.time,
+            ruled_only=self._settings.audit.scope == "ruled",
+        )
+
+    def _assemble(self, tasks: Tasks, publish_log: PublishLog | None) -> Listener:
+        """Build the listener and everything that it uses."""
         sources = Sources(time.time, time.perf_counter, random.randrange)
-        policy, privacy = audit_policy(self._settings), audit_privacy(self._settings)
-        publish_log = None
-        if policy is not None:
-            self._audit = AuditWriter(policy, self._counters.audit, time.time)
-            publish_log = PublishLog(
-                policy.instance,
-                privacy,
-                lambda: self._counters.rules.version,
-                self._audit.append,
-                time.time,
-                ruled_only=self._settings.audit.scope == "ruled",
-            )
-            await self._audit.start()
-            # The audit log is closed last, since publishes are confirmed and audit records are written until then.
-            stack.push_async_callback(self._close_audit)
+        privacy = audit_privacy(self._settings)
         rules_of_clients = client_rules(self._settings, self._secrets)
         vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, rules_of_clients, publish_log)
         warn = self._topology.supervisor.keep("warnings", vhosts.warn, steady_seconds=_STEADY_SECONDS)

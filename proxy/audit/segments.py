@@ -14,7 +14,6 @@ from __future__ import annotations
 import fcntl
 import os
 import re
-import time
 import zlib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -23,8 +22,6 @@ from errno import ENOENT
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-
-import structlog
 
 #: None if the extra `fast` is not installed; some platforms have no wheel for it.
 ISAL = import_module("isal.isal_zlib") if find_spec("isal") else None
@@ -45,13 +42,6 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 _ATTEMPTS = 5
 #: Last word in the lock file of a dead instance while another process closes its segments.
 _CLOSING = b"closing"
-#: Seconds between two attempts to lock an instance, and seconds after which a lock without this word is considered to
-#: be held by a running instance. The word is written immediately after locking.
-_POLL_SECONDS, _HELD_SECONDS = 0.05, 0.5
-#: Seconds to wait for a process that closes the segments of this instance. A hanging file system may block it.
-_CLOSING_SECONDS = 30.0
-
-_log = structlog.get_logger(__name__)
 
 
 def safe_instance(name: str) -> str:
@@ -208,15 +198,12 @@ class InstanceLock:
         """Lock an instance's name in a directory; return None if a running process holds the lock.
 
         Args:
-            closing: whether the lock serves only to close the segments of a dead instance. Otherwise, if another
-                process is closing them, this method waits until that process has finished, at most `_CLOSING_SECONDS`.
+            closing: whether the lock serves only to close the segments of a dead instance.
 
         Raises:
-            OSError: the directory is missing, full or not writable, or another process has not closed segments in time.
+            OSError: the directory is missing, full or not writable.
         """
-        path = directory / f"_audit-{instance}.lock"
-        began = time.monotonic()
-        logged = False
+        path = _lock_file(directory, instance)
         while True:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, _FILE_MODE)
             try:
@@ -229,28 +216,29 @@ class InstanceLock:
                     os.fsync(descriptor)
                     return cls(path, descriptor)
             except BlockingIOError:
-                ends_soon = _CLOSING in os.pread(descriptor, 64, 0)
-                waited_seconds = time.monotonic() - began
-                if closing or (not ends_soon and waited_seconds > _HELD_SECONDS):
-                    os.close(descriptor)
-                    return None
-                if waited_seconds > _CLOSING_SECONDS:
-                    os.close(descriptor)
-                    text = f"another process has been closing old segments for {_CLOSING_SECONDS:g} s"
-                    raise TimeoutError(text) from None
-                if not logged and ends_soon:
-                    logged = True
-                    _log.warning("waiting for another process that closes old audit segments", instance=instance)
-                time.sleep(_POLL_SECONDS)
+                os.close(descriptor)
+                return None
             except OSError:
                 os.close(descriptor)
                 raise
             os.close(descriptor)
 
+    @staticmethod
+    def is_for_closing(directory: Path, instance: str) -> bool:
+        """Return True if the process that holds the lock only closes the segments of this instance."""
+        try:
+            return _CLOSING in _lock_file(directory, instance).read_bytes()
+        except FileNotFoundError:  # just released
+            return True
+
     def release(self) -> None:
         with suppress(OSError):
             self._path.unlink()
         os.close(self._descriptor)
+
+
+def _lock_file(directory: Path, instance: str) -> Path:
+    return directory / f"_audit-{instance}.lock"
 
 
 def _same_file(path: Path, descriptor: int) -> bool:

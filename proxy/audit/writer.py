@@ -31,6 +31,13 @@ _log = structlog.get_logger(__name__)
 BATCH_BYTES = 256 << 10
 #: Seconds that closing the last segment may take after the deadline. A segment left open is closed at the next start.
 _CLOSE_SECONDS = 1.0
+#: Seconds between two attempts to lock the instance.
+_LOCK_POLL_SECONDS = 0.05
+#: Seconds after which a lock is considered to be held by a running instance, unless the lock file says that its holder
+#: closes old segments. The file is written immediately after locking.
+_HELD_SECONDS = 0.5
+#: Seconds to wait for a process that closes the segments of this instance. A hanging file system may block it.
+_OTHER_CLOSES_SECONDS = 30.0
 #: Seconds after which an unresponsive disk counts as failing, since a hanging write raises no error.
 STALL_SECONDS = 5.0
 
@@ -88,6 +95,7 @@ class AuditWriter:
         self._may_lose = policy.mode is AuditMode.BEST_EFFORT
         self._thread = WriterThread(log, self._may_lose, self._from_thread)
         self._claim: InstanceLock | None = None
+        self._waits_for_other = False
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._closing = False
@@ -115,15 +123,33 @@ class AuditWriter:
         """Sequence number of the last appended line. `durable` reaches it when the line has been written."""
         return self._sequence + self._pending_count
 
-    async def start(self) -> None:
+    async def start(self, stopping: asyncio.Event | None = None) -> bool:
         """Lock the directory and start the threads.
+
+        If another process is closing segments that this instance left open, wait until it has finished, at most
+        `_OTHER_CLOSES_SECONDS`.
+
+        Args:
+            stopping: ends the wait when set.
+
+        Returns:
+            False if the wait was ended, so that nothing was started.
 
         Raises:
             ConfigError: the directory can't be created or written, or another process uses the instance name there.
         """
-        left = await asyncio.to_thread(self._prepare)
+        stopping = stopping or asyncio.Event()
+        await asyncio.to_thread(self._make_directory)
+        began = self._loop.time()
+        left = await asyncio.to_thread(self._lock, 0.0)
+        while left is None:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), _LOCK_POLL_SECONDS)
+                return False
+            left = await asyncio.to_thread(self._lock, self._loop.time() - began)
         self._closer.start(left)
         self._thread.start()
+        return True
 
     def append(self, lines: bytes, count: int = 1) -> None:
         """Append the lines of up to 256 publishes from one read of the socket, or one settle line.
@@ -176,8 +202,7 @@ class AuditWriter:
             await asyncio.wait_for(self._ended.wait(), seconds)
         return self._ended.is_set()
 
-    def _prepare(self) -> list[Path]:
-        """Check the directory and lock the instance; return the segments that an earlier process left open."""
+    def _make_directory(self) -> None:
         directory = self._policy.directory
         try:
             # Parents are not created: a missing parent means that a volume is not mounted, or that the name is wrong.
@@ -188,15 +213,33 @@ class AuditWriter:
             raise self._fault("is not a directory") from None
         except OSError as error:
             raise self._fault(f"can't be created: {error.strerror or error}") from error
+
+    def _lock(self, waited_seconds: float) -> list[Path] | None:
+        """Try to lock the instance, and return the segments that an earlier process left open.
+
+        Return None if another process will release the lock soon.
+        """
+        directory = self._policy.directory
         try:
             self._claim = InstanceLock.acquire(directory, self._instance)
             if self._claim is not None:
                 return open_segments(directory).get(self._instance, [])
+            ends_soon = InstanceLock.is_for_closing(directory, self._instance)
         except OSError as error:
             raise self._fault(f"can't be written: {error.strerror or error}") from error
-        raise self._fault(
-            f"another process already writes to this directory as {self._policy.instance}; names must be unique"
-        )
+        if not ends_soon and waited_seconds > _HELD_SECONDS:
+            raise self._fault(
+                f"another process already writes to this directory as {self._policy.instance}; names must be unique"
+            )
+        if waited_seconds > _OTHER_CLOSES_SECONDS:
+            raise self._fault(
+                f"can't be written: another process has been closing old segments for {_OTHER_CLOSES_SECONDS:g} s"
+            )
+        if ends_soon and not self._waits_for_other:
+            self._waits_for_other = True
+            text = "waiting for another process that closes old audit segments"
+            _log.warning(text, instance=self._policy.instance)
+        return None
 
     def _fault(self, message: str) -> ConfigError:
         return ConfigError(str(self._policy.directory), 0, "audit.directory", message)

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from proxy.app.sidecar import product_version
+from proxy.audit.segments import InstanceLock
 from proxy.cli.main import main
 from proxy.native import BUILD
 from tests import client
@@ -43,6 +44,25 @@ def test_a_lowered_default_limit_is_also_a_warning(serve: Serve) -> None:
     (line,) = [line for line in running.log.read_text().splitlines() if "file descriptors" in line]
     assert "level=warning" in line
     assert "descriptors=2000 needed=20256 permitted=10000 admitted=872" in line
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_signal_ends_the_wait_for_a_process_that_closes_old_audit_segments(
+    serve: Serve, tmp_path: Path, workers: int
+) -> None:
+    (tmp_path / "audit").mkdir()
+    instances = ["i"] if workers == 1 else [f"i-{number}" for number in range(workers)]
+    locks = [InstanceLock.acquire(tmp_path / "audit", instance, closing=True) for instance in instances]
+    running = serve(audit={"directory": "audit", "instance": "i"}, workers=workers)
+    waiting = "waiting for another process that closes old audit segments"
+    until(lambda: running.log.read_text().count(waiting) == workers)
+    assert running.end() == 0
+    log = running.log.read_text()
+    assert "another process has been closing old segments" not in log
+    assert "workers have not exited in time" not in log
+    for lock in locks:
+        assert lock is not None
+        lock.release()
 
 
 #: Mounts one file over another in a private mount namespace, as the kubelet does for `subPath`.

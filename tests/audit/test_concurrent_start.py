@@ -12,7 +12,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from proxy.audit import retention as closing
-from proxy.audit import segments
+from proxy.audit import segments, writer
 from proxy.audit.policy import AuditMode
 from proxy.audit.retention import Retention, expire
 from proxy.audit.segments import open_segments
@@ -47,7 +47,7 @@ async def test_a_process_that_does_not_finish_closing_old_segments_is_reported(
 ) -> None:
     claim = segments.InstanceLock.acquire(tmp_path, "b", closing=True)
     assert claim is not None
-    monkeypatch.setattr(segments, "_CLOSING_SECONDS", 1.0)
+    monkeypatch.setattr(writer, "_OTHER_CLOSES_SECONDS", 1.0)
     with capture_logs() as logs, pytest.raises(ConfigError, match="another process has been closing old segments"):
         async with asyncio.timeout(SECONDS), writing(replace(policy(tmp_path), instance="b")):
             pass
