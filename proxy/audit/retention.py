@@ -14,9 +14,10 @@ import os
 import re
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
@@ -132,6 +133,7 @@ class SegmentCloser:
         self._wall = wall
         self._queue: SimpleQueue[Path | None] = SimpleQueue()
         self._waiting: list[Path] = []
+        self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="audit-closer", daemon=True)
 
     def start(self, left: Iterable[Path]) -> None:
@@ -145,11 +147,14 @@ class SegmentCloser:
         self._queue.put(path)
 
     def stop(self, timeout_seconds: float) -> bool:
-        """Finish the queued work, then stop; return True if all segments are closed and the thread has ended.
+        """Finish the queued work, then stop; return True if all own segments are closed and the thread has ended.
+
+        Segments of dead instances that are still open are left to the next start, since they could take minutes.
 
         Args:
             timeout_seconds: longest time to wait. Segments that remain are closed at the next start of a sidecar.
         """
+        self._stopping.set()
         self._queue.put(None)
         self._thread.join(timeout_seconds)
         return not self._thread.is_alive() and not self._waiting
@@ -184,8 +189,10 @@ class SegmentCloser:
 
     def _close_abandoned(self) -> None:
         try:
-            for paths in orphaned_segments(self._directory, self._instance):
-                for path in paths:
+            with closing(orphaned_segments(self._directory, self._instance)) as orphaned:
+                for path in chain.from_iterable(orphaned):
+                    if self._stopping.is_set():
+                        return
                     self._close(path)
         except OSError as error:
             _log.error("audit segments of other instances can't be closed", reason=str(error))

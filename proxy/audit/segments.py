@@ -15,7 +15,7 @@ import fcntl
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from errno import ENOENT
@@ -266,7 +266,7 @@ def open_segments(directory: Path) -> dict[str, list[Path]]:
     return segments
 
 
-def orphaned_segments(directory: Path, own: str) -> Iterator[list[Path]]:
+def orphaned_segments(directory: Path, own: str) -> Generator[list[Path]]:
     """Yield the open segments of each dead instance. The instance stays locked until the next item is requested.
 
     The lock files of dead instances are removed, even if these instances have no open segments.

@@ -18,7 +18,7 @@ from proxy.audit.retention import Retention, expire
 from proxy.audit.segments import open_segments
 from proxy.audit.writer_thread import RotatingLog
 from proxy.errors import ConfigError
-from tests.audit.test_writer import SECONDS, Disk, left_open, line, numbers, policy, until, writing
+from tests.audit.test_writer import SECONDS, Disk, left_open, line, matching_files, numbers, policy, until, writing
 
 
 async def test_an_instance_starts_while_another_closes_its_old_segments(
@@ -53,6 +53,28 @@ async def test_a_process_that_does_not_finish_closing_old_segments_is_reported(
             pass
     assert [event["event"] for event in logs] == ["waiting for another process that closes old audit segments"]
     claim.release()
+
+
+async def test_a_stop_leaves_further_segments_of_dead_instances_to_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = [left_open(tmp_path, "b", number) for number in (1, 2, 3)]
+    began, go_on = threading.Event(), threading.Event()
+    compress = segments.compress_segment
+
+    def slow(path: Path) -> Path | None:
+        began.set()
+        assert go_on.wait(SECONDS)
+        return compress(path)
+
+    monkeypatch.setattr(closing, "compress_segment", slow)
+    with capture_logs() as logs:
+        async with writing(policy(tmp_path)):
+            await until(began.is_set)
+            asyncio.get_running_loop().call_later(1.0, go_on.set)
+    assert [path.exists() for path in dead] == [False, True, True]
+    assert matching_files(tmp_path, "*.lock") == []
+    assert logs == []
 
 
 async def test_lock_files_of_killed_instances_are_removed_at_the_next_start(tmp_path: Path) -> None:

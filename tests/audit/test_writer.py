@@ -458,9 +458,9 @@ async def test_retention_keeps_the_open_segment(tmp_path: Path) -> None:
     assert numbers(tmp_path) == []
 
 
-def left_open(directory: Path, instance: str = "m") -> Path:
+def left_open(directory: Path, instance: str = "m", number: int = 1) -> Path:
     """Create a segment with one line, as if an earlier process had not closed it; return its path."""
-    name = f"audit-{instance}-20261121T070000000000Z-000001"
+    name = f"audit-{instance}-20261121T070000000000Z-{number:06d}"
     segment = OpenSegment.create(directory, "2026-11-21T07", name, 0.0)
     segment.write(line(ord(instance)))
     segment.close()
@@ -472,7 +472,7 @@ async def test_a_start_closes_segments_of_ended_processes_only(tmp_path: Path) -
     claim = InstanceLock.acquire(tmp_path, "l")
     assert claim is not None
     async with writing(policy(tmp_path)):
-        pass
+        await until(lambda: not dead.exists())
     assert sorted(numbers(tmp_path)) == sorted(map(ord, "md"))
     assert [path.exists() for path in (own, dead, living)] == [False, False, True]
     claim.release()
