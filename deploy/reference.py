@@ -15,7 +15,7 @@ from proxy.config.settings import Settings
 from proxy.observe.metrics import METRICS
 from proxy.rules.operator_reference import MATCH_TYPES, SECTIONS, OperatorSection
 from proxy.yamlfile.document import join
-from proxy.yamlfile.models import FileModel, descriptions, key_names, key_type
+from proxy.yamlfile.models import FileModel, key_names, key_type
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
@@ -30,11 +30,11 @@ class KeyEntry(NamedTuple):
 
 def entries(section: FileModel, path: str = "") -> Iterator[KeyEntry]:
     """Yield every key of a section; the values in the section are the defaults."""
-    for key, (attribute, _) in key_names(type(section)).items():
+    for key, (attribute, field) in key_names(type(section)).items():
         value, entry_path = getattr(section, attribute), join(path, key)
         kind = key_type(type(section), key)
         if not kind.is_section:
-            yield KeyEntry(entry_path, _written(attribute, value), descriptions(type(section)).get(attribute, ""))
+            yield KeyEntry(entry_path, _written(attribute, value), field.description or "")
         elif kind.several:
             yield from entries(value[0] if value else kind.item(), entry_path + "[]")
         else:

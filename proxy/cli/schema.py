@@ -16,7 +16,7 @@ from proxy.cli.console import DONE, print_json
 from proxy.config.settings import Settings
 from proxy.rules.schema import RulesModel
 from proxy.yamlfile.hosts import HostPort
-from proxy.yamlfile.models import FileModel, descriptions
+from proxy.yamlfile.models import FileModel
 
 
 class _Schema(GenerateJsonSchema):
@@ -46,18 +46,8 @@ def _written(default: object) -> object:
     return default if isinstance(default, (str, int)) else None
 
 
-def _describe(model: type[FileModel]) -> None:
-    """Add the descriptions of the keys to a model and to all models derived from it."""
-    for attribute, text in descriptions(model).items():
-        model.model_fields[attribute].description = text
-    model.model_rebuild(force=True)
-    for derived in model.__subclasses__():
-        _describe(derived)
-
-
 def json_schema(model: type[FileModel], title: str) -> dict[str, object]:
     """Return the JSON Schema (draft 2020-12) of one kind of file."""
-    _describe(FileModel)
     schema = model.model_json_schema(schema_generator=_Schema)
     for section in (schema, *schema.get("$defs", {}).values()):
         section.pop("title", None)

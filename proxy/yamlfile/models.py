@@ -8,17 +8,12 @@ A type states which values it expects, with `Expected` or one of the types below
 
 from __future__ import annotations
 
-import ast
 import difflib
 import math
 import re
 from collections.abc import Callable, Iterable
-from functools import cache
-from inspect import getsource
 from ipaddress import ip_interface, ip_network
-from itertools import pairwise
 from pathlib import Path
-from textwrap import dedent
 from types import UnionType
 from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, cast, get_args, get_origin
 from urllib.parse import urlsplit
@@ -109,7 +104,7 @@ class Keys:
 class FileModel(BaseModel):
     """A mapping in a file, with strict types and without unknown keys.
 
-    The string after a field describes its key in errors, in the JSON Schema and in the documentation (`descriptions`).
+    The string after a field describes its key in the JSON Schema and in the documentation.
     """
 
     model_config = ConfigDict(
@@ -120,7 +115,13 @@ class FileModel(BaseModel):
         validate_by_name=True,
         validate_by_alias=True,
         protected_namespaces=(),
+        use_attribute_docstrings=True,
     )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        for field in cls.model_fields.values():
+            field.description = field.description and " ".join(field.description.split())
 
 
 M = TypeVar("M", bound=FileModel)
@@ -130,22 +131,6 @@ def key_names(model: type[BaseModel]) -> dict[str, tuple[str, FieldInfo]]:
     """Return the keys of a model's mapping, each with its attribute and field."""
     fields = ((info.alias or name, name, info) for name, info in model.model_fields.items())
     return {key: (name, info) for key, name, info in fields if not key.startswith(_NO_KEY)}
-
-
-@cache
-def descriptions(model: type[BaseModel]) -> dict[str, str]:
-    """Return the descriptions of a model's keys by attribute.
-
-    Pydantic can read these strings itself (`use_attribute_docstrings`), but it would read them when a module is
-    imported, which takes longer than all other work on the models.
-    """
-    inherited = [descriptions(base) for base in model.__bases__ if issubclass(base, FileModel)]
-    found = {attribute: text for base in inherited for attribute, text in base.items()}
-    [source] = ast.parse(dedent(getsource(model))).body
-    for field, after in pairwise(cast("ast.ClassDef", source).body):
-        if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            found[ast.unparse(field.target)] = " ".join(str(after.value.value).split())
-    return found
 
 
 # -- the adapter -------------------------------------------------------------------------------------------------------
@@ -249,7 +234,7 @@ def _message(model: type[BaseModel], node: Node | None, detail: ErrorDetails) ->
     key = key_type(model, *detail["loc"])
     stated = next((mark for mark in key.marks if isinstance(mark, Expected)), None)
     if kind == "missing":
-        return f"missing, expected {stated.expected if stated else _described(model, *detail['loc'])}"
+        return f"missing, expected {stated.expected if stated else key.description or 'a value'}"
     if kind in ("model_type", "dict_type"):
         return f"seen {_shape(node)}, expected a mapping"
     seen = describe(node)
@@ -268,12 +253,6 @@ def _message(model: type[BaseModel], node: Node | None, detail: ErrorDetails) ->
     expected = str(context["error"]) if kind == "value_error" else ""
     quotes = stated.quotes and kind == "string_type" and isinstance(node, Scalar) and not node.absent
     return f"seen {seen}, expected {expected or stated.expected}{': put it in quotes' if quotes else ''}"
-
-
-def _described(model: type[BaseModel], *steps: str | int) -> str:
-    owner = key_type(model, *steps[:-1]).type
-    attribute, _ = key_names(owner)[str(steps[-1])]
-    return descriptions(owner).get(attribute, "a value")
 
 
 def _shape(node: Node | None) -> str:
@@ -295,6 +274,7 @@ class KeyType(NamedTuple):
     type: Any
     marks: tuple[Any, ...] = ()
     optional: bool = False
+    description: str | None = None
 
     @property
     def several(self) -> bool:
@@ -319,13 +299,13 @@ def key_type(model: type[BaseModel], *steps: str | int) -> KeyType:
         if isinstance(key.type, type) and issubclass(key.type, BaseModel):
             field = key_names(key.type)[str(step)][1] if step in key_names(key.type) else None
             annotation: Any = field.annotation if field else None
-            key = _unwrapped(annotation, field.metadata if field else ())
+            key = _unwrapped(annotation, field.metadata if field else (), field.description if field else None)
         elif arguments and not (isinstance(step, int) and get_origin(key.type) is Literal):
             key = _unwrapped(arguments[-1] if get_origin(key.type) is dict else arguments[0])
     return key
 
 
-def _unwrapped(annotation: Any, marks: Iterable[Any] = ()) -> KeyType:
+def _unwrapped(annotation: Any, marks: Iterable[Any] = (), description: str | None = None) -> KeyType:
     """Return the type within ``Annotated`` and without None."""
     metadata, optional = [*marks], False
     while get_origin(annotation) in (Annotated, Union, UnionType):
@@ -335,7 +315,7 @@ def _unwrapped(annotation: Any, marks: Iterable[Any] = ()) -> KeyType:
         else:
             optional = True
             annotation = next(argument for argument in get_args(annotation) if argument is not type(None))
-    return KeyType(annotation, tuple(metadata), optional)
+    return KeyType(annotation, tuple(metadata), optional, description)
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
