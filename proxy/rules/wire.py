@@ -23,7 +23,6 @@ from proxy.relay.publish.outgoing import (
     table_entries,
 )
 from proxy.relay.token_table import TokenTable
-from proxy.relay.tokens import token
 from proxy.relay.vhost import CarrierType, Delivery, OwnedExchange, VhostState
 from proxy.routing.decision import Decision
 from proxy.routing.destination_translation import translate_destinations
@@ -135,7 +134,10 @@ def evaluated(
     unreached += [(destination, _UNBOUND) for destination in out.unbound]
     for target in () if out.remote_targets is None else out.remote_targets.targets:
         unreached += _missing_elsewhere(state, target)
-    return Wire(tuple(_publishes(source or message, out)), tuple(unreached))
+    # Computed without the secret key, since the tokens on the broker must not be shown.
+    tokens = state.tokens_of(owned)
+    names = {key: destination for destination in chosen for key in tokens.of(*destination)}
+    return Wire(tuple(_publishes(source or message, out, names)), tuple(unreached))
 
 
 def _missing_elsewhere(state: VhostState, target: Target) -> list[tuple[Destination, str]]:
@@ -166,11 +168,9 @@ def _address(message: DescribedMessage) -> OriginalAddress:
     return OriginalAddress(message.exchange, message.facts.routing_key)
 
 
-def _publishes(message: DescribedMessage, out: Outgoing) -> Iterator[WirePublish]:
+def _publishes(message: DescribedMessage, out: Outgoing, names: _Names) -> Iterator[WirePublish]:
     if out.untouched:
         yield WirePublish(UPSTREAM, *_address(message), untouched=True)
-    # Computed without the secret key, since the tokens on the broker must not be shown.
-    names = {token(*destination): destination for destination in _chosen(out.decision)}
     for copy in out.copies:
         yield _leaving(message, copy, names)
     for target in () if out.remote_targets is None else out.remote_targets.targets:

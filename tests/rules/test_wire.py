@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from proxy.relay.tokens import token
+from proxy.relay.tokens import TokenForm, token
 from proxy.relay.vhost import VhostState
 from proxy.rules.explain import Explanation, as_json, as_text, explain
 from proxy.rules.wire import owned_exchanges
@@ -22,6 +22,8 @@ exchanges:
   - name: queued
     delivery: queue
     bindings: [{queue: q}, {queue: r}, {exchange: x}]
+  - name: moving
+    bindings: [{queue: moved}]
   - name: loud
     arguments: {max-payload-size: 0}
 brokers:
@@ -31,6 +33,7 @@ addresses:
   - {pattern: "here/*", translation: /queue/$1}
   - {pattern: "in/*", translation: /exchange/carried/$1}
   - {pattern: "lost/*", translation: "/exchange//x"}
+  - {pattern: moved, translation: /queue/q}
 """
 TOKEN = token("queue", b"q").decode()
 
@@ -69,6 +72,7 @@ CASES: list[tuple[str, list[tuple[object, ...]]]] = [
             ("upstream", "x", "k", [], [], original("queued", "k", "x", "k"), False),
         ],
     ),
+    ("{exchange: moving, routing_key: k}", [("upstream", "moving", "k", [TOKEN], ["queue q"], {}, False)]),
     ("{exchange: loud, body_size: 1}", []),
     ("{exchange: elsewhere, routing_key: k}", [("upstream", "elsewhere", "k", [], [], {}, True)]),
     ('{exchange: "", routing_key: out/q}', [("archive", "", "q", [], [], original("", "out/q", "", "q"), False)]),
@@ -103,6 +107,19 @@ def test_an_explanation_contains_missing_destinations_with_the_reason(missing: b
     assert destinations["queue q"].startswith(reason)
     assert f"missing   queue q: {reason}" in as_text(explained(message, live(missing)))
     assert wire(message, live(missing)) == [("upstream", "carried", "", [], [], {}, False)]
+
+
+@pytest.mark.parametrize("form", list(TokenForm))
+def test_an_explanation_names_the_destinations_of_tokens_in_every_form(form: TokenForm) -> None:
+    state = live(missing=False)
+    owned = state.exchanges[b"carried"]
+    owned.form = form
+    owned.tokens.bind_ok(("queue", b"q"))
+    message = "{exchange: carried, headers: {type: report}}"
+    ((_, _, _, keys, reached, _, _),) = wire(message, state)
+    assert isinstance(keys, list)
+    assert reached == ["queue q"] * len(keys)
+    assert f"BCC {keys[0]}: queue q" in as_text(explained(message, state))
 
 
 def test_cc_of_a_client_is_renamed_if_it_would_route() -> None:
