@@ -80,6 +80,14 @@ class Router:
             for reached in self._reach(exchange).exchanges
         )
 
+    def mentions(self, destination: Destination) -> bool:
+        """Return True if any exchange has a destination in its bindings, or as its alternate exchange."""
+        alternate = destination[1] if destination[0] == EXCHANGE else None
+        return any(
+            exchange.uses(destination) > 0 or (alternate is not None and exchange.alternate == alternate)
+            for exchange in self._exchanges.values()
+        )
+
     def may_choose(self, exchange: bytes, destination: Destination) -> bool:
         """Return True if `exchange` can lead to a destination outside the router, even if no rule mentions it."""
         kind, name = destination

@@ -208,7 +208,7 @@ class RelayRequests:
         why = unnameable(destination[1]) or await self._lacking(destination)
         if why is not None:
             return why
-        extra = not self.named(destination)
+        extra = not self.state.router.mentions(destination)
         if extra and self.bound_count >= self._settings.bind_limit:
             return f"the limit of {counted(self._settings.bind_limit, 'destination')} bound on demand has been reached"
         # The token is counted before the request, since many attempts may be in progress.
@@ -246,7 +246,7 @@ class RelayRequests:
         self.state.set_missing(destination, why)
         if len(self._remembered) > self._settings.remember_limit:
             oldest, _ = self._remembered.popitem(last=False)
-            if not self.named(oldest):
+            if not self.state.router.mentions(oldest):
                 self.state.not_missing(oldest)
 
     # -- queues and exchanges ----------------------------------------------------------------------------------
@@ -391,10 +391,6 @@ class RelayRequests:
         if reasons or was_missing or not bound:
             state.changed()
 
-    def named(self, destination: Destination) -> bool:
-        """Return True if any rule names the destination, regardless of whether a token may be bound for it."""
-        return any(destination in exchange.destinations for exchange in self.state.router.exchanges.values())
-
     def _believed(self, exchange: OwnedExchange, destination: Destination) -> bool:
         """Return True if a destination of an exchange in a rules file counts as bound, and not only clients need it."""
         if exchange.declared is not None or destination not in exchange.bound:
@@ -417,7 +413,7 @@ class RelayRequests:
                 self._reconciler.orphans.note(exchange)
                 self._request_refresh()
         # With queue delivery, a publish to an exchange that does not exist would close the producer's channel.
-        if self.named(destination) and destination not in self.state.missing:
+        if self.state.router.mentions(destination) and destination not in self.state.missing:
             self.state.set_missing(destination, "deleted")
             return True
         return bool(bound)

@@ -186,11 +186,8 @@ class ClientExchanges:
         request = read_request(ExchangeDelete, frame[7:-1])
         owned = self._state.exchanges.get(request.exchange)
         destination = (EXCHANGE, request.exchange)
-        router = self._state.router
-        if owned is None and any(
-            destination in other.bound or router.names(other.name, destination)
-            for other in self._state.exchanges.values()
-        ):
+        bound = any(destination in other.bound for other in self._state.exchanges.values())
+        if owned is None and (bound or self._state.router.mentions(destination)):
             return self._delete_destination(channel, request)
         if owned is None or owned.unmatched_pass:  # the broker's own exchange, which the rules only supplement
             return pass_on(channel, methods.EXCHANGE_DELETE, request.nowait)

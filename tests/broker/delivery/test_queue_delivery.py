@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from pamqp import commands
 
 from proxy.amqp.tables import encode_table
 from tests import client
-from tests.broker.delivery.site import Site, only
+from tests.broker.delivery.site import Site, only, standing
 from tests.broker.observed import Outside
 from tests.producer import Message, Producer, headers, until, value
+from tests.rabbitmq import Broker
 
 RULES = """
 queues:
@@ -357,3 +359,17 @@ def test_an_original_address_written_on_the_broker_is_restored_only_in_queues_of
     message = only(got)
     assert message.address == ("", "elsewhere")
     assert message.headers == forged
+
+
+def test_an_alternate_exchange_that_is_deleted_gets_nothing_until_it_is_declared_again(
+    broker: Broker, tmp_path: Path
+) -> None:
+    rules = "exchanges: [{name: jobs, delivery: queue, arguments: {alternate-exchange: spare}}]"
+    with standing(broker, tmp_path, rules, {"inventory": {"refresh": "1h"}}, prepare) as site:
+        producer, other = site.producer(), site.producer()
+        other.ask(commands.Exchange.Delete(exchange="spare"))
+        assert producer.send_settled("jobs", "k", {}, b"1") == (True, [])
+        other.ask(commands.Exchange.Declare(exchange="spare", exchange_type="fanout", durable=True))
+        other.ask(commands.Queue.Bind(queue="fallback", exchange="spare"))
+        assert producer.send_settled("jobs", "k", {}, b"2") == (True, [])
+        assert site.bodies("fallback") == [[b"2"]]

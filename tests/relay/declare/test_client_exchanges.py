@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from pamqp import commands
 
 from proxy.amqp.method_frames import ExchangeDeclare, exchange_declare, exchange_delete, read_method
 from proxy.amqp.tables import decode_table, encode_table
-from proxy.relay.declare.storage import KEPT, MARK, unpack
+from proxy.relay.declare.storage import KEPT, MARK, open_exchange, unpack
 from proxy.relay.publish.plan import ClientRules
-from proxy.relay.vhost import Delivery
+from proxy.relay.vhost import DeclaredExchange, Delivery
 from proxy.values import Table, Value
 from tests.client import exchange_bind, names, queue_bind, split
 from tests.relay.wire import OWN, OWN_OPEN_OK, Wire, publish, routed, say
@@ -305,6 +307,18 @@ def test_a_client_can_not_delete_exchanges_of_rules_files() -> None:
     wire = Wire(routed("q")).open()
     wire.produce(exchange_delete(1, b"xo"))
     assert refusal(wire, wire.refused())[0] == 403
+
+
+def test_a_delete_takes_little_time_if_clients_have_declared_thousands_of_exchanges() -> None:
+    wire = Wire().open()
+    for number in range(2000):
+        owned, exchange = open_exchange(b"%d" % number, DeclaredExchange(True, False, False, b"", 1), Delivery.CARRIER)
+        wire.state.add_exchange(owned, exchange)
+    begun = time.process_time()
+    for number in range(20):
+        wire.state.remove_exchange(b"%d" % number)  # a change after which what messages can reach is computed again
+        assert names(wire.produce(exchange_delete(1, b"other"))) == ["Exchange.Delete"]
+    assert time.process_time() - begun < 1.5
 
 
 def test_declares_of_other_types_are_forwarded_unchanged() -> None:
