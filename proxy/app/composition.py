@@ -90,14 +90,11 @@ def control_settings(settings: Settings, tls: SidecarTls, secrets: Secrets) -> C
     )
 
 
-def client_rules(settings: Settings, secrets: Secrets) -> ClientRules:
-    """Return the rules for client declarations, which are signed with `secrets`."""
+def client_rules(settings: Settings) -> ClientRules:
     declared = settings.declared
     return ClientRules(
         Delivery(declared.delivery),
         strict_unbind=declared.unbind == "strict",
-        own_routes=declared.client_routes == "own",
-        secrets=secrets,
         regexes=declared.regexes,
         regex_budget=settings.limits.regex_budget,
     )

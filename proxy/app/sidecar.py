@@ -120,7 +120,6 @@ class Sidecar:
         counters.rules.last_success_seconds = time.time()
         counters.traffic.name(traffic_labels(counters, loaded))
         self._tls = SidecarTls(settings)
-        self._secrets = secrets_of(settings)
         self._topology = self._make_topology()
         counters.control_failures = self._topology.supervisor.failures
         self._audit: AuditWriter | None = None
@@ -218,7 +217,7 @@ class Sidecar:
         """Build the listener and everything that it uses."""
         sources = Sources(time.time, time.perf_counter, random.randrange)
         privacy = audit_privacy(self._settings)
-        rules_of_clients = client_rules(self._settings, self._secrets)
+        rules_of_clients = client_rules(self._settings)
         vhosts = Vhosts(self._states.values(), self._topology, self._counters, sources, rules_of_clients, publish_log)
         warn = self._topology.supervisor.keep("warnings", vhosts.warn, steady_seconds=_STEADY_SECONDS)
         tasks.start(warn, "warnings")
@@ -324,7 +323,7 @@ class Sidecar:
         }
 
     def _make_topology(self) -> Topology:
-        control = control_settings(self._settings, self._tls, self._secrets)
+        control = control_settings(self._settings, self._tls, secrets_of(self._settings))
         queues = {name: declared_queues(vhost) for name, vhost in self._loaded.rules.vhosts.items()}
         return Topology(control, self._states, queues)
 

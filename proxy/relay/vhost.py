@@ -278,11 +278,12 @@ class VhostState:
     missing_remote: dict[tuple[str, Destination], str] = field(default_factory=dict)
     #: whether publishes may be sent to a different address, so that deliveries need the original address restored
     restores: bool = field(init=False)
-    #: whether routes in clients' bindings are limited to destinations that the client has permission to bind
-    own_routes: bool = False
+    #: whether routes in clients' bindings are limited to destinations that the client has permission to bind; set by
+    #: the control plane
+    own_routes: bool = True
     #: the tokens of destinations; set by `set_tokens`
     tokens: Tokens = field(default_factory=Tokens)
-    #: used to sign bindings stored on the broker
+    #: used to sign bindings stored on the broker; set by the control plane
     secrets: Secrets = field(default_factory=Secrets)
     #: whether other sidecars may bind on the same carriers; their bindings then appear in the management API's listings
     shared: bool = True

@@ -10,6 +10,7 @@ from proxy.app.composition import (
     audit_policy,
     audit_privacy,
     client_rules,
+    control_settings,
     listener_limits,
     rates,
     secrets_of,
@@ -21,6 +22,7 @@ from proxy.audit.retention import Retention
 from proxy.config.loader import load_settings, parse_settings
 from proxy.config.settings import AuditSection, Settings
 from proxy.errors import ConfigError
+from proxy.net.tls_config import SidecarTls
 from proxy.relay.rate_limits import UserRateLimits
 from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import Delivery
@@ -39,7 +41,7 @@ def test_by_default_only_connections_and_handshakes_are_limited() -> None:
     assert session.handshake_seconds == 10
     assert (listener_limits(settings).connections, listener_limits(settings).connections_per_peer) == (10_000, 0)
     assert audit_policy(settings) is None
-    assert client_rules(settings, Secrets()).strict_unbind
+    assert client_rules(settings).strict_unbind
 
 
 def test_every_limit_is_passed_on() -> None:
@@ -118,10 +120,12 @@ def test_the_hash_key_is_read_from_its_file(tmp_path: Path) -> None:
 
 
 def test_declarations_of_clients_follow_the_configuration(tmp_path: Path) -> None:
-    rules = client_rules(
-        loaded(tmp_path, "declared: {delivery: queue, unbind: broker, client_routes: any}\n"), Secrets()
-    )
-    assert (rules.delivery, rules.strict_unbind, rules.own_routes) == (Delivery.QUEUE, False, False)
+    settings = loaded(tmp_path, "declared: {delivery: queue, unbind: broker, client_routes: any}\n")
+    rules = client_rules(settings)
+    assert (rules.delivery, rules.strict_unbind) == (Delivery.QUEUE, False)
+    tls = SidecarTls(settings)
+    tls.read({})()
+    assert not control_settings(settings, tls, Secrets()).declared.own_routes
 
 
 def test_without_secrets_the_key_is_derived_from_the_control_users_login(tmp_path: Path) -> None:

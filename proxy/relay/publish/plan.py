@@ -37,7 +37,6 @@ from proxy.relay.publish.outgoing import (
     outgoing,
 )
 from proxy.relay.publish.tap import FailedPublish, FailureSink, ObservedDecision, Tap
-from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import FILTERED, ROUTED, Decision, Facts, Interest, Outcome
@@ -90,8 +89,6 @@ class ClientRules(NamedTuple):
     Args:
         delivery: delivery of exchanges declared without ``x-delivery``.
         strict_unbind: whether an unbind that matches no binding is an error.
-        own_routes: whether routes reach only queues that the client has permission to bind.
-        secrets: used to sign the bindings stored on the broker.
         regexes: maximum number of regular expressions in the bindings of one user in one virtual host.
         regex_budget: cost limit for regular expressions per decision, which applies separately to rules files and to
             each user.
@@ -99,8 +96,6 @@ class ClientRules(NamedTuple):
 
     delivery: Delivery = Delivery.CARRIER
     strict_unbind: bool = True
-    own_routes: bool = True
-    secrets: Secrets = Secrets()
     regexes: int = 100
     regex_budget: int = DEFAULT_BUDGET
 
@@ -142,7 +137,6 @@ class Plans:
     ) -> None:
         self.state = state
         self.rules = rules or ClientRules()
-        state.own_routes, state.secrets = self.rules.own_routes, self.rules.secrets
         state.regex_budget = self.rules.regex_budget
         self.journal = journal
         self.counters = counters.relay(state.name)

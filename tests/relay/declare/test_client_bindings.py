@@ -538,7 +538,8 @@ def test_permissions_for_missing_queues_are_not_checked() -> None:
 
 
 def test_without_reach_limits_no_permissions_are_checked() -> None:
-    made = wire(own_routes=False)
+    made = wire()
+    made.state.own_routes = False
     made.state.queues = QueueNames((b"b", b"c"), 1)
     assert [frame.channel for frame in split(made.produce(queue_bind(1, b"b", b"xo", b"", TO_C)))] == [1]
     made.answer(BIND_OK)
