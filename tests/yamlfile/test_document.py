@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.yamlfile import document
 from proxy.yamlfile.document import MAX_DEPTH, Faults, Mapping, Node, Plain, Scalar, Sequence, read_document
 from tests.rules.loading import by_line
 
@@ -110,6 +112,20 @@ def test_a_syntax_error_names_its_line_and_what_to_do(text: str, way_out: str) -
     assert len(errors) == 1
     assert by_line(errors)[0].startswith(tuple(f"f.yaml:{line}: YAML syntax: " for line in (2, 3, 4)))
     assert errors[0].partition("; ")[2].startswith(way_out)
+
+
+@pytest.mark.parametrize("text", ["a: {x-?rk=: b}\n", "a: [b?c]\n"])
+def test_a_question_mark_that_requires_quotes_without_libyaml_is_explained(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert read(text)[1] == []
+    monkeypatch.setattr(document, "_LOADER", yaml.SafeLoader)
+    (error,) = read(text)[1]
+    assert error.startswith("f.yaml:1:")
+    assert error.endswith(
+        "; since PyYAML was built without libyaml, keys and values within {} or [] that contain ? require quotes"
+    )
+    assert read('a: {"x-?rk=": b}\nx-?rk=: b?c\n')[1] == []
 
 
 def test_errors_before_a_syntax_error_are_reported() -> None:
