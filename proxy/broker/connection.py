@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
@@ -264,6 +265,9 @@ def cause_of(error: BaseException) -> str:
     """Return a brief description of an exception raised by aiormq or a socket."""
     if isinstance(error, ChannelInvalidStateError):  # its text contains the address of an object
         return "channel closed"
+    under = error.__cause__
+    if isinstance(under, OSError) and under.errno and under.errno > 0:  # negative numbers are errors of the resolver
+        return os.strerror(under.errno)  # asyncio's text repeats the address
     text = str(error.args[-1]) if error.args else ""
     return text or type(error).__name__
 

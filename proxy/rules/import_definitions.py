@@ -38,7 +38,7 @@ _EXPECTED = "the output of rabbitmqctl export_definitions"
 #: JSON names of Python types, and of the types that pydantic expects.
 _SEEN = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
 _WANTED = {
-    "missing": "this key", "model_type": "an object", "dict_type": "an object", "list_type": "a list",
+    "model_type": "an object", "dict_type": "an object", "list_type": "a list",
     "string_type": "a string", "literal_error": "queue or exchange",
 }  # fmt: skip
 _HEADER = (
@@ -176,7 +176,9 @@ def _fault(source: str, detail: Mapping[str, Any]) -> ConfigError:
     path = ""
     for step in detail["loc"]:
         path = join(path, step)
-    seen = "nothing" if detail["type"] == "missing" else _SEEN.get(type(detail["input"]), "null")
+    if detail["type"] == "missing":
+        return ConfigError(source, 0, path, f"missing, expected {_EXPECTED}")
+    seen = _SEEN.get(type(detail["input"]), "null")
     expected = _WANTED.get(detail["type"], detail["msg"])
     return ConfigError(source, 0, path, f"seen {seen}, expected {expected}, as in {_EXPECTED}")
 
