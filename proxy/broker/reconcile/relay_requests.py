@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
+from typing import TypeVar
 
 import structlog
 
@@ -23,7 +24,7 @@ from proxy.broker.methods import ABSENT, EXCLUSIVE, INTERNAL, unnameable
 from proxy.broker.reconcile.diff import BindToken
 from proxy.broker.reconcile.observed import with_name, without_name
 from proxy.broker.reconcile.reconciler import Reconciler
-from proxy.broker.task_supervisor import Supervisor
+from proxy.broker.task_supervisor import Supervisor, gather_all
 from proxy.errors import UpstreamError
 from proxy.relay.token_table import Need
 from proxy.relay.vhost import Delivery, OwnedExchange
@@ -31,6 +32,10 @@ from proxy.values import EXCHANGE, QUEUE, Destination, counted, shown
 
 #: Used in place of a destination in the key of an attempt to change a carrier's form.
 _FORM: Destination = (EXCHANGE, b"")
+#: Pause before work is repeated after a loss of the connection, which `vhost_loop` may not have noticed yet.
+_RETRY_SECONDS = 0.05
+
+T = TypeVar("T")
 
 log = structlog.get_logger(__name__)
 
@@ -106,25 +111,37 @@ class RelayRequests:
             await asyncio.wait(flights, timeout=self._settings.deadline_seconds)
         return wanted & exchange.bound
 
-    @asynccontextmanager
-    async def _while_connected(self) -> AsyncIterator[None]:
-        """Wait for the control connection; the deadline includes the work that follows."""
+    async def _connected(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run work as soon as the control connection is up, and again if the connection is lost in the meantime.
+
+        Raises:
+            UpstreamError: the work failed, although the connection is up.
+            TimeoutError: the deadline for the connection and the work has passed.
+        """
         try:
             async with asyncio.timeout(self._settings.deadline_seconds):
-                await self.connected.wait()
-                yield
+                while True:
+                    await self.connected.wait()
+                    try:
+                        return await work()
+                    except UpstreamError:
+                        if self._reconciler.connection.connected:
+                            raise
+                    await asyncio.sleep(_RETRY_SECONDS)
         except TimeoutError as error:
             raise TimeoutError("the broker did not respond in time") from error
 
     async def _check(self, exchange: OwnedExchange, wanted: Sequence[Destination]) -> None:
+        async def look() -> None:
+            for destination in wanted:
+                why = await self._unless_declared(destination, partial(self._unpublishable, destination))
+                if why is None:
+                    exchange.tokens.bind_ok(destination)
+                else:
+                    self._remember(destination, why)
+
         try:
-            async with self._while_connected():
-                for destination in wanted:
-                    why = await self._unless_declared(destination, partial(self._unpublishable, destination))
-                    if why is None:
-                        exchange.tokens.bind_ok(destination)
-                    else:
-                        self._remember(destination, why)
+            await self._connected(look)
         except (UpstreamError, TimeoutError) as error:
             for destination in wanted:
                 self._remember(destination, str(error))
@@ -181,8 +198,7 @@ class RelayRequests:
     async def _change_form(self, exchange: OwnedExchange) -> None:
         """Switch a topic carrier to eight-word tokens, because a message must be routed to an exchange."""
         try:
-            async with self._while_connected():
-                await self._reconciler.forms.change(exchange)
+            await self._connected(partial(self._reconciler.forms.change, exchange))
         except (UpstreamError, TimeoutError) as error:
             log.warning(
                 "carrier not yet switched to eight-word tokens",
@@ -194,8 +210,7 @@ class RelayRequests:
     async def _attempt(self, token: BindToken) -> None:
         destination = token[1]
         try:
-            async with self._while_connected():
-                why = await self._unless_declared(destination, partial(self._reach, token))
+            why = await self._connected(partial(self._unless_declared, destination, partial(self._reach, token)))
         except (UpstreamError, TimeoutError) as error:
             why = str(error)
         if why is not None:
@@ -378,8 +393,7 @@ class RelayRequests:
         bound = all(destination in exchange.bound for exchange in waiting)
         tokens = [BindToken(exchange, destination) for exchange in waiting]
         try:
-            async with self._while_connected():
-                refused = await asyncio.gather(*map(self._executor.bind_one, tokens))
+            refused = await self._connected(lambda: gather_all(map(self._executor.bind_one, tokens)))
         except (UpstreamError, TimeoutError) as error:
             event = f"{kind} declared but not bound yet"
             log.warning(event, vhost=state.name, error=str(error), **{kind: shown(name)})

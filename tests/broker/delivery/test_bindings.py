@@ -364,6 +364,24 @@ def test_a_queue_declared_again_gets_messages_of_a_regex_route_if_a_client_had_b
         assert site.bodies("a", "b") == [[b"body"], [b"body"]]
 
 
+def test_a_publish_waits_for_its_destination_if_the_control_connection_is_lost(
+    broker: Broker, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    rules = "queues: [a]\nexchanges: [{name: jobs, bindings: [{queue: a, arguments: {x-addqre-ontrue: '^b'}}]}]"
+    settings = {"inventory": {"refresh": "1h"}}
+    with standing(
+        broker, tmp_path_factory.mktemp("lost"), rules, settings, lambda outside: outside.make_queue("b")
+    ) as site:
+        control, producer = site.upstream(), site.producer()
+        before = len(control.named("Queue.Bind"))
+        control.reading.clear()
+        producer.publish("jobs", "k", {}, b"body")
+        until(lambda: len(control.named("Queue.Bind")) > before)
+        control.cut()
+        assert producer.settle().acked
+        assert site.bodies("a", "b") == [[b"body"], [b"body"]]
+
+
 FORGED_RULES = """
 exchanges:
   - name: strict
