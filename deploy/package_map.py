@@ -10,6 +10,7 @@ import ast
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from html import escape
 from pathlib import Path
 from typing import NamedTuple
@@ -77,6 +78,7 @@ _STYLE = """
 """
 
 
+@cache
 def imports() -> dict[str, set[str]]:
     """Return which packages each package imports; a module directly in ``proxy`` counts as a package."""
     proxy = ROOT / "proxy"

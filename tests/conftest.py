@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from tests.broker.delivery.distance import Far, distant
 from tests.private_broker import BrokerMissing, some_broker
 from tests.rabbitmq import Broker
 
@@ -36,7 +37,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Workers of pytest-xdist take files in order. Files that use the broker take longest and therefore run first.
     """
     for item in items:
-        if "broker" in getattr(item, "fixturenames", ()):
+        if {"broker", "far"}.intersection(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.broker)
     if "PYTEST_XDIST_WORKER" in os.environ:
         long = {item.path for item in items if item.get_closest_marker("broker")}
@@ -73,6 +74,24 @@ def vhost(broker: Broker) -> Iterator[str]:
         yield name
     finally:
         broker.delete_vhost(name)
+
+
+@pytest.fixture(scope="session")
+def distant_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Far]:
+    if shutil.which("openssl") is None:
+        pytest.skip("no openssl command")
+    try:
+        with distant(tmp_path_factory.mktemp("authority")) as far:
+            yield far
+    except BrokerMissing as missing:
+        pytest.skip(str(missing))
+
+
+@pytest.fixture(scope="module")
+def far(distant_broker: Far) -> Far:
+    """Another RabbitMQ with empty queues, shared by the tests of a worker, which may block or kill it for a time."""
+    distant_broker.empty()
+    return distant_broker
 
 
 @pytest.fixture

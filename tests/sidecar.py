@@ -1,12 +1,13 @@
 """Runs ``oxproxy serve`` as a separate process in front of a given broker.
 
 This module writes the configuration, waits until /readyz returns 200 and stops the process with SIGTERM. It uses only
-the sidecar's public interfaces: configuration keys, admin paths, exit status.
+the sidecar's public interfaces: configuration keys, admin paths, exit status. It also runs other commands.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -20,10 +21,12 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from unittest.mock import patch
 
 import pika
 import yaml
 
+from proxy.cli.main import main
 from tests.private_broker import free_port, free_ports
 from tests.rabbitmq import Broker
 from tests.watched import Watched
@@ -179,6 +182,27 @@ def oxproxy(*arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[
     """Run a command to its end, and return status and output."""
     command = [str(PROGRAM), *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, **{"check": False, **more})
+
+
+def oxproxy_here(*arguments: str | Path, input: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in this process, which spares the imports of a new one, and return status and output.
+
+    Args:
+        input: standard input.
+        environment: variables to add or replace.
+    """
+    output, errors, status = io.StringIO(), io.StringIO(), 0
+    with (
+        patch.dict(os.environ, environment),
+        patch("sys.stdin", io.TextIOWrapper(io.BytesIO(input.encode()))),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(errors),
+    ):
+        try:
+            status = main([*map(str, arguments)])
+        except SystemExit as ended:  # help, and errors in arguments
+            status = int(ended.code or 0)
+    return subprocess.CompletedProcess(arguments, status, output.getvalue(), errors.getvalue())
 
 
 def request_page(url: str, body: bytes | None = None, method: str | None = None, **headers: str) -> tuple[int, str]:

@@ -38,7 +38,7 @@ from tests.rabbitmq import Broker
 from tests.relay.wire import REPORT, publish
 from tests.routing.building import NOW, arguments, no_draw, to_queue
 from tests.rules.loading import load
-from tests.sidecar import PROGRAM, oxproxy, request_page
+from tests.sidecar import PROGRAM, oxproxy_here, request_page
 
 T = TypeVar("T")
 Json = dict[str, Any]  # Any: JSON
@@ -351,13 +351,13 @@ def test_the_command_reports_when_it_is_interrupted_and_ends_the_comparison(site
 
 @pytest.mark.broker
 def test_without_differences_the_command_prints_json_with_status_0(site: Site, tmp_path: Path) -> None:
-    done = oxproxy(*command(site, tmp_path, "--seconds", "0.1", "--json", text=RULES))
+    done = oxproxy_here(*command(site, tmp_path, "--seconds", "0.1", "--json", text=RULES))
     assert (done.returncode, json.loads(done.stdout)["different"]) == (0, 0)
 
 
 @pytest.mark.broker
 def test_the_command_reports_errors_in_a_candidate(site: Site, tmp_path: Path) -> None:
-    done = oxproxy(*command(site, tmp_path, text="a: 1\n" + "\n" * 8 + "b: 2\ntests: 5\n"))
+    done = oxproxy_here(*command(site, tmp_path, text="a: 1\n" + "\n" * 8 + "b: 2\ntests: 5\n"))
     assert done.returncode == 2
     places = [line.partition(": ")[0] for line in done.stderr.splitlines()]
     assert places == [f"{tmp_path / 'next.yaml'}:{place}" for place in ("2:1", "11:1", "12:8")]

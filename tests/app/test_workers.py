@@ -24,7 +24,7 @@ from tests.private_broker import free_port, free_ports
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker
 from tests.served import RULES, WORKERS, Pair, Running, Serve, alive, two_workers
-from tests.sidecar import PROGRAM, oxproxy, request_page
+from tests.sidecar import PROGRAM, oxproxy, oxproxy_here, request_page
 
 OTHER_RULES = RULES.replace("all letters", "every letter")
 BAD_RULES = RULES.replace("queue: a", "quee: a")
@@ -146,14 +146,14 @@ def test_explain_queries_all_workers_and_names_one_that_does_not_respond(pair: P
     message = tmp_path / "message.yaml"
     message.write_text(f"vhost: {pair.vhost}\nexchange: letters\n")
     command = ["explain", "--config", str(pair.running.configuration), "--message", str(message)]
-    done = oxproxy(*command, "--expect", "a")
+    done = oxproxy_here(*command, "--expect", "a")
     assert (done.returncode, done.stdout.count("all letters")) == (0, 1), done.stderr
-    assert json.loads(oxproxy(*command, "--json").stdout)["rules"] == pair.status()["rules"]
-    assert oxproxy(*command, "--expect", "elsewhere").returncode == 1
+    assert json.loads(oxproxy_here(*command, "--json").stdout)["rules"] == pair.status()["rules"]
+    assert oxproxy_here(*command, "--expect", "elsewhere").returncode == 1
     pair.write_rules(BAD_RULES)
     os.kill(pair.processes()[1], signal.SIGKILL)
     pair.running.await_log("worker can't be started: files are invalid")
-    done = oxproxy(*command)
+    done = oxproxy_here(*command)
     assert (done.returncode, done.stdout.count("all letters")) == (1, 1)
     assert f"http://127.0.0.1:{pair.running.admin + 1}/explain: " in done.stderr
 

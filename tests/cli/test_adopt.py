@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -15,7 +16,7 @@ import yaml
 from proxy.amqp.tables import decode_table
 from proxy.cli import main as cli
 from proxy.relay.declare.storage import kept_arguments, pack
-from proxy.relay.tokens import token
+from proxy.relay.tokens import is_keyed, token
 from proxy.values import Table, Value
 from tests.broker.delivery.applications import Application, entries
 from tests.broker.observed import Outside
@@ -41,13 +42,16 @@ class Old:
 
     def signatures(self) -> list[str]:
         """Return the signatures of stored bindings; "" for unsigned ones."""
-        rows = self.broker.api("GET", f"exchanges/{self.vhost}/ox/bindings/source")
-        return [row["arguments"].get("x-oxproxy-signature", "") for row in rows if "x-oxproxy" in row["arguments"]]
+        stored = [row["arguments"] for row in self.rows() if "x-oxproxy" in row["arguments"]]
+        return [arguments.get("x-oxproxy-signature", "") for arguments in stored]
 
     def under(self, keys: set[str]) -> set[str]:
         """Return the destinations bound with one of these keys."""
-        rows = self.broker.api("GET", f"exchanges/{self.vhost}/ox/bindings/source")
-        return {row["destination"] for row in rows if row["routing_key"] in keys}
+        return {row["destination"] for row in self.rows() if row["routing_key"] in keys}
+
+    def rows(self) -> list[dict[str, Any]]:  # Any: JSON
+        rows: list[dict[str, Any]] = self.broker.api("GET", f"exchanges/{self.vhost}/ox/bindings/source")
+        return rows
 
 
 def kept(sequence: int, arguments: dict[str, object]) -> Table:
@@ -60,13 +64,26 @@ def old(broker: Broker, vhost: str) -> Old:
     return Old(broker, vhost)
 
 
-@pytest.fixture
-def running(old: Old, tmp_path: Path) -> Iterator[Sidecar]:
+@pytest.fixture(scope="module")
+def lasting(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sidecar]:
     """A sidecar of this version with a secret."""
-    (tmp_path / "current").write_bytes(secrets.token_bytes(32))
+    folder = tmp_path_factory.mktemp("sidecar")
+    (folder / "current").write_bytes(secrets.token_bytes(32))
     settings = {**FAST, "declared": {"secrets": [{"file": "current"}]}}
-    with Sidecar(old.broker, settings=settings, folder=tmp_path) as sidecar:
+    with Sidecar(broker, settings=settings, folder=folder) as sidecar:
         yield sidecar
+
+
+@pytest.fixture
+def running(lasting: Sidecar, old: Old) -> Sidecar:
+    """This sidecar, after a client has connected and the sidecar has bound its own tokens for the two queues."""
+
+    def bound() -> set[str]:
+        return {row["destination"] for row in old.rows() if is_keyed(row["routing_key"].encode())}
+
+    with Application(lasting.port, old.vhost):
+        until(lambda: bound() == {"one", "two"})
+    return lasting
 
 
 def run(sidecar: Sidecar, old: Old, *more: str) -> int:
@@ -144,8 +161,7 @@ def test_version_0_1_reads_adopted_bindings(running: Sidecar, old: Old) -> None:
 
 def stored_bindings(old: Old) -> list[tuple[str, str, str]]:
     """Return everything that version 0.1 reads: destination, key and stored arguments."""
-    rows = old.broker.api("GET", f"exchanges/{old.vhost}/ox/bindings/source")
-    stored = [(row["destination"], row["routing_key"], row["arguments"].get("x-oxproxy", "")) for row in rows]
+    stored = [(row["destination"], row["routing_key"], row["arguments"].get("x-oxproxy", "")) for row in old.rows()]
     return sorted(row for row in stored if row[2])
 
 
@@ -156,14 +172,15 @@ def test_bindings_with_a_previous_secret_are_listed_and_signed_again(
     before = set(old.signatures())
     settings = yaml.safe_load(running.configuration.read_text())
     (tmp_path / "next").write_bytes(secrets.token_bytes(32))
-    settings["declared"]["secrets"] = [{"file": "next"}, {"file": "current"}]
-    running.configuration.write_text(yaml.safe_dump(settings))
+    settings["declared"]["secrets"] = [{"file": "next"}, {"file": str(running.folder / "current")}]
+    (tmp_path / "next.yaml").write_text(yaml.safe_dump(settings))
+    changed = ["--config", str(tmp_path / "next.yaml")]
     capsys.readouterr()
-    assert run(running, old, "--dry-run") == 0
+    assert run(running, old, *changed, "--dry-run") == 0
     output = capsys.readouterr().out
     assert output.count(": signed with a previous secret: would be signed") == 2
     assert "0 still without a valid signature, 2 still signed with a previous secret" in output
-    assert run(running, old) == 0
+    assert run(running, old, *changed) == 0
     assert "2 bindings signed, 0 still without a valid signature, 0 still signed" in capsys.readouterr().out
     assert not before & set(old.signatures())
 

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import shlex
 import shutil
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from deploy.manual import MAN
 from proxy.cli.commands import COMMANDS, make_parser
-from tests.sidecar import oxproxy
+from tests.sidecar import oxproxy, oxproxy_here
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(*arguments: str, **environment: str) -> tuple[int, str, str]:
-    done = oxproxy(*arguments, env={**os.environ, **environment})
+    done = oxproxy_here(*arguments, **environment)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -79,13 +79,16 @@ def test_every_command_is_listed_with_its_summary() -> None:
         assert re.search(rf"^    {name}\s+{re.escape(entry.summary[:60])}", out, re.MULTILINE)
 
 
+@cache
+def bash_script() -> str:
+    return oxproxy("completion", "bash", check=True).stdout
+
+
 def completed(*arguments: str, at: Path = ROOT) -> list[str]:
     """Return the completions that bash offers for the last word."""
-    script = oxproxy("completion", "bash", check=True).stdout
     line = " ".join(shlex.quote(word) for word in arguments)
-    program = (
-        f'{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(arguments) - 1}; _oxproxy; printf "%s\\n" "${{COMPREPLY[@]}}"'
-    )
+    printing = 'printf "%s\\n" "${COMPREPLY[@]}"'
+    program = f"{bash_script()}\nCOMP_WORDS=({line}); COMP_CWORD={len(arguments) - 1}; _oxproxy; {printing}"
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True, cwd=at)
     assert done.stderr == ""
     return done.stdout.split()

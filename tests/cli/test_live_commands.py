@@ -22,7 +22,7 @@ import pytest
 from tests.broker.delivery.site import Site, standing
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
-from tests.sidecar import PROGRAM, oxproxy, pika_channel
+from tests.sidecar import PROGRAM, oxproxy, oxproxy_here, pika_channel
 
 RULES = """\
 # the orders of a shop
@@ -50,9 +50,9 @@ def rules_of(site: Site) -> Path:
     return site.sidecar.folder / "rules.yaml"
 
 
-def run(site: Site, *arguments: str, stdin: str | None = None) -> tuple[int, str, str]:
+def run(site: Site, *arguments: str, stdin: str = "") -> tuple[int, str, str]:
     """Run a command that takes the sidecar's address from its configuration."""
-    done = oxproxy(*arguments, "--config", site.sidecar.configuration, input=stdin)
+    done = oxproxy_here(*arguments, "--config", site.sidecar.configuration, input=stdin)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -90,7 +90,7 @@ def test_status_is_printed_as_json(site: Site) -> None:
 )
 def test_an_unreachable_sidecar_is_status_2_with_its_address(command: list[str]) -> None:
     url = f"http://127.0.0.1:{free_port()}"
-    done = oxproxy(*command, "--admin", url)
+    done = oxproxy_here(*command, "--admin", url)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith(f"oxproxy {command[0]}: {url}/")
     assert "refused" in done.stderr
@@ -175,7 +175,7 @@ def test_routes_of_a_sidecar_include_bindings_of_clients(site: Site) -> None:
 def test_routes_of_files_equal_those_of_the_sidecar(site: Site) -> None:
     rules = rules_of(site)
     _, of_sidecar, _ = run(site, "routes", "--exchange", "orders", "--json")
-    for stdin, name in ((None, str(rules)), (None, str(site.sidecar.configuration)), (rules.read_text(), "-")):
+    for stdin, name in (("", str(rules)), ("", str(site.sidecar.configuration)), (rules.read_text(), "-")):
         status, of_files, err = run(site, "routes", name, "--exchange", "orders", "--json", stdin=stdin)
         assert (status, err) == (0, "")
         live = json.loads(of_sidecar)
@@ -254,7 +254,7 @@ def test_the_address_is_read_from_a_configuration_on_standard_input(site: Site) 
 def test_a_running_sidecar_translates_an_address_without_its_password(site: Site) -> None:
     for address, expected in (("old/letters", 0), ("new/letters", 1)):
         status, out, err = run(site, "explain", "--address", address)
-        done = oxproxy("explain", "--rules", rules_of(site), "--address", address)
+        done = oxproxy_here("explain", "--rules", rules_of(site), "--address", address)
         assert (status, out, err) == (expected, done.stdout, "")
         assert "hunter3" not in out
     status, out, _ = run(site, "explain", "--address", "old/letters", "--json")
@@ -276,7 +276,7 @@ def test_a_running_sidecar_explains_a_message_of_the_command_line(site: Site) ->
 
 def test_a_running_sidecar_explains_for_a_given_time(site: Site) -> None:
     message = json.dumps({"exchange": "orders", "vhost": site.vhost})
-    for described, stdin in ((["--exchange", "orders", "--vhost", site.vhost], None), (["--message", "-"], message)):
+    for described, stdin in ((["--exchange", "orders", "--vhost", site.vhost], ""), (["--message", "-"], message)):
         status, out, _ = run(site, "explain", *described, "--at", "2026-11-21T08:00:00Z", "--json", stdin=stdin)
         assert (status, json.loads(out)["at"]) == (0, "2026-11-21T08:00:00Z")
 

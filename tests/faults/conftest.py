@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from tests.broker.delivery.conftest import far as far
 from tests.served import connect as connect
 from tests.served import faulty as faulty
 from tests.served import outside as outside

@@ -22,7 +22,7 @@ from tests.tap import Tap
 #: How long the other broker is down, and how long a message to `hasty` may wait.
 GONE_SECONDS, HASTY_SECONDS = 10.0, 1.0
 #: Interval between two messages to a broker, which only limits the rate.
-EVERY_SECONDS = 0.005
+EVERY_SECONDS = 0.02
 
 RULES = """
 queues: [a]

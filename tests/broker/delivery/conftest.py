@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 
 import pytest
 
-from tests.broker.delivery.distance import Far, distant
 from tests.broker.delivery.site import Site, standing
-from tests.private_broker import BrokerMissing
 from tests.producer import Producer
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
@@ -46,15 +43,3 @@ def producer(site: Site) -> Producer:
 def delivery(request: pytest.FixtureRequest) -> str:
     """Both deliveries."""
     return str(request.param)
-
-
-@pytest.fixture(scope="module")
-def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Far]:
-    """The other broker."""
-    if shutil.which("openssl") is None:
-        pytest.skip("no openssl command")
-    try:
-        with distant(tmp_path_factory.mktemp("authority")) as distant_broker:
-            yield distant_broker
-    except BrokerMissing as missing:
-        pytest.skip(str(missing))

@@ -8,15 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.broker.observed import Outside
 from tests.certificates import Authority
 from tests.private_broker import PrivateBroker, free_port
 from tests.producer import Producer
+from tests.rabbitmq import quoted
 
 #: The password of the user ``mover``, and the same password as quoted in an address.
 SECRET = "s3cret-w0rd/of@mover"
 QUOTED = "s3cret-w0rd%2Fof%40mover"
 VHOST = "far side"
+QUEUES = ("one", "away", "load")
 
 
 @dataclass
@@ -41,6 +42,20 @@ class Far:
 
     def reader(self) -> Producer:
         return Producer(self.broker.port, VHOST).open()
+
+    @contextmanager
+    def blocked(self) -> Iterator[None]:
+        """A memory alarm, for the duration of the context."""
+        self.broker.rabbitmqctl("set_vm_memory_high_watermark", "absolute", "1MB")
+        try:
+            yield
+        finally:
+            self.broker.rabbitmqctl("set_vm_memory_high_watermark", "0.4")
+
+    def empty(self) -> None:
+        """Remove all messages."""
+        for queue in QUEUES:
+            self.take(queue)
 
     def take(self, queue: str) -> list[bytes]:
         with self.reader() as reader:
@@ -73,7 +88,7 @@ def _prepare(broker: PrivateBroker) -> None:
     broker.create_vhost(VHOST)
     broker.create_user("mover", SECRET)
     broker.grant("mover", VHOST)
-    outside = Outside(broker, VHOST)
-    outside.make_queues("one", "away", "load")
-    outside.make_exchange("same", "fanout")
-    outside.bind("same", "one", "")
+    for queue in QUEUES:
+        broker.create_queue(VHOST, queue)
+    broker.api("PUT", f"exchanges/{quoted(VHOST)}/same", {"type": "fanout"})
+    broker.api("POST", f"bindings/{quoted(VHOST)}/e/same/q/one", {})

@@ -391,15 +391,12 @@ def test_publishes_before_a_connection_close_are_delivered(site: Site, far: Far)
 def test_a_blocked_broker_delays_only_its_own_publishes(site: Site, far: Far) -> None:
     home, away = site.producer(), site.producer()
     assert sent(away, "far/load").acked
-    far.broker.rabbitmqctl("set_vm_memory_high_watermark", "absolute", "1MB")
-    try:
+    with far.blocked():
         for number in range(10):
             away.publish("", "far/load", body=b"%d" % number)
         for _ in range(10):
             assert sent(home, "b").acked
         assert away.silent()
-    finally:
-        far.broker.rabbitmqctl("set_vm_memory_high_watermark", "0.4")
     for tag in range(2, 12):
         assert away.settle().acked, tag
     assert len(far.take("load")) == 11

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 import pytest
 from pamqp import commands
@@ -266,69 +267,81 @@ def test_a_foreign_binding_is_removed_if_so_configured(
         assert site.bindings("strict") == ours
 
 
+#: Exchanges whose destinations are declared later.
+LATER_RULES = """
+exchanges:
+  - {name: carrier, bindings: [{exchange: behind.carrier}]}
+  - {name: queue, delivery: queue, bindings: [{exchange: behind.queue}]}
+  - {name: both, bindings: [{queue: late}, {exchange: behind.both}]}
+  - {name: temporary, bindings: [{exchange: behind.temporary}]}
+"""
+
+
+@pytest.fixture(scope="module")
+def unrefreshed(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A site that learns of new destinations only from the declarations that pass through it."""
+    settings = {"inventory": {"refresh": "1h"}}
+    with standing(broker, tmp_path_factory.mktemp("later"), LATER_RULES, settings) as site:
+        site.make_queue("under")
+        yield site
+
+
+@pytest.fixture
+def later(unrefreshed: Site) -> Iterator[Site]:
+    yield unrefreshed
+    unrefreshed.tidy()
+
+
 @pytest.mark.parametrize("nowait", [False, True])
 @pytest.mark.parametrize("delivery", ["carrier", "queue"])
 def test_an_exchange_that_was_missing_gets_messages_as_soon_as_it_is_declared_through_us(
-    broker: Broker, tmp_path_factory: pytest.TempPathFactory, delivery: str, nowait: bool
+    later: Site, delivery: str, nowait: bool
 ) -> None:
-    rules = f"exchanges: [{{name: jobs, delivery: {delivery}, bindings: [{{exchange: downstream}}]}}]"
-    settings = {"inventory": {"refresh": "1h"}}
-    declare = commands.Exchange.Declare(exchange="downstream", exchange_type="fanout", nowait=nowait)
-    with standing(broker, tmp_path_factory.mktemp("missing"), rules, settings) as site:
-        site.make_queue("under")
-        producer, declaring = site.producer(), site.producer()
-        for body in (b"1", b"2"):
-            assert len(producer.send_settled("jobs", "k", {}, b"lost", mandatory=True).returned) == 1
-            declaring.call(declare)
-            if not nowait:
-                declaring.expect("Exchange.DeclareOk")
-            declaring.ask(commands.Queue.Bind(queue="under", exchange="downstream"))
-            assert producer.send_settled("jobs", "k", {}, body, mandatory=True) == (True, [])
-            assert site.bodies("under") == [[body]]
-            declaring.ask(commands.Exchange.Delete(exchange="downstream"))
+    behind = f"behind.{delivery}"
+    declare = commands.Exchange.Declare(exchange=behind, exchange_type="fanout", nowait=nowait)
+    producer, declaring = later.producer(), later.producer()
+    for body in (b"1", b"2"):
+        assert len(producer.send_settled(delivery, "k", {}, b"lost", mandatory=True).returned) == 1
+        declaring.call(declare)
+        if not nowait:
+            declaring.expect("Exchange.DeclareOk")
+        declaring.ask(commands.Queue.Bind(queue="under", exchange=behind))
+        assert producer.send_settled(delivery, "k", {}, body, mandatory=True) == (True, [])
+        assert later.bodies("under") == [[body]]
+        declaring.ask(commands.Exchange.Delete(exchange=behind))
 
 
 def test_destinations_deleted_elsewhere_get_messages_as_soon_as_they_are_declared_again_with_nowait(
-    broker: Broker, tmp_path_factory: pytest.TempPathFactory
+    later: Site,
 ) -> None:
-    rules = "exchanges: [{name: jobs, bindings: [{queue: late}, {exchange: downstream}]}]"
-    settings = {"inventory": {"refresh": "1h"}}
-    exchange = commands.Exchange.Declare(exchange="downstream", exchange_type="fanout", nowait=True)
+    exchange = commands.Exchange.Declare(exchange="behind.both", exchange_type="fanout", nowait=True)
     queue = commands.Queue.Declare(queue="late", durable=True, nowait=True)
-    bind = commands.Queue.Bind(queue="under", exchange="downstream", nowait=True)
+    bind = commands.Queue.Bind(queue="under", exchange="behind.both", nowait=True)
     delete = (
-        commands.Exchange.Delete(exchange="downstream", nowait=True),
+        commands.Exchange.Delete(exchange="behind.both", nowait=True),
         commands.Queue.Delete(queue="late", nowait=True),
     )
-    with standing(broker, tmp_path_factory.mktemp("elsewhere"), rules, settings) as site:
-        site.make_queue("under")
-        producer = site.producer()
-        for number, deleted in enumerate(((), (), delete, delete), start=1):
-            producer.send(*(method(1, command) for command in (*deleted, exchange, queue, bind)))
-            assert producer.send_settled("jobs", "k", {}, mandatory=True) == (True, [])
-            assert site.bodies("late", "under") == [[b"body"], [b"body"]]
-            if number == 1:
-                site.delete_queue("late")
-                site.delete_exchange("downstream")
+    producer = later.producer()
+    for number, deleted in enumerate(((), (), delete, delete), start=1):
+        producer.send(*(method(1, command) for command in (*deleted, exchange, queue, bind)))
+        assert producer.send_settled("both", "k", {}, mandatory=True) == (True, [])
+        assert later.bodies("late", "under") == [[b"body"], [b"body"]]
+        if number == 1:
+            later.delete_queue("late")
+            later.delete_exchange("behind.both")
 
 
-def test_an_auto_delete_exchange_gets_messages_as_soon_as_it_is_declared_again(
-    broker: Broker, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    rules = "exchanges: [{name: jobs, bindings: [{exchange: downstream}]}]"
-    settings = {"inventory": {"refresh": "1h"}}
-    declare = commands.Exchange.Declare(exchange="downstream", exchange_type="fanout", auto_delete=True)
-    with standing(broker, tmp_path_factory.mktemp("again"), rules, settings) as site:
-        site.make_queue("under")
-        producer, declaring = site.producer(), site.producer()
-        for body in (b"1", b"2", b"3"):
-            for _ in range(2):
-                declaring.ask(declare)
-            declaring.ask(commands.Queue.Bind(queue="under", exchange="downstream"))
-            assert producer.send_settled("jobs", "k", {}, body, mandatory=True) == (True, [])
-            assert site.bodies("under") == [[body]]
-            # With its last binding, the broker also deletes the exchange and the bindings to it.
-            declaring.ask(commands.Queue.Unbind(queue="under", exchange="downstream"))
+def test_an_auto_delete_exchange_gets_messages_as_soon_as_it_is_declared_again(later: Site) -> None:
+    declare = commands.Exchange.Declare(exchange="behind.temporary", exchange_type="fanout", auto_delete=True)
+    producer, declaring = later.producer(), later.producer()
+    for body in (b"1", b"2", b"3"):
+        for _ in range(2):
+            declaring.ask(declare)
+        declaring.ask(commands.Queue.Bind(queue="under", exchange="behind.temporary"))
+        assert producer.send_settled("temporary", "k", {}, body, mandatory=True) == (True, [])
+        assert later.bodies("under") == [[body]]
+        # With its last binding, the broker also deletes the exchange and the bindings to it.
+        declaring.ask(commands.Queue.Unbind(queue="under", exchange="behind.temporary"))
 
 
 def test_an_exchange_declared_again_gets_messages_of_the_rules_if_a_client_has_bound_it_too(
@@ -396,27 +409,31 @@ def prepare_forgery(outside: Outside) -> None:
     outside.make_queue("mine")
 
 
-@pytest.mark.parametrize("key", ["x.o.p.e.n.x.r.#", "x.o.p.e.n.x.r.*.*", "x.o.p.e.n.x.r.q.*", "token"])
-def test_a_foreign_binding_that_looks_like_one_of_the_sidecar_is_removed(
-    broker: Broker, tmp_path_factory: pytest.TempPathFactory, key: str
-) -> None:
+@pytest.fixture(scope="module")
+def strict(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A site that removes foreign bindings, with a client's binding to the queue `mine`."""
     settings = {"inventory": {"refresh": "100ms", "foreign_bindings": "remove"}}
     with standing(broker, tmp_path_factory.mktemp("forged"), FORGED_RULES, settings, prepare_forgery) as site:
-        ours = site.bindings("strict")
-        [token] = [key.decode() for _, name, key in ours if name == b"theirs"]
         client = site.producer()
         client.ask(commands.Queue.Bind(queue="mine", exchange="strict", arguments={"x-?hkv= to": "mine"}))
-        [signed] = [row["arguments"] for row in site.rows("strict") if "x-oxproxy" in row["arguments"]]
-        before = site.rows("strict")
-        site.broker.api(
-            "POST",
-            f"bindings/{site.vhost}/e/strict/q/mine",
-            {"routing_key": token if key == "token" else key, "arguments": signed},
-        )
-        until(lambda: site.logged("foreign binding removed"))
-        assert site.rows("strict") == before
-        assert client.send_settled("strict", "k", {}, b"x", mandatory=True) == (True, [])
-        assert site.bodies("theirs", "mine") == [[b"x"], []]
+        yield site
+
+
+@pytest.mark.parametrize("key", ["x.o.p.e.n.x.r.#", "x.o.p.e.n.x.r.*.*", "x.o.p.e.n.x.r.q.*", "token"])
+def test_a_foreign_binding_that_looks_like_one_of_the_sidecar_is_removed(strict: Site, key: str) -> None:
+    [token] = [key.decode() for _, name, key in strict.bindings("strict") if name == b"theirs"]
+    [signed] = [row["arguments"] for row in strict.rows("strict") if "x-oxproxy" in row["arguments"]]
+    before, removed = strict.rows("strict"), len(strict.logged("foreign binding removed"))
+    strict.broker.api(
+        "POST",
+        f"bindings/{strict.vhost}/e/strict/q/mine",
+        {"routing_key": token if key == "token" else key, "arguments": signed},
+    )
+    until(lambda: len(strict.logged("foreign binding removed")) > removed)
+    assert strict.rows("strict") == before
+    producer = strict.producer()
+    assert producer.send_settled("strict", "k", {}, b"x", mandatory=True) == (True, [])
+    assert strict.bodies("theirs", "mine") == [[b"x"], []]
 
 
 @pytest.mark.parametrize("key", ["x.o.p.e.n.x.r.#", "x.o.p.e.n.x.r.*.*"])

@@ -106,11 +106,11 @@ exchanges:
 
 @pytest.mark.parametrize("carrier_type", ["direct", "topic"])
 def test_a_declared_exchange_has_the_carrier_type_of_its_declaration(
-    broker: Broker, vhost: str, carrier_type: str
+    broker: Broker, sidecar: Sidecar, vhost: str, carrier_type: str
 ) -> None:
     outside = Outside(broker, vhost)
     outside.make_queues("a", "b")
-    with Sidecar(broker) as sidecar, Application(sidecar.port, vhost) as app:
+    with Application(sidecar.port, vhost) as app:
         app.exchange("ox", {"x-carrier-type": carrier_type})
         app.bind("a", "ox", {"x-?hkv= n": 1})
         app.bind("a", "ox", {"x-?hkv= n": 2})
@@ -127,13 +127,12 @@ def test_a_declared_exchange_has_the_carrier_type_of_its_declaration(
         assert caught.value.code == 406
 
 
-def test_a_declaration_with_an_unknown_carrier_type_is_refused(broker: Broker, vhost: str) -> None:
-    with Sidecar(broker) as sidecar:
-        for value in ("fanout", "Topic", "", 1):
-            with Application(sidecar.port, vhost) as app:
-                with pytest.raises(Closed, match="x-carrier-type: expected auto, direct or topic") as caught:
-                    app.exchange("ox", {"x-carrier-type": value})
-                assert caught.value.code == 406
+def test_a_declaration_with_an_unknown_carrier_type_is_refused(sidecar: Sidecar, vhost: str) -> None:
+    for value in ("fanout", "Topic", "", 1):
+        with Application(sidecar.port, vhost) as app:
+            with pytest.raises(Closed, match="x-carrier-type: expected auto, direct or topic") as caught:
+                app.exchange("ox", {"x-carrier-type": value})
+            assert caught.value.code == 406
 
 
 @pytest.mark.parametrize(("there", "wanted"), [("direct", "topic"), ("topic", "direct"), ("topic", "auto")])
@@ -177,7 +176,10 @@ def test_a_carrier_whose_type_does_not_fit_is_reported(broker: Broker, tmp_path:
 
 
 class Load:
-    """Publishes numbered messages one after another until the context ends; `acked` contains the confirmed numbers."""
+    """Publishes numbered messages until the context ends; `acked` contains the confirmed numbers."""
+
+    #: Pause between two messages, which leaves the CPU to the change under test.
+    PAUSE_SECONDS = 0.002
 
     def __init__(self, port: int, vhost: str) -> None:
         self.acked: list[bytes] = []
@@ -188,7 +190,7 @@ class Load:
     def run(self) -> None:
         with Producer(*self._place).open(confirm=True) as producer:
             number = 0
-            while not self._ended.is_set():
+            while not self._ended.wait(self.PAUSE_SECONDS):
                 number += 1
                 body = str(number).encode()
                 settled = producer.send_settled("letters", "a.key", {"n": number % 2}, body=body, mandatory=True)
@@ -243,11 +245,13 @@ def test_an_added_exchange_changes_the_tokens_and_no_message_is_lost(broker: Bro
         assert site.bodies("copied", "one-word") == [[b"body"], []]
 
 
-def test_a_client_may_bind_an_exchange_to_a_topic_carrier_under_load(broker: Broker, vhost: str) -> None:
+def test_a_client_may_bind_an_exchange_to_a_topic_carrier_under_load(
+    broker: Broker, sidecar: Sidecar, vhost: str
+) -> None:
     outside = Outside(broker, vhost)
     outside.make_queues("a", "b")
     copies(outside)
-    with Sidecar(broker, settings=REFRESH) as sidecar, Application(sidecar.port, vhost) as app:
+    with Application(sidecar.port, vhost) as app:
         app.exchange("letters", {"x-carrier-type": "topic"})
         app.bind("a", "letters", {"x-?hkex": "n"})
         app.bind("b", "letters", {"x-?hkv= n": 1})
@@ -266,12 +270,14 @@ def test_a_client_may_bind_an_exchange_to_a_topic_carrier_under_load(broker: Bro
             assert [len(direct.take(queue)) for queue in ("copied", "one-word")] == [20, 0]
 
 
-def test_the_first_message_for_a_queue_and_an_exchange_reaches_both(broker: Broker, vhost: str) -> None:
+def test_the_first_message_for_a_queue_and_an_exchange_reaches_both(
+    broker: Broker, sidecar: Sidecar, vhost: str
+) -> None:
     """The queue is bound on demand while the carrier switches to eight-word tokens because of the exchange."""
     outside = Outside(broker, vhost)
     outside.make_queues("a")
     copies(outside)
-    with Sidecar(broker, settings=REFRESH) as sidecar, Application(sidecar.port, vhost) as app:
+    with Application(sidecar.port, vhost) as app:
         for number in range(5):
             first, behind = f"first.{number}", f"behind.{number}"
             for name in (first, behind):
@@ -307,12 +313,12 @@ def test_an_exclusive_queue_gets_its_messages_before_and_after_the_tokens_change
     ("publishes", "looks"), [(True, 0), (True, 2), (False, 2)], ids=["at once", "after two passes", "by a pass"]
 )
 def test_an_auto_delete_exchange_is_deleted_with_its_last_binding_after_the_tokens_changed(
-    broker: Broker, vhost: str, exclusive: bool, publishes: bool, looks: int
+    broker: Broker, sidecar: Sidecar, vhost: str, exclusive: bool, publishes: bool, looks: int
 ) -> None:
     outside = Outside(broker, vhost)
     outside.make_queues("a")
     copies(outside)
-    with Sidecar(broker, settings=REFRESH) as sidecar, Application(sidecar.port, vhost) as app:
+    with Application(sidecar.port, vhost) as app:
         app.declare("mine", exclusive=True)
         queue = "mine" if exclusive else "a"
         app.exchange("letters", {"x-carrier-type": "topic"}, auto_delete=True)

@@ -32,8 +32,8 @@ def outside(broker: Broker, vhost: str) -> Outside:
     return made
 
 
-@pytest.fixture
-def sidecar(broker: Broker, outside: Outside) -> Iterator[Sidecar]:
+@pytest.fixture(scope="module")
+def sidecar(broker: Broker) -> Iterator[Sidecar]:
     with Sidecar(broker) as running:
         yield running
 
@@ -151,13 +151,19 @@ def test_pipelined_binds_need_one_binding_each_and_all_take_effect(app: Applicat
 # -- two sidecars on one broker ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def pair(broker: Broker, vhost: str, outside: Outside) -> Iterator[tuple[Application, Application]]:
-    """Applications connected to two sidecars that do not refresh, and an exchange that both know."""
+@pytest.fixture(scope="module")
+def blind(broker: Broker) -> Iterator[list[Sidecar]]:
+    """Two sidecars that do not refresh."""
     with ExitStack() as stack:
-        blind = {"inventory": {"refresh": "1h"}}
-        ports = [stack.enter_context(Sidecar(broker, settings=blind)).port for _ in range(2)]
-        here, there = (stack.enter_context(Application(port, vhost)) for port in ports)
+        settings = {"inventory": {"refresh": "1h"}}
+        yield [stack.enter_context(Sidecar(broker, settings=settings)) for _ in range(2)]
+
+
+@pytest.fixture
+def pair(blind: list[Sidecar], vhost: str, outside: Outside) -> Iterator[tuple[Application, Application]]:
+    """Applications connected to these two sidecars, and an exchange that both know."""
+    with ExitStack() as stack:
+        here, there = (stack.enter_context(Application(sidecar.port, vhost)) for sidecar in blind)
         here.exchange("ox")
         here.bind("a", "ox", FIRST)
         there.exchange("ox")  # this sidecar reads the exchange now

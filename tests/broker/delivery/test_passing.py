@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 from pamqp import commands
 
+from tests.broker.delivery.distance import Far
 from tests.broker.delivery.site import Site
-from tests.private_broker import PrivateBroker
 from tests.producer import Producer, until
 from tests.sidecar import Sidecar
 
@@ -134,13 +134,11 @@ def test_the_immediate_flag_gets_the_brokers_own_540(site: Site) -> None:
     assert producer.closed(0).code in (505, 540)
 
 
-def test_blocking_and_unblocking_of_the_broker_are_forwarded() -> None:
-    with PrivateBroker() as private:
-        with Sidecar(private) as sidecar, Producer(sidecar.port, "/") as producer:
-            producer.open(confirm=True)
-            private.rabbitmqctl("set_vm_memory_high_watermark", "0.00001")
+def test_blocking_and_unblocking_of_the_broker_are_forwarded(far: Far) -> None:
+    with Sidecar(far.broker) as sidecar, Producer(sidecar.port, "/") as producer:
+        producer.open(confirm=True)
+        with far.blocked():
             producer.publish("amq.direct", "k")
             producer.expect("Connection.Blocked")
-            private.rabbitmqctl("set_vm_memory_high_watermark", "0.4")
-            producer.expect("Connection.Unblocked", "Basic.Ack")
-            producer.expect("Connection.Unblocked", "Basic.Ack")
+        producer.expect("Connection.Unblocked", "Basic.Ack")
+        producer.expect("Connection.Unblocked", "Basic.Ack")

@@ -28,7 +28,7 @@ from tests.certificates import Authority
 from tests.client import PROTOCOL_HEADER
 from tests.private_broker import BrokerMissing, PrivateBroker, free_port
 from tests.producer import Closed, Producer, until
-from tests.sidecar import PROGRAM, Sidecar, merged
+from tests.sidecar import PROGRAM, Sidecar, merged, oxproxy_here
 
 RULES = """
 queues: [letters]
@@ -501,8 +501,7 @@ def test_no_key_and_no_password_is_in_the_log(world: World, tls_sidecar: TlsSide
 
 
 def ask_broker(world: World, url: str, *files: Path) -> tuple[int, list[str]]:
-    command = [str(PROGRAM), "check", "--broker", url, *map(str, files)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = oxproxy_here("check", "--broker", url, *files)
     return done.returncode, done.stderr.splitlines()
 
 
@@ -551,10 +550,10 @@ def test_check_reports_unusable_authorities_and_sends_no_query(world: World) -> 
     assert f"{folder / 'no-ca.pem'}: no PEM block CERTIFICATE" in lines[-1]
 
 
-def test_cleanup_queries_a_management_api_with_the_tls_settings_of_the_configuration(world: World) -> None:
-    with TlsSidecar(world) as sidecar:
-        command = [str(PROGRAM), "cleanup", "--vhost", VHOST, "--config", str(sidecar.configuration)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+def test_cleanup_queries_a_management_api_with_the_tls_settings_of_the_configuration(
+    world: World, tls_sidecar: TlsSidecar
+) -> None:
+    done = oxproxy_here("cleanup", "--vhost", VHOST, "--config", tls_sidecar.configuration)
     assert (done.returncode, done.stderr) == (0, "")
     assert "post" in done.stdout
 

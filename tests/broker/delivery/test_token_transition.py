@@ -20,7 +20,7 @@ from proxy.relay.tokens import is_keyed, token
 from tests.broker.observed import Outside
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker, quoted
-from tests.sidecar import PROGRAM, Sidecar
+from tests.sidecar import PROGRAM, Sidecar, oxproxy_here
 
 RULES = """
 exchanges:
@@ -152,8 +152,7 @@ def unkeyed_tokens(sidecar: Sidecar) -> float:
 
 
 def adopt(sidecar: Sidecar, vhost: str, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [str(PROGRAM), "adopt", "--config", str(sidecar.configuration), "--vhost", vhost, *more]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return oxproxy_here("adopt", "--config", sidecar.configuration, "--vhost", vhost, *more)
 
 
 def test_after_the_transition_unkeyed_tokens_are_removed_and_no_message_is_lost(start: Start, outside: Outside) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 from collections.abc import Hashable, Iterator, Mapping
@@ -56,17 +57,25 @@ def _rendered(values: str, chart: Path) -> dict[str, str]:
 CONTROL = {"control": {"password": "not-a-secret"}}
 
 
+@functools.cache
+def _objects(values: str, chart: Path) -> list[JSON]:
+    texts = [text for path, text in _rendered(values, chart).items() if not path.endswith("NOTES.txt")]
+    documents = (yaml.load_all(text, StrictLoader) for text in texts)  # SafeLoader's child
+    return [document for texts_of_file in documents for document in texts_of_file if document]
+
+
+def _complete(values: Mapping[str, Any], chart: Path) -> str:
+    return json.dumps({**CONTROL, **values} if chart == CHART else values, sort_keys=True)
+
+
 def rendered(values: Mapping[str, Any], chart: Path = CHART) -> dict[str, str]:
     """Return the text of each rendered template. A password is added unless the values specify one."""
-    complete = {**CONTROL, **values} if chart == CHART else values
-    return _rendered(json.dumps(complete, sort_keys=True), chart)
+    return _rendered(_complete(values, chart), chart)
 
 
 def objects(values: Mapping[str, Any], chart: Path = CHART) -> list[JSON]:
-    """Return every object of a release with these values."""
-    texts = [text for path, text in rendered(values, chart).items() if not path.endswith("NOTES.txt")]
-    documents = (yaml.load_all(text, StrictLoader) for text in texts)  # SafeLoader's child
-    return [document for texts_of_file in documents for document in texts_of_file if document]
+    """Return every object of a release with these values, as new copies."""
+    return copy.deepcopy(_objects(_complete(values, chart), chart))
 
 
 def of_kind(kind: str, values: Mapping[str, Any], chart: Path = CHART) -> list[JSON]:
