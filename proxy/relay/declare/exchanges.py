@@ -177,17 +177,15 @@ class ClientExchanges:
 
     def _is_destination(self, name: bytes) -> bool:
         """Return True if an exchange is a destination that is, was or should be bound."""
-        destination = (EXCHANGE, name)
-        known = any(destination in owned.tokens.destinations for owned in self._state.exchanges.values())
-        return known or destination in self._state.missing
+        destination, state = (EXCHANGE, name), self._state
+        known = any(destination in owned.tokens.destinations for owned in state.exchanges.values())
+        return known or destination in state.missing or state.router.mentions(destination)
 
     def delete(self, channel: Channel, frame: bytes) -> bool:
         """Handle exchange.delete; return whether to forward it unchanged."""
         request = read_request(ExchangeDelete, frame[7:-1])
         owned = self._state.exchanges.get(request.exchange)
-        destination = (EXCHANGE, request.exchange)
-        bound = any(destination in other.bound for other in self._state.exchanges.values())
-        if owned is None and (bound or self._state.router.mentions(destination)):
+        if owned is None and self._is_destination(request.exchange):
             return self._delete_destination(channel, request)
         if owned is None or owned.unmatched_pass:  # the broker's own exchange, which the rules only supplement
             return pass_on(channel, methods.EXCHANGE_DELETE, request.nowait)
