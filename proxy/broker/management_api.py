@@ -35,6 +35,8 @@ from proxy.relay.declare.storage import KEPT, MARK, PIN, SIGNATURE, STORAGE, STO
 from proxy.relay.tokens import is_keyed, token
 from proxy.values import Destination, describe, shown
 
+log = structlog.get_logger(__name__)
+
 _MARK, _KEPT, _SIGNATURE, _PIN = MARK.decode(), KEPT.decode(), SIGNATURE.decode(), PIN.decode()
 _BLANK = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
@@ -475,9 +477,6 @@ def _read(reader: Callable[[Mapping[str, Any]], T], listing: Iterable[Any], path
         raise UpstreamError(
             UpstreamFailure.REFUSED, f"management API {path}: unexpected structure of the response"
         ) from error
-
-
-log = structlog.get_logger(__name__)
 
 
 class VhostDiscovery:

@@ -32,6 +32,8 @@ from proxy.relay.vhost import VhostState
 from proxy.routing.router import Router
 from proxy.values import describe, shown
 
+log = structlog.get_logger(__name__)
+
 
 def status_of(vhost: VhostTopology) -> dict[str, Any]:  # Any: JSON
     """Return the status of one virtual host for operators."""
@@ -76,8 +78,6 @@ def status_of(vhost: VhostTopology) -> dict[str, Any]:  # Any: JSON
 
 #: Number of passes between two checks of other brokers.
 _PASSES_PER_REMOTE_CHECK = 6
-
-log = structlog.get_logger(__name__)
 
 
 class Topology:

@@ -32,6 +32,8 @@ from proxy.relay.tokens import token
 from proxy.relay.vhost import BindingCopy, DeclaredExchange, Delivery, VhostState
 from proxy.values import Destination
 
+log = structlog.get_logger(__name__)
+
 _MAGIC = b"oxproxy-snapshot"
 _VERSION = b"1"
 
@@ -244,8 +246,6 @@ def _private(path: str, flags: int) -> int:
 _SHARE = 4
 #: Pause after a failed write.
 _RETRY_SECONDS = 1.0
-
-log = structlog.get_logger(__name__)
 
 
 class Recorder:

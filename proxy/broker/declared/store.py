@@ -52,6 +52,8 @@ from proxy.routing.filters import argument_faults
 from proxy.routing.router import Router
 from proxy.values import RESERVED_WORD, Destination, Table, describe, shown
 
+log = structlog.get_logger(__name__)
+
 
 def exchange_from_listing(info: ExchangeInfo) -> tuple[OwnedExchange, Exchange]:
     """Create the open exchange that a client declared, from its carrier on the broker.
@@ -140,8 +142,6 @@ def _table(entries: bytes) -> Table:
 _STEP = 128
 #: Maximum number of bindings in one log line.
 _SHOWN = 20
-
-log = structlog.get_logger(__name__)
 
 #: Identity of a stored binding in a listing.
 _Row: TypeAlias = tuple[Destination, bytes, str, str]

@@ -37,6 +37,8 @@ from proxy.relay.tokens import Tokens
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.router import Router
 
+log = structlog.get_logger(__name__)
+
 T = TypeVar("T")
 #: Minimum pause before a requested pass, which handles all requests made during the pause.
 _PAUSE_SECONDS = 0.05
@@ -97,8 +99,6 @@ class RefreshSchedule:
 
 #: Number of consecutive logins that fail because the virtual host does not exist, after which it counts as deleted.
 _SURE_REFUSALS = 3
-
-log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
