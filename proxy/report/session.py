@@ -23,6 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import duckdb
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
@@ -100,7 +101,7 @@ class Run:
 
 
 class LazySession:
-    """The Spark session for a request. Spark is started when it is first needed, and stopped at the end of a context.
+    """Spark for a request. Spark is started when it is first needed, and stopped at the end of a context.
 
     If no cluster is configured, paths without a scheme and ``file:`` paths are accessed without Spark.
     """
@@ -114,10 +115,12 @@ class LazySession:
     def __exit__(self, *_: object) -> None:
         if "spark" in self.__dict__:
             self.spark.stop()
+        elif "context" in self.__dict__:
+            self.context.stop()
 
     @functools.cached_property
-    def spark(self) -> SparkSession:
-        """The running Spark session.
+    def context(self) -> SparkContext:
+        """Running Spark, which starts tasks.
 
         Raises:
             ConfigError: Java is not installed, or Spark does not start.
@@ -125,14 +128,25 @@ class LazySession:
         with ThreadPoolExecutor(1) as thread:  # in the main thread, Spark would replace the handler of SIGINT
             return thread.submit(self._start).result()
 
-    def _start(self) -> SparkSession:
+    @functools.cached_property
+    def spark(self) -> SparkSession:
+        """Spark SQL, which takes as long to start as the context.
+
+        Raises:
+            ConfigError: Java is not installed, or Spark does not start.
+        """
+        _ = self.context
+        return SparkSession.builder.config(map={**self._settings}).getOrCreate()
+
+    def _start(self) -> SparkContext:
         if _SUBMITTED not in os.environ and not has_java():
             needed = "requires Java 17 or newer (apt-get install default-jre-headless)"
             raise ConfigError("oxproxy report", 0, "", needed)
+        settings = {"spark.app.name": "oxproxy report"} | self._settings
         if self._settings.get("spark.master", "").startswith("local"):
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # for the tasks
         try:
-            return SparkSession.builder.appName("oxproxy report").config(map={**self._settings}).getOrCreate()
+            return SparkContext.getOrCreate(SparkConf().setAll(list(settings.items())))
         except PySparkRuntimeError as error:
             raise ConfigError("oxproxy report", 0, "", f"Spark does not start: {error}") from error
 
@@ -140,7 +154,7 @@ class LazySession:
         is_local = self._settings.get("spark.master", "").startswith("local") and not CONFIGURATION & os.environ.keys()
         names_cluster = any(name.startswith("spark.hadoop.") for name in self._settings.keys() - FIXED.keys())
         schemes = {urlsplit(path).scheme for path in paths}
-        return LocalFiles() if is_local and not names_cluster and schemes <= {"", "file"} else HadoopFiles(self.spark)
+        return LocalFiles() if is_local and not names_cluster and schemes <= {"", "file"} else HadoopFiles(self.context)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import SparkSession
+from pyspark import SparkContext
 
 from proxy.report.request import parsed_day
 
@@ -132,7 +132,7 @@ def translated(path: str) -> Iterator[Path]:
 class HadoopFiles:
     """The file systems that Spark can access."""
 
-    def __init__(self, spark: SparkSession) -> None:
+    def __init__(self, spark: SparkContext) -> None:
         self._jvm: Any = spark._jvm  # attributes are created at run time from the JVM's classes
         self._hadoop: Any = spark._jsc.hadoopConfiguration()  # likewise
 

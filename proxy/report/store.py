@@ -29,8 +29,10 @@ from proxy.report.storage import Entry, LocalFiles, StorageError, literal
 #: Approximate limit, in stored bytes, of the segments read by one Spark job. A killed run loses at most the results of
 #: one job.
 _JOB_BYTES = 1 << 30
-#: Each core runs one task, or up to three tasks if each of them reads at least this number of stored bytes. Starting a
-#: task takes as long as reading 2 MiB, but with several tasks per core, all cores finish at about the same time.
+#: Starting a task takes as long as reading this number of stored bytes, so a smaller job is one task.
+_LEAST_BYTES = 2 << 20
+#: Each core runs one task, or up to three tasks if each of them reads at least this number of stored bytes. With
+#: several tasks per core, all cores finish at about the same time.
 _TASK_BYTES, _TASKS_PER_CORE = 24 << 20, 3
 #: Stored segments up to this size are held in memory, one per core; larger segments are read line by line. A sidecar's
 #: segment contains at most 128 MiB of text, which compression reduces to about a tenth.
@@ -148,7 +150,7 @@ class Partials:
         """Read segments on this machine. The tasks open the files, since Spark takes seconds to plan a query."""
         parts = _parts(job, self._task_count(job))
         reader = functools.partial(partials.read_local, folder=self._folder, traced=self._run.request.trace)
-        self._run.session.spark.sparkContext.parallelize(parts, len(parts)).foreach(reader)
+        self._run.session.context.parallelize(parts, len(parts)).foreach(reader)
 
     def _read_whole(self, job: Sequence[Entry]) -> None:
         self._set_task_size(job)
@@ -183,8 +185,9 @@ class Partials:
         conf.set("spark.sql.files.minPartitionNum", "1")
 
     def _task_count(self, job: Sequence[Entry]) -> int:
-        cores = self._run.session.spark.sparkContext.defaultParallelism
-        return cores * min(_TASKS_PER_CORE, 1 + _cost(job) // cores // _TASK_BYTES)
+        cores = self._run.session.context.defaultParallelism
+        cost = _cost(job)
+        return min(1 + cost // _LEAST_BYTES, cores * min(_TASKS_PER_CORE, 1 + cost // cores // _TASK_BYTES))
 
     def _store(self, pieces: RDD[partials.Piece]) -> None:
         columns = "batch STRING, name STRING, data BINARY"

@@ -6,6 +6,7 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 from proxy.errors import ConfigError
@@ -50,8 +51,9 @@ class Place:
         return sorted(tuple(row) for row in frame.collect())
 
     def publishes(self) -> dict[date, int]:
-        frame = self.spark.read.parquet(f"{self.output}/traffic").groupBy("date").sum("publishes")
-        return {row[0]: row[1] for row in frame.collect()}
+        traffic = f"read_parquet('{self.output}/traffic/*/*.parquet')"
+        with duckdb.connect() as duck:
+            return dict(duck.execute(f"SELECT date, sum(publishes)::BIGINT FROM {traffic} GROUP BY ALL").fetchall())
 
     def files(self) -> dict[str, int]:
         return {

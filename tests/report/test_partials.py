@@ -75,10 +75,11 @@ Row = dict[str, Any]  # values of any column
 def partial(folder: Path, *segments: tuple[str, bytes]) -> dict[str, list[Row]]:
     """Return the tables of the partials of segments, given by name and content."""
     tables: dict[str, list[Row]] = {}
-    for number, piece in enumerate(read(((f"{FOLDER}/{name}", 1, content) for name, content in segments), traced=True)):
-        file = folder / f"{number}.parquet"
-        file.write_bytes(piece.data)
-        with duckdb.connect() as duck:
+    pieces = read(((f"{FOLDER}/{name}", 1, content) for name, content in segments), traced=True)
+    with duckdb.connect() as duck:
+        for number, piece in enumerate(pieces):
+            file = folder / f"{number}.parquet"
+            file.write_bytes(piece.data)
             result = duck.execute(f"FROM '{file}'")
             columns = [column[0] for column in result.description]
             tables.setdefault(piece.name, []).extend(dict(zip(columns, row, strict=True)) for row in result.fetchall())

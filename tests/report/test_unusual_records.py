@@ -33,8 +33,8 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def made(folder: Path, since: date | None = None) -> Summary:
-    return report(Request(str(folder / "in"), str(folder / "out"), since, now=datetime(2026, 11, 30, tzinfo=UTC)))
+def made(folder: Path, day: date | None = None) -> Summary:
+    return report(Request(str(folder / "in"), str(folder / "out"), day, day, now=datetime(2026, 11, 30, tzinfo=UTC)))
 
 
 @pytest.mark.usefixtures("without_spark")
