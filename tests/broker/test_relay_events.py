@@ -75,7 +75,11 @@ async def test_a_queue_gets_the_tokens_that_it_may_have(scene: Scene) -> None:
         scene.known.exchanges[b"documents"].tokens.bind_ok(destination)
     for name in ("a", "own", "route", "demanded", "demanded by a client", "other"):
         await scene.ensure(name)
-    assert scene.executor.bound == [(b"documents", b"a"), (b"documents", b"demanded")]
+    assert scene.executor.bound == [
+        (b"documents", b"a"),
+        (b"documents", b"demanded"),
+        (b"ox", b"demanded by a client"),
+    ]
 
 
 async def test_a_clients_route_is_bound_if_it_may_reach_any_queue() -> None:

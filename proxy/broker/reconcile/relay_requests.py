@@ -406,12 +406,16 @@ class RelayRequests:
             state.changed()
 
     def _believed(self, exchange: OwnedExchange, destination: Destination) -> bool:
-        """Return True if a destination of an exchange in a rules file counts as bound, and not only clients need it."""
-        if exchange.declared is not None or destination not in exchange.bound:
+        """Return True if a destination counts as bound, and not only clients' bindings to it need its tokens."""
+        if destination not in exchange.bound:
             return False
-        if destination not in exchange.receivers or exchange.tokens.needs_plain(destination):
+        receivers = exchange.receivers.get(destination, ())
+        if not receivers or exchange.tokens.needs_plain(destination):
             return True
-        return self.state.router.may_choose_unnamed(exchange.name, destination[0])
+        router = self.state.router
+        if router.exchanges[exchange.name].uses(destination) > len(receivers):  # a route in a binding names it
+            return True
+        return router.may_choose_unnamed(exchange.name, destination[0])
 
     def _gone(self, destination: Destination) -> bool:
         """Forget the bindings to a deleted destination; return whether relays must be notified."""

@@ -153,7 +153,7 @@ class ClientExchanges:
         connection, destination = self._connection, (EXCHANGE, request.exchange)
 
         def declared(frame: bytes) -> bool:
-            bound = any(destination in owned.bound for owned in self._state.carried() if owned.declared is None)
+            bound = any(destination in owned.bound for owned in self._state.carried())
             if bound and not connection.upstream.closing:
                 connection.pending.requests.append(EnsureDestination(channel, destination, resumes=request.nowait))
                 if not request.nowait:
