@@ -1,8 +1,8 @@
 """Relays frames from the broker to the producer. Frames are copied, and inspected only if necessary.
 
 Confirms are counted and, on a channel with a ledger, joined. The original address is restored in returns and deliveries
-of publishes whose address we changed. The reply to a queue.declare waits until the queue's tokens are bound. Frames on
-a channel that we closed are discarded, but a content whose first frame was sent to the producer is always completed.
+of publishes whose address we changed. Frames on a channel that we closed are discarded, but a content whose first frame
+was sent to the producer is always completed.
 
 Source: AMQP 0-9-1 spec, 1.4 to 1.8, 2.2.10, 4.2.3 and 4.2.6; RabbitMQ guides "Publisher confirms" and "Blocked
 connections"; the messenger-addressing specification, 3.3.
@@ -47,7 +47,6 @@ _FOUR_ZEROS: Final = bytes(4)
 #: size of the shortest method frame, and of the shortest content header frame, in bytes
 _LEAST_METHOD: Final = 12
 _LEAST_HEADER: Final = 22
-_CLOSES: Final = frozenset((methods.CHANNEL_CLOSE, methods.CHANNEL_CLOSE_OK))
 _ENDED: Final = frozenset((Phase.CLOSING, Phase.CLOSED))
 _ANSWERS: Final = frozenset(
     (
@@ -292,12 +291,6 @@ class BrokerFrames:
         index = U32.unpack_from(frame, 7)[0] if len(frame) >= _LEAST_METHOD else 0
         if channel.state in DISCARDING:
             return self._while_closing(channel, index)
-        if channel.output.holds_back:
-            if index not in _CLOSES:
-                self._hold_back(channel, frame)
-                return False
-            while channel.output.holds_back:
-                self.release(channel)
         handler = _CHANNEL_HANDLERS.get(index)
         return handler(self, channel, frame) if handler else True
 
@@ -309,23 +302,12 @@ class BrokerFrames:
             self._pass_content(channel, kind, frame)
         elif channel.state in DISCARDING:
             pass
-        elif channel.output.held_back is not None:
-            self._hold_back(channel, frame)
         elif channel.output.returned is not None:
             self._returned(channel, channel.output.returned, kind, frame)
         elif channel.output.swallowed:
             channel.output.swallowed = max(channel.output.swallowed - len(frame) + OVERHEAD, 0)
             self._connection.deliveries.mark(channel)
         # else: the frame belongs to a content whose method was discarded on a channel that has since been closed
-
-    def _hold_back(self, channel: Channel, frame: bytes) -> None:
-        connection = self._connection
-        channel.output.hold_back(frame)
-        most = connection.terms.limits.held_bytes
-        if connection.upstream.sidecar_channel.busy and connection.backlog.held_back >= most:
-            # At this limit, reading from the broker is paused, so the sidecar channel's reply might never be read.
-            # Therefore, release this channel without waiting for the reply.
-            connection.pending.released.append(channel)
 
     def _returned(self, channel: Channel, method: bytes, kind: int, header: bytes) -> None:
         """Handle the content header of a delivery, get-ok or return whose method frame has been held."""
@@ -366,18 +348,6 @@ class BrokerFrames:
             connection.to_producer += channel.output.deferred
             channel.output.deferred = []
             connection.deliveries.mark(channel)
-
-    def release(self, channel: Channel) -> None:
-        """Process the frames that were held back on a channel, as `read_broker` does, before any new frames."""
-        frames = channel.output.release()
-        self._connection.deliveries.mark(channel)
-        # The first frame is the declare-ok itself, which has already been inspected. The other frames have not.
-        self._connection.to_producer += frames[:1]
-        rest = self._rest.take()
-        if self._connection.lifecycle.phase is not Phase.CLOSED:
-            self.read_broker(b"".join(frames[1:]))
-        if rest:
-            self._rest.keep(rest)
 
     # -- methods -----------------------------------------------------------------------------------------------
 

@@ -69,12 +69,8 @@ class Backlog:
     collected: int = 0
     #: bytes of held frames from the producer
     held: int = 0
-    #: bytes of frames from the broker that are held back
-    held_back: int = 0
     #: number of requests that the broker has not answered yet
     unanswered: int = 0
-    #: number of requests without a reply that were sent after the last request with a reply
-    unanswerable: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -129,13 +125,9 @@ class HeldFrames:
 class ProducerOutput:
     """Output for the producer other than frames copied from the broker."""
 
-    __slots__ = ("_backlog", "close_oks", "deferred", "held_back", "returned", "swallowed")
+    __slots__ = ("close_oks", "deferred", "returned", "swallowed")
 
-    def __init__(self, backlog: Backlog) -> None:
-        self._backlog = backlog
-        #: frames from the broker, starting with a declare-ok, that are held back while the queue's tokens are being
-        #: bound; None if there are none
-        self.held_back: list[bytes] | None = None
+    def __init__(self) -> None:
         #: our own methods, which are sent after the content in progress
         self.deferred: list[bytes] = []
         #: number of close-oks to send after the broker's close-ok, for further closes from the producer
@@ -147,25 +139,7 @@ class ProducerOutput:
 
     def __bool__(self) -> bool:
         """Return True if the broker's frames must be inspected."""
-        return bool(self.held_back is not None or self.deferred or self.returned is not None or self.swallowed)
-
-    @property
-    def holds_back(self) -> bool:
-        """True if frames are held back. This is a property, since compiled code does not reread a narrowed attribute
-        after a call."""
-        return self.held_back is not None
-
-    def hold_back(self, frame: bytes) -> None:
-        """Hold back a frame from the broker, and all later frames."""
-        if self.held_back is None:
-            self.held_back = []
-        self.held_back.append(frame)
-        self._backlog.held_back += len(frame)
-
-    def release(self) -> list[bytes]:
-        frames, self.held_back = self.held_back or [], None
-        self._backlog.held_back -= sum(map(len, frames))
-        return frames
+        return bool(self.deferred or self.returned is not None or self.swallowed)
 
 
 @dataclass(slots=True, eq=False)
@@ -220,8 +194,6 @@ class ExpectedReply(NamedTuple):
     taken: Callable[[bytes], bool] | None = None
     #: for our own passive declare: (class << 16 | method) of the client's request, which a refusal has to name
     request_method: int = 0
-    #: number of requests that count as answered with this reply, including earlier requests that get no reply
-    weight: int = 1
     #: called if the channel is closed before the reply arrives
     dropped: Callable[[], None] | None = None
 
@@ -244,12 +216,12 @@ class Replies:
         return self._expected[0]
 
     def append(self, expected: ExpectedReply) -> None:
-        self._backlog.unanswered += expected.weight
+        self._backlog.unanswered += 1
         self._expected.append(expected)
 
     def popleft(self) -> ExpectedReply:
         expected = self._expected.popleft()
-        self._backlog.unanswered -= expected.weight
+        self._backlog.unanswered -= 1
         return expected
 
     def drop(self) -> None:
@@ -283,7 +255,7 @@ class Channel:
         self.confirms = PendingConfirms()
         self.audit = ChannelAudit()
         self.held = HeldFrames(backlog)
-        self.output = ProducerOutput(backlog)
+        self.output = ProducerOutput()
         self.replies = Replies(backlog)
         #: the last declared queue; an empty queue name in a bind refers to it
         self.last_queue = b""
@@ -297,7 +269,6 @@ class Channel:
         """
         for publisher in self.remote_publishers.values():
             publisher.close()
-        self.output.release()
         self.mode = PLAIN
         self.confirms = PendingConfirms()
         self.audit = ChannelAudit()

@@ -77,12 +77,14 @@ class PermissionCheck(NamedTuple):
 
 
 class EnsureDestination(NamedTuple):
-    """Bind the tokens of a queue, or of one of the broker's own exchanges, that was declared through this sidecar."""
+    """Bind the tokens of a queue, or of one of the broker's own exchanges, that was declared through this sidecar.
+
+    `done` is called when the tokens are bound or refused.
+    """
 
     channel: Channel
     destination: Destination
-    #: whether held frames of the channel wait for the tokens, instead of a held-back declare-ok
-    resumes: bool = False
+    done: Callable[[], None]
 
 
 class BindDestinations(NamedTuple):
@@ -118,8 +120,8 @@ Request: TypeAlias = EnsureDestination | BindDestinations | LookUp
 class RelayLimits(NamedTuple):
     """Limits of one connection."""
 
-    #: maximum total size of the frames that are held from the producer, or from the broker, while tokens are being
-    #: bound; at the limit, reading from that peer is paused until the frames have been forwarded
+    #: maximum total size of the frames that are held from the producer while tokens are being bound; at the limit,
+    #: reading from the producer is paused until the frames have been forwarded
     held_bytes: int = 1 << 20
     #: maximum size of a body that is sent as several copies; larger bodies are refused with 311
     replay_bytes: int = 4 << 20
@@ -212,8 +214,6 @@ class PendingWork:
     requests: list[Request] = field(default_factory=list)
     #: channels whose held frames can resume
     resumable: list[Channel] = field(default_factory=list)
-    #: channels whose held-back frames can be sent to the producer
-    released: list[Channel] = field(default_factory=list)
 
     def resume(self, channel: Channel) -> None:
         """Add a channel to `resumable`, unless it has already been added since the last read."""
@@ -367,10 +367,10 @@ class ConnectionState:
 
     @property
     def upstream_full(self) -> bool:
-        """True if reading from the broker is paused, since a close waits or the held-back frames are at a limit."""
+        """True if reading from the broker is paused, since a close waits or the delayed confirms are at a limit."""
         delayed_confirms = self.delayed_confirms
         delayed_bytes = 0 if delayed_confirms is None else delayed_confirms.size_bytes
-        return self.close_is_delayed or self.backlog.held_back + delayed_bytes >= self.terms.limits.held_bytes
+        return self.close_is_delayed or delayed_bytes >= self.terms.limits.held_bytes
 
     @property
     def streams(self) -> bool:

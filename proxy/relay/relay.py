@@ -61,28 +61,20 @@ class Relay:
 
     def answer(self, request: Request, exchange_type: str | None = None) -> None:
         """Resume the channel of a finished or abandoned request; `exchange_type` is the result of `LookUp`."""
-        if isinstance(request, EnsureDestination) and not request.resumes:
-            self.connection.pending.released.append(request.channel)
-        elif not isinstance(request, LookUp):
-            self.connection.pending.resume(request.channel)
-        else:
+        if isinstance(request, EnsureDestination):
+            request.done()
+        elif isinstance(request, LookUp):
             request.answer(exchange_type)
+        else:
+            self.connection.pending.resume(request.channel)
         self._go_on()
 
     def _go_on(self) -> None:
         connection = self.connection
-        while connection.pending.resumable or connection.pending.released:
-            if connection.pending.resumable:
-                channel = connection.pending.resumable.pop(0)
-                if connection.lifecycle.phase is Phase.OPEN:
-                    self._publishing.resume(channel)
-                continue
-            channel = connection.pending.released.pop()
-            if channel.output.held_back is not None:
-                try:
-                    self._delivering.release(channel)
-                except ProtocolError as error:
-                    self._broker_failed(error)
+        while connection.pending.resumable:
+            channel = connection.pending.resumable.pop(0)
+            if connection.lifecycle.phase is Phase.OPEN:
+                self._publishing.resume(channel)
         if connection.lifecycle.last_frame is not None and not (connection.holds or self.interrupted):
             connection.producer_leaves(connection.lifecycle.last_frame)
         if connection.audit is not None:

@@ -6,7 +6,6 @@ import pytest
 from pamqp import base, commands
 
 from proxy.amqp.tables import encode_table
-from proxy.relay.connection_state import RelayLimits
 from proxy.relay.original_address import OriginalAddress, entry
 from proxy.relay.vhost import Delivery
 from tests.client import HEARTBEAT, content, content_header, frame, method, names, split
@@ -17,22 +16,21 @@ from tests.relay.wire import (
     DECLARE,
     DECLARED,
     NOT_FOUND,
+    OPEN,
     OURS,
-    OWN,
     REPORT,
     RESERVED,
     TUNING,
     QueueEvents,
     Wire,
     ack,
-    chosen,
     closed,
     nack,
     publish,
     returned,
     routed,
-    say,
     several,
+    with_tokens,
 )
 
 DELIVER = commands.Basic.Deliver("c", 1, False, "e", "k")
@@ -167,72 +165,43 @@ def test_a_held_content_does_not_count_as_begun() -> None:
     assert wire.answer(*(frame.raw for frame in split(moved())[1:])) == b""
 
 
-# -- held replies -----------------------------------------------------------------------------------------------------
+# -- declares ----------------------------------------------------------------------------------------------------------
 
 
-def held(of: object = None) -> Wire:
-    """A connection on whose channel 1 a declare-ok is being held."""
-    wire = Wire(of, events=QueueEvents(None), limits=RelayLimits(held_bytes=2000)).open(1, 2)  # type: ignore[arg-type]
-    wire.produce(DECLARE)
-    assert wire.answer(DECLARED) == b""
-    return wire
-
-
-def test_a_held_declare_ok_holds_later_frames_of_its_channel() -> None:
-    wire = held()
-    later = delivery() + say(1, commands.Basic.ConsumeOk("c"))
-    assert wire.answer(later, delivery(channel=2)) == delivery(channel=2)
-    request = wire.request()
-    assert (request.channel.number, getattr(request, "destination", None)) == (1, ("queue", b"q"))
-    wire.relay.answer(request)
-    assert wire.producer() == DECLARED + later
-    assert wire.answer(delivery()) == delivery()
-
-
-def test_a_close_of_the_broker_releases_held_frames() -> None:
-    wire = held(QUEUE)
-    assert wire.answer(moved(), NOT_FOUND) == DECLARED + original() + NOT_FOUND
-    wire.relay.answer(wire.request())
-    assert wire.producer() == b""
-
-
-def test_a_close_ok_of_the_broker_releases_held_frames() -> None:
-    wire = held()
-    wire.produce(CLOSE)
-    assert wire.answer(CLOSE_OK) == DECLARED + CLOSE_OK
-
-
-def test_a_continued_publish_does_not_lose_held_frames() -> None:
-    wire = held(chosen("new"))
-    declared = wire.request()
-    wire.produce(publish("new"))
-    wire.relay.answer(wire.request())
-    assert names(wire.upstream()) == ["Basic.Publish", "Header", "Body"]
-    wire.relay.answer(declared)
+def test_a_publish_waits_for_the_reply_and_the_tokens_of_an_earlier_declare() -> None:
+    wire = Wire(routed("q"), events=QueueEvents(None)).open(1, 2)
+    message, other = publish(), publish(channel=2)
+    assert wire.produce(DECLARE, message, other) == DECLARE + with_tokens(other, "q")
+    assert wire.answer(delivery(), DECLARED, delivery(channel=2)) == delivery() + delivery(channel=2)
+    assert wire.upstream() == b""
+    assert wire.control() == with_tokens(message, "q")
     assert wire.producer() == DECLARED
 
 
-def test_held_output_is_counted_and_stops_the_reading() -> None:
-    wire = held()
-    full = []
-    for _ in range(2):
-        wire.answer(delivery(bytes(1000)))
-        full.append(wire.relay.connection.upstream_full)
-    wire.relay.answer(wire.request())
-    assert [*full, wire.relay.connection.upstream_full] == [False, True, False]
-    assert wire.relay.connection.backlog.held_back == 0
+def test_a_close_of_the_broker_replaces_a_declare_ok_that_waits_for_tokens() -> None:
+    wire = Wire(routed("q"), events=QueueEvents(None)).open()
+    wire.produce(DECLARE, publish())
+    assert wire.answer(DECLARED, NOT_FOUND) == NOT_FOUND
+    assert wire.control() == wire.producer() == b""
+    assert wire.produce(CLOSE_OK, OPEN) == CLOSE_OK + OPEN
 
 
-def test_a_held_reply_is_released_early_if_it_stops_the_reading() -> None:
-    """The bind-ok arrives after the held frames. If they paused reading, the bind-ok would never be read."""
-    of = routed("q", bound=())
-    wire = Wire(of, events=QueueEvents([b"q"]), limits=RelayLimits(held_bytes=2000)).open()
-    wire.produce(say(1, commands.Queue.Declare(0, "q", exclusive=True)))
+def test_a_close_of_the_producer_waits_for_a_declare() -> None:
+    wire = Wire(routed("q"), events=QueueEvents(None)).open()
+    assert wire.produce(DECLARE, CLOSE) == DECLARE
     assert wire.answer(DECLARED) == b""
-    assert [(frame.channel, frame.name) for frame in split(wire.upstream())] == [(OWN, "Channel.Open")]
-    assert wire.answer(delivery(bytes(1000))) == b""
-    assert wire.answer(delivery(bytes(1000))) == DECLARED + delivery(bytes(1000)) * 2
-    assert not wire.relay.connection.upstream_full
+    assert wire.control() == CLOSE
+    assert wire.answer(CLOSE_OK) == DECLARED + CLOSE_OK
+
+
+def test_a_declare_ok_is_not_sent_within_a_content() -> None:
+    wire = Wire(routed("q"), events=QueueEvents(None)).open()
+    wire.produce(DECLARE)
+    method_frame, header, body = split(delivery())
+    assert wire.answer(DECLARED, method_frame.raw, header.raw) == method_frame.raw + header.raw
+    wire.control()
+    assert wire.producer() == b""
+    assert wire.answer(body.raw) == body.raw + DECLARED
 
 
 # -- producers with a smaller frame_max -------------------------------------------------------------------------------
@@ -303,17 +272,6 @@ def test_invalid_frames_of_the_broker_close_the_producer_with_the_reason(data: b
     channel, code, text, _ = closed(wire.answer(data + bytes(8)))
     assert (channel, code) == (0, 320)
     assert "the broker sent malformed frames" in text
-
-
-def test_invalid_frames_that_were_held_back_close_the_producer_with_the_reason() -> None:
-    wire = Wire(several("e"), events=QueueEvents(None)).open()
-    wire.produce(DECLARE)
-    assert wire.answer(DECLARED, method(1, DELIVER), frame(3, 1, b"a body without a header")) == b""
-    wire.control()
-    declared, close = split(wire.producer())
-    assert declared.raw == DECLARED
-    assert close.arguments["reply_code"] == 320
-    assert "the broker sent malformed frames" in str(close.arguments["reply_text"])
 
 
 def test_nothing_is_relayed_after_the_end_of_the_connection() -> None:

@@ -93,13 +93,14 @@ def test_a_passive_declare_of_a_bound_queue_is_answered_immediately() -> None:
 
 def test_replies_are_matched_to_requests_in_order() -> None:
     wire = Wire(routed("q"), events=QueueEvents([b"q"])).open()
-    binds = say(1, commands.Queue.Bind(0, "x", "e", "k"), commands.Queue.Declare(0, "q"), commands.Queue.Delete(0, "x"))
-    wire.produce(binds)
-    assert wire.answer(say(1, commands.Queue.BindOk(), commands.Basic.QosOk())) != b""
-    assert wire.answer(DECLARED, say(1, commands.Queue.DeleteOk(0))) == b""
+    bind, delete = say(1, commands.Queue.Bind(0, "x", "e", "k")), say(1, commands.Queue.Delete(0, "x"))
+    assert wire.produce(bind, DECLARE, delete) == bind + DECLARE
+    bound = say(1, commands.Queue.BindOk(), commands.Basic.QosOk())
+    assert wire.answer(bound, DECLARED) == bound
     assert wire.events == [("declared", ("queue", b"q"), False)]
-    wire.relay.answer(wire.request())
-    assert wire.producer() == DECLARED + say(1, commands.Queue.DeleteOk(0))
+    assert wire.control() == delete
+    deleted = say(1, commands.Queue.DeleteOk(0))
+    assert wire.answer(deleted) == DECLARED + deleted
     assert wire.events[1:] == [("deleted", b"x")]
 
 

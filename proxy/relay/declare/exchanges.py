@@ -146,30 +146,27 @@ class ClientExchanges:
     def _declare_destination(self, channel: Channel, request: ExchangeDeclare) -> bool:
         """Declare one of the broker's own exchanges; return whether to forward the method.
 
-        If the exchange was missing, publishes have to wait from now on until its tokens are bound. Otherwise, a
-        declare-ok is held back until its tokens are bound again, since the exchange and its bindings may have been
-        deleted elsewhere. If the client expects no reply, its next frames wait instead.
+        If the exchange was missing, publishes have to wait from now on until its tokens are bound. Otherwise, its
+        tokens are bound again before the client is answered, since the exchange and its bindings may have been deleted
+        elsewhere. The channel waits for the reply, which is always requested, since the client's next message may
+        choose the exchange.
         """
         connection, destination = self._connection, (EXCHANGE, request.exchange)
 
         def declared(frame: bytes) -> bool:
-            bound = any(destination in owned.bound for owned in self._state.carried())
-            if bound and not connection.upstream.closing:
-                connection.pending.requests.append(EnsureDestination(channel, destination, resumes=request.nowait))
-                if not request.nowait:
-                    channel.output.hold_back(frame)
-                    connection.deliveries.mark(channel)
-                return False
-            connection.terms.inventory.declared(destination, False)
-            if request.nowait:
-                connection.pending.resume(channel)
-            return not request.nowait
+            if connection.upstream.closing:
+                return not request.nowait
+            go_on = partial(reply_and_resume, connection, channel, b"" if request.nowait else frame)
+            if any(destination in owned.bound for owned in self._state.carried()):
+                connection.pending.requests.append(EnsureDestination(channel, destination, go_on))
+            else:
+                connection.terms.inventory.declared(destination, False)
+                go_on()
+            return False
 
-        if request.nowait and not self._is_destination(request.exchange):
-            return True
+        connection.change(channel, ChannelEvent.DECLARE)
         channel.replies.append(ExpectedReply(methods.EXCHANGE_DECLARE_OK, declared))
-        if request.nowait:  # a reply is requested, since the broker may refuse to declare the exchange
-            connection.change(channel, ChannelEvent.DECLARE)
+        if request.nowait:
             with_reply = request._replace(nowait=False)
             frame = method_frame(channel.number, methods.EXCHANGE_DECLARE, 0, *with_reply)
             connection.to_upstream.append(frame)

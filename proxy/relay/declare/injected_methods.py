@@ -27,9 +27,6 @@ Step: TypeAlias = Callable[[Callable[..., None]], None]
 #: the sequence ends at that step.
 Steps: TypeAlias = Generator[Step, Any, None]  # Any: the result of any step
 
-#: Number of requests without a reply after which a method with a reply is sent.
-_UNANSWERABLE = 256
-
 #: An exchange that exists in every virtual host and whose passive declare needs no permission.
 _ALWAYS_THERE = b"amq.direct"
 
@@ -119,22 +116,6 @@ def look_up(
     See `LookUp` for the arguments.
     """
     connection.pending.requests.append(LookUp(channel, exchange, then, destination))
-
-
-def count_unanswerable(connection: ConnectionState, channel: Channel) -> None:
-    """Count a request without a reply; after every `_UNANSWERABLE` such requests, send a method with a reply.
-
-    This reply shows that the broker has handled the earlier requests.
-    """
-    backlog = connection.backlog
-    backlog.unanswered += 1
-    backlog.unanswerable += 1
-    if backlog.unanswerable >= _UNANSWERABLE:
-        weight, backlog.unanswerable = backlog.unanswerable, 0
-        backlog.unanswered -= weight  # which `Replies` counts from now on
-        frame = _nothing(channel)
-        connection.to_upstream.append(frame)
-        channel.replies.append(ExpectedReply(reply_to(frame), _discarded, weight=weight))
 
 
 def _discarded(_: bytes) -> bool:

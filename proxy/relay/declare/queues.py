@@ -1,13 +1,14 @@
 """Handles queue.declare and queue.delete: notifies the control plane, and binds the tokens of new queues.
 
-Both methods are forwarded to the broker. A declare-ok is held back until the tokens of the queue are bound, so that the
-client's next publish reaches the queue.
+Both methods are forwarded to the broker. A channel waits for the reply to a declare, and until the tokens of the queue
+are bound, so that the client's next publish reaches the queue even if the client does not wait for the declare-ok.
 
 Source: AMQP 0-9-1 spec, 1.7.2.1.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from proxy.amqp import methods
@@ -18,11 +19,11 @@ from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, ExpectedReply
 from proxy.relay.channel_state import ChannelEvent
 from proxy.relay.connection_state import ConnectionState, EnsureDestination
-from proxy.relay.declare.injected_methods import count_unanswerable
+from proxy.relay.declare.injected_methods import reply_and_resume
 from proxy.relay.declare.storage import refuse_nested, refuse_own_arguments
 from proxy.relay.declare.token_bindings import bind_tokens, tokens_of
-from proxy.relay.vhost import Delivery
-from proxy.values import QUEUE, reserved_prefix
+from proxy.relay.vhost import Delivery, OwnedExchange
+from proxy.values import QUEUE, Destination, reserved_prefix
 
 _DEAD_LETTER_KEY = b"x-dead-letter-routing-key"
 #: Number of exclusive queues of a connection that are recorded although the broker may have deleted them.
@@ -38,7 +39,11 @@ class ClientQueues:
         self._look_at = _EXCLUSIVE
 
     def declare(self, channel: Channel, frame: bytes) -> bool:
-        """Handle queue.declare; return whether it is forwarded unchanged."""
+        """Handle queue.declare; return whether it is forwarded unchanged.
+
+        A reply is always requested from the broker. It contains the queue's name, to which later methods may refer by
+        an empty name. An exclusive queue can be bound only after its declaration, and only on this connection.
+        """
         connection = self._connection
         request = read_request(QueueDeclare, frame[7:-1])
         refuse_nested(request.arguments, QUEUE, request.queue, connection.plans.state.name)
@@ -49,18 +54,12 @@ class ClientQueues:
             connection.upstream.may_be_kept = False
         for owned in connection.plans.state.exchanges.values():
             owned.tokens.declared((QUEUE, request.queue))
-        if not request.nowait:
-            if not (request.queue or request.passive):  # later methods may refer to this queue by an empty name
-                connection.change(channel, ChannelEvent.DECLARE)
-            declared = partial(self._declared, channel, request)
-            channel.replies.append(ExpectedReply(methods.QUEUE_DECLARE_OK, declared))
-        elif not request.passive:
-            if request.exclusive or not request.queue or connection.terms.inventory.interested(request.queue):
-                self._declare_and_wait(channel, request)
-                return False
-            connection.terms.inventory.declared((QUEUE, request.queue), False)
-            count_unanswerable(connection, channel)
-        return True
+        connection.change(channel, ChannelEvent.DECLARE)
+        channel.replies.append(ExpectedReply(methods.QUEUE_DECLARE_OK, partial(self._declared, channel, request)))
+        if request.nowait:
+            with_reply = request._replace(nowait=False)
+            connection.to_upstream.append(method_frame(channel.number, methods.QUEUE_DECLARE, 0, *with_reply))
+        return not request.nowait
 
     def delete(self, channel: Channel, frame: bytes) -> bool:
         """Handle queue.delete; return whether it is forwarded unchanged."""
@@ -91,27 +90,24 @@ class ClientQueues:
         return not request.nowait
 
     def _declared(self, channel: Channel, request: QueueDeclare, frame: bytes) -> bool:
-        """Hold back a declare-ok until the tokens of the queue are bound."""
+        """Answer a declare when the tokens of the queue are bound."""
         connection = self._connection
-        queue = read_method(QueueDeclareOk, frame[7:-1]).queue
-        channel.last_queue = queue
-        if not (request.queue or request.passive):
-            connection.pending.resume(channel)
+        inventory = connection.terms.inventory
+        queue = channel.last_queue = read_method(QueueDeclareOk, frame[7:-1]).queue
         exclusive = request.exclusive and not request.passive
-        connection.terms.inventory.declared((QUEUE, queue), exclusive)
+        inventory.declared((QUEUE, queue), exclusive)
         if exclusive:
             self._add_exclusive(queue)
-        if connection.upstream.closing or not connection.terms.inventory.interested(queue):
-            return True
+        if connection.upstream.closing:
+            return not request.nowait
         wanted = tokens_of(connection.plans.state, queue)
-        if request.passive and wanted and all(destination in owned.bound for owned, destination in wanted):
-            return True
-        channel.output.hold_back(frame)
-        connection.deliveries.mark(channel)
-        if exclusive and wanted:
-            bind_tokens(connection, wanted, partial(connection.pending.released.append, channel))
+        go_on = partial(reply_and_resume, connection, channel, b"" if request.nowait else frame)
+        if exclusive:
+            bind_tokens(connection, wanted, go_on)
+        elif inventory.interested(queue) and not (request.passive and _all_bound(wanted)):
+            connection.pending.requests.append(EnsureDestination(channel, (QUEUE, queue), go_on))
         else:
-            connection.pending.requests.append(EnsureDestination(channel, (QUEUE, queue)))
+            go_on()
         return False
 
     def _add_exclusive(self, queue: bytes) -> None:
@@ -124,32 +120,9 @@ class ClientQueues:
             queues.intersection_update([name for name in queues if exists(name)])
             self._look_at = max(_EXCLUSIVE, 2 * len(queues))
 
-    def _declare_and_wait(self, channel: Channel, request: QueueDeclare) -> None:
-        """Declare a queue that is exclusive, needs tokens or has no name yet, if the client expects no reply.
 
-        A reply is requested from the broker. It contains the name, to which later methods may refer by an empty name.
-        An exclusive queue can be bound only after its declaration, and only on this connection. If the broker refuses
-        the declaration, another queue with this name may exist, which is not exclusive to this connection.
-        """
-        connection = self._connection
-        go_on = partial(connection.pending.resume, channel)
-
-        def declared(frame: bytes) -> bool:
-            queue = channel.last_queue = read_method(QueueDeclareOk, frame[7:-1]).queue
-            connection.terms.inventory.declared((QUEUE, queue), request.exclusive)
-            if request.exclusive:
-                self._add_exclusive(queue)
-                bind_tokens(connection, tokens_of(connection.plans.state, queue), go_on)
-            elif connection.terms.inventory.interested(queue) and not connection.upstream.closing:
-                connection.pending.requests.append(EnsureDestination(channel, (QUEUE, queue), resumes=True))
-            else:
-                go_on()
-            return False
-
-        connection.change(channel, ChannelEvent.DECLARE)
-        channel.replies.append(ExpectedReply(methods.QUEUE_DECLARE_OK, declared))
-        with_reply = request._replace(nowait=False)
-        connection.to_upstream.append(method_frame(channel.number, methods.QUEUE_DECLARE, 0, *with_reply))
+def _all_bound(wanted: Sequence[tuple[OwnedExchange, Destination]]) -> bool:
+    return bool(wanted) and all(destination in owned.bound for owned, destination in wanted)
 
 
 def _refuse_dead_letter_key(request: QueueDeclare) -> None:

@@ -47,11 +47,6 @@ class SidecarChannel:
         self._refusal: str | None = None
 
     @property
-    def busy(self) -> bool:
-        """True if a method is unanswered."""
-        return bool(self._queue)
-
-    @property
     def used(self) -> bool:
         """True if the channel is open on the broker."""
         return self._state is not _State.CLOSED

@@ -5,15 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from pamqp import commands
 
 from tests.broker.delivery.applications import Application
 from tests.broker.delivery.site import Site
+from tests.client import method, publish
+from tests.producer import Producer, headers
 
 RULES = """
 queues: [a]
 exchanges:
   - name: jobs
-    bindings: [{queue: late}]
+    bindings: [{queue: ruled}, {exchange: ruled}]
+  - name: jobs.queue
+    delivery: queue
+    bindings: [{queue: ruled}, {exchange: ruled}]
 """
 #: The sidecar learns of changes only from the declarations that pass through it.
 SETTINGS = {"inventory": {"refresh": "1h"}}
@@ -60,3 +66,59 @@ def test_a_destination_of_a_clients_route_that_was_deleted_elsewhere_is_reached_
     app.bind("late", "behind")
     assert app.reached("ox", table, "a", "late") == ["a", "late"]
     app.delete("behind")
+
+
+# -- publishes sent before the reply to the declare --------------------------------------------------------------------
+
+
+def sent(exchange: str, table: dict[str, object]) -> bytes:
+    return publish(1, exchange.encode(), b"k", headers(table), b"body", mandatory=True)
+
+
+@pytest.mark.parametrize("nowait", [False, True])
+@pytest.mark.parametrize("exclusive", [False, True])
+@pytest.mark.parametrize("exchange", ["jobs", "jobs.queue"])
+def test_a_message_sent_directly_after_the_declare_of_a_queue_of_the_rules_reaches_it(
+    producer: Producer, exchange: str, exclusive: bool, nowait: bool
+) -> None:
+    declare = commands.Queue.Declare(queue="ruled", exclusive=exclusive, nowait=nowait)
+    for _ in range(2):
+        producer.send(method(1, declare), sent(exchange, {}))
+        if not nowait:
+            producer.expect("Queue.DeclareOk")
+        assert producer.settle() == (True, [])
+        assert [message.body for message in producer.take("ruled")] == [b"body"]
+        producer.ask(commands.Queue.Delete(queue="ruled"))
+
+
+@pytest.mark.parametrize("nowait", [False, True])
+@pytest.mark.parametrize("exchange", ["jobs", "jobs.queue"])
+def test_a_message_sent_directly_after_the_declare_of_an_exchange_of_the_rules_reaches_it(
+    producer: Producer, exchange: str, nowait: bool
+) -> None:
+    declare = commands.Exchange.Declare(exchange="ruled", exchange_type="fanout", nowait=nowait)
+    bind = commands.Queue.Bind(queue="a", exchange="ruled", nowait=nowait)
+    for _ in range(2):
+        producer.send(method(1, declare), method(1, bind), sent(exchange, {}))
+        if not nowait:
+            producer.expect("Exchange.DeclareOk")
+            producer.expect("Queue.BindOk")
+        assert producer.settle() == (True, [])
+        assert [message.body for message in producer.take("a")] == [b"body"]
+        producer.ask(commands.Exchange.Delete(exchange="ruled"))
+
+
+@pytest.mark.parametrize("nowait", [False, True])
+@pytest.mark.parametrize("route", [{"x-addq-ontrue": "late"}, {"x-addqre-ontrue": "^late$"}, {"x-msg-addq-ontrue": ""}])
+def test_a_message_sent_directly_after_a_declare_reaches_the_queue_by_a_clients_route(
+    app: Application, route: dict[str, str], nowait: bool
+) -> None:
+    app.bind("a", "ox", route)
+    for _ in range(2):
+        app.ask(commands.Queue.Delete(queue="late"))
+        declare = commands.Queue.Declare(queue="late", nowait=nowait)
+        app.send(method(1, declare), sent("ox", {"x-addq-ontrue": "late"}))
+        if not nowait:
+            app.expect("Queue.DeclareOk")
+        assert app.settle() == (True, [])
+        assert [len(app.take(queue)) for queue in ("a", "late")] == [1, 1]

@@ -195,6 +195,7 @@ def test_a_token_is_bound_again_if_the_queue_may_have_been_replaced(how: str) ->
     declare = client.method(1, commands.Queue.Declare(queue="b"))
     if how == "declared again":
         made.produce(declare)
+        made.answer(client.method(1, commands.Queue.DeclareOk("b", 0, 0)))
     elif how == "declared on another connection":
         other_connection(made).produce(declare)
     elif how == "looked at":

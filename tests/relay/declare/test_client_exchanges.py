@@ -325,5 +325,6 @@ def test_declares_of_other_types_are_forwarded_unchanged() -> None:
     wire = Wire().open()
     frame = exchange_declare(1, b"logs", b"topic")
     assert wire.produce(frame) == frame
+    wire.answer(DECLARE_OK)
     passive = exchange_declare(1, b"nobody", b"x-open", passive=True)
     assert wire.produce(passive) == passive
