@@ -68,6 +68,19 @@ def test_a_destination_of_a_clients_route_that_was_deleted_elsewhere_is_reached_
     app.delete("behind")
 
 
+def test_an_exclusive_queue_does_not_get_messages_by_bindings_of_an_earlier_queue_with_its_name(
+    site: Site, app: Application
+) -> None:
+    """The broker deletes the earlier queue and its bindings with the connection that declared it."""
+    for number in range(3):
+        with Application(site.sidecar.port, site.vhost) as owner:
+            owner.declare("mine", exclusive=True)
+            owner.bind("mine", "ox", {"x-?hkv= n": number})
+            assert owner.reached("ox", {"n": number - 1}, "mine") == []
+            assert owner.reached("ox", {"n": number}, "mine") == ["mine"]
+            owner.close()
+
+
 # -- publishes sent before the reply to the declare --------------------------------------------------------------------
 
 

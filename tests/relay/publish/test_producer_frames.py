@@ -347,7 +347,7 @@ def test_an_exclusive_queue_declared_with_nowait_is_bound_before_later_frames() 
     (request,) = split(wire.produce(say(1, declare), message))
     assert request.arguments == {**dict(declare), "nowait": False}
     assert wire.answer(say(1, commands.Queue.DeclareOk("q", 0, 0))) == b""
-    assert wire.events == [("declared", ("queue", b"q"), True)]
+    assert wire.events == [("deleted", b"q"), ("declared", ("queue", b"q"), True)]
     assert [(frame.channel, frame.name) for frame in split(wire.upstream())] == [(OWN, "Channel.Open")]
     wire.answer(OWN_OPEN_OK)
     assert names(wire.upstream()) == ["Queue.Bind"]
