@@ -30,7 +30,7 @@ def point(base: str, root: Path = ROOT) -> None:
 
 def main(arguments: list[str]) -> int:
     if len(arguments) != 1 or not re.fullmatch(r"https?://\S+", arguments[0]):
-        seen = f"seen {' '.join(arguments)}" if arguments else "missing argument"
+        seen = f"got {' '.join(arguments)}" if arguments else "missing argument"
         print(f"{seen}, expected a URL such as https://wiki.example/oxproxy/")
         return 2
     point(arguments[0].rstrip("/") + "/")

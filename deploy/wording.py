@@ -40,7 +40,8 @@ LEFT_OUT = {
     r"(?:ask|asks|asked) (?:the|a) (?:broker|sidecar)": "query",
     r"(?:messages|bytes|publishes|connections|logins|times|lines) a second": "per second",
     r"that is not there|are not there|is not there": "missing, does not exist",
-    r"seen (?:none|nothing)": "missing, not set, empty",
+    r"(?:seen|got) (?:none|nothing)": "missing, not set, empty",
+    r"seen [^,]+, expected": "got",
 }
 #: Further words to avoid in pages, examples, alerts, the chart and the console.
 PAGE_HABITS = {

@@ -151,7 +151,7 @@ class LiveFeed:
         topics = tuple(dict.fromkeys(request.query.get("topics", ",".join(names)).split(",")))
         unknown = [topic for topic in topics if topic not in names]
         if unknown:
-            return json_response({"errors": [f"topics: seen {unknown[0]!r}, expected any of {', '.join(names)}"]}, 422)
+            return json_response({"errors": [f"topics: got {unknown[0]!r}, expected any of {', '.join(names)}"]}, 422)
         if len(self._streams) >= MOST_STREAMS:
             text = f"{MOST_STREAMS} event streams are open, which is the limit\n"
             return web.Response(status=503, text=text, headers={"Retry-After": "5", "Connection": "close"})

@@ -89,7 +89,7 @@ class RecentPublishes:
     async def _get(self, request: web.Request) -> web.Response:
         asked = request.query.get("after", "0")
         if not asked.isascii() or not asked.isdigit() or len(asked) > 18:
-            return json_response({"errors": [f"after: seen {asked!r}, expected a number"]}, 422)
+            return json_response({"errors": [f"after: got {asked!r}, expected a number"]}, 422)
         before = self.watched
         self.watch()
         number = int(asked)

@@ -49,7 +49,7 @@ def run(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None = None
 
 def _run_workers(config: Path, settings: Settings) -> int:
     if config == STANDARD_INPUT:
-        message = f"seen {settings.workers}, expected 1: several workers can't read standard input"
+        message = f"got {settings.workers}, expected 1: several workers can't read standard input"
         raise settings.fault("workers", message)
     configure(settings.log.level, settings.log.format)
     return Workers(config, settings).serve()

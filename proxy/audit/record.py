@@ -88,7 +88,7 @@ class Privacy:
         least, most = KEY_BYTES
         if self.hashed and not least <= len(self.key) <= most:
             raise ConfigError(
-                "audit", 0, "audit.hash", f"seen a key of {len(self.key)} bytes, expected {least} to {most}"
+                "audit", 0, "audit.hash", f"got a key of {len(self.key)} bytes, expected {least} to {most}"
             )
 
     def hash(self, field: str, value: bytes) -> str:

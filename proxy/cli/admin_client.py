@@ -156,9 +156,9 @@ class AdminClient:
         """
         address = self.url.rstrip("/") + page
         if "@" in self.url:  # the URL may contain a password, which must not be printed
-            raise self._failed(f"seen a user name in the URL, expected a URL such as {_DEFAULT_URL}")
+            raise self._failed(f"got a user name in the URL, expected a URL such as {_DEFAULT_URL}")
         if not address.startswith(("http://", "https://")):
-            raise self._failed(f"seen {self.url}, expected a URL such as {_DEFAULT_URL}")
+            raise self._failed(f"got {self.url}, expected a URL such as {_DEFAULT_URL}")
         try:
             request = urllib.request.Request(address, body, {"Accept": accept}, method=method)  # noqa: S310 -- checked above
             with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:  # noqa: S310
@@ -166,7 +166,7 @@ class AdminClient:
         except urllib.error.HTTPError as error:
             raise self._refused(address, error) from error
         except http.client.InvalidURL as error:
-            raise self._failed(f"seen {self.url}, expected a URL such as {_DEFAULT_URL}") from error
+            raise self._failed(f"got {self.url}, expected a URL such as {_DEFAULT_URL}") from error
         except http.client.HTTPException as error:
             raise self._failed(f"{address}: {_NO_SIDECAR.format('valid HTTP or is incomplete')}") from error
         except (OSError, ValueError) as error:

@@ -68,7 +68,7 @@ def _check_known(option: str, names: Iterable[str], known: Collection[str]) -> N
     """Raise `ConfigErrors` if an option names something that does not exist on the broker."""
     for name in names:
         if name not in known:
-            text = f'seen "{name}", expected one of {", ".join(sorted(known)) or "none"}'
+            text = f'got "{name}", expected one of {", ".join(sorted(known)) or "none"}'
             raise ConfigErrors([ConfigError("oxproxy adopt", 0, option, text)])
 
 

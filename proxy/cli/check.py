@@ -177,7 +177,7 @@ def _kind(path: Path, sources: _Sources, faults: Faults) -> str | None:
         return None
     root = source.root
     if not isinstance(root, Mapping):
-        message = "seen neither a configuration nor a rules file, expected a mapping with the keys of one of them"
+        message = "got neither a configuration nor a rules file, expected a mapping with the keys of one of them"
         place = Place(str(path), 1, 1) if root is None else root.place
         if not source.faults.errors:
             faults.error(place, "", message)
@@ -189,7 +189,7 @@ def _kind(path: Path, sources: _Sources, faults: Faults) -> str | None:
         return kinds[0]
     seen = "keys of both a configuration and a rules file" if kinds else f"the keys {', '.join(keys) or '(none)'}"
     expected = f"a configuration ({', '.join(_SETTINGS_KEYS)}) or rules ({', '.join(TOP_KEYS)})"
-    faults.error(root.place, "", f"seen {seen}, expected those of {expected}")
+    faults.error(root.place, "", f"got {seen}, expected those of {expected}")
     return None
 
 
@@ -253,7 +253,7 @@ def _warn_of_unused_tests(given: Sequence[Path], findings: Findings) -> None:
     faults = Faults()
     if not findings.files:
         for path in given:
-            faults.error(Place(str(path), 0), "", "seen a test file, expected the rules file that names it")
+            faults.error(Place(str(path), 0), "", "got a test file, expected the rules file that names it")
     elif not findings.errors:  # if there are errors, it is unknown which rules files name which test files
         configured = (path for settings in findings.settings for path in tests_files(settings))
         read = {path.resolve() for path in findings.files}

@@ -41,7 +41,7 @@ def between(low: _Number, high: _Number, expected: str) -> Callable[[str], _Numb
         except ValueError:
             number = None
         if number is None or not low <= number <= high:
-            raise argparse.ArgumentTypeError(f"seen {text}, expected {expected}")
+            raise argparse.ArgumentTypeError(f"got {text}, expected {expected}")
         return number
 
     return parse
@@ -116,7 +116,7 @@ def rules_only(files: Sequence[Path]) -> list[Path]:
 
     rules = [path for path in files if not is_tests_file(path.name)]
     if not rules:
-        message = "seen a test file, expected a rules file"
+        message = "got a test file, expected a rules file"
         raise ConfigErrors([ConfigError(str(path), 0, "", message) for path in files])
     return rules
 

@@ -96,7 +96,7 @@ def _instant(text: str) -> str:
     try:
         publish_time(text)
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f'seen "{text}", expected {error}') from None
+        raise argparse.ArgumentTypeError(f'got "{text}", expected {error}') from None
     return text
 
 
@@ -150,9 +150,9 @@ def _check_usage(options: argparse.Namespace) -> None:
     subjects = [f"--{name}" for name in ("message", "exchange", "address") if getattr(options, name) is not None]
     if len(subjects) != 1:
         seen = " and ".join(subjects) or "none"
-        options.usage_error(f"seen {seen}, expected exactly one of --message, --exchange and --address")
+        options.usage_error(f"got {seen}, expected exactly one of --message, --exchange and --address")
     if options.message == "-" and Path("-") in (options.rules or ()):
-        options.usage_error("standard input can be read only once: seen both --rules - and --message -")
+        options.usage_error("standard input can be read only once: got both --rules - and --message -")
     if options.vhost is not None and options.message is not None:
         options.usage_error("--vhost: not allowed with --message; name the virtual host in the message, under vhost")
     if parts and options.exchange is None:
@@ -201,15 +201,15 @@ def _headers(options: argparse.Namespace) -> Iterator[str]:
             near = difflib.get_close_matches(kind.lower(), _TYPES, 1) if colon else []
             if near:
                 options.usage_error(
-                    f'--header: seen the unknown type "{kind}"; did you mean {near[0]}? For a header with the name '
+                    f'--header: got the unknown type "{kind}"; did you mean {near[0]}? For a header with the name '
                     f'"{declared}", write {declared}:string={value}'
                 )
             name, kind = declared, "string"
         if not equals or not name:
             known = ", ".join(_TYPES)
-            options.usage_error(f'--header: seen "{text}", expected NAME=VALUE or NAME:TYPE=VALUE; types: {known}')
+            options.usage_error(f'--header: got "{text}", expected NAME=VALUE or NAME:TYPE=VALUE; types: {known}')
         if kind in _FORMS and not _FORMS[kind][0].fullmatch(value):
-            options.usage_error(f'--header: seen "{text}", expected {_FORMS[kind][1]}')
+            options.usage_error(f'--header: got "{text}", expected {_FORMS[kind][1]}')
         if kind == "string":
             value = _yaml(value)
         elif kind == "null":
@@ -225,7 +225,7 @@ def _properties(options: argparse.Namespace) -> Iterator[str]:
     for text in options.property:
         name, equals, value = text.partition("=")
         if not equals or not _PROPERTY.fullmatch(name):
-            options.usage_error(f'--property: seen "{text}", expected NAME=VALUE')
+            options.usage_error(f'--property: got "{text}", expected NAME=VALUE')
         yield f"  {name}: {value if name in INTEGER_PROPERTIES and INTEGER.fullmatch(value) else _yaml(value)}"
 
 

@@ -89,7 +89,7 @@ def _binding(step: BindingStep) -> Tree:
 def _operator(step: OperatorStep) -> tuple[RenderableType, ...]:
     sign, style = _VERDICTS[step.verdict]
     seen: RenderableType = (
-        Text("absent", _DIM) if step.seen is None else Text.assemble(("saw ", _DIM), _printable(step.seen))
+        Text("absent", _DIM) if step.seen is None else Text.assemble(("got ", _DIM), _printable(step.seen))
     )
     return Text(sign, style), _printable(step.key), _printable(step.expected), seen
 

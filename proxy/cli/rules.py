@@ -58,7 +58,7 @@ def _named(files: list[dict[str, str]], name: str) -> dict[str, str]:
     matches = exact or [file for file in files if Path(file["name"]).name == Path(name).name]
     if len(matches) != 1:
         known = ", ".join(file["name"] for file in files) or "no file"
-        message = f"seen a file that is not active, expected one of {known}"
+        message = f"got a file that is not active, expected one of {known}"
         raise ConfigErrors([ConfigError(name, 0, "", message)])
     return matches[0]
 

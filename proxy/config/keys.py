@@ -70,7 +70,7 @@ def override(root: Node, environ: Environment[str, str], faults: Faults) -> Node
         try:
             environ[name].encode()
         except UnicodeEncodeError:
-            faults.error(Place(name, 0), ".".join(keys), "seen bytes that are not UTF-8, expected UTF-8 text")
+            faults.error(Place(name, 0), ".".join(keys), "got bytes that are not UTF-8, expected UTF-8 text")
             continue
         leaf = _leaf(keys, name, environ[name], faults)
         try:

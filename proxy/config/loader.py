@@ -153,7 +153,7 @@ def _check_tls(settings: Settings, faults: Faults) -> None:
 def _check_audit_directory(settings: Settings, directory: Path, faults: Faults) -> None:
     key = "audit.directory"
     if os.path.lexists(directory) and not os.path.isdir(directory):
-        faults.error(settings.place(key), key, f"{directory}: seen a file, expected a directory")
+        faults.error(settings.place(key), key, f"{directory}: got a file, expected a directory")
     elif not faults.secrets_required and not os.path.isdir(directory.parent):  # at startup, the audit log reports it
         faults.warn(settings.place(key), key, f"{directory}: the parent directory does not exist")
 
@@ -212,7 +212,7 @@ def rules_files(settings: Settings) -> list[Path]:
         if not paths:
             problem = "pattern matches no file" if glob.has_magic(pattern) else _absence(settings.folder / pattern)
             if os.path.isdir(settings.folder / pattern):
-                problem = "seen a directory, expected a file, or a pattern such as rules/*.yaml"
+                problem = "got a directory, expected a file, or a pattern such as rules/*.yaml"
             elif is_tests_file(pattern):
                 problem = "is a test file according to its name, expected a rules file that names it under tests"
             errors.append(settings.fault(f"rules[{index}]", f"{settings.folder / pattern}: {problem}"))

@@ -89,7 +89,7 @@ class _SecretReader:
     def _secret(self, source: SecretSource, path: str) -> bytes:
         given = [key for key in ("file", "env") if getattr(source, key) is not None]
         if len(given) != 1:
-            problem = "seen file and env, expected one of them" if given else "missing, expected file or env"
+            problem = "got file and env, expected one of them" if given else "missing, expected file or env"
             place = self.settings.place(f"{path}.{given[-1]}" if given else "declared.secrets")
             self.faults.error(place, path, problem)
             return b""
@@ -99,7 +99,7 @@ class _SecretReader:
         if data is not None and secret is None:
             shown = origin if source.env is None else f"environment variable {origin}"
             expected = f"{SECRET_BYTES} random bytes: raw (in a file), in hexadecimal or in base64"
-            message = f"{shown}: seen {len(data)} bytes in a different format, expected {expected}"
+            message = f"{shown}: got {len(data)} bytes in a different format, expected {expected}"
             self._error(f"{path}.{given[0]}", message)
         return secret or b""
 
@@ -118,7 +118,7 @@ class _SecretReader:
             hash_key = None if hash_key is None else hash_key.removesuffix(b"\n")
         least, most = HASH_KEY_BYTES
         if hash_key is not None and not least <= len(hash_key) <= most:
-            self._error(key, f"seen a key of {len(hash_key)} bytes, expected {least} to {most}")
+            self._error(key, f"got a key of {len(hash_key)} bytes, expected {least} to {most}")
         return hash_key or b""
 
     def control(self) -> SecretStr:
@@ -135,7 +135,7 @@ class _SecretReader:
             return SecretStr(self._password(key, source or ""))
         place = self.settings.place(key)
         if not control.password.get_secret_value():
-            self._error(key, "seen an empty string, expected a password")
+            self._error(key, "got an empty string, expected a password")
         elif place.line and not self._loopback:
             message = (
                 "the password is in plain text and the broker is not on loopback; use password_env or password_file"
@@ -150,7 +150,7 @@ class _SecretReader:
         # A variable overrides the file, even if they use different keys.
         given = {key: place for key, place in given.items() if not place.line} or given
         if len(given) > 1:
-            self._error(f"{section}.{[*given][1]}", f"seen {' and '.join(given)}, expected one of them")
+            self._error(f"{section}.{[*given][1]}", f"got {' and '.join(given)}, expected one of them")
         return next(iter(given), None)
 
     def _default(self, control: ControlSection) -> None:

@@ -226,7 +226,7 @@ def _ends(tls: ServerTls | ClientTls) -> dict[tuple[str, str], float]:
 def _prove(context: ssl.SSLContext, certificate: Path, key: Path) -> None:
     _content(certificate, b"CERTIFICATE", "a certificate")
     if b"ENCRYPTED" in _content(key, b"PRIVATE KEY", "a private key"):
-        raise _wrong(key, "seen a key with a passphrase, expected a key without a passphrase")
+        raise _wrong(key, "got a key with a passphrase, expected a key without a passphrase")
     try:
         context.load_cert_chain(certificate, key)
     except (ssl.SSLError, OSError) as error:

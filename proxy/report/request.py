@@ -78,12 +78,12 @@ def day(text: str, option: str, now: datetime | None = None) -> date:
         return (now or datetime.now(UTC)).astimezone(UTC).date() - timedelta(days=_WORDS[text])
     if _DAY.fullmatch(text) and (named := parsed_day(text)):
         return named
-    raise ConfigError("oxproxy", 0, option, f'seen "{text}", expected a day such as 2026-11-21, today or yesterday')
+    raise ConfigError("oxproxy", 0, option, f'got "{text}", expected a day such as 2026-11-21, today or yesterday')
 
 
 def setting(text: str) -> tuple[str, str]:
     """Parse a Spark setting on the command line, such as ``spark.driver.memory=4g``."""
     name, equals, value = text.partition("=")
     if not equals or not name.startswith("spark."):
-        raise ConfigError("oxproxy", 0, "--conf", f'seen "{text}", expected spark.NAME=VALUE')
+        raise ConfigError("oxproxy", 0, "--conf", f'got "{text}", expected spark.NAME=VALUE')
     return name, value

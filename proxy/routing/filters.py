@@ -122,7 +122,7 @@ class ArgumentFault(NamedTuple):
     """An exchange argument that can't have its intended effect."""
 
     name: bytes
-    message: str  # what was seen and what was expected
+    message: str  # the value found and the values expected
     stray: bool = False  # whether it resembles no known argument; a broker accepts and ignores such an argument
 
 
@@ -143,12 +143,12 @@ def argument_faults(arguments: Table, also_known: Collection[bytes] = ()) -> Ite
             yield _unknown(name, known)
             continue
         if name == ALTERNATE and value.letter != "S":
-            yield ArgumentFault(name, "seen a value that is not a string, expected the name of an exchange")
+            yield ArgumentFault(name, "got a value that is not a string, expected the name of an exchange")
         size = value.value
         if name not in _BOUNDS or value.letter not in _SIZES or not isinstance(size, int):
             continue
         if size < 0:
-            yield ArgumentFault(name, f"seen {size}, expected an integer, 0 or more")
+            yield ArgumentFault(name, f"got {size}, expected an integer, 0 or more")
         elif name in _PAYLOAD:
             bounds = least if name.startswith(_MIN_PAYLOAD) else most
             bounds[name] = size

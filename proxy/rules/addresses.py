@@ -180,7 +180,7 @@ def read_broker(name: Scalar, keys: Keys) -> BrokerRule | None:
 def _credentials(fields: Keys, address: HostPort, tls: bool) -> None:
     sources = [key for key in ("password", "password_env", "password_file") if key in fields]
     if len(sources) > 1:
-        fields.error(sources[1], f"seen {' and '.join(sources)}, expected one of them")
+        fields.error(sources[1], f"got {' and '.join(sources)}, expected one of them")
     if sources and "username" not in fields:
         fields.error(sources[0], "a password requires a username")
     if "username" in fields and not sources:

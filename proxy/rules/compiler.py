@@ -81,7 +81,7 @@ def _reserved(parsed: ParsedBinding, faults: Faults) -> None:
     for key, name in parsed.named_routes():
         fault = short_fault(name)
         if fault:
-            faults.error(*parsed.argument_at(key), f"seen {fault}")
+            faults.error(*parsed.argument_at(key), f"got {fault}")
 
 
 def _blame_binding(error: ProtocolError, parsed: ParsedBinding, owner: ExchangeRule, faults: Faults) -> None:
@@ -96,7 +96,7 @@ def _blame_binding(error: ProtocolError, parsed: ParsedBinding, owner: ExchangeR
     refusal = _refusal(owner, binding, b"", match) if match else None
     if refusal:
         reported = True
-        message = f"seen {_shown(match[0][1])}, expected {_MATCH_TYPES[owner.type]}"
+        message = f"got {_shown(match[0][1])}, expected {_MATCH_TYPES[owner.type]}"
         faults.error(*parsed.argument_at(X_MATCH), message)
         match = ()
     for entry in binding.arguments:
@@ -128,11 +128,11 @@ def _reworded(refusal: ProtocolError, name: bytes, value: Value) -> str:
     if reason.startswith("Invalid regex"):
         wrong = (element for element in strings(value) if why_invalid(element))
         source = next(wrong, b"")
-        return f"seen {_quoted(source)}, which is not a regular expression: {why_invalid(source)}"
+        return f"got {_quoted(source)}, which is not a regular expression: {why_invalid(source)}"
     if reason == "Invalid property match operator":
         return f"{reason}: {_property(key, value)}"
     if reason == "Invalid AMQP topic":
-        return f"{reason}: seen {_shown(value)}"
+        return f"{reason}: got {_shown(value)}"
     return reason
 
 
@@ -145,16 +145,16 @@ def _unknown(key: str, value: Value) -> str:
         return f'unknown operator {head}; to test a header of that name, use "x-?hkv= {key}"'
     named = OPERATORS[head].named
     if named and not rest:
-        return f'seen {head} without a name, expected "{head} NAME", the name of a {named} after exactly one space'
+        return f'got {head} without a name, expected "{head} NAME", the name of a {named} after exactly one space'
     if space and not named:
-        return f"seen a name after {head}, expected {head} without a name"
-    return f"seen {_shown(value)}, expected {OPERATORS[head].expected}"
+        return f"got a name after {head}, expected {head} without a name"
+    return f"got {_shown(value)}, expected {OPERATORS[head].expected}"
 
 
 def _property(key: str, value: Value) -> str:
     head, _, rest = key.partition(" ")
     if head.endswith("ex"):
-        return f"seen {_shown(value)}, expected {OPERATORS[head].expected}"
+        return f"got {_shown(value)}, expected {OPERATORS[head].expected}"
     if rest not in PROPERTIES:
         near = difflib.get_close_matches(rest, PROPERTIES, 1, 0.75)
         return f"there is no property {_quoted(rest.encode())}" + (

@@ -478,7 +478,7 @@ def _binding_lines(step: BindingStep) -> Iterator[str]:
 
 
 def _operator_words(step: OperatorStep) -> str:
-    seen = "" if step.seen is None else f", saw {quoted(step.seen)}"
+    seen = "" if step.seen is None else f", got {quoted(step.seen)}"
     return f"{step.verdict.name.lower():9} {text(step.key)}: {quoted(step.expected)}{seen}"
 
 

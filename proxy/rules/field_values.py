@@ -50,7 +50,7 @@ def _entry(key: Scalar, node: Node) -> tuple[bytes, Value]:
     name = key.text.encode()
     try:
         if len(name) > MAX_SHORT_BYTES:
-            raise _RefusedError(key.place, f"seen a key of {len(name)} bytes, expected at most {MAX_SHORT_BYTES}")
+            raise _RefusedError(key.place, f"got a key of {len(name)} bytes, expected at most {MAX_SHORT_BYTES}")
         return name, _value(node)
     except _RefusedError as error:
         error.steps.append(key.text)
@@ -80,7 +80,7 @@ def _value(node: Node) -> Value:
         # If a double is not finite, RabbitMQ drops the connection on a bind, and responds to a publish with 541.
         infinite = isinstance(content, float)
         expected = "a finite number" if infinite else "a signed 64-bit integer"
-        raise _RefusedError(node.place, f"seen {node.text if infinite else describe(node)}, expected {expected}")
+        raise _RefusedError(node.place, f"got {node.text if infinite else describe(node)}, expected {expected}")
     return value
 
 
@@ -103,7 +103,7 @@ def _tagged(node: Scalar) -> Value:
     read = TAGS.get(node.tag or "")
     if read is None:
         expected = ", ".join(sorted(TAGS))
-        raise _RefusedError(node.place, f"seen the tag {node.tag}, expected one of {expected}, or a string in quotes")
+        raise _RefusedError(node.place, f"got the tag {node.tag}, expected one of {expected}, or a string in quotes")
     return read(node)
 
 
@@ -113,14 +113,14 @@ def _timestamp(node: Scalar) -> Value:
         seconds = instant(node.text)
     if seconds is None or seconds != int(seconds) or int(seconds) not in _INT64:
         expected = "a time such as 2026-11-21T08:00:00Z, or seconds since 1970 as an integer"
-        raise _RefusedError(node.place, f"seen {describe(node)}, expected {expected}")
+        raise _RefusedError(node.place, f"got {describe(node)}, expected {expected}")
     return Value("T", int(seconds))
 
 
 def _bytes(node: Scalar) -> Value:
     digits = re.sub(r"\s", "", node.text)
     if not re.fullmatch(r"([0-9a-fA-F]{2})*", digits):
-        raise _RefusedError(node.place, f"seen {describe(node)}, expected pairs of hexadecimal digits")
+        raise _RefusedError(node.place, f"got {describe(node)}, expected pairs of hexadecimal digits")
     return Value("x", bytes.fromhex(digits))
 
 
@@ -133,7 +133,7 @@ def _float32(node: Scalar) -> Value:
             single = math.inf
         if math.isfinite(single):
             return Value("f", single)
-    raise _RefusedError(node.place, f"seen {describe(node)}, expected a finite single-precision number")
+    raise _RefusedError(node.place, f"got {describe(node)}, expected a finite single-precision number")
 
 
 def _integer(letter: str, bits: int, signed: bool) -> Callable[[Scalar], Value]:
@@ -143,7 +143,7 @@ def _integer(letter: str, bits: int, signed: bool) -> Callable[[Scalar], Value]:
         number = resolve(node.text)
         if not isinstance(number, int) or isinstance(number, bool) or number not in allowed:
             expected = f"an integer from {allowed.start} to {allowed.stop - 1}"
-            raise _RefusedError(node.place, f"seen {describe(node)}, expected {expected}")
+            raise _RefusedError(node.place, f"got {describe(node)}, expected {expected}")
         return Value(letter, number)
 
     return read

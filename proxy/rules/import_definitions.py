@@ -168,7 +168,7 @@ def _parsed(data: bytes, source: str) -> _Definitions:
     except ValidationError as error:
         raise ConfigErrors([_fault(source, detail) for detail in error.errors(include_url=False)]) from None
     except (ValueError, RecursionError):
-        message = f"seen a file that is not JSON, expected {_EXPECTED}"
+        message = f"got a file that is not JSON, expected {_EXPECTED}"
         raise ConfigErrors([ConfigError(source, 0, "", message)]) from None
 
 
@@ -180,7 +180,7 @@ def _fault(source: str, detail: Mapping[str, Any]) -> ConfigError:
         return ConfigError(source, 0, path, f"missing, expected {_EXPECTED}")
     seen = _SEEN.get(type(detail["input"]), "null")
     expected = _WANTED.get(detail["type"], detail["msg"])
-    return ConfigError(source, 0, path, f"seen {seen}, expected {expected}, as in {_EXPECTED}")
+    return ConfigError(source, 0, path, f"got {seen}, expected {expected}, as in {_EXPECTED}")
 
 
 def _is_wanted(exchange: _Exchange, bindings: Sequence[_Binding], only: Sequence[str]) -> bool:
@@ -208,7 +208,7 @@ def _selected(
         vhosts = {named.name for named in definitions.vhosts}
         vhosts = vhosts or {owned.vhost for owned in (*definitions.exchanges, *definitions.queues)}
         if vhost not in vhosts:
-            message = f'seen "{vhost}", expected a virtual host defined in this file: {", ".join(sorted(vhosts))}'
+            message = f'got "{vhost}", expected a virtual host defined in this file: {", ".join(sorted(vhosts))}'
             raise ConfigErrors([ConfigError(source, 0, "--vhost", message)])
     faults = []
     for name in sorted(set(only) - {exchange.name for exchange in selected}):
@@ -217,7 +217,7 @@ def _selected(
             expected = ", which a sidecar created, expected another exchange"
         else:
             expected = suggestion(name, known) if known else ", but the virtual host has no exchanges to import"
-        faults.append(ConfigError(source, 0, "--exchange", f'seen "{name}"{expected}'))
+        faults.append(ConfigError(source, 0, "--exchange", f'got "{name}"{expected}'))
     if faults:
         raise ConfigErrors(faults)
     return selected

@@ -325,7 +325,7 @@ def _take_tests_file(keys: Keys, source: str) -> TestsFile | None:
     if node.tag is None and isinstance(node.value, str) and is_tests_file(node.value) and "\0" not in node.value:
         return TestsFile(Path(source).parent / node.value, node.place)
     expected = "a list of tests, or the name of a file that ends in _test.yaml"
-    keys.faults.error(node.place, "tests", f"seen {describe(node)}, expected {expected}")
+    keys.faults.error(node.place, "tests", f"got {describe(node)}, expected {expected}")
     return None
 
 
@@ -378,7 +378,7 @@ def _queue(keys: Keys) -> ParsedQueue | None:
         text = node.value if isinstance(node, Scalar) and node.tag is None else None
         fault = name_fault(text) if isinstance(text, str) else describe(node)
         if fault:
-            keys.invalid(f"seen {fault}, expected the name of a queue, or a mapping with its name")
+            keys.invalid(f"got {fault}, expected the name of a queue, or a mapping with its name")
             return None
         name = str(text).encode()
     if name.startswith(b"amq."):
@@ -497,7 +497,7 @@ def _modelled_binding(keys: Keys) -> _PlainBinding | None:
     model = read_model(BindingModel, keys)
     if isinstance(keys.node, Mapping) and (QUEUE in keys) == (EXCHANGE in keys):
         seen = "both" if QUEUE in keys else "neither"
-        keys.invalid(f"seen {seen}, expected either queue: or exchange:")
+        keys.invalid(f"got {seen}, expected either queue: or exchange:")
         return None
     kind = QUEUE if QUEUE in keys else EXCHANGE
     destination = getattr(model, kind, None)
@@ -519,7 +519,7 @@ def _check_arguments(parsed: ParsedExchange) -> None:
         if name == ALTERNATE and value.letter == "S" and isinstance(value.value, bytes):
             wrong = name_fault(value.value.decode())
             if wrong:
-                error(name, f"seen {wrong}, expected the name of an exchange")
+                error(name, f"got {wrong}, expected the name of an exchange")
 
 
 def _check_carrier(parsed: ParsedExchange) -> None:

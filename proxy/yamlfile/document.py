@@ -295,7 +295,7 @@ def read_document(
     try:
         data.decode()
     except UnicodeDecodeError as error:
-        message = "seen bytes that are not UTF-8, expected UTF-8 text"
+        message = "got bytes that are not UTF-8, expected UTF-8 text"
         faults.error(_end(source, data[: error.start].decode()), "", message)
         return None
     try:
@@ -333,7 +333,7 @@ class _Composer:
             if isinstance(event, DocumentStartEvent):
                 documents += 1
                 if documents == 2:
-                    self._fault(self._place(event), "seen a second document, expected one per file")
+                    self._fault(self._place(event), "got a second document, expected one per file")
             elif isinstance(event, NodeEvent):
                 node = self._node(event)
                 root = node if documents == 1 else root
@@ -348,7 +348,7 @@ class _Composer:
             kind, sign = ("alias", "*") if isinstance(event, AliasEvent) else ("anchor", "&")
             plural = "aliases" if kind == "alias" else "anchors"
             name = self._shown(event.anchor)
-            message = f"seen the {kind} {sign}{name}, but {plural} are not supported; put strings in quotes"
+            message = f"got the {kind} {sign}{name}, but {plural} are not supported; put strings in quotes"
             self._fault(self._place(event), message)
         if isinstance(event, ScalarEvent):
             if event.tag is None:
@@ -359,17 +359,17 @@ class _Composer:
         sequence = isinstance(event, SequenceStartEvent)
         place = self._place(event)
         if len(self._path) >= MAX_DEPTH:
-            raise place.error("", f"seen more than {MAX_DEPTH} levels of nested lists and mappings")
+            raise place.error("", f"got more than {MAX_DEPTH} levels of nested lists and mappings")
         if event.tag is not None:
             seen = "a list" if sequence else "a mapping"
-            self._fault(place, f"seen the tag {self._shown(_short(event.tag))} before {seen}; put strings in quotes")
+            self._fault(place, f"got the tag {self._shown(_short(event.tag))} before {seen}; put strings in quotes")
         return self._sequence(place) if sequence else self._mapping(place)
 
     def _tagged(self, event: Any) -> Scalar:
         # "!" and !!str make any scalar a string; the caller handles local tags.
         tag = event.tag if event.tag.startswith("!") and event.tag != "!" else None
         if tag is None and event.tag not in ("!", _STR_TAG):
-            self._fault(self._place(event), f"seen the tag {self._shown(_short(event.tag))}, which is not supported")
+            self._fault(self._place(event), f"got the tag {self._shown(_short(event.tag))}, which is not supported")
         return Scalar(self._place(event), event.value, plain=False, tag=tag)
 
     def _sequence(self, place: Place) -> Sequence:
@@ -405,14 +405,14 @@ class _Composer:
 
     def _key(self, node: Node, seen: set[str]) -> Scalar:
         if not isinstance(node, Scalar):
-            self._fault(node.place, f"seen {describe(node)} as a key, expected a string")
+            self._fault(node.place, f"got {describe(node)} as a key, expected a string")
             return Scalar(node.place, "", plain=False)  # keeps keys and values paired
         if node.text in seen:
             self._fault(node.place, "duplicate key", node.text)
         elif node.plain and node.text == "<<":
             self._fault(node.place, "merge keys are not supported", "<<")
         elif node.tag is not None or not isinstance(node.value, str):
-            self._fault(node.place, f"seen {describe(node)} as a key, expected a string: put it in quotes")
+            self._fault(node.place, f"got {describe(node)} as a key, expected a string: put it in quotes")
         return node
 
     def _shown(self, name: str) -> str:

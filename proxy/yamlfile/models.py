@@ -209,7 +209,7 @@ def _close_gaps(data: object) -> None:
 
 
 def _report(model: type[BaseModel], keys: Keys, detail: ErrorDetails) -> None:
-    """Report a pydantic error with its position, what was seen and what was expected."""
+    """Report a pydantic error with its position, the value found and the values expected."""
     node: Node | None = keys.node
     place, path = keys.place, keys.path
     for step in detail["loc"]:
@@ -236,23 +236,23 @@ def _message(model: type[BaseModel], node: Node | None, detail: ErrorDetails) ->
     if kind == "missing":
         return f"missing, expected {stated.expected if stated else key.description or 'a value'}"
     if kind in ("model_type", "dict_type"):
-        return f"seen {_shape(node)}, expected a mapping"
+        return f"got {_shape(node)}, expected a mapping"
     seen = describe(node)
     if kind in ("tuple_type", "too_short"):
         least = any(getattr(mark, "min_length", 0) for mark in key.marks)
         seen = "an empty list" if kind == "too_short" else seen
-        return f"seen {seen}, expected a list{' with at least one item' if least else ''}"
+        return f"got {seen}, expected a list{' with at least one item' if least else ''}"
     if kind == "literal_error":
         words = get_args(key.type)
-        return f"seen {seen}, expected {'one of ' * (len(words) > 1)}{', '.join(words)}"
+        return f"got {seen}, expected {'one of ' * (len(words) > 1)}{', '.join(words)}"
     if stated is None:
-        return f"seen {seen}, expected true or false" if kind == "bool_type" else f"seen {seen}: {detail['msg']}"
+        return f"got {seen}, expected true or false" if kind == "bool_type" else f"got {seen}: {detail['msg']}"
     if stated.hidden:
         is_text = isinstance(node, Scalar) and isinstance(node.value, str)
-        return f"seen {'another string' if is_text else 'a value that is not a string'}, expected {stated.expected}"
+        return f"got {'another string' if is_text else 'a value that is not a string'}, expected {stated.expected}"
     expected = str(context["error"]) if kind == "value_error" else ""
     quotes = stated.quotes and kind == "string_type" and isinstance(node, Scalar) and not node.absent
-    return f"seen {seen}, expected {expected or stated.expected}{': put it in quotes' if quotes else ''}"
+    return f"got {seen}, expected {expected or stated.expected}{': put it in quotes' if quotes else ''}"
 
 
 def _shape(node: Node | None) -> str:
@@ -334,7 +334,7 @@ def warn_of_variables(keys: Keys) -> None:
         if isinstance(node, Scalar) and node.place.line and _VARIABLE.search(node.text):
             key = _INDEX.sub("", where)
             ways = "use password_env or password_file" if key.endswith("password") else "write the value itself"
-            keys.faults.warn(node.place, key, f"seen a variable reference, which is not expanded; {ways}")
+            keys.faults.warn(node.place, key, f"got a variable reference, which is not expanded; {ways}")
 
 
 # -- the types of values -----------------------------------------------------------------------------------------------
@@ -427,7 +427,7 @@ class Name(Parsed):
     def _encoded(self, text: str) -> bytes:
         wrong = short_fault(text.encode()) if self._empty else name_fault(text)
         if wrong:
-            raise fault(f"seen {wrong}, expected {self.expected}")
+            raise fault(f"got {wrong}, expected {self.expected}")
         return text.encode()
 
 
@@ -463,7 +463,7 @@ def _network(text: str) -> str:
         except ValueError:
             raise ValueError("an address or a network such as 10.0.0.0/8 or fd00::/8") from None
         message = (
-            f'seen the string "{text}", which is an address inside the network; expected {wide.network} or {wide.ip}'
+            f'got the string "{text}", which is an address inside the network; expected {wide.network} or {wide.ip}'
         )
         raise fault(message) from None
     return text

@@ -177,7 +177,7 @@ async def test_a_stream_begins_with_the_complete_state_and_continues_with_change
 async def test_an_unknown_topic_is_refused(running: Running) -> None:
     async with aiohttp.ClientSession() as http, http.get(running.url + "/api/live?topics=secrets") as answer:
         assert answer.status == 422
-        assert await answer.json() == {"errors": ["topics: seen 'secrets', expected any of traffic, status"]}
+        assert await answer.json() == {"errors": ["topics: got 'secrets', expected any of traffic, status"]}
 
 
 async def test_other_origins_get_no_stream(running: Running) -> None:

@@ -153,7 +153,7 @@ def test_an_invalid_number_is_refused(site: Site) -> None:
     with pytest.raises(urllib.error.HTTPError) as refused:
         recent(site, "x")
     assert refused.value.code == 422
-    assert json.loads(refused.value.read()) == {"errors": ["after: seen 'x', expected a number"]}
+    assert json.loads(refused.value.read()) == {"errors": ["after: got 'x', expected a number"]}
 
 
 def test_tail_follows_until_ctrl_c_and_escapes_control_characters(site: Site) -> None:

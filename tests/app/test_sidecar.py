@@ -139,7 +139,7 @@ def test_the_configuration_can_be_on_standard_input(serve: Serve, outside: Outsi
 def test_several_workers_require_a_configuration_file(serve: Serve) -> None:
     running = serve(wrap=["sh", "-ec", _CONFIGURED_BY_INPUT], workers=2)
     assert running.process.wait(END_SECONDS) == 2
-    assert re.search(r"^-:\d+:\d+: workers: seen 2, expected 1: ", running.log.read_text(), re.MULTILINE)
+    assert re.search(r"^-:\d+:\d+: workers: got 2, expected 1: ", running.log.read_text(), re.MULTILINE)
 
 
 def test_settings_reach_the_listener(serve: Serve, outside: Outside) -> None:
@@ -297,14 +297,14 @@ def test_an_address_in_use_is_an_error_at_its_key(serve: Serve, key: str, worker
 
 #: Configurations that cannot be served, and the error message of both `check` and `serve`.
 UNSERVABLE = {
-    "{admin: {allow: [10.0.0.1/8]}}": '1:18: admin.allow[0]: seen the string "10.0.0.1/8", which is an address '
+    "{admin: {allow: [10.0.0.1/8]}}": '1:18: admin.allow[0]: got the string "10.0.0.1/8", which is an address '
     "inside the network; expected 10.0.0.0/8 or 10.0.0.1",
-    "{admin: {allow: 10.0.0.0/33}}": '1:17: admin.allow: seen the string "10.0.0.0/33", expected an address or a '
+    "{admin: {allow: 10.0.0.0/33}}": '1:17: admin.allow: got the string "10.0.0.0/33", expected an address or a '
     "network such as 10.0.0.0/8 or fd00::/8",
-    "{audit: {directory: ., hash: [usr]}}": '1:31: audit.hash[0]: seen the string "usr", expected one of message_id, '
+    "{audit: {directory: ., hash: [usr]}}": '1:31: audit.hash[0]: got the string "usr", expected one of message_id, '
     "user, rk",
     "{audit: {directory: ., hash: rk}}": "1:24: audit.hash: hashes need a key: set hash_key_env or hash_key_file",
-    "{audit: {hash: [rk], hash_key_file: key}}": "1:22: audit.hash_key_file: seen a key of 5 bytes, expected 16 to 64",
+    "{audit: {hash: [rk], hash_key_file: key}}": "1:22: audit.hash_key_file: got a key of 5 bytes, expected 16 to 64",
     "{listen: [{address: 0.0.0.0:7001}], admin: {address: localhost:7001}}": "1:45: admin.address: localhost:7001 "
     "conflicts with listen[0].address 0.0.0.0:7001",
     "{listen: [{address: 127.0.0.1:15693}]}": "1:12: listen[0].address: 127.0.0.1:15693 conflicts with "
@@ -313,7 +313,7 @@ UNSERVABLE = {
     "with listen[0].address [::]:7001",
     "{listen: [{address: 0.0.0.0:7001}], upstream: {address: [a:1, 127.0.0.1:7001]}}": "1:48: upstream.address: "
     "127.0.0.1:7001 is an address that this sidecar itself listens on",
-    "{upstream: {address: 127.0.0.1:0}}": '1:22: upstream.address: seen the string "127.0.0.1:0", expected a port from '
+    "{upstream: {address: 127.0.0.1:0}}": '1:22: upstream.address: got the string "127.0.0.1:0", expected a port from '
     "1 to 65535",
     "{workers: 3, listen: [{address: 127.0.0.1:7002}], admin: {address: 127.0.0.1:7000}}": "1:59: admin.address: "
     "127.0.0.1:7002 conflicts with listen[0].address 127.0.0.1:7002: 3 workers use 3 consecutive ports for their admin "
@@ -324,7 +324,7 @@ UNSERVABLE = {
     "each worker, expected a fixed port",
     "{workers: 2, upstream: {address: 127.0.0.1:15694}}": "1:25: upstream.address: 127.0.0.1:15694 is an address that "
     "this sidecar itself listens on",
-    "{listen: [{address: a..b:7001}]}": '1:21: listen[0].address: seen the string "a..b:7001", expected host:port with '
+    "{listen: [{address: a..b:7001}]}": '1:21: listen[0].address: got the string "a..b:7001", expected host:port with '
     "a name whose parts between dots have 1 to 63 characters",
 }
 

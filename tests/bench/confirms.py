@@ -74,5 +74,5 @@ class ConfirmCounter:
         if end > len(data):
             return position
         if kind != HEARTBEAT:
-            raise ConfirmError(f"expected only acks, seen the frame {data[position:end][:300]!r}")
+            raise ConfirmError(f"expected only acks, got the frame {data[position:end][:300]!r}")
         return end

@@ -129,7 +129,7 @@ def measure_turns(arena: Arena) -> list[list[float]]:
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 seconds, series = runner.run(longest_turn_seconds(counters))
             if series < MANY:
-                raise ChildError(f"seen {series} series of bindings, expected {MANY}")
+                raise ChildError(f"got {series} series of bindings, expected {MANY}")
             found.append(seconds * 1e3)
     finally:
         gc.unfreeze()

@@ -115,7 +115,7 @@ def scraped_ms(producer: Producer, admin_port: int) -> float:
             longest = max(longest, *(confirm_seconds(producer) for _ in range(10)))
         series = int(scrape.stdout.read()) if scrape.stdout is not None else 0
     if series < MANY:
-        raise ChildError(f"seen {series} series of bindings, expected {MANY}")
+        raise ChildError(f"got {series} series of bindings, expected {MANY}")
     return longest * 1e3
 
 

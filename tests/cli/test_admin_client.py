@@ -81,10 +81,10 @@ def test_a_page_without_metrics_is_an_error() -> None:
     [
         (
             "http://user:hunter2@127.0.0.1:1",
-            "seen a user name in the URL, expected a URL such as http://127.0.0.1:15693",
+            "got a user name in the URL, expected a URL such as http://127.0.0.1:15693",
         ),
-        ("user:hunter2@127.0.0.1:1", "seen a user name in the URL, expected a URL such as http://127.0.0.1:15693"),
-        ("127.0.0.1:1", "seen 127.0.0.1:1, expected a URL such as http://127.0.0.1:15693"),
+        ("user:hunter2@127.0.0.1:1", "got a user name in the URL, expected a URL such as http://127.0.0.1:15693"),
+        ("127.0.0.1:1", "got 127.0.0.1:1, expected a URL such as http://127.0.0.1:15693"),
         ("http://127.0.0.1:1", "http://127.0.0.1:1/status: Connection refused"),
     ],
 )

@@ -247,7 +247,7 @@ def test_a_name_that_does_not_exist_is_an_error(
     running: Sidecar, old: Old, capsys: pytest.CaptureFixture[str], option: str, expected: str
 ) -> None:
     assert run(running, old, option, "nope") == 2
-    assert f'{option}: seen "nope", expected one of {expected}' in capsys.readouterr().err
+    assert f'{option}: got "nope", expected one of {expected}' in capsys.readouterr().err
     assert old.signatures() == ["", ""]
 
 

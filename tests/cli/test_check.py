@@ -68,8 +68,8 @@ def test_errors_of_all_files_are_reported_together(tmp_path: Path) -> None:
         "plain.yaml:1:1",
         "rules.yaml:1:20",
     ]
-    assert "seen keys of both a configuration and a rules file" in messages[0]
-    assert "seen the keys a, expected those of a configuration" in messages[3]
+    assert "got keys of both a configuration and a rules file" in messages[0]
+    assert "got the keys a, expected those of a configuration" in messages[3]
 
 
 def test_rules_files_in_addition_to_a_configuration_are_a_separate_set(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_rules_files_in_addition_to_a_configuration_are_a_separate_set(tmp_path:
     [
         ("[none/*.yaml]", "config.yaml:1:9: rules[0]: none/*.yaml: pattern matches no file"),
         ("none.yaml", "config.yaml:1:1: rules[0]: none.yaml: file does not exist"),
-        ("[s]", "config.yaml:1:9: rules[0]: s: seen a directory, expected a file, or a pattern such as rules/*.yaml"),
+        ("[s]", "config.yaml:1:9: rules[0]: s: got a directory, expected a file, or a pattern such as rules/*.yaml"),
     ],
 )
 def test_a_name_or_pattern_without_a_file_is_an_error(tmp_path: Path, written: str, error: str) -> None:

@@ -100,11 +100,11 @@ def test_junit_has_a_case_for_each_test_and_for_each_error(rules: Path, capsys: 
     (failure,) = wrong
     assert failure.attrib["message"].startswith("wrong: queues: expected r as well")
     assert failure.text is not None
-    assert "mismatch  x-?hkv> n: 5, saw 5" in failure.text
+    assert "mismatch  x-?hkv> n: 5, got 5" in failure.text
     rules.write_text(BROKEN)
     (suite,) = ET.fromstring(run_check(capsys, "--format", "junit", rules)[1])
     assert [child.tag for case in suite for child in case] == ["error"] * int(suite.attrib["errors"])
-    assert "seen the number 5" in ET.tostring(suite, encoding="unicode")
+    assert "got the number 5" in ET.tostring(suite, encoding="unicode")
 
 
 def test_sarif_has_a_result_with_its_region_for_each_finding(rules: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -132,7 +132,7 @@ def test_json_contains_the_evaluation_of_a_failing_test_and_the_coverage(
     rules.write_text(FAILING)
     document = json.loads(run_check(capsys, "--format", "json", rules)[1])
     (failure,) = document["failures"]
-    assert "mismatch  x-?hkv> n: 5, saw 5" in failure["walk"]
+    assert "mismatch  x-?hkv> n: 5, got 5" in failure["walk"]
     assert document["coverage"] == 33.33
 
 

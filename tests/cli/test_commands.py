@@ -64,14 +64,14 @@ def test_check_reports_failing_tests_with_status_1(rules: Path, capsys: pytest.C
     lines = err.splitlines()
     assert lines[0] == f"{rules}:7:9: tests[0]: t: queues: expected r as well; queues: got q, which was not expected"
     assert "    exchange e (x-open)" in lines
-    assert any(line.startswith("          match     x-?hkv= a: 1, saw 1") for line in lines)
+    assert any(line.startswith("          match     x-?hkv= a: 1, got 1") for line in lines)
     assert lines[-1].startswith("    ")
 
 
 def test_explain_reads_standard_input_only_once(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         run("explain", "--rules", "-", "--message", "-")
-    assert "standard input can be read only once: seen both --rules - and --message -" in capsys.readouterr().err
+    assert "standard input can be read only once: got both --rules - and --message -" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_a_misspelled_header_type_is_refused_with_a_hint(
     command = ["explain", "--rules", str(rules), "--exchange", "e", "--header"]
     assert exit_status(*command, f"a:{kind}=1") == 2
     assert (
-        f'--header: seen the unknown type "{kind}"; did you mean {meant}? '
+        f'--header: got the unknown type "{kind}"; did you mean {meant}? '
         f'For a header with the name "a:{kind}", write a:{kind}:string=1'
     ) in capsys.readouterr().err
     assert run(*command, f"a:{kind}:string=1") == 0
@@ -231,7 +231,7 @@ def test_a_number_outside_its_limits_is_an_error(
     arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_status(*arguments) == 2
-    assert f"argument {arguments[-2]}: seen {arguments[-1]}, expected {expected}" in capsys.readouterr().err
+    assert f"argument {arguments[-2]}: got {arguments[-1]}, expected {expected}" in capsys.readouterr().err
 
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -334,7 +334,7 @@ def test_import_writes_no_rules_if_the_requested_exchange_is_misspelled(
     assert run("import", "--exchange", "order", tmp_path / "d.json") == 2
     assert capsys.readouterr() == (
         "",
-        f'{tmp_path / "d.json"}: --exchange: seen "order"; did you mean orders?\n',
+        f'{tmp_path / "d.json"}: --exchange: got "order"; did you mean orders?\n',
     )
 
 
@@ -343,7 +343,7 @@ def test_check_reads_standard_input_once_and_reports_its_errors(name: str) -> No
     command = [sys.executable, "-m", "proxy.cli.main", "check", name]
     bad = subprocess.run(command, input=b"exchanges: [{name: 5}]\n", capture_output=True, timeout=60, check=False)
     assert (bad.returncode, bad.stdout) == (2, b"")
-    assert bad.stderr.decode().startswith(f"{name}:1:20: exchanges[0].name: seen the number 5")
+    assert bad.stderr.decode().startswith(f"{name}:1:20: exchanges[0].name: got the number 5")
     good = subprocess.run(command, input=GOOD.encode(), capture_output=True, timeout=60, check=False)
     assert (good.returncode, good.stderr) == (0, b"")
     assert good.stdout.startswith(b"ok: 1 file, 1 exchange, 2 bindings, 1 test; rules ")

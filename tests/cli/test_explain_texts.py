@@ -65,7 +65,7 @@ def test_a_time_outside_the_calendar_is_refused(at: str, rules: str, capsys: pyt
     assert raised.value.code == 2
     Path(rules).write_text(f'{RULES}tests: [{{name: t, publish: {{exchange: e}}, at: "{at}", expect: {{}}}}]\n')
     assert main(["check", rules]) == 2
-    assert "tests[0].at: seen" in capsys.readouterr().err
+    assert "tests[0].at: got" in capsys.readouterr().err
 
 
 def test_an_explanation_of_an_address_does_not_control_the_terminal(

@@ -32,7 +32,7 @@ def test_the_tree_contains_every_step() -> None:
     for line in (
         "filter max-payload-size: passed",
         "✓ 100 first → queue q (all)",
-        "✓  x-?hkv= a  1  saw 1",
+        "✓  x-?hkv= a  1  got 1",
         "+ queue q",
         "continues at order 900",
         "- queue q",

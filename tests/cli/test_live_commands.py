@@ -220,7 +220,7 @@ def test_rules_in_force_are_shown_as_written_without_passwords(site: Site) -> No
     assert out.startswith(f"# {path}, rules ")
     assert run(site, "rules", "show", path.name)[:2] == (0, expected)
     status, _, err = run(site, "rules", "show", "other.yaml")
-    assert (status, err) == (2, f"other.yaml: seen a file that is not active, expected one of {path}\n")
+    assert (status, err) == (2, f"other.yaml: got a file that is not active, expected one of {path}\n")
 
 
 def test_changed_files_are_status_1_and_no_password_is_shown(site: Site) -> None:
@@ -265,10 +265,10 @@ def test_a_running_sidecar_explains_a_message_of_the_command_line(site: Site) ->
     described = ["--exchange", "orders", "--vhost", site.vhost]
     status, out, err = run(site, "explain", *described, "--header", "amount=2000")
     assert (status, err) == (0, "")
-    assert 'mismatch  x-?hkv>= amount: 1000, saw "2000"' in out
+    assert 'mismatch  x-?hkv>= amount: 1000, got "2000"' in out
     status, out, _ = run(site, "explain", *described, "--header", "amount:int=2000", "--expect", "orders.big")
     assert status == 0
-    assert "match     x-?hkv>= amount: 1000, saw 2000" in out
+    assert "match     x-?hkv>= amount: 1000, got 2000" in out
     status, out, err = run(site, "explain", *described, "--expect", "orders.big", "--json")
     assert (status, json.loads(out)["queues"]) == (1, ["orders.all"])
     assert err == "expected queue orders.big, but the message does not reach it\n"
@@ -284,7 +284,7 @@ def test_a_running_sidecar_explains_for_a_given_time(site: Site) -> None:
 def test_an_invalid_message_is_reported_with_its_position(site: Site) -> None:
     status, out, err = run(site, "explain", "--message", "-", stdin="exchange: 5\n")
     assert (status, out) == (2, "")
-    assert err.startswith("message:1:11: exchange: seen the number 5")
+    assert err.startswith("message:1:11: exchange: got the number 5")
 
 
 def test_pages_of_rules_are_guarded_and_their_keys_are_documented(site: Site) -> None:

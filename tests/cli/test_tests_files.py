@@ -78,8 +78,8 @@ def test_each_rules_file_that_names_a_test_file_has_its_own_result(
             "rules/orders_test.yaml:1:1: the file is empty, expected a mapping with the key tests",
         ),
         ("orders.yaml", RULES.replace("orders_t", "no_t"), 2, "rules/orders.yaml:3:8: tests: rules/no_test.yaml can't"),
-        ("orders.yaml", RULES.replace("_test", ""), 2, 'rules/orders.yaml:3:8: tests: seen the string "orders.yaml"'),
-        ("orders.yaml", RULES.replace("orders_test.yaml", "5"), 2, "rules/orders.yaml:3:8: tests: seen the number 5"),
+        ("orders.yaml", RULES.replace("_test", ""), 2, 'rules/orders.yaml:3:8: tests: got the string "orders.yaml"'),
+        ("orders.yaml", RULES.replace("orders_test.yaml", "5"), 2, "rules/orders.yaml:3:8: tests: got the number 5"),
         ("spare_test.yaml", TESTS, 0, "rules/spare_test.yaml: warning: this test file is not run: no rules file names"),
     ],
 )
@@ -95,7 +95,7 @@ def test_errors_are_reported_at_their_position_in_the_test_file(
 def test_a_test_file_is_not_a_rules_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = check(capsys, "rules/orders_test.yaml")
     assert (status, out) == (2, "")
-    assert "seen a test file, expected the rules file that names it" in err
+    assert "got a test file, expected the rules file that names it" in err
     assert main(["routes", "rules/orders_test.yaml"]) == 2
     assert main(["routes", "rules/orders_test.yaml", "rules/orders.yaml"]) == 0
     (folder / "oxproxy.yaml").write_text("rules: rules/orders_test.yaml\n")

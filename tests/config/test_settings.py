@@ -82,11 +82,11 @@ def test_all_errors_are_reported_together_with_file_and_line(tmp_path: Path) -> 
     text = "listen:\n  - adress: a:1\nlimits: {connections: 0}\nlog: {level: loud}\nnothing: {directory: x}\n"
     assert faults(tmp_path, text, OXPROXY_ADMIN__ADDRESS="nowhere") == [
         "oxproxy.yaml:2:5: listen[0].adress: unknown key; did you mean address?",
-        "oxproxy.yaml:3:23: limits.connections: seen the number 0, expected an integer from 1 to 1000000",
-        'oxproxy.yaml:4:14: log.level: seen the string "loud", expected one of debug, info, warning, error',
+        "oxproxy.yaml:3:23: limits.connections: got the number 0, expected an integer from 1 to 1000000",
+        'oxproxy.yaml:4:14: log.level: got the string "loud", expected one of debug, info, warning, error',
         "oxproxy.yaml:5:1: nothing: unknown key, expected one of admin, audit, declared, inventory, limits, listen, "
         "log, metrics, rules, shutdown, upstream, workers",
-        'OXPROXY_ADMIN__ADDRESS: admin.address: seen the string "nowhere", expected host:port such as '
+        'OXPROXY_ADMIN__ADDRESS: admin.address: got the string "nowhere", expected host:port such as '
         "127.0.0.1:5672 or [::1]:5672",
     ]
 
@@ -101,18 +101,18 @@ def test_settings_of_client_declarations_are_read(tmp_path: Path) -> None:
 
 def test_a_flag_is_true_or_false(tmp_path: Path) -> None:
     assert faults(tmp_path, "declared: {announce: yes}\n") == [
-        'oxproxy.yaml:1:22: declared.announce: seen the string "yes", expected true or false'
+        'oxproxy.yaml:1:22: declared.announce: got the string "yes", expected true or false'
     ]
 
 
 def test_a_key_without_a_value_is_an_error(tmp_path: Path) -> None:
     assert faults(tmp_path, "upstream:\n  address:\n") == [
-        "oxproxy.yaml:2:11: upstream.address: seen no value, expected host:port such as 127.0.0.1:5672 or [::1]:5672"
+        "oxproxy.yaml:2:11: upstream.address: got no value, expected host:port such as 127.0.0.1:5672 or [::1]:5672"
     ]
 
 
 def test_a_list_as_configuration_is_an_error(tmp_path: Path) -> None:
-    assert faults(tmp_path, "- a\n") == ["oxproxy.yaml:1:1: seen a list, expected a mapping"]
+    assert faults(tmp_path, "- a\n") == ["oxproxy.yaml:1:1: got a list, expected a mapping"]
 
 
 def test_a_missing_file_is_an_error(tmp_path: Path) -> None:
@@ -178,7 +178,7 @@ def test_an_unreadable_password_file_is_an_error(tmp_path: Path, content: bytes 
 def test_two_sources_of_a_password_are_an_error(tmp_path: Path) -> None:
     text = "upstream:\n  control:\n    password: a\n    password_env: B\n"
     assert faults(tmp_path, text, B="b") == [
-        "oxproxy.yaml:4:5: upstream.control.password_env: seen password and password_env, expected one of them"
+        "oxproxy.yaml:4:5: upstream.control.password_env: got password and password_env, expected one of them"
     ]
 
 
@@ -248,7 +248,7 @@ def test_a_control_user_without_a_password_is_an_error_and_for_check_a_warning(
 
 def test_an_empty_password_is_an_error(tmp_path: Path) -> None:
     assert faults(tmp_path, "upstream: {control: {password: ''}}") == [
-        "oxproxy.yaml:1:22: upstream.control.password: seen an empty string, expected a password"
+        "oxproxy.yaml:1:22: upstream.control.password: got an empty string, expected a password"
     ]
 
 
@@ -270,11 +270,11 @@ def test_unusable_secrets_are_errors(tmp_path: Path) -> None:
     assert "hunter2" not in str(errors)
     assert sorted(errors) == [
         "oxproxy.yaml:2:3: declared.secrets[2]: missing, expected file or env",
-        "oxproxy.yaml:3:5: declared.secrets[0].file: short: seen 7 bytes in a different format, "
+        "oxproxy.yaml:3:5: declared.secrets[0].file: short: got 7 bytes in a different format, "
         "expected 32 random bytes: raw (in a file), in hexadecimal or in base64",
-        "oxproxy.yaml:4:6: declared.secrets[1].env: environment variable A: seen 64 bytes in a different format, "
+        "oxproxy.yaml:4:6: declared.secrets[1].env: environment variable A: got 64 bytes in a different format, "
         "expected 32 random bytes: raw (in a file), in hexadecimal or in base64",
-        "oxproxy.yaml:6:15: declared.secrets[3]: seen file and env, expected one of them",
+        "oxproxy.yaml:6:15: declared.secrets[3]: got file and env, expected one of them",
         "oxproxy.yaml:7:5: declared.secrets[4].file: none can't be read: No such file or directory",
     ]
     path = write(tmp_path, "declared: {secrets: [{file: none}]}")
@@ -284,9 +284,9 @@ def test_unusable_secrets_are_errors(tmp_path: Path) -> None:
 def test_an_address_that_can_not_be_read_conflicts_with_no_other(tmp_path: Path) -> None:
     text = "listen:\n- address: 127.0.0.1:5673\n- address: nowhere\nadmin: {address: 127.0.0.1:5672}\n"
     assert faults(tmp_path, text + "upstream: {address: rabbit}\n") == [
-        'oxproxy.yaml:3:12: listen[1].address: seen the string "nowhere", expected host:port such as 127.0.0.1:5672 '
+        'oxproxy.yaml:3:12: listen[1].address: got the string "nowhere", expected host:port such as 127.0.0.1:5672 '
         "or [::1]:5672",
-        'oxproxy.yaml:5:21: upstream.address: seen the string "rabbit", expected host:port such as 127.0.0.1:5672 '
+        'oxproxy.yaml:5:21: upstream.address: got the string "rabbit", expected host:port such as 127.0.0.1:5672 '
         "or [::1]:5672",
     ]
 
@@ -347,7 +347,7 @@ def test_a_host_of_the_admin_address_is_a_name_without_a_port(tmp_path: Path, wr
         load_settings(path, {})
     (error,) = caught.value.errors
     assert error.key == "admin.hosts[2]"
-    assert error.message == f'seen the string "{written}", expected a host name without a port, such as proxy.example'
+    assert error.message == f'got the string "{written}", expected a host name without a port, such as proxy.example'
 
 
 @pytest.mark.parametrize("secrets_required", [True, False])
@@ -358,7 +358,7 @@ def test_the_directory_of_the_audit_log_must_not_be_a_file(tmp_path: Path, secre
     with pytest.raises(ConfigErrors) as caught:
         load_settings(path, {}, secrets_required=secrets_required)
     assert [str(error) for error in caught.value.errors] == [
-        f"{path}:1:9: audit.directory: {records}: seen a file, expected a directory"
+        f"{path}:1:9: audit.directory: {records}: got a file, expected a directory"
     ]
     records.unlink()
     records.mkdir()
@@ -386,7 +386,7 @@ def test_several_hash_keys_are_an_error(tmp_path: Path) -> None:
     text = "audit: {directory: log, hash: [rk], hash_key_env: KEY, hash_key_file: key}\n"
     (tmp_path / "key").write_text("f" * 16)
     assert faults(tmp_path, text, KEY="k" * 16) == [
-        "oxproxy.yaml:1:56: audit.hash_key_file: seen hash_key_env and hash_key_file, expected one of them"
+        "oxproxy.yaml:1:56: audit.hash_key_file: got hash_key_env and hash_key_file, expected one of them"
     ]
     settings = load(tmp_path, text, KEY="k" * 16, OXPROXY_AUDIT__HASH_KEY_FILE="key")
     assert settings.audit.hash_key == b"f" * 16
@@ -406,9 +406,9 @@ def test_hashable_fields_are_fields_of_records(tmp_path: Path) -> None:
 def test_unreplaced_variables_are_warnings_without_their_text(tmp_path: Path) -> None:
     text = "upstream:\n  control: {username: me, password: '${HUNTER2}'}\nrules: ['{{ dir }}/a.yaml', b.yaml]\n"
     assert warnings(tmp_path, text) == [
-        "oxproxy.yaml:2:37: upstream.control.password: warning: seen a variable reference, which is not expanded; "
+        "oxproxy.yaml:2:37: upstream.control.password: warning: got a variable reference, which is not expanded; "
         "use password_env or password_file",
-        "oxproxy.yaml:3:9: rules: warning: seen a variable reference, which is not expanded; write the value itself",
+        "oxproxy.yaml:3:9: rules: warning: got a variable reference, which is not expanded; write the value itself",
     ]
     assert warnings(tmp_path, "log: {level: info}", OXPROXY_AUDIT__HEADERS="${x}") == []
 

@@ -96,7 +96,7 @@ def test_tls_is_configured_by_the_environment(folder: Path) -> None:
             "listen: [{tls: {certificate: cert.pem, key: key.pem, client_verify: optional}}]",
             ["oxproxy.yaml:1:54: listen[0].tls.client_verify: has no effect without client_ca"],
         ),
-        ("upstream: {tls: true}", ["oxproxy.yaml:1:17: upstream.tls: seen the boolean true, expected a mapping"]),
+        ("upstream: {tls: true}", ["oxproxy.yaml:1:17: upstream.tls: got the boolean true, expected a mapping"]),
         (
             "upstream: {tls: {certificate: cert.pem}}",
             ["oxproxy.yaml:1:12: upstream.tls: certificate and key must be given together"],

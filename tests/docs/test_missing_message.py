@@ -103,7 +103,7 @@ def test_metrics_and_explanation_show_that_no_binding_matches(site: Site) -> Non
         r'^oxproxy_publishes_total\{exchange="documents",outcome="unrouted".* [1-9]', curl(site, "/metrics"), re.M
     )
     explanation = curl(site, "/explain")
-    assert 'mismatch  x-?hkv= document.type: "public", saw "private"' in explanation
+    assert 'mismatch  x-?hkv= document.type: "public", got "private"' in explanation
     assert "outcome   unrouted" in explanation
 
 

@@ -65,7 +65,7 @@ def broken(folder: Path, what: str) -> Path:
         (lambda folder, ca, cert, key: ServerTls(cert, folder), "can't be read: Is a directory"),
         (lambda folder, ca, cert, key: ServerTls(key, key), ".key: no PEM block CERTIFICATE, expected a certificate"),
         (lambda folder, ca, cert, key: ServerTls(cert, cert), ".pem: no PEM block PRIVATE KEY"),
-        (lambda folder, ca, cert, key: ServerTls(cert, locked(folder)), "/locked: seen a key with a passphrase"),
+        (lambda folder, ca, cert, key: ServerTls(cert, locked(folder)), "/locked: got a key with a passphrase"),
         (
             lambda folder, ca, cert, key: ServerTls(cert, ca.certificate("other")[1]),
             "/other.key: expected the private key of the certificate in ",

@@ -28,7 +28,7 @@ def test_a_day_is_a_date_today_or_yesterday(text: str, expected: date) -> None:
 
 @pytest.mark.parametrize("text", ["", "2026-13-01", "20261120", "2026-11-20T07", "tomorrow", "2026-W47-5"])
 def test_an_invalid_day_is_an_error_that_names_the_option(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"--since: seen .* expected a day"):
+    with pytest.raises(ConfigError, match=r"--since: got .* expected a day"):
         day(text, "--since", NOW)
 
 

@@ -66,7 +66,7 @@ def test_a_broker_with_all_connection_settings_is_read() -> None:
         ),
         (
             f"addresses: [{{pattern: a, translation: [{SECRET}]}}]",
-            "addresses[0].translation: seen a value that is not a string, expected an address such as /queue/q or "
+            "addresses[0].translation: got a value that is not a string, expected an address such as /queue/q or "
             "amqps://broker/queue/q",
         ),
         (
@@ -85,9 +85,9 @@ def test_a_broker_with_all_connection_settings_is_read() -> None:
         ),
         (f"addresses: [{{pattern: a, translation: 'http://u:{SECRET}@h/q'}}]", "addresses[0].translation: the scheme"),
         ("brokers: {a: {}}", "brokers.a.address: missing, expected host:port"),
-        ("brokers: {a: {address: h}}", "brokers.a.address: seen the string"),
+        ("brokers: {a: {address: h}}", "brokers.a.address: got the string"),
         ("brokers: {'a/b': {address: 'h:1'}}", 'brokers["a/b"]: the name of a broker is used as a host'),
-        ("brokers: {a: {address: 'h:1', tls: true}}", "brokers.a.tls: seen the boolean true, expected a mapping"),
+        ("brokers: {a: {address: 'h:1', tls: true}}", "brokers.a.tls: got the boolean true, expected a mapping"),
         (
             "brokers: {a: {address: 'h:1', tls: {certificate: c.pem}}}",
             "brokers.a.tls: certificate and key must be given together",
@@ -100,9 +100,9 @@ def test_a_broker_with_all_connection_settings_is_read() -> None:
         ),
         (
             f"brokers: {{a: {{address: 'h:1', username: u, password: {SECRET}, password_env: P}}}}",
-            "brokers.a.password_env: seen password and password_env, expected one of them",
+            "brokers.a.password_env: got password and password_env, expected one of them",
         ),
-        ("brokers: {a: {address: 'h:1', deadline: 5}}", "brokers.a.deadline: seen the number 5"),
+        ("brokers: {a: {address: 'h:1', deadline: 5}}", "brokers.a.deadline: got the number 5"),
     ],
 )
 def test_errors_have_lines_and_show_no_password(text: str, message: str) -> None:
@@ -272,6 +272,6 @@ def test_a_translation_that_succeeds_for_some_addresses_is_not_a_warning(transla
 def test_an_unreplaced_variable_is_a_warning_without_its_text() -> None:
     messages = warnings("brokers: {a: {address: 'localhost:1', username: '${USER}', password: '${PASS}word'}}")
     assert [message.partition(": warning: ")[2] for message in messages] == [
-        "seen a variable reference, which is not expanded; write the value itself",
-        "seen a variable reference, which is not expanded; use password_env or password_file",
+        "got a variable reference, which is not expanded; write the value itself",
+        "got a variable reference, which is not expanded; use password_env or password_file",
     ]

@@ -8,18 +8,18 @@ from tests.rules.loading import binding, exchange, faults, load
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
-        ("x-match: some", 'x-match: seen the string "some", expected all, any, eq, set or set N with an integer N'),
+        ("x-match: some", 'x-match: got the string "some", expected all, any, eq, set or set N with an integer N'),
         (
             '"x-?hkvre a": "a(b"',
-            '["x-?hkvre a"]: seen "a(b", which is not a regular expression: missing closing parenthesis at offset 3',
+            '["x-?hkvre a"]: got "a(b", which is not a regular expression: missing closing parenthesis at offset 3',
         ),
         (
             '"x-?hkvre a": [good, "(?<=a*)b"]',
-            '["x-?hkvre a"]: seen "(?<=a*)b", which is not a regular expression: '
+            '["x-?hkvre a"]: got "(?<=a*)b", which is not a regular expression: '
             "lookbehind assertion is not fixed length at offset 0",
         ),
-        ('"x-?rkre": ""', '["x-?rkre"]: seen "", which is not a regular expression: empty pattern'),
-        ('"x-?rkta": ""', '["x-?rkta"]: Invalid AMQP topic: seen the string ""'),
+        ('"x-?rkre": ""', '["x-?rkre"]: got "", which is not a regular expression: empty pattern'),
+        ('"x-?rkta": ""', '["x-?rkta"]: Invalid AMQP topic: got the string ""'),
         ("x-order: 5", "x-order: Binding's order must be an integer between 100 and 999999"),
         ('"x-?hkv> a": b', "[\"x-?hkv> a\"]: Type's value of comparison's operators < and > must be numeric"),
         (
@@ -75,21 +75,21 @@ def test_errors_of_several_bindings_and_of_the_exchange_are_reported_together() 
         ('"x-?hkx a": 1', "unknown operator x-?hkx; did you mean x-?hkex a?"),
         ("x-addq-ontru: a", "unknown operator x-addq-ontru; did you mean x-addq-ontrue?"),
         ("x-zzzzzz: a", 'unknown operator x-zzzzzz; to test a header of that name, use "x-?hkv= x-zzzzzz"'),
-        ('"x-?rkre": 5', "seen the number 5, expected a regular expression (string)"),
+        ('"x-?rkre": 5', "got the number 5, expected a regular expression (string)"),
         (
             '"x-?hkv=": 5',
-            'seen x-?hkv= without a name, expected "x-?hkv= NAME", the name of a header after exactly one space',
+            'got x-?hkv= without a name, expected "x-?hkv= NAME", the name of a header after exactly one space',
         ),
-        ('"x-?rk= a": b', "seen a name after x-?rk=, expected x-?rk= without a name"),
-        ("x-order: ten", 'seen the string "ten", expected an integer from 100 to 999999'),
-        ("x-goto-ontrue: [200]", "seen a list, expected an integer from 100 to 999999"),
-        ("x-stop-ontrue: true", 'seen the boolean true, expected an empty string, ""'),
-        ("x-addq-ontrue: null", "seen null, expected a name (non-empty string) or a list of names"),
-        ("x-addqre-ontrue: {a: b}", "seen a mapping, expected a regular expression (string)"),
-        ('"x-?hkex": 5', "seen the number 5, expected the name of a header (non-empty string)"),
+        ('"x-?rk= a": b', "got a name after x-?rk=, expected x-?rk= without a name"),
+        ("x-order: ten", 'got the string "ten", expected an integer from 100 to 999999'),
+        ("x-goto-ontrue: [200]", "got a list, expected an integer from 100 to 999999"),
+        ("x-stop-ontrue: true", 'got the boolean true, expected an empty string, ""'),
+        ("x-addq-ontrue: null", "got null, expected a name (non-empty string) or a list of names"),
+        ("x-addqre-ontrue: {a: b}", "got a mapping, expected a regular expression (string)"),
+        ('"x-?hkex": 5', "got the number 5, expected the name of a header (non-empty string)"),
         (
             '"x-?prex": size',
-            'Invalid property match operator: seen the string "size", expected the name of a property: content_type, '
+            'Invalid property match operator: got the string "size", expected the name of a property: content_type, '
             "content_encoding, correlation_id, reply_to, message_id, type, user_id, app_id, cluster_id, delivery_mode, "
             "priority, timestamp, expiration",
         ),
@@ -109,8 +109,8 @@ def test_bindings_with_invalid_arguments_are_not_reported_as_duplicates() -> Non
     arguments = ("{a: !int8 300}", "{a: !int8 400}", "{}", "{}")
     errors = faults(exchange("bindings:", *(f"  - {{queue: q, arguments: {written}}}" for written in arguments)))
     assert [error.partition(": ")[2].split(",")[0] for error in errors] == [
-        "exchanges[0].bindings[0].arguments.a: seen !int8 300",
-        "exchanges[0].bindings[1].arguments.a: seen !int8 400",
+        "exchanges[0].bindings[0].arguments.a: got !int8 300",
+        "exchanges[0].bindings[1].arguments.a: got !int8 400",
         "exchanges[0].bindings[3]: the same binding as on line 6",
     ]
 
@@ -118,6 +118,6 @@ def test_bindings_with_invalid_arguments_are_not_reported_as_duplicates() -> Non
 def test_an_invalid_x_match_of_a_headers_exchange_is_an_error() -> None:
     (error,) = faults(binding("{x-match: some}", "headers"))
     assert error == (
-        'a.yaml:4:39: exchanges[0].bindings[0].arguments.x-match: seen the string "some", expected all, any, '
+        'a.yaml:4:39: exchanges[0].bindings[0].arguments.x-match: got the string "some", expected all, any, '
         "all-with-x or any-with-x"
     )

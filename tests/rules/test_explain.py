@@ -47,12 +47,12 @@ def test_the_text_contains_each_visit_with_the_result_of_each_operator() -> None
         "exchange orders (x-open)",
         "  filter max-payload-size: passed",
         "  200 urgent -> queue a: true (all)",
-        "      match     x-?pr> priority: 4, saw 9",
-        '      match     x-?hkv= kind: "urgent", saw "urgent"',
+        "      match     x-?pr> priority: 4, got 9",
+        '      match     x-?hkv= kind: "urgent", got "urgent"',
         "      adds queue a",
         "      continues at order 400",
         "  400 last -> queue c: false (all)",
-        '      mismatch  x-?rkre: "^x", saw "k"',
+        '      mismatch  x-?rkre: "^x", got "k"',
         "  500 on -> exchange chain: true (all)",
         "      adds exchange chain",
         "",
@@ -199,8 +199,8 @@ def test_an_exchange_in_two_virtual_hosts_requires_a_virtual_host() -> None:
 
 def test_every_error_of_a_message_is_reported_with_its_line() -> None:
     assert refused(b"exchange: 5\nbody_size: x\nbody: a\n").splitlines() == [
-        "m.yaml:1:11: exchange: seen the number 5, expected the name of the exchange: put it in quotes",
-        'm.yaml:2:12: body_size: seen the string "x", expected an integer from 0 to 9223372036854775807',
+        "m.yaml:1:11: exchange: got the number 5, expected the name of the exchange: put it in quotes",
+        'm.yaml:2:12: body_size: got the string "x", expected an integer from 0 to 9223372036854775807',
         "m.yaml:3:1: body: unknown key; did you mean body_size?",
     ]
 

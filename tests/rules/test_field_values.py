@@ -89,21 +89,21 @@ def test_a_list_item_without_a_value_is_an_error_with_its_position() -> None:
 @pytest.mark.parametrize(
     ("written", "seen"),
     [
-        (".nan", "seen .nan, expected a finite number"),
-        ("-.inf", "seen -.inf, expected a finite number"),
-        ("1e999", "seen 1e999, expected a finite number"),
+        (".nan", "got .nan, expected a finite number"),
+        ("-.inf", "got -.inf, expected a finite number"),
+        ("1e999", "got 1e999, expected a finite number"),
         (
             "9223372036854775808",
-            "seen the number 9223372036854775808, expected a signed 64-bit integer",
+            "got the number 9223372036854775808, expected a signed 64-bit integer",
         ),
-        ("!int8 128", "seen !int8 128, expected an integer from -128 to 127"),
-        ("!int64 x", "seen !int64 x, expected an integer from -9223372036854775808 to 9223372036854775807"),
-        ("!int64 true", "seen !int64 true, expected an integer from -9223372036854775808 to 9223372036854775807"),
-        ("!bytes 0", "seen !bytes 0, expected pairs of hexadecimal digits"),
-        ("!bytes 0g", "seen !bytes 0g, expected pairs of hexadecimal digits"),
-        ("!float32 1e39", "seen !float32 1e39, expected a finite single-precision number"),
-        ("!float32 .nan", "seen !float32 .nan, expected a finite single-precision number"),
-        ("!float32 x", "seen !float32 x, expected a finite single-precision number"),
+        ("!int8 128", "got !int8 128, expected an integer from -128 to 127"),
+        ("!int64 x", "got !int64 x, expected an integer from -9223372036854775808 to 9223372036854775807"),
+        ("!int64 true", "got !int64 true, expected an integer from -9223372036854775808 to 9223372036854775807"),
+        ("!bytes 0", "got !bytes 0, expected pairs of hexadecimal digits"),
+        ("!bytes 0g", "got !bytes 0g, expected pairs of hexadecimal digits"),
+        ("!float32 1e39", "got !float32 1e39, expected a finite single-precision number"),
+        ("!float32 .nan", "got !float32 .nan, expected a finite single-precision number"),
+        ("!float32 x", "got !float32 x, expected a finite single-precision number"),
     ],
 )
 def test_a_value_without_an_amqp_encoding_is_an_error(written: str, seen: str) -> None:
@@ -122,19 +122,19 @@ def test_a_timestamp_is_whole_seconds_or_a_time_with_its_zone(written: str) -> N
 
 def test_an_unknown_tag_is_an_error_that_lists_the_known_ones() -> None:
     error = read("a: !re x\n")[1][0]
-    assert "seen the tag !re, expected one of !bytes, " in error
+    assert "got the tag !re, expected one of !bytes, " in error
     assert "quotes" in error
 
 
 def test_an_error_in_a_nested_value_names_its_path() -> None:
     assert read("a:\n  b c:\n    - 1\n    - .nan\n")[1] == [
-        'f.yaml:4:7: arguments.a["b c"][1]: seen .nan, expected a finite number'
+        'f.yaml:4:7: arguments.a["b c"][1]: got .nan, expected a finite number'
     ]
-    assert read("a: {b: {c: [.nan]}}\n")[1] == ["f.yaml:1:13: arguments.a.b.c[0]: seen .nan, expected a finite number"]
+    assert read("a: {b: {c: [.nan]}}\n")[1] == ["f.yaml:1:13: arguments.a.b.c[0]: got .nan, expected a finite number"]
 
 
 def test_a_key_longer_than_a_short_string_is_an_error() -> None:
-    assert "seen a key of 256 bytes, expected at most 255" in read(f"{'é' * 128}: 1\n")[1][0]
+    assert "got a key of 256 bytes, expected at most 255" in read(f"{'é' * 128}: 1\n")[1][0]
 
 
 @pytest.mark.parametrize("name", ["Nowhere/City", "", "../etc/passwd", "/etc/localtime", "a\0b", "Europe"])

@@ -99,27 +99,27 @@ def test_every_failed_test_of_every_file_is_reported() -> None:
     ("test", "message"),
     [
         ("publish: {}, expect: {}", "publish.exchange: missing, expected the name of the exchange"),
-        ("publish: 5, expect: {}", "publish: seen a number, expected a mapping"),
+        ("publish: 5, expect: {}", "publish: got a number, expected a mapping"),
         (
             "publish: {exchange: e, body: x}, expect: {}",
             "publish.body: unknown key; did you mean body_size?",
         ),
         (
             "publish: {exchange: e}, at: noon, expect: {}",
-            'at: seen the string "noon", expected a time with its zone such as 2026-11-21T08:00:00Z',
+            'at: got the string "noon", expected a time with its zone such as 2026-11-21T08:00:00Z',
         ),
         (
             "publish: {exchange: e}, at: 1.5, expect: {}",
-            "at: seen the number 1.5, expected a time with its zone such as 2026-11-21T08:00:00Z: put it in quotes",
+            "at: got the number 1.5, expected a time with its zone such as 2026-11-21T08:00:00Z: put it in quotes",
         ),
-        ("publish: {exchange: e}, expect: {queues: a}", 'expect.queues: seen the string "a", expected a list'),
+        ("publish: {exchange: e}, expect: {queues: a}", 'expect.queues: got the string "a", expected a list'),
         (
             "publish: {exchange: e}, expect: {queues: [5]}",
-            "expect.queues[0]: seen the number 5, expected a name: put it in quotes",
+            "expect.queues[0]: got the number 5, expected a name: put it in quotes",
         ),
         (
             "publish: {exchange: e}, expect: {outcome: lost}",
-            'expect.outcome: seen the string "lost", expected one of routed, unrouted, filtered, rejected, translated, '
+            'expect.outcome: got the string "lost", expected one of routed, unrouted, filtered, rejected, translated, '
             "passed",
         ),
         ("publish: {exchange: e}, expect: {queue: [a]}", "expect.queue: unknown key; did you mean queues?"),

@@ -111,9 +111,9 @@ def test_definitions_that_a_rules_file_refuses_are_a_warning() -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("order", 'seen "order"; did you mean orders?'),
-        ("nope", 'seen "nope", expected one of log, orders'),
-        ("carrier", 'seen "carrier", which a sidecar created, expected another exchange'),
+        ("order", 'got "order"; did you mean orders?'),
+        ("nope", 'got "nope", expected one of log, orders'),
+        ("carrier", 'got "carrier", which a sidecar created, expected another exchange'),
     ],
 )
 def test_a_requested_exchange_that_is_not_in_the_definitions_is_an_error(name: str, message: str) -> None:
@@ -142,8 +142,8 @@ def test_every_invalid_value_of_the_definitions_is_reported_with_its_path() -> N
         import_definitions(json.dumps(data).encode(), "d.json", "/")
     ending = "as in the output of rabbitmqctl export_definitions"
     assert str(caught.value).splitlines() == [
-        f"d.json: exchanges[0].arguments: seen a number, expected an object, {ending}",
-        f"d.json: bindings[0].destination_type: seen a string, expected queue or exchange, {ending}",
+        f"d.json: exchanges[0].arguments: got a number, expected an object, {ending}",
+        f"d.json: bindings[0].destination_type: got a string, expected queue or exchange, {ending}",
         "d.json: bindings[1].source: missing, expected the output of rabbitmqctl export_definitions",
     ]
 
@@ -151,13 +151,13 @@ def test_every_invalid_value_of_the_definitions_is_reported_with_its_path() -> N
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "seen a file that is not JSON"),
-        (b"[" * 100_000, "seen a file that is not JSON"),
-        (b"\xff", "seen a file that is not JSON"),
-        (b"[]", "seen a list, expected an object"),
+        (b"", "got a file that is not JSON"),
+        (b"[" * 100_000, "got a file that is not JSON"),
+        (b"\xff", "got a file that is not JSON"),
+        (b"[]", "got a list, expected an object"),
         (b"{}", "exchanges: missing"),
-        (b'{"exchanges": 1, "bindings": []}', "exchanges: seen a number, expected a list"),
-        (b'{"exchanges": [], "bindings": [null]}', r"bindings\[0\]: seen null, expected an object"),
+        (b'{"exchanges": 1, "bindings": []}', "exchanges: got a number, expected a list"),
+        (b'{"exchanges": [], "bindings": [null]}', r"bindings\[0\]: got null, expected an object"),
     ],
 )
 def test_other_input_is_refused(data: bytes, message: str) -> None:
@@ -185,7 +185,7 @@ def test_a_virtual_host_that_is_not_in_the_definitions_is_an_error() -> None:
     data = json.loads(definitions("topic")) | {"vhosts": [{"name": "/"}, {"name": "empty"}]}
     with pytest.raises(ConfigErrors) as caught:
         import_definitions(json.dumps(data).encode(), "definitions.json", "nope")
-    message = 'seen "nope", expected a virtual host defined in this file: /, empty'
+    message = 'got "nope", expected a virtual host defined in this file: /, empty'
     assert str(caught.value) == f"definitions.json: --vhost: {message}"
     text, messages = import_definitions(json.dumps(data).encode(), "definitions.json", "empty")
     assert "exchanges" not in text or "exchanges: []" in text

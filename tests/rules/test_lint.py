@@ -58,7 +58,7 @@ def test_two_bindings_of_an_exchange_can_not_share_an_id() -> None:
 
 def test_an_exchange_is_not_its_own_alternate() -> None:
     assert faults("exchanges: [{name: e, arguments: {alternate-exchange: e}}]") == [
-        "a.yaml:1:35: exchanges[0].arguments.alternate-exchange: seen the exchange itself, expected another exchange"
+        "a.yaml:1:35: exchanges[0].arguments.alternate-exchange: got the exchange itself, expected another exchange"
     ]
 
 

@@ -96,11 +96,11 @@ def test_equal_orders_are_visited_top_to_bottom() -> None:
 
 def test_every_error_of_every_file_is_reported_together() -> None:
     assert faults("exchanges: [{name: 5}]\nqueus: []\n", "a: *x\n", "tests: {}\n") == [
-        "a.yaml:1:20: exchanges[0].name: seen the number 5, expected the name of an exchange: put it in quotes",
+        "a.yaml:1:20: exchanges[0].name: got the number 5, expected the name of an exchange: put it in quotes",
         "a.yaml:2:1: queus: unknown key; did you mean queues?",
         "b.yaml:1:1: a: unknown key, expected one of addresses, brokers, exchanges, queues, tests, timezone, vhost",
-        "b.yaml:1:4: a: seen the alias *x, but aliases are not supported; put strings in quotes",
-        "c.yaml:1:8: tests: seen a mapping, expected a list",
+        "b.yaml:1:4: a: got the alias *x, but aliases are not supported; put strings in quotes",
+        "c.yaml:1:8: tests: got a mapping, expected a list",
     ]
 
 

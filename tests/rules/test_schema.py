@@ -65,7 +65,7 @@ def test_every_key_of_a_rules_file_is_read() -> None:
     ("text", "message"),
     [
         ("vhosts: /", "a.yaml:1:1: vhosts: unknown key; did you mean vhost?"),
-        ("vhost: ''", 'a.yaml:1:8: vhost: seen the string "", expected the name of a virtual host, 1 to 255 bytes'),
+        ("vhost: ''", 'a.yaml:1:8: vhost: got the string "", expected the name of a virtual host, 1 to 255 bytes'),
         (
             "remotes: []",
             "a.yaml:1:1: remotes: unknown key, expected one of addresses, brokers, exchanges, queues, tests, timezone, "
@@ -73,17 +73,17 @@ def test_every_key_of_a_rules_file_is_read() -> None:
         ),
         (
             "timezone: Mars/Base",
-            'a.yaml:1:11: timezone: seen the string "Mars/Base", expected a name from the time zone database such as '
+            'a.yaml:1:11: timezone: got the string "Mars/Base", expected a name from the time zone database such as '
             "Europe/Berlin or UTC",
         ),
-        ("queues: {a: b}", "a.yaml:1:9: queues: seen a mapping, expected a list"),
+        ("queues: {a: b}", "a.yaml:1:9: queues: got a mapping, expected a list"),
         (
             "queues: [5]",
-            "a.yaml:1:10: queues[0]: seen the number 5, expected the name of a queue, or a mapping with its name",
+            "a.yaml:1:10: queues[0]: got the number 5, expected the name of a queue, or a mapping with its name",
         ),
         (
             "queues: ['']",
-            "a.yaml:1:10: queues[0]: seen an empty name, expected the name of a queue, or a mapping with its name",
+            "a.yaml:1:10: queues[0]: got an empty name, expected the name of a queue, or a mapping with its name",
         ),
         ("queues: [{}]", "a.yaml:1:10: queues[0].name: missing, expected the name of a queue"),
         (
@@ -91,12 +91,12 @@ def test_every_key_of_a_rules_file_is_read() -> None:
             'a.yaml:1:10: queues[0]: names that begin with "amq." are reserved by the broker and can\'t be declared',
         ),
         ("exchanges: [{}]", "a.yaml:1:13: exchanges[0].name: missing, expected the name of an exchange"),
-        ("exchanges: [e]", "a.yaml:1:13: exchanges[0]: seen a single value, expected a mapping"),
+        ("exchanges: [e]", "a.yaml:1:13: exchanges[0]: got a single value, expected a mapping"),
         (
             "exchanges: [{name: ''}]",
-            "a.yaml:1:20: exchanges[0].name: seen an empty name, expected the name of an exchange",
+            "a.yaml:1:20: exchanges[0].name: got an empty name, expected the name of an exchange",
         ),
-        ("- a", "a.yaml:1:1: seen a list, expected a mapping"),
+        ("- a", "a.yaml:1:1: got a list, expected a mapping"),
     ],
 )
 def test_invalid_files_are_errors(text: str, message: str) -> None:
@@ -106,11 +106,11 @@ def test_invalid_files_are_errors(text: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["type: open"], 'type: seen the string "open", expected one of x-open, headers, topic, direct, fanout'),
-        (["delivery: both"], 'delivery: seen the string "both", expected one of carrier, queue'),
-        (["unmatched: drop"], 'unmatched: seen the string "drop", expected pass'),
+        (["type: open"], 'type: got the string "open", expected one of x-open, headers, topic, direct, fanout'),
+        (["delivery: both"], 'delivery: got the string "both", expected one of carrier, queue'),
+        (["unmatched: drop"], 'unmatched: got the string "drop", expected pass'),
         (["delivery: queue", "carrier: f"], "carrier: requires delivery: carrier"),
-        (["arguments: [a]"], "arguments: seen a list, expected a mapping"),
+        (["arguments: [a]"], "arguments: got a list, expected a mapping"),
         (["arguments: {x-oxproxy: a}"], "arguments.x-oxproxy: this argument is reserved for the sidecar"),
         (
             ["arguments: {x-open-exchange: true}"],
@@ -118,11 +118,11 @@ def test_invalid_files_are_errors(text: str, message: str) -> None:
         ),
         (
             ["arguments: {alternate-exchange: 5}"],
-            "arguments.alternate-exchange: seen a value that is not a string, expected the name of an exchange",
+            "arguments.alternate-exchange: got a value that is not a string, expected the name of an exchange",
         ),
         (
             ["arguments: {alternate-exchange: ''}"],
-            "arguments.alternate-exchange: seen an empty name, expected the name of an exchange",
+            "arguments.alternate-exchange: got an empty name, expected the name of an exchange",
         ),
         (
             ["unmatched: pass"],
@@ -134,21 +134,21 @@ def test_invalid_files_are_errors(text: str, message: str) -> None:
             'carrier: names that begin with "amq." are reserved by the broker and can\'t be declared: expected another '
             "name in carrier:, or delivery: queue",
         ),
-        (["bindings: [{queue: a, exchange: b}]"], "bindings[0]: seen both, expected either queue: or exchange:"),
-        (["bindings: [{name: a}]"], "bindings[0]: seen neither, expected either queue: or exchange:"),
+        (["bindings: [{queue: a, exchange: b}]"], "bindings[0]: got both, expected either queue: or exchange:"),
+        (["bindings: [{name: a}]"], "bindings[0]: got neither, expected either queue: or exchange:"),
         (
             ["bindings: [{queue: 5}]"],
-            "bindings[0].queue: seen the number 5, expected the name of a queue: put it in quotes",
+            "bindings[0].queue: got the number 5, expected the name of a queue: put it in quotes",
         ),
         (
             ["bindings: [{queue: a, name: ''}]"],
-            'bindings[0].name: seen the string "", expected a name for metrics, audit and explain',
+            'bindings[0].name: got the string "", expected a name for metrics, audit and explain',
         ),
         (
             ["bindings: [{queue: a, rk: b}]"],
             "bindings[0].rk: unknown key, expected one of arguments, exchange, name, queue, routing_key",
         ),
-        (["bindings: [q]"], "bindings[0]: seen a single value, expected a mapping"),
+        (["bindings: [q]"], "bindings[0]: got a single value, expected a mapping"),
     ],
 )
 def test_invalid_exchanges_are_errors_with_lines(lines: list[str], message: str) -> None:
@@ -205,7 +205,7 @@ def test_invalid_exchange_arguments_are_errors() -> None:
         "a.yaml:5:7: exchanges[0].arguments.max-payload-sise: unknown argument; did you mean max-payload-size?",
         "a.yaml:6:7: exchanges[0].arguments.Max_Payload_Size: unknown argument; did you mean max-payload-size?",
         "a.yaml:7:7: exchanges[0].arguments.alternate-exchagne: unknown argument; did you mean alternate-exchange?",
-        "a.yaml:8:7: exchanges[0].arguments.max-headers-depth: seen -1, expected an integer, 0 or more",
+        "a.yaml:8:7: exchanges[0].arguments.max-headers-depth: got -1, expected an integer, 0 or more",
         "a.yaml:9:7: exchanges[0].arguments.max-headers-size-silent: unknown argument; max-headers-size has no "
         "`-silent` form",
         "a.yaml:11:7: exchanges[0].arguments.max-payload-size-silent: no message passes both min-payload-size 20 and "

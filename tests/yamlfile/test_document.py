@@ -61,17 +61,17 @@ def test_every_node_knows_its_line_and_column() -> None:
         ("a: 1\n'a': 2\n", "f.yaml:2:1: a: duplicate key"),
         (
             "a:\n  - &x 1\n",
-            "f.yaml:2:5: a[0]: seen the anchor &x, but anchors are not supported; put strings in quotes",
+            "f.yaml:2:5: a[0]: got the anchor &x, but anchors are not supported; put strings in quotes",
         ),
-        ("a: &x {}\n", "f.yaml:1:4: a: seen the anchor &x, but anchors are not supported; put strings in quotes"),
-        ("a: *x\n", "f.yaml:1:4: a: seen the alias *x, but aliases are not supported; put strings in quotes"),
+        ("a: &x {}\n", "f.yaml:1:4: a: got the anchor &x, but anchors are not supported; put strings in quotes"),
+        ("a: *x\n", "f.yaml:1:4: a: got the alias *x, but aliases are not supported; put strings in quotes"),
         ("a:\n  <<: {b: 1}\n", 'f.yaml:2:3: a["<<"]: merge keys are not supported'),
-        ("a: {5: 1}\n", "f.yaml:1:5: a: seen the number 5 as a key, expected a string: put it in quotes"),
-        ("true: 1\n", "f.yaml:1:1: seen the boolean true as a key, expected a string: put it in quotes"),
-        ("? [1, 2]\n: 3\n", "f.yaml:1:3: seen a list as a key, expected a string"),
-        ("a: !!python/name:x y\n", "f.yaml:1:4: a: seen the tag !!python/name:x, which is not supported"),
-        ("a: !set [1]\n", "f.yaml:1:4: a: seen the tag !set before a list; put strings in quotes"),
-        ("a: 1\n---\nb: 2\n", "f.yaml:2:1: seen a second document, expected one per file"),
+        ("a: {5: 1}\n", "f.yaml:1:5: a: got the number 5 as a key, expected a string: put it in quotes"),
+        ("true: 1\n", "f.yaml:1:1: got the boolean true as a key, expected a string: put it in quotes"),
+        ("? [1, 2]\n: 3\n", "f.yaml:1:3: got a list as a key, expected a string"),
+        ("a: !!python/name:x y\n", "f.yaml:1:4: a: got the tag !!python/name:x, which is not supported"),
+        ("a: !set [1]\n", "f.yaml:1:4: a: got the tag !set before a list; put strings in quotes"),
+        ("a: 1\n---\nb: 2\n", "f.yaml:2:1: got a second document, expected one per file"),
     ],
 )
 def test_unsupported_yaml_is_an_error(text: str, message: str) -> None:
@@ -134,7 +134,7 @@ def test_errors_before_a_syntax_error_are_reported() -> None:
 
 def test_bytes_that_are_not_utf_8_are_an_error_with_a_line() -> None:
     assert read("a: 1\nä: ".encode() + b"\xff\n")[1] == [
-        "f.yaml:2:4: seen bytes that are not UTF-8, expected UTF-8 text"
+        "f.yaml:2:4: got bytes that are not UTF-8, expected UTF-8 text"
     ]
 
 
@@ -155,7 +155,7 @@ def test_an_empty_file_has_no_root_and_no_error() -> None:
 @pytest.mark.parametrize(("opening", "column"), [("[", 65), ("{a: ", 257), ("- ", 129)])
 def test_nesting_beyond_the_limit_is_an_error(opening: str, column: int) -> None:
     errors = read(opening * 50_000)[1]
-    assert errors == [f"f.yaml:1:{column}: seen more than {MAX_DEPTH} levels of nested lists and mappings"]
+    assert errors == [f"f.yaml:1:{column}: got more than {MAX_DEPTH} levels of nested lists and mappings"]
 
 
 @pytest.mark.parametrize("text", ["!!str 5", "! 5", "'5'", '"5"'])

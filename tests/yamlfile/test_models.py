@@ -69,15 +69,15 @@ def read(text: str) -> tuple[House, list[str]]:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("floors: 10", "f.yaml:1:9: floors: seen the number 10, expected an integer from 1 to 9"),
-        ("floors: '5'", 'f.yaml:1:9: floors: seen the string "5", expected an integer from 1 to 9'),
-        ("floors: true", "f.yaml:1:9: floors: seen the boolean true, expected an integer from 1 to 9"),
-        ("floors: 5.0", "f.yaml:1:9: floors: seen the number 5.0, expected an integer from 1 to 9"),
-        ("floors:", "f.yaml:1:8: floors: seen no value, expected an integer from 1 to 9"),
-        ("floors: null", "f.yaml:1:9: floors: seen null, expected an integer from 1 to 9"),
-        ("kind: tall", 'f.yaml:1:7: kind: seen the string "tall", expected one of big, small'),
-        ("state: old", 'f.yaml:1:8: state: seen the string "old", expected new'),
-        ("open: yes", 'f.yaml:1:7: open: seen the string "yes", expected true or false'),
+        ("floors: 10", "f.yaml:1:9: floors: got the number 10, expected an integer from 1 to 9"),
+        ("floors: '5'", 'f.yaml:1:9: floors: got the string "5", expected an integer from 1 to 9'),
+        ("floors: true", "f.yaml:1:9: floors: got the boolean true, expected an integer from 1 to 9"),
+        ("floors: 5.0", "f.yaml:1:9: floors: got the number 5.0, expected an integer from 1 to 9"),
+        ("floors:", "f.yaml:1:8: floors: got no value, expected an integer from 1 to 9"),
+        ("floors: null", "f.yaml:1:9: floors: got null, expected an integer from 1 to 9"),
+        ("kind: tall", 'f.yaml:1:7: kind: got the string "tall", expected one of big, small'),
+        ("state: old", 'f.yaml:1:8: state: got the string "old", expected new'),
+        ("open: yes", 'f.yaml:1:7: open: got the string "yes", expected true or false'),
         ("front: {color: blue}", "f.yaml:1:9: front.color: unknown key; did you mean colour?"),
         ("front: {col: blue}", "f.yaml:1:9: front.col: unknown key; did you mean colour?"),
         ("front: {zzz: blue}", "f.yaml:1:9: front.zzz: unknown key, expected one of colour, key"),
@@ -86,23 +86,23 @@ def read(text: str) -> tuple[House, list[str]]:
             "f.yaml:1:1: wait_seconds: unknown key, expected one of address, doors, floors, front, "
             "hosts, kind, listen, name, open, state, table, texts, url, wait",
         ),
-        ("front: hunter2", "f.yaml:1:8: front: seen a single value, expected a mapping"),
-        ("front: 12345", "f.yaml:1:8: front: seen a number, expected a mapping"),
-        ("front: true", "f.yaml:1:8: front: seen the boolean true, expected a mapping"),
-        ("front: [a]", "f.yaml:1:8: front: seen a list, expected a mapping"),
-        ("table: [a]", "f.yaml:1:8: table: seen a list, expected a mapping"),
-        ("doors: []", "f.yaml:1:8: doors: seen an empty list, expected a list with at least one item"),
-        ("doors: {}", "f.yaml:1:8: doors: seen a mapping, expected a list with at least one item"),
+        ("front: hunter2", "f.yaml:1:8: front: got a single value, expected a mapping"),
+        ("front: 12345", "f.yaml:1:8: front: got a number, expected a mapping"),
+        ("front: true", "f.yaml:1:8: front: got the boolean true, expected a mapping"),
+        ("front: [a]", "f.yaml:1:8: front: got a list, expected a mapping"),
+        ("table: [a]", "f.yaml:1:8: table: got a list, expected a mapping"),
+        ("doors: []", "f.yaml:1:8: doors: got an empty list, expected a list with at least one item"),
+        ("doors: {}", "f.yaml:1:8: doors: got a mapping, expected a list with at least one item"),
         (
             "doors: [{}, {colour: 5}]",
-            "f.yaml:1:22: doors[1].colour: seen the number 5, expected a string: put it in quotes",
+            "f.yaml:1:22: doors[1].colour: got the number 5, expected a string: put it in quotes",
         ),
-        ("texts: [a, !bytes 0a]", "f.yaml:1:12: texts[1]: seen !bytes 0a, expected a string: put it in quotes"),
-        ("texts: [[b]]", "f.yaml:1:9: texts[0]: seen a list, expected a string"),
-        ("texts: 5", "f.yaml:1:8: texts: seen the number 5, expected a string: put it in quotes"),
-        ("name: ''", "f.yaml:1:7: name: seen an empty name, expected the name of a house"),
-        ("name: 5", "f.yaml:1:7: name: seen the number 5, expected the name of a house: put it in quotes"),
-        ("- a", "f.yaml:1:1: seen a list, expected a mapping"),
+        ("texts: [a, !bytes 0a]", "f.yaml:1:12: texts[1]: got !bytes 0a, expected a string: put it in quotes"),
+        ("texts: [[b]]", "f.yaml:1:9: texts[0]: got a list, expected a string"),
+        ("texts: 5", "f.yaml:1:8: texts: got the number 5, expected a string: put it in quotes"),
+        ("name: ''", "f.yaml:1:7: name: got an empty name, expected the name of a house"),
+        ("name: 5", "f.yaml:1:7: name: got the number 5, expected the name of a house: put it in quotes"),
+        ("- a", "f.yaml:1:1: got a list, expected a mapping"),
     ],
 )
 def test_invalid_values_are_errors_with_line_and_column(text: str, message: str) -> None:
@@ -121,7 +121,7 @@ def test_a_duration_without_unit_or_out_of_bounds_is_refused(text: str) -> None:
 )
 def test_invalid_addresses_are_refused(text: str) -> None:
     (message,) = read(f"address: {text}")[1]
-    assert message.startswith("f.yaml:1:10: address: seen ")
+    assert message.startswith("f.yaml:1:10: address: got ")
     assert ", expected " in message
 
 
@@ -132,7 +132,7 @@ def test_invalid_http_addresses_are_refused_and_not_shown(text: str) -> None:
     (message,) = read(f"url: {text}")[1]
     seen = "a value that is not a string" if text == "5" else "another string"
     assert message == (
-        f"f.yaml:1:6: url: seen {seen}, expected http://host:port or https://host:port; "
+        f"f.yaml:1:6: url: got {seen}, expected http://host:port or https://host:port; "
         "set the credentials in upstream.control"
     )
 

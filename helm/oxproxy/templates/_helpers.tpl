@@ -90,7 +90,7 @@ app.kubernetes.io/part-of: oxproxy
 {{- .Values.declared.existingSecret -}}
 {{- else if not (default dict .Values.config.declared).secrets -}}
 {{- if gt (len .Values.declared.keys) 1 -}}
-{{- fail "declared.keys: seen several keys, expected declared.existingSecret, the Secret that contains them" -}}
+{{- fail "declared.keys: got several keys, expected declared.existingSecret, the Secret that contains them" -}}
 {{- end -}}
 {{- printf "%s-declared" (include "oxproxy.fullname" .) -}}
 {{- end -}}
@@ -99,7 +99,7 @@ app.kubernetes.io/part-of: oxproxy
 {{/* True if the chart writes the configuration. */}}
 {{- define "oxproxy.ownConfig" -}}
 {{- if and .Values.existingConfig.configMap .Values.existingConfig.secret -}}
-{{- fail "existingConfig: seen configMap and secret, expected one of them" -}}
+{{- fail "existingConfig: got configMap and secret, expected one of them" -}}
 {{- end -}}
 {{- if not (or .Values.existingConfig.configMap .Values.existingConfig.secret) }}true{{ end -}}
 {{- end -}}
@@ -112,10 +112,10 @@ Names and numbers of the container's admin ports, as JSON: worker i has port + i
 {{- $first := int .Values.ports.admin -}}
 {{- $last := add $first (int .Values.workers) -1 | int -}}
 {{- if and (ge (int .Values.ports.amqp) $first) (le (int .Values.ports.amqp) $last) -}}
-{{- fail (printf "ports.amqp: seen %d, expected a port outside %d to %d, the admin ports of the workers" (int .Values.ports.amqp) $first $last) -}}
+{{- fail (printf "ports.amqp: got %d, expected a port outside %d to %d, the admin ports of the workers" (int .Values.ports.amqp) $first $last) -}}
 {{- end -}}
 {{- if gt $last 65535 -}}
-{{- fail (printf "ports.admin: seen %d, expected at most %d: each worker has its own admin port" $first (sub 65536 (int .Values.workers))) -}}
+{{- fail (printf "ports.admin: got %d, expected at most %d: each worker has its own admin port" $first (sub 65536 (int .Values.workers))) -}}
 {{- end -}}
 {{- $ports := list -}}
 {{- range $worker := until (int .Values.workers) -}}
@@ -236,7 +236,7 @@ checksum/rules: {{ $rules | toJson | sha256sum }}
 {{- if kindIs "invalid" $given -}}
 {{- add $needed 10 -}}
 {{- else if le (int $given) (int $needed) -}}
-{{- fail (printf "drain.terminationGracePeriodSeconds: seen %d, expected more than %d: preStopSeconds, deadlineSeconds and 5" (int $given) (int $needed)) -}}
+{{- fail (printf "drain.terminationGracePeriodSeconds: got %d, expected more than %d: preStopSeconds, deadlineSeconds and 5" (int $given) (int $needed)) -}}
 {{- else -}}
 {{- int $given -}}
 {{- end -}}

@@ -61,13 +61,13 @@ export function load(publish) {
 function scalar(type, text) {
   if (type === 'null') return 'null'
   if (type === 'bool') {
-    if (!/^(true|false)$/.test(text.trim())) throw new Error(`value of a header: seen ${JSON.stringify(text)}, expected true or false`)
+    if (!/^(true|false)$/.test(text.trim())) throw new Error(`value of a header: got ${JSON.stringify(text)}, expected true or false`)
     return text.trim()
   }
   if (type === 'string') return JSON.stringify(text)
   const number = text.trim()
   if (!(type === 'int' ? /^[-+]?\d+$/ : /^[-+]?\d+(\.\d+)?([eE][-+]?\d+)?$/).test(number))
-    throw new Error(`value of a header: seen ${JSON.stringify(text)}, expected ${type === 'int' ? 'an integer' : 'a number'}`)
+    throw new Error(`value of a header: got ${JSON.stringify(text)}, expected ${type === 'int' ? 'an integer' : 'a number'}`)
   return type === 'float' && /^[-+]?\d+$/.test(number) ? `${number}.0` : number
 }
 
@@ -142,7 +142,7 @@ function visited(binding, bindings, unknown) {
     element('summary', {}, verdict, ' ', element('strong', {}, name(binding.binding)), ' → ',
       name(typeof binding.destination === 'string' ? binding.destination : Object.values(binding.destination).join(' ')),
       element('span', { class: 'muted' }, ` order ${binding.order}, ${binding.match}`)),
-    ...(conditions.length ? [element('div', { class: 'wide' }, table(['condition', 'expected', 'seen', 'verdict'], conditions))] : [element('p', { class: 'muted' }, 'No conditions.')]),
+    ...(conditions.length ? [element('div', { class: 'wide' }, table(['condition', 'expected', 'actual', 'verdict'], conditions))] : [element('p', { class: 'muted' }, 'No conditions.')]),
     ...(effects.length ? [element('p', {}, ...listed(effects))] : []))
 }
 

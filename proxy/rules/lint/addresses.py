@@ -43,7 +43,7 @@ def check_addresses(book: AddressBook, brokers: Collection[bytes], fields: Seque
     for index, (rule, keys) in enumerate(zip(table.rules, fields, strict=True)):
         wildcards = len(table.patterns[index].wildcards)
         if wildcards > MOST_VARIABLES:
-            message = f"seen {wildcards} wildcards; only the first {MOST_VARIABLES} can be used as variables"
+            message = f"got {wildcards} wildcards; only the first {MOST_VARIABLES} can be used as variables"
             keys.warn("pattern", message)
         if index in shadowed:
             earlier = shadowed[index]

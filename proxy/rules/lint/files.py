@@ -116,7 +116,7 @@ def _alternate(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], fau
         return
     place, path = exchange.argument_at(ALTERNATE)
     if alternate == exchange.rule.name:
-        faults.error(place, path, "seen the exchange itself, expected another exchange")
+        faults.error(place, path, "got the exchange itself, expected another exchange")
     elif exchange.rule.unmatched_pass and alternate in owned:
         message = "an exchange with unmatched: pass can't have an alternate exchange that the sidecar evaluates"
         faults.error(place, path, message)

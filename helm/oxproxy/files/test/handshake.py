@@ -35,7 +35,7 @@ def handshake(host: str, port: int, security: str) -> str:
                 return "closed without a reply to the protocol header"
             answer += part
     seen = (answer[0], int.from_bytes(answer[1:3], "big"), *(int.from_bytes(answer[i : i + 2], "big") for i in (7, 9)))
-    return "" if seen == START else f"seen {answer!r}, expected Connection.Start"
+    return "" if seen == START else f"got {answer!r}, expected Connection.Start"
 
 
 def main(arguments: list[str]) -> int:
