@@ -185,7 +185,7 @@ def oxproxy(*arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[
 
 
 def oxproxy_here(*arguments: str | Path, input: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run a command in this process, which spares the imports of a new one, and return status and output.
+    """Run a command in this process, to avoid the imports in a new process, and return status and output.
 
     Args:
         input: standard input.

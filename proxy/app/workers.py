@@ -36,9 +36,9 @@ _log = structlog.get_logger(__name__)
 RETRY_SECONDS, RETRY_MOST_SECONDS = 0.5, 30.0
 #: Running time, in seconds, after which a worker is restarted with the initial back-off.
 STEADY_SECONDS = 60.0
-#: Timeout for reading and checking all files.
+#: Timeout of the process that reads and checks all files.
 _CHECK_SECONDS = 120.0
-#: Interval at which the supervisor looks whether the check has ended.
+#: Interval at which the supervisor checks whether this process has ended.
 _POLL_SECONDS = 0.05
 #: Time for a worker to exit, in addition to `shutdown.deadline`, for close-oks and the audit log.
 _END_SECONDS = 15.0
@@ -52,7 +52,7 @@ class WorkerSlot(NamedTuple):
     """Identifies one of several workers; the supervisor passes it on the command line."""
 
     number: int  # counting from 0
-    restarts: int  # how often the worker was restarted
+    restarts: int  # number of restarts so far
 
     def settings(self, settings: Settings) -> Settings:
         """Return the configuration of this worker, with its admin port and its own file names."""

@@ -149,7 +149,7 @@ class SegmentCloser:
     def stop(self, timeout_seconds: float) -> bool:
         """Finish the queued work, then stop; return True if all own segments are closed and the thread has ended.
 
-        Segments of dead instances that are still open are left to the next start, since they could take minutes.
+        Open segments of dead instances are left for the next start, since closing them could take minutes.
 
         Args:
             timeout_seconds: longest time to wait. Segments that remain are closed at the next start of a sidecar.

@@ -66,7 +66,7 @@ class AuditWriter:
     Attributes:
         full: True while the sidecar should not read from producers (never in best_effort mode).
         durable: sequence number up to which every line is written or, in strict mode, is on disk.
-        failure: error of the disk while it rejects lines or does not respond; otherwise None.
+        failure: the error, while the disk rejects lines or does not respond; otherwise None.
         on_full: called with `full` when it has changed.
         on_durable: called with `durable` whenever it has increased.
         on_failing: called when `failure` changes from None to an error.

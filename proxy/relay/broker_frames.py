@@ -362,7 +362,8 @@ class BrokerFrames:
         connection = self._connection
         if index == methods.CHANNEL_CLOSE_OK:
             return self._closed(channel)
-        if index == methods.CHANNEL_CLOSE:  # the producer was already sent a close: ours or the broker's first
+        if index == methods.CHANNEL_CLOSE:
+            # a close, ours or the broker's first one, has already been sent to the producer
             connection.change(channel, ChannelEvent.BROKER_CLOSE, index)
             if not channel.broker_closed and not connection.upstream.closing:
                 connection.to_upstream.append(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))

@@ -1,4 +1,4 @@
-"""Starts Spark, and defines what the steps of a run share.
+"""Starts Spark, and provides the data that all steps of a run use.
 
 By default, Spark uses all cores of this machine, listens only on loopback and has no web page. On a cluster,
 spark-submit or ``--master`` determines the master and all other settings. The JVM starts the tasks and, for remote
@@ -70,7 +70,7 @@ LOCAL = {
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What the steps of one run share."""
+    """Data that all steps of one run use."""
 
     request: Request
     session: LazySession
@@ -159,7 +159,7 @@ class LazySession:
 
 @contextmanager
 def opened(session: LazySession, request: Request, command: str) -> Iterator[Run]:
-    """Yield what the steps of one run of a command share.
+    """Yield the data that all steps of one run of a command use.
 
     Raises:
         ConfigError: the input does not exist, or a file operation failed.

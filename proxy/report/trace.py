@@ -78,7 +78,7 @@ class _Search:
             for other in series[series.index(segment) :][:2]:
                 wanted.setdefault(other, set()).add(_key(record))
         found = []
-        last: dict[str, bool] = {}  # whether the last publish with a key is one of the message
+        last: dict[str, bool] = {}  # by key: whether the last publish belongs to the message
         for segment in sorted(wanted, key=segments.index):
             for record in self._records(segment, conns):
                 key = _key(record)

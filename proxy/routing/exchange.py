@@ -28,7 +28,7 @@ _NO_INTEREST: Final = Interest()
 
 
 class InterestCount:
-    """Counts the facts that the bindings and filters of one exchange test."""
+    """Counts the facts that are tested by the bindings and filters of one exchange."""
 
     __slots__ = ("_body_sizes", "_fact_names", "_headers_whole", "_interest")
 

@@ -19,7 +19,8 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MARK = "\ufeff"
 MASK = "***"
 _KEY = "password"
-#: Parts of an address, with or without a scheme, and what begins the password in a part, which ends at the last ``@``.
+#: A part of an address, with or without a scheme; the colon before a password in a part. The password ends at the last
+#: ``@``.
 _PART, _COLON = re.compile(r"[^/]+"), re.compile(":.", re.DOTALL)
 _AT = re.compile(r"@|\\(?:x40|u0040|U00000040)")
 #: The same for text that is not valid YAML, and for comments.

@@ -107,7 +107,7 @@ def measure_large(arena: Arena) -> list[list[float]]:
 
 
 def steady_memory_kib(pid: int) -> int:
-    """Return the resident set once it has not grown for a second, since the last steps of the start still allocate."""
+    """Return the resident set once it has not grown for a second, since a starting process still allocates."""
     deadline = time.monotonic() + STEADY_DEADLINE_SECONDS
     seen = memory_kib(pid)
     since = time.monotonic()

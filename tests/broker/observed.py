@@ -44,14 +44,14 @@ def exchanges(*names: str) -> set[Destination]:
 
 
 def owned(name: str, delivery: Delivery = Delivery.CARRIER, **more: Any) -> OwnedExchange:
-    """An exchange evaluated in the sidecar; its carrier has the same name unless given."""
+    """An exchange evaluated in the sidecar; its carrier has the same name unless `carrier` is given."""
     more.setdefault("carrier", name.encode())
     more["tokens"] = TokenTable(more.pop("bound", ()))
     return OwnedExchange(name.encode(), "x-open", delivery, **more)
 
 
 def router(named: Mapping[str, Iterable[Destination]], regex: bool = False) -> Router:
-    """Rules that send every message to each destination and, with `regex`, to every queue whose name is one letter."""
+    """Rules that send every message to each destination and, with `regex`, to all queues with a name of one letter."""
     arguments = ((b"x-addqre-ontrue", Value("S", b"^[a-z]$")),) if regex else ()
     known = []
     for name, destinations in named.items():

@@ -38,7 +38,7 @@ async def test_a_cancellation_that_comes_when_the_attempt_has_just_failed_is_not
     loop = asyncio.get_running_loop()
 
     async def fail() -> None:
-        loop.call_soon(login.cancel)  # it runs before the callbacks of this task's waiters
+        loop.call_soon(login.cancel)  # called before the callbacks of the tasks that wait for this task
         raise OSError("connection refused")
 
     async def connect(transport: aiormq.Connection) -> None:

@@ -134,7 +134,7 @@ def test_the_bounds_of_caches_equal_those_in_the_code(row: str) -> None:
     path = re.search(r"`proxy/([\w/]+)\.py`", row)
     assert path is not None
     module = importlib.import_module(f"proxy.{path[1].replace('/', '.')}")
-    bounds = re.findall(r"([\d,]+) \(`(\w+)`\)", row)
+    bounds = re.findall(r"([\d,]+)(?: \w+)? \(`(\w+)`\)", row)
     assert bounds
     for number, name in bounds:
         bound = getattr(module, name)

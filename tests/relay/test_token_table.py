@@ -666,7 +666,7 @@ class RuledWorld(World):
             assert any(under for _, _, under in self.rows), "messages do not reach a destination that rules need"
 
     def settle(self) -> None:
-        # Each sidecar in turn hands over a plain row and leaves its pin to the others.
+        # Each sidecar in turn unbinds its plain row, and leaves a pin that only the other sidecars can remove.
         for _ in range(SETTLING_LOOKS):
             for peer in self.ruled():
                 self.finish(*peer.lanes, peer.control)

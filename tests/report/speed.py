@@ -76,7 +76,7 @@ def measure(folder: Path, output: Path, count: int) -> None:
 
 
 def reported(folder: Path, output: Path) -> tuple[float, int, float, str]:
-    """Create a report. Return seconds, largest size in bytes, seconds of CPU, and the output."""
+    """Create a report. Return the elapsed seconds, the peak size in bytes, the CPU seconds, and the output."""
     command = [str(PROGRAM), "report", "--input", str(folder), "--output", str(output), "--master", "local[2]"]
     begin, peak, spent = time.monotonic(), 0, dict[int, float]()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
@@ -102,7 +102,7 @@ def family(process: int) -> Iterator[int]:
 
 
 def used(process: int) -> tuple[int, float]:
-    """Return resident bytes and seconds of CPU of a process."""
+    """Return the resident size in bytes and the CPU seconds of a process."""
     stat = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return int(stat[21]) * _PAGE, (int(stat[11]) + int(stat[12])) / _TICKS
 

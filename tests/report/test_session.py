@@ -112,7 +112,7 @@ def test_an_archive_of_classes_can_be_written_and_used(java: None, tmp_path: Pat
     def reported(options: str) -> subprocess.CompletedProcess[str]:
         program = str(Path(sys.executable).with_name("oxproxy"))
         command = [program, "report", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
-        # Java closes its output when it exits. It writes the archive after the command has ended.
+        # Java writes the archive after the command has ended, and closes its output only when it exits.
         environment = {**os.environ, "SPARK_SUBMIT_OPTS": f"-Xlog:disable {options}"}
         return subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
 

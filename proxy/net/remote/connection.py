@@ -109,8 +109,10 @@ class RemoteConnection:
             self.flush_soon()
 
     def _assign_channels(self, link: RemoteLink) -> None:
-        """Give a channel to each lane whose messages wait for one. If there are too few channels, idle lanes release
-        theirs."""
+        """Give a channel to each lane that has waiting messages but no channel.
+
+        If there are too few channels, idle lanes release theirs.
+        """
         waiting = [lane for lane in self._lanes if lane.waiting and not lane.number]
         missing = len(waiting)
         for lane in waiting:

@@ -387,8 +387,8 @@ class ProducerFrames:
     def _wait(self, publish: PendingPublish, header: bytes, plan: Plan, out: Outgoing, *, waited: bool) -> bool:
         """Hold a publish until its destinations are bound; return False if there is nothing to wait for.
 
-        A publish waits again only for further destinations, which an exchange may have chosen whose permission has now
-        been checked. It never waits twice for the same destination, so the waits end.
+        A publish waits again only for further destinations, for example those chosen by an exchange whose permission
+        check has just been completed. It never waits twice for the same destination, so the waits end.
         """
         connection, channel = self._connection, publish.channel
         asked = channel.held.asked if waited else frozenset()

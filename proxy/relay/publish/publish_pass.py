@@ -241,7 +241,7 @@ class PublishPass:
                 # One of these frames has to wait, and so do all frames after it.
                 current.held.keep(held[first:])
                 break
-            if interrupted:  # these frames wait for the end of the producer's pause as well
+            if interrupted:  # these frames also wait until the producer's pause has ended
                 self._rest.keep(self._rest.take() + b"".join(held[first:]))
                 break
             self._read(b"".join(held[first : first + _HELD_AT_ONCE]))

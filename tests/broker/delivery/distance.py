@@ -13,7 +13,7 @@ from tests.private_broker import PrivateBroker, free_port
 from tests.producer import Producer
 from tests.rabbitmq import quoted
 
-#: The password of the user ``mover``, and the same password as quoted in an address.
+#: The password of the user ``mover``, and the same password percent-encoded for addresses.
 SECRET = "s3cret-w0rd/of@mover"
 QUOTED = "s3cret-w0rd%2Fof%40mover"
 VHOST = "far side"

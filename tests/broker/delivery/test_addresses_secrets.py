@@ -39,7 +39,7 @@ from tests.producer import Closed, Gone, Producer, until
 from tests.rabbitmq import Broker
 
 CONTROL, PRODUCER = "c0ntrol-w0rd", "pr0ducer-w0rd"
-#: Each password in plain text, as quoted in addresses, and as encoded by HTTP and SASL.
+#: Each password in plain text, percent-encoded as in addresses, and as encoded by HTTP and SASL.
 WORDS = [
     SECRET,
     QUOTED,

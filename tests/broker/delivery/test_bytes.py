@@ -91,7 +91,7 @@ def test_a_cc_set_aside_is_restored_for_consumers_of_the_sidecar(site: Site, pro
     copied = headers({"CC": ["b"]})
     producer.publish(exchange, "k", EVERY_TYPE + copied, b"x", **EVERY_PROPERTY)  # type: ignore[arg-type]
     producer.settle()
-    # The original CC is restored at the end, regardless of where a broker that sorts headers puts it.
+    # The original CC is restored at the end of the table, even if a broker that sorts headers has moved it.
     table = site.stored(EVERY_TYPE) + copied if exchange == "direct" else site.stored(EVERY_TYPE + copied)
     sent = client.encode_properties(EVERY_PROPERTY, encode_table(table))
     for queue in ("a", "b"):

@@ -17,7 +17,7 @@ from tests.broker.observed import Outside, queues
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 
-#: Maximum time from the last change until every token is correct, as documented, and the same while other tests run.
+#: Maximum time from the last change until every token is correct: as documented, and while other tests run.
 PROMISED_SECONDS, LOADED_SECONDS = 5.0, 60.0
 CLIENTS, RULES = "made.by.clients", "made.by.rules"
 
@@ -122,7 +122,7 @@ def settle(churn: Churn, seconds: float) -> float:
     ended = time.monotonic()
     while wrong := churn.differences():
         assert time.monotonic() - ended < seconds, wrong
-        time.sleep(0.1)  # the broker does not report changes of a listing
+        time.sleep(0.1)  # the broker does not report changes to a listing
     return time.monotonic() - ended
 
 

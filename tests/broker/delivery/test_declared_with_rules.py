@@ -152,7 +152,7 @@ def test_a_restart_keeps_bindings_of_files_and_applications(site: Site, app: App
 
 @pytest.fixture
 def limited(site: Site) -> Iterator[Application]:
-    """An application that may publish and bind the queues a and b, but neither of the secret ones."""
+    """An application that may publish and bind the queues a and b, but neither of the secret queues."""
     with site.broker.temporary_user() as name:
         site.broker.grant(name, site.vhost, configure="^mine$", write="^(a|b|mine|filed|amq.default)$", read=".*")
         with Application(site.sidecar.port, site.vhost, name) as made:
