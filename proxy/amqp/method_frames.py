@@ -287,7 +287,7 @@ def bind(
 
 
 def unbind(channel: int, destination: Destination, source: bytes, key: bytes, entries: bytes = b"") -> bytes:
-    """Build a method that removes a binding made with `bind`."""
+    """Build a method that removes a binding created with `bind`."""
     kind, name = destination
     if kind == QUEUE:
         return method_frame(channel, methods.QUEUE_UNBIND, 0, name, source, key, entries)

@@ -17,7 +17,7 @@ least one of these rows exists. There are three kinds of rows:
   of the sidecar's marks or pins is recent enough. It also binds pins for the destinations of routes in clients'
   bindings.
 
-A client's binding that was made through another sidecar may rely on a row, even if this sidecar has not seen the
+A client's binding that was created through another sidecar may rely on a row, even if this sidecar has not seen the
 binding yet. No sidecar may remove the last row on which a binding relies. The broker has no compare-and-delete, but an
 unbind names the exact arguments of a row. Therefore, sidecars proceed as follows:
 
@@ -25,8 +25,8 @@ unbind names the exact arguments of a row. Therefore, sidecars proceed as follow
   `LEASE_SECONDS` before the broker confirmed the binding (`may_rely`, `holds`). If there is no such assertion, the
   sidecar binds another pin, with an argument that was never used before, and only then answers the client. After
   `RENEWAL_SECONDS`, an assertion is renewed, so that the replies to pipelined binds usually arrive in time.
-2. A sidecar unbinds its own assertions as soon as nothing known to this sidecar needs the destination. Bindings made
-  through other sidecars do not rely on these assertions.
+2. A sidecar unbinds its own assertions as soon as nothing known to this sidecar needs the destination. Bindings
+  created through other sidecars do not rely on these assertions.
 3. A row of another sidecar is unbound only when it is *settled*: the row was first listed, another listing was
   requested more than `LEASE_SECONDS` later, and that listing has arrived. No new binding relies on such a row, and the
   listing contains all earlier bindings that rely on it. If a client unbinds a mark of another sidecar before the mark
@@ -58,7 +58,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from proxy.values import Destination
 
-#: Time for which further bindings made through the same sidecar may rely on a mark or pin.
+#: Time for which further bindings created through the same sidecar may rely on a mark or pin.
 LEASE_SECONDS: Final = 2.0
 #: Age at which new bindings no longer rely on a mark or pin. A binding whose reply arrives after the lease needs a
 #: separate pin.
@@ -277,7 +277,7 @@ class TokenTable:
             self._set(destination, record, TokenState.UNKNOWN)
 
     def unbinding(self, destination: Destination) -> None:
-        """Record that a token is about to be unbound, so that publishes must not use it any more."""
+        """Record that a token is about to be unbound, so that publishes must no longer use it."""
         record = self._change(destination)
         self._withdraw(record)
         record.former_pins.clear()
@@ -365,7 +365,7 @@ class TokenTable:
         return destination in self._bound and bool(record.marks or record.pins)
 
     def may_rely(self, destination: Destination, binder: object, now: float) -> bool:
-        """Return True if a new binding made on a connection may rely on that connection's earlier assertion."""
+        """Return True if a new binding created on a connection may rely on that connection's earlier assertion."""
         record = self._records.get(destination, _ABSENT)
         return destination in self._bound and record.binder is binder and now < record.asserted_at + RENEWAL_SECONDS
 
@@ -445,7 +445,7 @@ class TokenTable:
             record.former_pins |= record.pins
             self.events += 1
             self._withdraw(record)
-            record.marks = marks  # no binding made through another sidecar relies on them
+            record.marks = marks  # no binding created through another sidecar relies on them
 
     def _settled(self, record: TokenRecord, rows: Collection[Row], seconds: float = LEASE_SECONDS) -> bool:
         """Return True if all bindings that rely on the given listed rows are known (points 3 and 5 above)."""

@@ -74,7 +74,7 @@ class BindingCopy(NamedTuple):
 
 
 class StoredBinding(NamedTuple):
-    """A binding made by a client."""
+    """A binding created by a client."""
 
     #: the binding as used for routing; its `sequence` is set by the sidecar
     binding: Binding
@@ -84,7 +84,7 @@ class StoredBinding(NamedTuple):
     #: copy routes messages to the destination.
     key: bytes
     #: all copies on the broker, signed copies first, then by sequence. The first copy is effective. There are several
-    #: copies if several sidecars have made the binding.
+    #: copies if several sidecars have created the binding.
     copies: tuple[BindingCopy, ...]
 
     @property
@@ -147,7 +147,7 @@ class OwnedExchange:
     #: destinations that the rules file names, and whether its rules let messages add exchanges (for the control plane)
     file_destinations: frozenset[Destination] = frozenset()
     file_adds_exchanges: bool = False
-    #: bindings made by clients, by identity; bindings from rules files are only in the router
+    #: bindings created by clients, by identity; bindings from rules files are only in the router
     clients: dict[Hashable, StoredBinding] = field(default_factory=dict)
     #: the same bindings, by the destination of the binding (not the destinations of its routes), then by identity
     receivers: dict[Destination, dict[Hashable, StoredBinding]] = field(default_factory=dict)
@@ -158,7 +158,7 @@ class OwnedExchange:
     #: destinations that clients are known to have permission to bind, by grant key; each grant is a binding on the
     #: carrier
     grants: dict[bytes, Destination] = field(default_factory=dict)
-    #: increases with every binding that a client makes, makes again or removes
+    #: increases with every binding that a client creates, creates again or removes
     changes: int = 0
     #: increases whenever a client declares the exchange again. The broker may have deleted it in the meantime.
     declares: int = 0

@@ -54,7 +54,7 @@ class Request:
         return (self.since is None or day >= self.since) and (self.until is None or day <= self.until)
 
     def lists(self, day: date) -> bool:
-        """Return whether a day is requested or follows a requested day, whose last publishes may be settled on it."""
+        """Return True if a day, or the day before it, is requested, since publishes may be settled after midnight."""
         return self.wants(day) or (day > date.min and self.wants(day - timedelta(days=1)))
 
     def named_days(self) -> list[date] | None:

@@ -153,7 +153,7 @@ def _exchange(made_of: type[Exchange], name: bytes, kind: str, declared: Json) -
 
 
 def _bind(vector: Json, exchanges: list[Exchange]) -> Json | None:
-    """Make all bindings; return the first refusal, with its index if the vector specifies one."""
+    """Create all bindings; return the first refusal, with its index if the vector specifies one."""
     declared = [vector, *vector.get("extra_exchanges", ())]
     for exchange, source in reversed(list(zip(exchanges, declared, strict=True))):
         for at, binding in enumerate(source["bindings"]):

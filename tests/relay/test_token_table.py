@@ -431,7 +431,7 @@ class World:
         self.numbers = count(1)
         self.now = 100.0
         self.rows: set[BrokerRow] = set()
-        #: bindings that clients have made, as confirmed by bind-ok, and have not unbound since
+        #: bindings that clients have created, as confirmed by bind-ok, and have not unbound since
         self.answered: set[int] = set()
         self.peers = [self.peer(self), self.peer(self)]
         for peer in self.peers:

@@ -48,7 +48,7 @@ class ExchangeRecord(NamedTuple):
 
 
 class BindingRecord(NamedTuple):
-    """A binding made by a client.
+    """A binding created by a client.
 
     Args:
         exchange: the source exchange, which a client or a rules file declared.

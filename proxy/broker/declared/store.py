@@ -603,7 +603,7 @@ class DeclarationStore:
         return stored_binding(record.exchange, *content, copies, one_word=owned.is_topic)
 
     def bindings(self) -> list[StoredBinding]:
-        """Return a copy of the current bindings, since a pass must not assess bindings made after its start."""
+        """Return a copy of the current bindings, since a pass must not assess bindings created after its start."""
         return [stored for owned in self.state.exchanges.values() for stored in owned.clients.values()]
 
     def binding_gone(self, stored: StoredBinding) -> bool:

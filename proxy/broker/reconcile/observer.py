@@ -63,7 +63,7 @@ class Reading:
     Args:
         digest: the digest of the listing; b"" if there is none.
         tokens: the tokens of the carrier at the time of the listing.
-        foreign: bindings that the sidecar did not make.
+        foreign: bindings that no sidecar created.
         superfluous: copies of clients' bindings that have to be removed.
         current_until: time until which a long, unchanged list of bindings need not be requested again.
     """

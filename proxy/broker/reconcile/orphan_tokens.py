@@ -62,7 +62,7 @@ class OrphanTokens:
     def needed_again(self, unbound: Iterable[UnbindRows]) -> list[BindToken]:
         """Return unbound tokens that are needed again.
 
-        Bindings made through other sidecars are not affected, since these sidecars bind their own marks or pins.
+        Bindings created through other sidecars are not affected, since these sidecars bind their own marks or pins.
         """
         return [
             BindToken(action.exchange, action.destination)

@@ -5,7 +5,8 @@
     diff      the actions that change the observed state to the desired state
     execute   carries out the actions; stores results in `ObservedState` and `TokenTable`, which the relays use
 
-Listed tokens are trusted. Without listings, some tokens are bound again in each pass. `vhost_loop` schedules passes.
+Tokens in a listing are known to be bound. Without listings, some tokens are bound again in each pass. `vhost_loop`
+schedules passes.
 
 Source: docs/explanation/architecture.md.
 """

@@ -1,11 +1,11 @@
 """Handles clients' binds and unbinds whose source is an exchange that is evaluated here.
 
-A binding is checked as the open-exchange plugin would check it. It is then made on the carrier, on the client's own
+A binding is checked as the open-exchange plugin would check it. It is then created on the carrier, on the client's own
 channel, so that the broker stores it. The first binding to a destination has the destination's token as key and routes
 messages to that destination; further bindings have storage keys. If each destination had an additional binding for its
 token, the number of bindings would double, and RabbitMQ before 3.13 compares every binding of an exchange with each
-message that has a BCC header. Each sidecar makes its own first binding, or a pin, since other sidecars may remove their
-rows at any time (`relay.token_table`). Clients can't change bindings from rules files.
+message that has a BCC header. Each sidecar creates its own first binding, or a pin, since other sidecars may remove
+their rows at any time (`relay.token_table`). Clients can't change bindings from rules files.
 
 A client's routes reach only destinations that the client has permission to bind (`ClientReach`). Existing destinations
 are checked before the binding is stored; other destinations are checked when a message chooses them. Tokens bound for
@@ -305,7 +305,7 @@ class ClientBindings:
         known = owned.clients.get(identity)
         kept = known is not None or not self._state.router.exchanges[owned.name].has(binding)
         if known is not None and not known.signed:
-            known = None  # the client that made this binding may have different permissions
+            known = None  # the client that created this binding may have different permissions
         is_new = known is None
         carried = owned.delivery is Delivery.CARRIER
         tokens = (receiver,) if carried and self._state.has_token(receiver) else ()

@@ -68,7 +68,7 @@ class StoredArguments(NamedTuple):
     sequence: int
     #: the client's routing key; empty for an exchange
     routing_key: bytes
-    #: user that made the binding; empty for an exchange
+    #: user that created the binding; empty for an exchange
     client: str
     #: raw entries of the client's table
     entries: bytes

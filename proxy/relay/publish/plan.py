@@ -147,9 +147,10 @@ class Plans:
         self.caches = caches or DecisionCaches()
         self.epoch = state.epoch
         self._by_exchange: dict[bytes, Plan] = {}
-        #: plans for publishes to other exchanges, needed for the address table or the tap; None if these publishes pass
+        #: plans for publishes to other exchanges, needed for the address table or the tap; None for publishes that are
+        #: forwarded unchanged
         self._by_address: dict[tuple[bytes, bytes], Plan | None] = {}
-        #: constant parts of the audit records for publishes that pass, by exchange
+        #: constant parts of the audit records for publishes that are forwarded unchanged, by exchange
         self._passed_records: dict[bytes, str] = {}
         #: observes publishes; set by `set_tap`
         self.tap: Tap | None = None
@@ -191,11 +192,11 @@ class Plans:
 
     @property
     def passes_unknown(self) -> bool:
-        """True if publishes to exchanges not evaluated here pass, since there is no address table and no tap."""
+        """True if publishes to exchanges not evaluated here need no plan: there is no address table and no tap."""
         return self.state.addresses is None and self.tap is None
 
     def find(self, exchange: bytes, routing_key: bytes) -> Plan | None:
-        """Return the plan for a publish; None means that the publish passes.
+        """Return the plan for a publish; None means that the publish is forwarded unchanged.
 
         The plan is for the publish's exchange if that exchange is evaluated here, otherwise for the publish's address.
         """
@@ -259,7 +260,7 @@ class Plans:
         )
 
     def _passing(self, publication: Publication) -> Plan | None:
-        """Return the plan for a publish that passes unchanged; None unless a tap observes the publish."""
+        """Return the plan for a publish that is forwarded unchanged; None unless a tap observes the publish."""
         exchange = publication.exchange
         if self.watching(exchange) is None or exchange in self.state.carriers:
             return None

@@ -207,7 +207,7 @@ def _walk_eq(walk: tuple[HeaderOperator, ...], message: Message) -> bool:
 
 
 def _walk_set(walk: tuple[HeaderOperator, ...], message: Message) -> int:
-    """Return the number of operators that matched; -1 if an operator did not match a present header."""
+    """Return the number of operators that matched; -1 if an operator did not match its header, which is present."""
     headers = message.sorted_headers
     at, end, count = 0, len(headers), 0
     for operator in walk:

@@ -230,7 +230,7 @@ class Operator:
     Args:
         key: the argument's key as declared.
         expected: the argument's value, or one element of a list.
-        negated: whether a present fact matches if the condition is false.
+        negated: whether a fact, if present, matches when the condition is false.
         optional: whether ABSENT counts as a match with `all` (and with `eq`, for a header).
 
     Raises:

@@ -214,7 +214,7 @@ class Load:
             work.result()
 
     def check(self, site: Outside) -> None:
-        """Every message that was acked is in its queues, once."""
+        """Check that each acked message is in each of its queues exactly once."""
         with Producer(site.broker.port, site.vhost).open() as direct:
             bodies = {queue: [message.body for message in direct.take(queue)] for queue in ("a", "b")}
         assert self.returned == []
