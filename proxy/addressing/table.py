@@ -11,8 +11,8 @@ integer, starting at the end of the pattern. A single pass from the left then ex
 these offsets.
 
 `AddressIndex` preselects patterns by their prefix, then by their suffix, then by a few bytes of an inner literal. An
-address is looked up by its prefixes, suffixes and substrings. The patterns found are candidates, some of which may not
-match.
+address is looked up by its prefixes, suffixes and substrings. The patterns found are only candidates, which are
+then matched.
 
 Source: the messenger-addressing specification, 1.1 to 1.3, and 1.6 for the bound.
 """

@@ -160,7 +160,7 @@ def refuse_undecodable(data: bytes, start: int, end: int) -> None:
             if octet in b"fd" and data[letter_at + 1] & 0x7F == 0x7F:  # seven of the exponent's 8 or 11 bits
                 rest = 0x80 if octet == 0x66 else 0xF0
                 if data[letter_at + 2] & rest == rest:
-                    raise ProtocolError(502, "a number in the headers is infinite or not a number")
+                    raise ProtocolError(502, "a number in the headers is infinite or NaN")
     except _MALFORMED:
         _malformed()
 

@@ -6,7 +6,8 @@ recognizes refused logins. If the client has announced the capability ``authenti
 closes the connection with 403; otherwise, it just drops the connection.
 
 The connection is a plain aio-pika connection, and `vhost_loop` reconnects after a loss. A robust aio-pika connection
-would redeclare objects that may be obsolete. aiormq, on which aio-pika is based, is used only here and in `methods`:
+would redeclare objects that may be obsolete. aiormq, on which aio-pika is based, is used directly only here and in
+`methods`, for these reasons:
 
 - `_Transport`: aiormq does not report why the broker refuses a virtual host, and drops a Channel.CloseOk if ten frames
   are already waiting to be written. The broker then refuses this channel number until the connection is closed.

@@ -1,9 +1,8 @@
 """The control plane's interface for other packages, which covers all managed virtual hosts.
 
 A virtual host is managed if it is named in the rules, if clients have declared exchanges in it, or if a client logs in
-to it. `app` creates a `Topology`, awaits `start` and runs `run` as a task. Sessions use the `requests_of` their virtual
-host.
-Rules files are not read here; callers pass the shared states created from them.
+to it. `app` creates a `Topology`, awaits `start` and runs `run` as a task. Sessions call `requests_of` for their
+virtual host. Rules files are not read here; callers pass the shared states created from them.
 
 Source: architecture, "The broker is the store".
 """

@@ -38,8 +38,8 @@ unbind names the exact arguments of a row. Therefore, sidecars proceed as follow
   unbinds the plain row, it binds a pin that counts as a pin of another sidecar. A sidecar whose rules need the
   destination then recreates the plain row in its next pass. On the carriers of exchanges from rules files, pins of
   other sidecars are settled only after `handover_seconds`, so that every sidecar has time to run a pass. While new
-  rules are being applied, other sidecars may hand over rows that these rules need. If applying the rules took long,
-  another pass is therefore run before the rules take effect.
+  rules are being applied, other sidecars may hand over rows that these rules need. If applying the rules took
+  a long time, another pass is therefore run before the rules take effect.
 
 Points 1 to 4 guarantee that the last row on which a binding relies is kept, regardless of the order in which the broker
 executes the steps of any number of sidecars. Only durations are compared, so clocks need not agree.

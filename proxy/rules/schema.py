@@ -357,7 +357,7 @@ def _take_items(keys: Keys, key: str) -> list[Any]:
 
 
 def _take_sections(keys: Keys, key: str) -> list[Keys]:
-    """Remove and return the items of a list. Some of them may not be mappings."""
+    """Remove and return the items of a list, which need not be mappings."""
     return [Keys(item, keys.faults, join(keys.at(key), index)) for index, item in enumerate(_take_items(keys, key))]
 
 

@@ -279,7 +279,7 @@ def test_numbers_that_are_not_finite_are_undecodable(letter: str, number: float,
     if outer:
         value = Value(outer, (value,) if outer == "A" else ((b"k", value),))
     entries = encode_table(((b"a", Value("V", None)), (b"n", value)))
-    with pytest.raises(ProtocolError, match="infinite or not a number"):
+    with pytest.raises(ProtocolError, match="infinite or NaN"):
         refuse_undecodable(entries, 0, len(entries))
 
 

@@ -31,12 +31,12 @@ def test_lists_are_refused_for_operators_with_a_single_value(key: str, element: 
 def test_infinity_and_nan_are_refused(number: float, kind: str) -> None:
     for entry in (value(number), Value("f", number), table(k=number), table(k=many(number))):
         text = refusal(to_queue("q", {"a": entry}), kind)
-        assert text == "Argument 'a' holds a number that is infinite or not a number"
+        assert text == "Argument 'a' holds a number that is infinite or NaN"
 
 
 def test_infinity_and_nan_are_refused_in_a_list() -> None:
     text = refusal(to_queue("q", {"x-match": "any", "a": many(1, float("nan"))}))
-    assert text == "Argument 'a' holds a number that is infinite or not a number"
+    assert text == "Argument 'a' holds a number that is infinite or NaN"
 
 
 def test_duplicate_arguments_are_both_operators() -> None:

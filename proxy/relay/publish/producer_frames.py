@@ -156,7 +156,8 @@ class ProducerFrames:
         if event is ChannelEvent.PRODUCER_CLOSE and channel.state is before:
             # This close crosses or follows another close. Each close is answered (spec, 1.5.2.5 and 1.5.2.6).
             if channel.state is CLOSING_BY_PRODUCER:
-                channel.output.close_oks += 1  # sent after the broker's close-ok, before which confirms may arrive
+                # sent only after the broker's close-ok, since confirms may arrive before it
+                channel.output.close_oks += 1
             else:
                 connection.send_to_producer(channel, channel_close_ok(channel.number))
             return False

@@ -424,7 +424,7 @@ def refuse_unreal_numbers(arguments: Sequence[tuple[bytes, Value]]) -> None:
     """
     for key, value in arguments:
         if value.letter in "fdAF" and not _is_real(value):
-            raise precondition_failed(f"Argument '{text(key)}' holds a number that is infinite or not a number")
+            raise precondition_failed(f"Argument '{text(key)}' holds a number that is infinite or NaN")
 
 
 def _is_real(value: Value) -> bool:

@@ -301,7 +301,7 @@ def test_headers_that_no_broker_can_decode_end_only_the_connection_of_their_prod
         if number == 25:
             bad.publish("", "far/one", {"n": float("nan")})
     closed = bad.closed(0)
-    assert (closed.code, closed.text) == (502, "SYNTAX_ERROR - a number in the headers is infinite or not a number")
+    assert (closed.code, closed.text) == (502, "SYNTAX_ERROR - a number in the headers is infinite or NaN")
     good.settle_all(50)
     assert len(far.take("one")) == 50
 

@@ -117,7 +117,7 @@ def test_silent_admin_connections_do_not_use_up_the_descriptors_of_producers(sit
         for number in range(300):
             half = stack.enter_context(socket.create_connection(address))
             half.sendall(b"GET /livez HTTP/1.1\r\n" if number % 2 else b"")
-        until(lambda: alive(site))  # not at once: while all connections are new, another is refused
+        until(lambda: alive(site))  # with delay, since a further connection is refused while all others are new
         until(lambda: descriptors() <= before + 66)
         producer = site.producer()
         producer.publish("letters")
