@@ -87,7 +87,7 @@ def _traffic(page: Sequence[Sample]) -> Iterator[str]:
             outcomes[outcome] = outcomes.get(outcome, 0) + sample.value
     if outcomes:
         shown = [f"{outcome} {count:.0f}" for outcome, count in outcomes.items() if count]
-        yield _row("publishes", ", ".join(shown) or "none since the start")
+        yield _row("publishes", ", ".join(shown) or "none since startup")
 
 
 def _body(status: Mapping[str, Any]) -> Iterator[str]:

@@ -49,7 +49,7 @@ function status() {
     ['Version', `${status.version}, ${status.build}`],
     ['Started', time(status.started_at), '', `${duration(Date.now() / 1000 - status.started_at)} ago, process ${status.process}`],
     ['Rules', status.rules, '', `active since ${time(status.rules_since)}`],
-    ['Last reload', reload ? `${reload.result} (${reload.reason})` : 'none since the start', reload?.errors.length ? 'bad' : '', reload ? time(reload.at) : ''],
+    ['Last reload', reload ? `${reload.result} (${reload.reason})` : 'none since startup', reload?.errors.length ? 'bad' : '', reload ? time(reload.at) : ''],
     ['Shadow', status.shadow ? `rules ${status.shadow}` : 'none'],
     ['Audit log', status.audit_failure ?? 'no error', status.audit_failure ? 'bad' : ''],
   ])
