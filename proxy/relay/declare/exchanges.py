@@ -148,16 +148,21 @@ class ClientExchanges:
 
         If the exchange was missing, publishes have to wait from now on until its tokens are bound. Otherwise, its
         tokens are bound again before the client is answered, since the exchange and its bindings may have been deleted
-        elsewhere. The channel waits for the reply, which is always requested, since the client's next message may
-        choose the exchange.
+        elsewhere. The channel waits for the reply, since the client's next message may be routed to the exchange. If
+        this is impossible and the client expects no reply, the method is forwarded unchanged.
         """
-        connection, destination = self._connection, (EXCHANGE, request.exchange)
+        connection, destination, state = self._connection, (EXCHANGE, request.exchange), self._state
+        if request.nowait and not (
+            self._is_destination(request.exchange)
+            or any(state.router.may_choose(name, destination) for name in state.exchanges)
+        ):
+            return True
 
         def declared(frame: bytes) -> bool:
             if connection.upstream.closing:
                 return not request.nowait
             go_on = partial(reply_and_resume, connection, channel, b"" if request.nowait else frame)
-            if any(destination in owned.bound for owned in self._state.carried()):
+            if any(destination in owned.bound for owned in state.carried()):
                 connection.pending.requests.append(EnsureDestination(channel, destination, go_on))
             else:
                 connection.terms.inventory.declared(destination, False)

@@ -41,8 +41,9 @@ class ClientQueues:
     def declare(self, channel: Channel, frame: bytes) -> bool:
         """Handle queue.declare; return whether it is forwarded unchanged.
 
-        A reply is always requested from the broker. It contains the queue's name, to which later methods may refer by
-        an empty name. An exclusive queue can be bound only after its declaration, and only on this connection.
+        If the client expects no reply, a reply is requested in three cases: rules may choose the queue; the reply
+        contains the name of the queue, to which later methods may refer by an empty name; or the queue is exclusive,
+        and can be bound only after its declaration, on this connection.
         """
         connection = self._connection
         request = read_request(QueueDeclare, frame[7:-1])
@@ -54,6 +55,10 @@ class ClientQueues:
             connection.upstream.may_be_kept = False
         for owned in connection.plans.state.exchanges.values():
             owned.tokens.declared((QUEUE, request.queue))
+        if request.nowait and request.queue and not (request.exclusive or self._is_chosen(request.queue)):
+            if not request.passive:
+                connection.terms.inventory.declared((QUEUE, request.queue), False)
+            return True
         connection.change(channel, ChannelEvent.DECLARE)
         channel.replies.append(ExpectedReply(methods.QUEUE_DECLARE_OK, partial(self._declared, channel, request)))
         if request.nowait:
@@ -112,6 +117,13 @@ class ClientQueues:
         else:
             go_on()
         return False
+
+    def _is_chosen(self, queue: bytes) -> bool:
+        """Return True if the client's next message may be routed to a queue that is being declared."""
+        state = self._connection.plans.state
+        return self._connection.terms.inventory.interested(queue) or any(
+            state.router.may_choose(name, (QUEUE, queue)) for name in state.exchanges
+        )
 
     def _add_exclusive(self, queue: bytes) -> None:
         """Record an exclusive queue, and forget deleted queues, such as auto-delete queues, from time to time."""
