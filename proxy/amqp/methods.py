@@ -69,7 +69,10 @@ BASIC_NACK: Final = 60 << 16 | 120
 CONFIRM_SELECT: Final = 85 << 16 | 10
 CONFIRM_SELECT_OK: Final = 85 << 16 | 11
 TX_SELECT: Final = 90 << 16 | 10
+TX_COMMIT: Final = 90 << 16 | 20
 TX_COMMIT_OK: Final = 90 << 16 | 21
+TX_ROLLBACK: Final = 90 << 16 | 30
+TX_ROLLBACK_OK: Final = 90 << 16 | 31
 
 _KINDS: Final = cast("dict[int, type[base.Frame]]", commands.INDEX_MAPPING)
 

@@ -381,7 +381,16 @@ class BrokerFrames:
         return self._settle(channel, tag, multiple, ack=False) and not self._connection.delay_confirm(channel, frame)
 
     def _commit_ok(self, channel: Channel, frame: bytes) -> bool:
-        return not self._connection.delay_confirm(channel, frame)
+        return self._rollback_ok(channel, frame) and not self._connection.delay_confirm(channel, frame)
+
+    def _rollback_ok(self, channel: Channel, frame: bytes) -> bool:
+        """Record the end of a transaction, after which its publishes are not returned."""
+        confirms = channel.confirms
+        if confirms.transactions:
+            last = confirms.transactions.popleft()
+            if confirms.returns:
+                confirms.returns.processed(last)
+        return True
 
     def _settle(self, channel: Channel, tag: int, multiple: bool, *, ack: bool) -> bool:
         connection = self._connection
@@ -499,6 +508,7 @@ _CHANNEL_HANDLERS: Final[dict[int, Callable[[BrokerFrames, Channel, bytes], bool
     methods.BASIC_NACK: BrokerFrames._nack,
     methods.BASIC_RETURN: BrokerFrames._return,
     methods.TX_COMMIT_OK: BrokerFrames._commit_ok,
+    methods.TX_ROLLBACK_OK: BrokerFrames._rollback_ok,
     methods.CHANNEL_OPEN_OK: BrokerFrames._opened,
     methods.CHANNEL_CLOSE: BrokerFrames._close,
     methods.CHANNEL_CLOSE_OK: BrokerFrames._closed,

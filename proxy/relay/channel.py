@@ -155,6 +155,8 @@ class PendingConfirms:
     ledger: Ledger | None = None
     #: publishes sent as several copies, which the broker may return separately
     returns: Returns | None = None
+    #: `total` at each commit or rollback that is unanswered
+    transactions: deque[int] = field(default_factory=deque)
     #: (delivery tag, time of the publish) of the confirm being timed
     sample: tuple[int, float] | None = None
 

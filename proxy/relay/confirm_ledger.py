@@ -4,7 +4,8 @@ While every publish from the producer results in one upstream publish, the tags 
 acks are relayed, and `Settled` counts them. `Ledger` takes over on a channel with the first publish that needs several
 upstream publishes. From then on, the tags differ. A producer's tag is settled when all copies of its publish are
 settled, and it is nacked if at least one copy was nacked. `Returns` relays a return when all copies have been returned.
-A return has no tag, so it is identified by its content, which also works on channels without confirms.
+A return has no tag, so it is identified by its content, which also works on channels without confirms. The broker has
+sent all returns of a publish when it answers a later method on the channel or, in a transaction, the commit.
 
 `broker_frames` handles the broker's acks and nacks, records them here and relays them.
 
@@ -17,11 +18,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final
 
-#: Maximum number of publishes per channel whose returns are joined. Confirmed publishes are removed. If the limit is
-#: exceeded, which can happen on a channel without confirms, the oldest publishes are removed, and their returns are
-#: relayed once per copy.
+#: Maximum number of publishes per channel whose returns are joined. Publishes that the broker has processed are
+#: removed. If the limit is exceeded, for example in a transaction, the oldest publishes are removed, and their returns
+#: are relayed once per copy.
 WAITING_RETURNS: Final = 4096
 
 
@@ -159,6 +161,8 @@ class _Whole:
     number: int
     #: copies that have not been returned yet
     copies: list[Hashable]
+    #: copies on other brokers
+    remote: frozenset[Hashable]
     #: whether a copy is known not to be returned, so that the publish is not returned either
     kept: bool = False
 
@@ -171,9 +175,11 @@ class Returns:
     numbered from the start of the channel, because delivery tags start with Confirm.Select.
     """
 
-    __slots__ = ("_copies", "_order")
+    __slots__ = ("_copies", "_order", "requested")
 
     def __init__(self) -> None:
+        #: whether an answer has been requested that shows that the broker has processed the earlier publishes
+        self.requested = False
         self._order: deque[_Whole] = deque()
         self._copies: dict[Hashable, deque[_Whole]] = {}
 
@@ -181,9 +187,10 @@ class Returns:
         """Return True if a Basic.Return from the broker may belong to a tracked publish."""
         return bool(self._copies)
 
-    def expect(self, number: int, copies: Iterable[Hashable]) -> None:
+    def expect(self, number: int, copies: Iterable[Hashable], remote_copies: Iterable[Hashable] = ()) -> None:
         """Add a mandatory publish: its number on the channel, and the fingerprints of its copies."""
-        whole = _Whole(number, list(copies))
+        remote = frozenset(remote_copies)
+        whole = _Whole(number, [*copies, *remote], remote)
         self._order.append(whole)
         for copy in whole.copies:
             self._copies.setdefault(copy, deque()).append(whole)
@@ -215,6 +222,13 @@ class Returns:
                     self._order.remove(whole)
                     self._forget(whole)
                 return
+
+    def processed(self, number: int) -> None:
+        """Record that the broker has returned all copies of publishes up to a number that it has not routed."""
+        for whole in list(takewhile(lambda whole: whole.number <= number, self._order)):
+            for copy in [copy for copy in whole.copies if copy not in whole.remote]:
+                whole.kept = True
+                self._take(copy, whole)
 
     def _take(self, copy: Hashable, whole: _Whole) -> None:
         self._remove(copy, whole)

@@ -96,6 +96,18 @@ def inject(
     channel.replies.append(ExpectedReply(reply_to(last), answered, request_method, dropped=dropped))
 
 
+def when_processed(connection: ConnectionState, channel: Channel, then: Callable[[], None]) -> None:
+    """Call a function when the broker has processed all earlier frames of a channel; the channel does not wait."""
+
+    def answered(_: bytes) -> bool:
+        then()
+        return False
+
+    frame = _nothing(channel)
+    connection.to_upstream.append(frame)
+    channel.replies.append(ExpectedReply(reply_to(frame), answered))
+
+
 def refuse_in_order(connection: ConnectionState, channel: Channel, error: ProtocolError) -> None:
     """Refuse a method as RabbitMQ does: after the replies to the client's earlier methods on the channel.
 

@@ -172,6 +172,11 @@ class ProducerFrames:
         channel.mode = mode
         return True
 
+    def _end_transaction(self, channel: Channel, frame: bytes) -> bool:
+        _check(_method_of(frame), frame[7:-1])
+        channel.confirms.transactions.append(channel.confirms.total)
+        return True
+
     def _qos(self, channel: Channel, frame: bytes) -> bool:
         """Record whether the prefetch count limits the connection's consumers to a few messages."""
         _, prefetch_count, _ = methods.arguments(frame[7:-1])
@@ -419,6 +424,8 @@ _OWN_HANDLERS = {
     methods.CHANNEL_CLOSE_OK: ProducerFrames._channel_method,
     methods.CONFIRM_SELECT: ProducerFrames._select,
     methods.TX_SELECT: ProducerFrames._select,
+    methods.TX_COMMIT: ProducerFrames._end_transaction,
+    methods.TX_ROLLBACK: ProducerFrames._end_transaction,
     methods.BASIC_QOS: ProducerFrames._qos,
     methods.BASIC_PUBLISH: ProducerFrames._publish,
 }

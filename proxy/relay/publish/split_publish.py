@@ -15,9 +15,10 @@ from proxy.amqp.frames import body_frames
 from proxy.amqp.properties import fingerprint
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, CollectedPublish, PendingPublish
-from proxy.relay.channel_state import CONFIRM
+from proxy.relay.channel_state import CONFIRM, PLAIN
 from proxy.relay.confirm_ledger import Ledger, Returns
 from proxy.relay.connection_state import ConnectionState
+from proxy.relay.declare.injected_methods import when_processed
 from proxy.relay.original_address import OriginalAddress
 from proxy.relay.publish.outgoing import PUBLISH, Copy, Outgoing, copy_frames
 from proxy.relay.remote.forwarding import copy_ids, send_remote_copies
@@ -70,9 +71,28 @@ def send_collected(connection: ConnectionState, collected: CollectedPublish) -> 
     if publish.mandatory and len(sent) + len(names) > 1:
         if confirms.returns is None:
             confirms.returns = Returns()
-        confirms.returns.expect(confirms.total, [*sent, *names])
+        confirms.returns.expect(confirms.total, sent, names)
+        if channel.mode is PLAIN and not confirms.returns.requested:
+            _request_answer(connection, channel, confirms.returns)
     if remote_targets is not None:
         send_remote_copies(connection, collected, remote_targets, names)
+
+
+def _request_answer(connection: ConnectionState, channel: Channel, returns: Returns) -> None:
+    """Request an answer to learn when the broker has processed all publishes sent so far.
+
+    Without confirms and transactions, nothing else shows this. One request is unanswered at a time.
+    """
+    number = channel.confirms.total
+
+    def answered() -> None:
+        returns.processed(number)
+        returns.requested = False
+        if returns and channel.confirms.total > number and not connection.upstream.closing:
+            _request_answer(connection, channel, returns)
+
+    returns.requested = True
+    when_processed(connection, channel, answered)
 
 
 def ledger_of(channel: Channel) -> Ledger:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pamqp import commands
+from pamqp import base, commands
 
 from proxy.amqp.properties import fingerprint
 from proxy.amqp.tables import encode_table
@@ -44,12 +44,13 @@ def to_many(count: int, delivery: Delivery = Delivery.CARRIER, exchanges: int = 
 
 
 def parts(data: bytes) -> list[list[Frame]]:
-    """Split the bytes into the frames of each publish."""
+    """Split the bytes into the frames of each publish, without the request that follows mandatory publishes."""
     publishes: list[list[Frame]] = []
     for frame in split(data):
         if frame.name == "Basic.Publish":
             publishes.append([])
-        publishes[-1].append(frame)
+        if frame.name != "Exchange.Declare":
+            publishes[-1].append(frame)
     return publishes
 
 
@@ -219,6 +220,42 @@ def test_returns_of_confirmed_publishes_are_not_awaited() -> None:
     wire.produce(publish(mandatory=True))
     wire.answer(ack(2, True))
     assert not wire.relay.connection.channels[1].confirms.returns
+
+
+def test_without_confirms_returns_are_not_awaited_after_the_broker_has_processed_a_publish() -> None:
+    """The broker answers methods in order. The last publish is sent once, since the exchange was deleted."""
+    of = several("e")
+    wire = Wire(of).open()
+    message = publish(mandatory=True)
+    request = split(wire.produce(message))[-1]
+    assert (request.name, request.arguments["passive"]) == ("Exchange.Declare", True)
+    assert "Exchange.Declare" not in names(wire.produce(message))  # one request at a time
+    assert wire.answer(method(1, commands.Exchange.DeclareOk())) == b""
+    assert names(wire.upstream()) == ["Exchange.Declare"]
+    assert wire.answer(method(1, commands.Exchange.DeclareOk())) == wire.upstream() == b""
+    of.set_missing(("exchange", b"e"), "deleted")
+    of.changed()
+    [copy] = parts(wire.produce(message))
+    assert names(wire.answer(back(copy))) == ["Basic.Return", "Header", "Body"]
+
+
+@pytest.mark.parametrize(
+    ("end", "ok"),
+    [(commands.Tx.Commit(), commands.Tx.CommitOk()), (commands.Tx.Rollback(), commands.Tx.RollbackOk())],
+    ids=["commit", "rollback"],
+)
+def test_returns_of_a_transaction_are_not_awaited_after_its_end(end: base.Frame, ok: base.Frame) -> None:
+    """The publishes are equal. The broker returns one copy of the first, and both copies of the last."""
+    wire = Wire(several("e")).open()
+    wire.produce(method(1, commands.Tx.Select()))
+    wire.answer(method(1, commands.Tx.SelectOk()))
+    message = publish(mandatory=True)
+    copies = parts(wire.produce(message))
+    wire.produce(method(1, end), message, method(1, end), message)
+    assert wire.answer(back(copies[0])) == b""
+    assert wire.answer(method(1, ok), method(1, ok)) == method(1, ok) * 2
+    assert wire.answer(back(copies[1])) == b""
+    assert names(wire.answer(back(copies[0]))) == ["Basic.Return", "Header", "Body"]
 
 
 def test_returns_from_before_confirm_select_are_joined_after_a_confirm_with_an_equal_tag() -> None:
