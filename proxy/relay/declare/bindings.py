@@ -434,7 +434,8 @@ class ClientBindings:
             for destination in planned.tokens:
                 owned.tokens.bind_ok(destination)
                 check_tokens(state, owned, destination, planned.under)
-                state.not_missing(destination)
+            if state.not_missing(planned.request.receiver):
+                state.changed()
             # In the meantime, the binding may have been added to a rules file.
             exchange = state.router.exchanges[owned.name]
             is_clients = planned.identity in owned.clients or not exchange.has(planned.compiled.binding)

@@ -20,6 +20,11 @@ exchanges:
   - name: jobs.queue
     delivery: queue
     bindings: [{queue: ruled}, {exchange: ruled}]
+  - name: found
+    bindings: [{queue: a}, {queue: found}]
+  - name: found.queue
+    delivery: queue
+    bindings: [{queue: a}, {queue: found}]
 """
 #: The sidecar learns of changes only from the declarations that pass through it.
 SETTINGS = {"inventory": {"refresh": "1h"}}
@@ -135,3 +140,21 @@ def test_a_message_sent_directly_after_a_declare_reaches_the_queue_by_a_clients_
             app.expect("Queue.DeclareOk")
         assert app.settle() == (True, [])
         assert [len(app.take(queue)) for queue in ("a", "late")] == [1, 1]
+
+
+# -- destinations declared elsewhere -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [{}, {"x-?hkex": "n"}], ids=str)
+@pytest.mark.parametrize("exchange", ["found", "found.queue"])
+def test_a_queue_of_the_rules_that_was_declared_elsewhere_gets_messages_as_soon_as_a_client_binds_it(
+    site: Site, producer: Producer, exchange: str, arguments: dict[str, str]
+) -> None:
+    """Without arguments, the binding is the same as that of the rules."""
+    assert producer.send_settled(exchange, "k", {"n": 1}).acked
+    site.make_queue("found")
+    producer.send(Application.binding("found", exchange, arguments))
+    producer.expect("Queue.BindOk")
+    assert producer.send_settled(exchange, "k", {"n": 1}).acked
+    assert site.bodies("a", "found") == [[b"body"] * 2, [b"body"]]
+    producer.ask(commands.Queue.Delete(queue="found"))
