@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.net.link import WRITE_HIGH_BYTES, Link, ReadPauses
+from proxy.net.link import Link, ReadPauses
 from tests.net.stage import eventually
 
 
@@ -71,22 +71,6 @@ async def test_the_end_of_a_rest_leaves_other_pauses_in_force(ends: Ends) -> Non
     assert not ends.link.transport.is_reading()
     pauses.end()
     assert ends.link.transport.is_reading()
-
-
-async def test_a_slow_peer_and_its_recovery_are_reported_once(ends: Ends) -> None:
-    ends.writer.transport.pause_reading()  # type: ignore[attr-defined]
-    while not ends.writable:
-        ends.link.send([bytes(WRITE_HIGH_BYTES)])
-    assert ends.writable == [False]
-    assert ends.link.waiting_bytes > WRITE_HIGH_BYTES
-    ends.writer.transport.resume_reading()  # type: ignore[attr-defined]
-
-    async def read_all() -> None:
-        while ends.link.waiting_bytes:
-            await ends.reader.read(1 << 20)
-
-    await read_all()
-    assert ends.writable == [False, True]
 
 
 async def test_data_sent_after_the_end_is_dropped(ends: Ends) -> None:

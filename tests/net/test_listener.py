@@ -43,18 +43,6 @@ async def answered(producer: Peer, link: Peer) -> None:
 # -- accepting connections ---------------------------------------------------------------------------------------------
 
 
-async def test_every_address_is_listened_on() -> None:
-    async with staged() as stage:
-        more = Listener([("127.0.0.1", 0), ("127.0.0.1", 0)], stage.shared, QUICK)
-        bound = await more.start()
-        assert len({port for _, port in bound}) == 2
-        for host, port in bound:
-            _, writer = await asyncio.open_connection(host, port)
-            writer.close()
-            await writer.wait_closed()
-        await more.drain()
-
-
 async def test_an_address_that_is_taken_is_an_error(authority: Authority) -> None:
     async with staged() as stage:
         context = ServerTls(*authority.certificate("localhost")).context()
@@ -111,9 +99,11 @@ async def test_most_connections_of_a_flood_are_closed_without_an_answer(monkeypa
 
 
 @contextlib.asynccontextmanager
-async def with_tls_address(authority: Authority, limits: ListenerLimits) -> AsyncIterator[tuple[Stage, int]]:
+async def with_tls_address(
+    authority: Authority, limits: ListenerLimits, handshake_seconds: float = 30.0
+) -> AsyncIterator[tuple[Stage, int]]:
     """A listener with a plain and a TLS address, and the port of the TLS address."""
-    async with staged(listener_limits=limits) as stage:
+    async with staged(SessionLimits(handshake_seconds=handshake_seconds), listener_limits=limits) as stage:
         context = ServerTls(*authority.certificate("localhost")).context()
         # The same address twice: port 0 is any free port.
         addresses = [("127.0.0.1", 0), ("127.0.0.1", 0)]
@@ -188,17 +178,43 @@ async def test_a_drain_ends_tls_handshakes_and_closes_the_address(authority: Aut
         await late.disconnect()
 
 
+async def test_an_unfinished_tls_handshake_is_closed_counted_and_logged(authority: Authority) -> None:
+    with capture_logs() as logged:
+        async with with_tls_address(authority, QUICK, handshake_seconds=0.3) as (stage, port):
+            peer = await silent(port)
+            stage.peers.append(peer)
+            assert await peer.is_gone()
+            await eventually(lambda: not stage.listener._sessions)
+            assert stage.counters.downstream.results["timeout"] == 1
+    assert [entry["reason"] for entry in logged if entry["event"] == "producer not connected"] == [
+        "no TLS handshake within 0.3 s"
+    ]
+
+
+async def test_a_peer_without_tls_is_counted_and_logged(authority: Authority) -> None:
+    with capture_logs() as logged:
+        async with with_tls_address(authority, QUICK) as (stage, port):
+            peer = await silent(port)
+            stage.peers.append(peer)
+            peer.send(client.PROTOCOL_HEADER)
+            await peer.reader.read()
+            await eventually(lambda: not stage.listener._sessions)
+            assert stage.counters.downstream.results["tls_error"] == 1
+    assert ["does not speak TLS" in entry["reason"] for entry in logged] == [True]
+
+
+async def test_a_probe_that_leaves_before_its_tls_handshake_is_no_event(authority: Authority) -> None:
+    with capture_logs() as logged:
+        async with with_tls_address(authority, QUICK) as (stage, port):
+            peer = await silent(port)
+            await eventually(lambda: stage.listener._sessions)
+            await peer.disconnect()
+            await eventually(lambda: not stage.listener._sessions)
+            assert not any(stage.counters.downstream.results.values())
+    assert logged == []
+
+
 # -- draining ----------------------------------------------------------------------------------------------------------
-
-
-async def test_a_drain_closes_an_idle_producer_with_320_and_accepts_no_other() -> None:
-    async with staged(listener_limits=PATIENT) as stage:
-        producer, link = await stage.producer()
-        draining = asyncio.ensure_future(stage.listener.drain())
-        await answered(producer, link)
-        await draining
-        with pytest.raises(ConnectionRefusedError):
-            await stage.connect()
 
 
 async def test_unsettled_publishes_settle_before_their_producer_is_closed() -> None:
@@ -247,18 +263,6 @@ async def test_a_producer_that_never_stops_publishing_does_not_use_up_the_deadli
             busy.cancel()
             producer.call(commands.Connection.CloseOk(), 0)
             await draining
-
-
-async def test_publishes_not_settled_at_the_deadline_are_logged() -> None:
-    with capture_logs() as logged:
-        async with staged(listener_limits=QUICK) as stage:
-            producer, link = await stage.opened(confirm=True)
-            producer.send(client.publish(1, b"any", b"k", (), b"x"))
-            await link.expect("Basic.Publish")
-            draining = asyncio.ensure_future(stage.listener.drain())
-            assert await producer.close_reason() == SHUTTING_DOWN
-            await draining
-    assert "publishes not confirmed in time" in [entry["event"] for entry in logged]
 
 
 async def test_a_producer_that_does_not_answer_the_close_is_dropped_after_the_deadline() -> None:

@@ -25,20 +25,6 @@ def checked(answer: Endpoint | str) -> Endpoint:
     return answer
 
 
-def test_a_configured_broker_has_address_tls_and_credentials() -> None:
-    made = checked(named(b"safe"))
-    assert (made.label, made.host, made.port, made.tls) == ("safe", "10.0.0.2", 5671, TLS)
-    assert (made.credentials.user, made.credentials.password, made.credentials.vhost) == (
-        b"mover",
-        b"s3cret",
-        b"far side",
-    )
-
-
-def test_without_a_configured_virtual_host_the_producers_is_used() -> None:
-    assert checked(named(b"plain")).credentials.vhost == b"home"
-
-
 @pytest.mark.parametrize(
     ("name", "user", "password", "login"),
     [
@@ -70,7 +56,3 @@ def test_a_host_of_an_address_needs_no_configuration() -> None:
 @pytest.mark.parametrize("host", [b"a..b", b"a" * 64 + b".example", b"b\xe9.example"])
 def test_a_host_that_cannot_be_looked_up_is_an_error(host: bytes) -> None:
     assert endpoint(Remote(b"", host, None, None), {}, "home") == "a host whose name is not valid"
-
-
-def test_no_password_is_shown() -> None:
-    assert "s3cret" not in repr(BROKERS) + repr(named(b"plain"))

@@ -10,7 +10,7 @@ import pytest
 from pamqp import commands
 
 from proxy.addressing.targets import Remote
-from proxy.net.remote.connection import IDLE_SECONDS
+from proxy.net.remote.connection import IDLE_SECONDS, RemoteConnection
 from proxy.net.remote.endpoints import RemoteBroker, RemoteLimits
 from proxy.net.remote.pool import ProducerRemotes, RemotePool
 from proxy.net.tasks import Tasks
@@ -47,10 +47,15 @@ class Stage:
     def port(self) -> ProducerRemotes:
         return self.pool.port("/", self.full.append)
 
-    def publisher(self) -> RemotePublisher:
-        publisher = self.port().publisher(FAR, 1)
+    def publisher(self, remote: Remote = FAR, producer: ProducerRemotes | None = None) -> RemotePublisher:
+        publisher = (producer or self.port()).publisher(remote, 1)
         assert not isinstance(publisher, str)
         return publisher
+
+    def link(self, remote: Remote = FAR) -> RemoteConnection:
+        link = self.pool.connection(remote, "/")
+        assert not isinstance(link, str)
+        return link
 
     async def sent(self, publisher: RemotePublisher | None = None) -> tuple[Told, Peer]:
         """Send a message; return it and the broker's end of the link once the broker has the message."""
@@ -74,17 +79,17 @@ async def stage(limits: RemoteLimits = LIMITS) -> AsyncIterator[Stage]:
         await broker.stop()
 
 
+@pytest.fixture
+async def other() -> AsyncIterator[FakeBroker]:
+    """Another broker, to which a reload may move the name `far`."""
+    broker = FakeBroker()
+    await broker.start()
+    yield broker
+    await broker.stop()
+
+
 def message(body: bytes = b"body") -> Told:
     return Told(body, since=asyncio.get_running_loop().time())
-
-
-async def test_a_message_opens_a_link_and_is_acked() -> None:
-    async with stage() as made:
-        sent_message, peer = await made.sent()
-        assert made.counters.remotes["far"].up
-        peer.call(commands.Basic.Ack(1, False))
-        await eventually(lambda: sent_message.results == [RemoteResult.ACKED])
-        assert made.counters.remotes["far"].results["acked"] == 1
 
 
 async def test_two_producers_share_a_link_and_have_channels_of_their_own() -> None:
@@ -112,21 +117,6 @@ async def test_messages_sent_over_a_lost_link_are_lost_and_waiting_ones_use_the_
         assert sent.results == [RemoteResult.LOST]
 
 
-async def test_producers_of_a_full_link_wait_until_half_of_it_is_settled() -> None:
-    async with stage() as made:
-        publisher = made.publisher()
-        for _ in range(4):
-            publisher.send(message())
-        assert made.full == [True]
-        peer = await made.broker.link()
-        await ready(peer)
-        for _ in range(4):
-            await peer.published()
-        peer.call(commands.Basic.Ack(1, False))
-        peer.call(commands.Basic.Ack(2, False))
-        await eventually(lambda: made.full == [True, False])
-
-
 async def test_a_new_producer_of_a_full_link_waits_and_producers_of_other_links_do_not() -> None:
     async with stage() as made:
         others: list[bool] = []
@@ -137,29 +127,6 @@ async def test_a_new_producer_of_a_full_link_waits_and_producers_of_other_links_
         late: list[bool] = []
         made.pool.port("/", late.append).publisher(FAR, 1)
         assert (late, others) == ([True], [])
-
-
-async def test_a_refused_login_is_retried_and_messages_wait() -> None:
-    async with stage() as made:
-        made.broker.refuse = True
-        sent_message = message()
-        made.publisher().send(sent_message)
-        connection = made.pool.connection(FAR, "/")
-        assert not isinstance(connection, str)
-        await eventually(lambda: connection.failure.startswith("refused: 403"))
-        assert not made.counters.remotes["far"].up
-        made.broker.refuse = False
-        await ready(await made.broker.link())
-        assert sent_message.results == []
-
-
-async def test_a_message_fails_at_its_deadline() -> None:
-    async with stage(RemoteLimits(deadline_seconds=0.2)) as made:
-        made.broker.refuse = True
-        sent_message = message()
-        made.publisher().send(sent_message)
-        await eventually(lambda: sent_message.results == [RemoteResult.LOST])
-        assert made.pool.under_way == 0
 
 
 async def test_an_abandoned_lane_closes_when_everything_is_settled() -> None:
@@ -181,12 +148,10 @@ async def test_a_reopened_channel_continues_after_the_messages_of_the_closed_one
         made.broker.refuse = True
         producer = made.port()
         for number in range(3):
-            publisher = producer.publisher(FAR, 1)
-            assert not isinstance(publisher, str)
+            publisher = made.publisher(FAR, producer)
             publisher.send(message(b"%d" % number))
             publisher.close()
-        connection = made.pool.connection(FAR, "/")
-        assert not isinstance(connection, str)
+        connection = made.link()
         await eventually(lambda: connection.failure.startswith("refused: 403"))
         made.broker.refuse = False
         peer = await made.broker.link()
@@ -224,35 +189,12 @@ async def test_more_producers_than_channels_share_the_channels() -> None:
         assert (await peer.published())[1] == b"fourth"
 
 
-async def test_open_channels_follow_a_broker_and_unconfirmed_messages_stay_on_the_old_link() -> None:
-    async with stage() as made:
-        publisher = made.publisher()
-        first, old = await made.sent(publisher)
-        other = FakeBroker()
-        await other.start()
-        made.pool.use({"/": {b"far": RemoteBroker("127.0.0.1", other.port, limits=LIMITS)}})
-        second = message(b"second")
-        publisher.send(second)
-        new = await other.link()
-        await ready(new)
-        assert (await new.published())[1] == b"second"
-        old.call(commands.Basic.Ack(1, False))
-        assert [(await old.frame()).name for _ in range(2)] == ["Channel.Close", "Connection.Close"]
-        new.call(commands.Basic.Ack(1, False))
-        await eventually(lambda: (first.results, second.results) == ([RemoteResult.ACKED], [RemoteResult.ACKED]))
-        assert made.counters.remotes["far"].up
-        assert len(made.pool.status()) == 1
-        await other.stop()
-
-
-async def test_waiting_messages_of_closed_channels_follow_a_broker() -> None:
+async def test_waiting_messages_of_closed_channels_follow_a_broker(other: FakeBroker) -> None:
     async with stage() as made:
         made.broker.refuse = True
         publisher, waiting = made.publisher(), message(b"waiting")
         publisher.send(waiting)
         publisher.close()
-        other = FakeBroker()
-        await other.start()
         made.pool.use({"/": {b"far": RemoteBroker("127.0.0.1", other.port, limits=LIMITS)}})
         new = await other.link()
         await ready(new)
@@ -260,7 +202,6 @@ async def test_waiting_messages_of_closed_channels_follow_a_broker() -> None:
         new.call(commands.Basic.Ack(1, False))
         assert (await new.frame()).name == "Channel.Close"
         assert waiting.results == [RemoteResult.ACKED]
-        await other.stop()
 
 
 async def test_new_limits_apply_to_an_open_link() -> None:
@@ -284,8 +225,7 @@ async def test_a_host_name_of_the_sidecar_itself_is_detected_after_the_connect()
         made.pool.listening = [HostPort("127.0.0.1", made.broker.port)]
         sent_message = message()
         made.publisher().send(sent_message)
-        connection = made.pool.connection(FAR, "/")
-        assert not isinstance(connection, str)
+        connection = made.link()
         await eventually(lambda: connection.failure == "leads back to this sidecar")
         assert sent_message.results == [RemoteResult.LOST]
 
@@ -305,22 +245,10 @@ async def test_a_drain_waits_for_unconfirmed_messages_until_its_deadline(settled
         assert (sent_message.results == [RemoteResult.ACKED]) is settled
 
 
-async def test_an_abandoned_message_is_lost_and_a_later_ack_has_no_effect() -> None:
-    async with stage() as made:
-        waiting = message()
-        sent_message, peer = await made.sent()
-        made.publisher().send(waiting)
-        made.pool.give_up()
-        peer.call(commands.Basic.Ack(1, False))
-        await made.pool.drain(20.0)
-        assert (sent_message.results, waiting.results) == ([RemoteResult.LOST], [RemoteResult.LOST])
-
-
 async def test_an_open_channel_does_not_use_a_link_without_tls_if_a_reload_configures_tls() -> None:
     plain = Remote(b"far", b"far", None, False)
     async with stage() as made:
-        publisher = made.port().publisher(plain, 1)
-        assert not isinstance(publisher, str)
+        publisher = made.publisher(plain)
         _, old = await made.sent(publisher)
         waiting = [message(), message()]
         made.pool.use({"/": {b"far": RemoteBroker("127.0.0.1", made.broker.port, ClientTls(), limits=LIMITS)}})
@@ -332,23 +260,18 @@ async def test_an_open_channel_does_not_use_a_link_without_tls_if_a_reload_confi
         assert (await old.published())[1] == b"after"
 
 
-async def test_a_channel_reopened_after_a_reload_uses_the_new_address() -> None:
+async def test_a_channel_reopened_after_a_reload_uses_the_new_address(other: FakeBroker) -> None:
     async with stage() as made:
         port = made.port()
-        publisher = port.publisher(FAR, 1)
-        assert not isinstance(publisher, str)
+        publisher = made.publisher(FAR, port)
         await made.sent(publisher)
         publisher.close()
-        other = FakeBroker()
-        await other.start()
         made.pool.use({"/": {b"far": RemoteBroker("127.0.0.1", other.port, limits=LIMITS)}})
-        reopened = port.publisher(FAR, 1)
-        assert not isinstance(reopened, str)
+        reopened = made.publisher(FAR, port)
         reopened.send(message(b"second"))
         new = await other.link()
         await ready(new)
         assert (await new.published())[1] == b"second"
-        await other.stop()
 
 
 async def test_all_messages_are_given_up_although_an_idle_link_ends() -> None:
@@ -360,12 +283,10 @@ async def test_all_messages_are_given_up_although_an_idle_link_ends() -> None:
             name: RemoteBroker("127.0.0.1", made.broker.port, user=name, limits=LIMITS) for name in (b"idle", b"last")
         }
         made.pool.brokers = {"/": {**made.pool.brokers["/"], **brokers}}
-        link = made.pool.connection(idle, "/")
-        assert not isinstance(link, str)
+        link = made.link(idle)
         for each in messages:
             full.send(each)
-        publisher = made.port().publisher(last, 1)
-        assert not isinstance(publisher, str)
+        publisher = made.publisher(last)
         messages.append(message())
         publisher.send(messages[-1])
         assert link.unused_since is not None
@@ -391,8 +312,7 @@ async def test_an_open_channel_follows_a_broker_although_the_maximum_number_of_l
         producer = made.port()
         for name in brokers:
             producer.publisher(Remote(name, name, None, None), 1)
-        publisher = producer.publisher(FAR, 1)
-        assert not isinstance(publisher, str)
+        publisher = made.publisher(FAR, producer)
         new = RemoteBroker("127.0.0.1", made.broker.port, user=b"new", limits=LIMITS)
         made.pool.use({"/": {b"far": new, **brokers}})
         sent_message = message()
@@ -422,8 +342,7 @@ async def test_a_channel_that_was_refused_because_of_too_many_links_uses_the_nex
         refused, accepted = message(), message()
         publisher.send(refused)
         idle.close()
-        link = made.pool.connection(remotes[0], "/")
-        assert not isinstance(link, str)
+        link = made.link(remotes[0])
         assert link.unused_since is not None
         link.unused_since -= IDLE_SECONDS + 1
         publisher.send(accepted)

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 
 import pytest
 from pamqp import commands
@@ -59,25 +58,6 @@ async def write_until_blocked(peer: Peer, data: bytes) -> tuple[int, bytes]:
 
 
 # -- forwarding of bytes -----------------------------------------------------------------------------------------------
-
-
-async def test_bytes_pass_in_both_directions_however_they_are_cut() -> None:
-    chance = random.Random(1)
-    frames = b"".join(
-        client.publish(1, b"any", b"k", (), chance.randbytes(chance.choice((0, 9, 9000)))) for _ in range(50)
-    )
-    deliver = client.method(1, commands.Basic.Deliver("c", 1, False, "any", "k"))
-    deliveries = b"".join(deliver + client.content(1, (), chance.randbytes(500)) for _ in range(50))
-    async with staged() as stage:
-        producer, link = await stage.opened()
-        for sender, receiver, data in ((producer, link, frames), (link, producer, deliveries)):
-            at = 0
-            while at < len(data):
-                size = chance.choice((1, 5, 77, 4000))
-                sender.send(data[at : at + size])
-                at += size
-                await sender.writer.drain()
-            assert await receiver.read(len(data)) == data
 
 
 async def test_a_fault_of_the_producer_ends_its_connection_and_no_other() -> None:
@@ -166,14 +146,6 @@ async def test_a_close_of_the_broker_and_its_answer_are_forwarded() -> None:
         producer.call(commands.Connection.CloseOk(), 0)
         await link.expect("Connection.CloseOk")
         assert await producer.is_gone()
-        await both_ended(stage)
-
-
-async def test_a_lost_broker_closes_even_an_idle_producer_at_once_with_320() -> None:
-    async with staged() as stage:
-        producer, link = await stage.opened()
-        link.writer.transport.abort()
-        assert await producer.closed() == (320, "CONNECTION_FORCED - upstream connection lost")
         await both_ended(stage)
 
 
@@ -275,6 +247,24 @@ async def test_a_producer_without_heartbeats_does_not_disable_those_of_the_broke
         await exchange_heartbeats(link, 4)
         producer.call(commands.Channel.Open())
         await link.expect("Channel.Open")
+
+
+async def test_a_busy_producer_one_that_waits_for_a_confirm_and_a_consumer_that_gets_messages_are_not_idle() -> None:
+    async with staged(SessionLimits(idle_seconds=1, close_seconds=0.2)) as stage:
+        busy, _ = await stage.opened()
+        waiting, _ = await stage.opened(confirm=True)
+        waiting.send(client.publish(1, b"any", b"k", (), b"x"))
+        consumer, link = await stage.producer()
+
+        for _ in range(30):
+            link.send(client.method(1, commands.Basic.Deliver("c", 1, False, "any", "k")), client.content(1, (), b""))
+            await consumer.expect("Basic.Deliver")
+            await consumer.expect("Header")
+            busy.call(commands.Basic.Qos(0, 1))
+            await asyncio.sleep(0.05)
+        assert stage.counters.limits.hits["idle"] == 0
+        await eventually(lambda: stage.counters.limits.hits["idle"] >= 1)
+        assert (await consumer.close_reason())[0] == 320
 
 
 # -- back-pressure -----------------------------------------------------------------------------------------------------

@@ -27,28 +27,9 @@ upstream: {address: [b:1, c:1], tls: {ca: ca, certificate: own, key: own.key, se
 """
 
 
-def test_paths_are_relative_to_the_configuration() -> None:
-    config = wanted(BOTH)
-    assert config.listeners == {1: ServerTls(HERE / "c", HERE / "tls/k", Path("/trust/ca"), False)}
-    assert config.upstream == ClientTls(HERE / "ca", "n", HERE / "own", HERE / "own.key")
-    names = ["c", "ca", "own", "own.key", "tls/k"]
-    assert config.files() == [*sorted(HERE / name for name in names), Path("/trust/ca")]
-
-
 def test_listeners_on_any_free_port_of_one_address_have_their_own_settings() -> None:
     config = wanted("listen: [{address: a:0, tls: {certificate: c, key: k}}, {address: a:0}]")
     assert config.listeners == {0: ServerTls(HERE / "c", HERE / "k")}
-
-
-def test_without_tls_there_is_nothing_to_read() -> None:
-    config = wanted("upstream: {management: https://b:2}")
-    assert (config.listeners, config.upstream, config.control(), config.management()) == (
-        {},
-        None,
-        None,
-        None,
-    )
-    assert (config.files(), config.providers()) == ([], {})
 
 
 @pytest.mark.parametrize(

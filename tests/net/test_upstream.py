@@ -41,12 +41,6 @@ async def connect(upstream: Upstream) -> Connected:
     return made
 
 
-async def test_the_first_address_that_answers_is_used(server: socket.socket) -> None:
-    address = server.getsockname()
-    assert (await connect(Upstream([address, closed()]))).peer == address
-    assert (await connect(Upstream([closed(), closed(), address]))).peer == address
-
-
 async def test_an_address_that_does_not_answer_is_abandoned_after_its_deadline(
     server: socket.socket, deaf: tuple[str, int]
 ) -> None:

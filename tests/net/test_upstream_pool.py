@@ -82,24 +82,6 @@ def start_answer(pool: UpstreamPool) -> bytes:
     return pool.negotiation().take([b"AMQP\0\0\x09\x01"])
 
 
-async def test_a_connection_is_handed_from_one_link_to_the_next(broker: Broker) -> None:
-    counters = Counters()
-    pool = UpstreamPool(60, counters)
-    link, peer = await broker.connected()
-    held = lease()
-    pool.keep(link, held, 0)
-    assert (link.connected, counters.kept_connections, start_answer(pool)) == (False, 1, b"start")
-    fresh = broker.link()
-    pool.lease_to(held, fresh)
-    assert (fresh.connected, broker.made) == (True, 2)
-    assert (counters.kept_connections, counters.reused_connections, start_answer(pool)) == (0, 1, b"")
-    peer.send(b"hello")
-    await eventually(lambda: broker.received == b"hello")
-    fresh.send([b"answer"])
-    assert await peer.read(6) == b"answer"
-    fresh.close()
-
-
 async def test_a_kept_connection_of_a_paused_link_is_read(broker: Broker) -> None:
     pool = UpstreamPool(60, Counters())
     link, peer = await broker.connected()
