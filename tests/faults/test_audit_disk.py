@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.error import HTTPError
 
 import pytest
 from pamqp import commands
@@ -19,6 +18,7 @@ from tests.broker.delivery.test_audit import records
 from tests.faults.faulty_disk import FaultyDisk, State
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker
+from tests.sidecar import request_page
 
 RULES = """
 queues: [a, inbox]
@@ -56,10 +56,8 @@ def tidy(site: Site, disk: FaultyDisk) -> Iterator[None]:
 
 
 def not_ready(site: Site) -> str:
-    try:
-        return "" if site.sidecar.get("/readyz").startswith("ready") else "?"
-    except HTTPError as error:
-        return error.read().decode()
+    code, text = request_page(site.sidecar.admin + "/readyz")
+    return "" if code == 200 else text
 
 
 def failing(site: Site) -> None:

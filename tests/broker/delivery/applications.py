@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 from pamqp import commands
@@ -11,6 +10,7 @@ from proxy.amqp import method_frames
 from proxy.amqp.tables import encode_table
 from proxy.values import Table
 from tests import client
+from tests.broker.delivery.site import vhost_status
 from tests.client import method
 from tests.producer import Closed, Producer, headers
 from tests.sidecar import Sidecar
@@ -25,8 +25,7 @@ def entries(arguments: Arguments) -> bytes:
 
 def declared(sidecar: Sidecar, vhost: str) -> dict[str, int]:
     """Number of clients' bindings in /status, by exchange."""
-    vhosts = {status["vhost"]: status for status in json.loads(sidecar.get("/status"))["vhosts"]}
-    counts: dict[str, int] = vhosts[vhost]["declared"] if vhost in vhosts else {}
+    counts: dict[str, int] = vhost_status(sidecar, vhost).get("declared", {})
     return counts
 
 

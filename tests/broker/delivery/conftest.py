@@ -39,6 +39,13 @@ def producer(site: Site) -> Producer:
     return site.producer()
 
 
+@pytest.fixture
+def user(broker: Broker) -> Iterator[str]:
+    """A user without permissions."""
+    with broker.temporary_user() as name:
+        yield name
+
+
 @pytest.fixture(params=["carrier", "queue"])
 def delivery(request: pytest.FixtureRequest) -> str:
     """Both deliveries."""

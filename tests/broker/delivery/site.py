@@ -6,10 +6,14 @@ All tests of a module share one site. Each test uses its own queues, or empties 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import secrets
+import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from proxy.values import Table
 from tests.broker.observed import Outside
@@ -17,6 +21,12 @@ from tests.producer import Message, Producer, stored_by_4, until
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar, merged
 from tests.tap import Connection, Tap
+
+
+def vhost_status(sidecar: Sidecar, vhost: str) -> dict[str, Any]:  # Any: JSON
+    """What /status shows of a virtual host; empty if the sidecar does not manage it."""
+    vhosts = json.loads(sidecar.get("/status"))["vhosts"]
+    return next((status for status in vhosts if status["vhost"] == vhost), {})
 
 
 class Site(Outside):
@@ -61,12 +71,12 @@ class Site(Outside):
         """Take all messages from a queue, directly from the broker."""
         return self.direct.take(queue)
 
-    def next(self, queue: str) -> Message:
-        """Wait for a message in a queue and take it, directly from the broker."""
+    def next(self, queue: str, through: Producer | None = None) -> Message:
+        """Wait for a message in a queue and take it, directly from the broker or through a producer's connection."""
         messages: list[Message] = []
 
         def there() -> bool:
-            message = self.direct.get(queue)
+            message = (through or self.direct).get(queue)
             messages.extend([message] if message is not None else [])
             return bool(messages)
 
@@ -82,6 +92,18 @@ class Site(Outside):
 
     def logged(self, event: str) -> list[str]:
         return self.sidecar.logged(event)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What /status shows of the virtual host."""
+        return vhost_status(self.sidecar, self.vhost)
+
+    def reload(self, rules: str) -> None:
+        """Replace the rules, and wait until the new ones are in force."""
+        before = self.metric("rules_reload_total", result="ok")
+        (self.sidecar.folder / "rules.yaml").write_text(f"vhost: {self.vhost}\n{rules}")
+        os.kill(self.sidecar.process_id, signal.SIGHUP)
+        until(lambda: self.metric("rules_reload_total", result="ok") > before)
 
     def tidy(self) -> None:
         """Close the connections that a test has opened."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,11 +11,11 @@ from pamqp import commands
 
 from tests import client
 from tests.broker.delivery.distance import QUOTED, SECRET, VHOST, Far
-from tests.broker.delivery.site import Site, standing
+from tests.broker.delivery.site import Site, only, standing
 from tests.broker.delivery.test_audit import records
 from tests.broker.observed import Outside
 from tests.private_broker import free_port
-from tests.producer import Closed, Message, Producer, Settled, until, value
+from tests.producer import Closed, Producer, Settled, until, value
 from tests.rabbitmq import Broker
 
 RULES = """
@@ -111,38 +109,20 @@ def test_a_publish_goes_to_another_queue_with_its_original_address(site: Site, p
 
 
 def test_a_consumer_through_the_sidecar_sees_the_original(site: Site, producer: Producer) -> None:
-    sent(producer, "moved/b", table={"k": 1})
-    message = producer.get("b")
-    assert message is not None
-    assert (message.address, list(message.headers)) == (("", "moved/b"), ["k"])
-
-
-def test_a_consumer_with_deliveries_sees_the_original(site: Site, producer: Producer) -> None:
-    consumer = site.producer(confirm=False)
-    consumer.ask(commands.Basic.Consume(queue="b", consumer_tag="me", no_ack=True))
-    sent(producer, "moved/b", table={"k": 1})
-    message = consumer.delivery()
-    assert (message.address, list(message.headers)) == (("", "moved/b"), ["k"])
-    consumer.ask(commands.Basic.Cancel(consumer_tag="me"))
-
-
-def arriving(producer: Producer, queue: str) -> Message:
-    """Wait for a message in a queue and take it through the sidecar."""
-    messages: list[Message] = []
-
-    def there() -> bool:
-        message = producer.get(queue)
-        messages.extend([message] if message is not None else [])
-        return bool(messages)
-
-    until(there)
-    return messages[0]
+    for _ in range(2):
+        sent(producer, "moved/b", table={"k": 1})
+    got = producer.get("b")
+    assert got is not None
+    producer.ask(commands.Basic.Consume(queue="b", consumer_tag="me", no_ack=True))
+    for message in (got, producer.delivery()):
+        assert (message.address, list(message.headers)) == (("", "moved/b"), ["k"])
+    producer.ask(commands.Basic.Cancel(consumer_tag="me"))
 
 
 def test_a_dead_lettered_message_keeps_the_address_that_the_broker_set(site: Site, producer: Producer) -> None:
     """The message was dead-lettered out of the queue that the rule chose, so the broker has set its address."""
     sent(producer, "dying/one")
-    message = arriving(producer, "b")
+    message = site.next("b", producer)
     assert message.address == ("graves", "dug")
     assert {"x-original-address", "x-death"} <= set(message.headers)
 
@@ -171,15 +151,13 @@ def test_a_translation_to_an_open_exchange_is_evaluated_there_under_the_new_key(
     message = site.next("a")
     assert (message.body, message.address) == (b"e", ("letters", "one"))
     sent(producer, "evaluated/one")
-    through = producer.get("a")
-    assert through is not None
+    through = only(producer.take("a"))
     assert (through.address, through.headers) == (("", "evaluated/one"), {})
 
 
 def test_the_original_is_restored_after_a_translation_to_queue_delivery(site: Site, producer: Producer) -> None:
     sent(producer, "queued/k")
-    through = producer.get("a")
-    assert through is not None
+    through = only(producer.take("a"))
     assert (through.address, through.headers) == (("", "queued/k"), {})
 
 
@@ -195,8 +173,7 @@ def test_a_queue_that_an_open_exchange_chose_can_become_an_exchange_under_anothe
     assert sent(producer, "keyed", "letters").acked
     assert site.next("c").address == ("plain", "other")
     sent(producer, "keyed", "letters")
-    through = producer.get("c")
-    assert through is not None
+    through = only(producer.take("c"))
     assert (through.address, through.headers) == (("letters", "keyed"), {})
 
 
@@ -427,13 +404,10 @@ def test_new_rules_change_the_table_and_the_brokers(broker: Broker, far: Far, tm
     with standing(broker, tmp_path, "addresses: [{pattern: k, translation: /queue/none}]\n") as site:
         producer = site.producer()
         assert [message.key for message in sent(producer, "k", mandatory=True).returned] == ["k"]
-        file = tmp_path / "rules.yaml"
         login = f"username: mover, password: {json.dumps(SECRET)}, vhost: {json.dumps(VHOST)}"
         text = f"brokers: {{new: {{address: '127.0.0.1:{far.broker.port}', {login}}}}}\n"
         table = "addresses: [{pattern: k, translation: new/queue/one}]\n"
-        file.write_text(f"vhost: {site.vhost}\n{text}{table}")
-        os.kill(site.sidecar.process_id, signal.SIGHUP)
-        until(lambda: site.metric("rules_reload_total", result="ok"))
+        site.reload(text + table)
         assert sent(producer, "k", body=b"reloaded").acked
         assert far.take("one")[-1] == b"reloaded"
 
@@ -457,9 +431,7 @@ def test_open_channels_and_waiting_messages_follow_a_broker_to_its_new_address(
         producer = site.producer()
         producer.publish("", "k", body=b"waits")
         until(lambda: links(site))
-        (tmp_path / "rules.yaml").write_text(f"vhost: {site.vhost}\n{rules(far.broker.port)}")
-        os.kill(site.sidecar.process_id, signal.SIGHUP)
-        until(lambda: site.metric("rules_reload_total", result="ok"))
+        site.reload(rules(far.broker.port))
         producer.publish("", "k", body=b"follows")
         producer.settle_all(2)
         assert far.take("one") == [b"waits", b"follows"]
@@ -481,4 +453,4 @@ def test_an_immediate_publish_to_another_broker_is_refused_as_by_the_broker(site
 def test_a_consumer_survives_a_forged_address_with_a_name_that_is_too_long(site: Site) -> None:
     fields = {"exchange": b"plainly", "routing-key": b"k" * 300, "new-exchange": b"", "new-routing-key": b"a"}
     site.direct.publish("", "a", {"x-original-address": fields}, body=b"forged")
-    assert arriving(site.producer(), "a").body == b"forged"
+    assert site.next("a", site.producer()).body == b"forged"

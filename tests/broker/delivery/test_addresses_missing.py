@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from typing import Any
-from urllib.request import Request, urlopen
 
 import pytest
 
@@ -14,6 +13,7 @@ from tests.broker.delivery.site import Site, standing
 from tests.broker.observed import Outside
 from tests.producer import until
 from tests.rabbitmq import Broker
+from tests.sidecar import request_page
 
 RULES = """
 exchanges:
@@ -58,12 +58,6 @@ def site(broker: Broker, far: Far, tmp_path_factory: pytest.TempPathFactory) -> 
         yield site
 
 
-def missing(site: Site) -> dict[str, str]:
-    vhosts = json.loads(site.sidecar.get("/status"))["vhosts"]
-    destinations: dict[str, str] = {vhost["vhost"]: vhost["missing"] for vhost in vhosts}[site.vhost]
-    return destinations
-
-
 def test_only_destinations_after_translation_are_reported_here_and_at_other_brokers(site: Site, far: Far) -> None:
     elsewhere = {"queue nowhere on broker far": ABSENT, "exchange unknown on broker far": ABSENT}
     expected = elsewhere | {
@@ -74,8 +68,8 @@ def test_only_destinations_after_translation_are_reported_here_and_at_other_brok
         "queue lost": ABSENT,
         "queue new": f"the address table redirects queue moved to it: {ABSENT}",
     }
-    until(lambda: len(missing(site)) == len(expected))
-    assert missing(site) == expected
+    until(lambda: len(site.status["missing"]) == len(expected))
+    assert site.status["missing"] == expected
     until(lambda: site.metric("topology_missing_destinations") == len(expected))
     lines = site.logged("destinations missing")
     assert any("queue new" in line for line in lines)
@@ -85,7 +79,7 @@ def test_only_destinations_after_translation_are_reported_here_and_at_other_brok
     site.make_queues("lost", "new", "first", "second", "final")
     Outside(far.broker, VHOST).make_queue("nowhere")
     Outside(far.broker, VHOST).make_exchange("unknown")
-    until(lambda: list(missing(site)) == ["queue broken"])
+    until(lambda: list(site.status["missing"]) == ["queue broken"])
     assert SECRET not in site.sidecar.log.read_text()
 
 
@@ -97,7 +91,7 @@ def test_explain_and_the_answer_to_a_reload_report_the_same_destinations(
         answer = post(site, "/-/reload", {})
         assert [destination for destination in answer["missing"] if destination in ("queue away", "queue moved")] == []
         assert {"queue broken", "queue lost", "queue new"} <= set(answer["missing"])
-        until(lambda: missing(site))
+        until(lambda: site.status["missing"])
         explained = post(site, "/explain", {"exchange": "letters", "vhost": site.vhost})["missing"]
         assert {destination for destination in explained if " on broker " not in destination} == {
             "queue first",
@@ -108,7 +102,5 @@ def test_explain_and_the_answer_to_a_reload_report_the_same_destinations(
 
 
 def post(site: Site, page: str, body: object) -> dict[str, Any]:
-    request = Request(site.sidecar.admin + page, json.dumps(body).encode(), method="POST")
-    with urlopen(request, timeout=30) as answer:
-        parsed: dict[str, Any] = json.loads(answer.read())
+    parsed: dict[str, Any] = json.loads(request_page(site.sidecar.admin + page, json.dumps(body).encode(), "POST")[1])
     return parsed

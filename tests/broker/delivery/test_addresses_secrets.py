@@ -13,7 +13,6 @@ import json
 import os
 import resource
 import signal
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +36,7 @@ from tests.broker.delivery.test_audit import records
 from tests.broker.observed import Outside
 from tests.producer import Closed, Gone, Producer, until
 from tests.rabbitmq import Broker
+from tests.sidecar import request_page
 
 CONTROL, PRODUCER = "c0ntrol-w0rd", "pr0ducer-w0rd"
 #: Each password in plain text, percent-encoded as in addresses, and as encoded by HTTP and SASL.
@@ -146,14 +146,10 @@ def publish_all(site: Site) -> str:
 
 def pages(site: Site) -> str:
     asked = [site.sidecar.get(path) for path in ("/metrics", "/status", "/readyz")]
-    openmetrics = urllib.request.Request(
-        site.sidecar.admin + "/metrics", headers={"Accept": "application/openmetrics-text"}
-    )
-    asked.append(urllib.request.urlopen(openmetrics, timeout=10).read().decode())
+    asked.append(request_page(site.sidecar.admin + "/metrics", Accept="application/openmetrics-text")[1])
     for key in KEYS:
         question = json.dumps({"exchange": "", "routing_key": key, "vhost": site.vhost}).encode()
-        request = urllib.request.Request(site.sidecar.admin + "/explain", data=question)
-        asked.append(urllib.request.urlopen(request, timeout=10).read().decode())
+        asked.append(request_page(site.sidecar.admin + "/explain", question)[1])
     assert "far" in asked[-1]
     return "\n".join(asked)
 

@@ -131,14 +131,6 @@ def digest(message: Message) -> bytes:
     return hashlib.sha256(message.body).digest()
 
 
-def test_a_body_of_one_mebibyte_comes_back_through_a_consumer(site: Site, producer: Producer) -> None:
-    body = random.Random(1).randbytes(1 << 20)
-    assert producer.send_settled("letters", "k", {"n": 1}, body).acked
-    for queue in ("a", "b"):
-        producer.ask(commands.Basic.Consume(queue=queue, no_ack=True))
-        assert producer.delivery().body == body
-
-
 def test_ten_thousand_body_frames_of_one_byte_are_one_body(site: Site, producer: Producer) -> None:
     method = client.split(client.publish(1, b"letters", b"k", None, b""))[0]
     body = random.Random(2).randbytes(10_000)

@@ -84,17 +84,6 @@ def test_one_publish_to_three_queues_is_one_publish_upstream_and_one_confirm(sit
     assert site.bodies("a", "b", "c") == [[b"body"] * 3] * 3
 
 
-def test_receivers_get_exchange_key_properties_and_body_as_sent(site: Site, producer: Producer) -> None:
-    table = headers({"to": "all", "n": 5, "deep": {"list": [1, "x", True, 0.5]}})
-    producer.send_settled("letters", "any.key", table, b"text", message_id=b"m", priority=3, delivery_mode=2)
-    properties: dict[str, bytes | int] = {"message_id": b"m", "priority": 3, "delivery_mode": 2}
-    sent = client.encode_properties(properties, encode_table(site.stored(table)))
-    for queue in ("a", "b", "c"):
-        message = only(site.take(queue))
-        assert message.address == ("letters", "any.key")
-        assert (message.flags, message.properties, message.body) == (*sent, b"text")
-
-
 def test_method_and_body_frames_are_forwarded_byte_for_byte(site: Site, producer: Producer) -> None:
     frames = client.split(client.publish(1, b"letters", b"any.key", headers({"to": "all"}), b"x", mandatory=True))
     producer.send(*(frame.raw for frame in frames))
@@ -294,8 +283,7 @@ def test_direct_reply_to_works_across_an_open_exchange(site: Site, producer: Pro
     producer.publish("letters", "k", {"to": "requests"}, b"question", reply_to=b"amq.rabbitmq.reply-to")
     producer.settle()
     server = site.producer()
-    question = server.get("requests")
-    assert question is not None
+    question = only(server.take("requests"))
     reply_to = question.properties[question.properties.index(b"amq.rabbitmq.reply-to.") :].decode()
     server.send_settled("", reply_to, {}, b"answer")
     assert producer.delivery().body == b"answer"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +14,7 @@ import pytest
 from proxy.broker.reconcile.carrier_forms import FORMER_LOOKS
 from proxy.relay.tokens import FEW_DESTINATIONS, TokenForm
 from tests.broker.delivery.applications import Application
-from tests.broker.delivery.site import Site, standing
+from tests.broker.delivery.site import standing, vhost_status
 from tests.broker.observed import Outside
 from tests.producer import Closed, Producer, until
 from tests.rabbitmq import Broker
@@ -56,13 +55,8 @@ def copies(outside: Outside) -> None:
 
 def pass_runs(sidecar: Sidecar, vhost: str) -> None:
     """Wait until the next reconcile pass of a virtual host has ended."""
-
-    def refreshed() -> str:
-        hosts = json.loads(sidecar.get("/status"))["vhosts"]
-        return str(next(host["refreshed_at"] for host in hosts if host["vhost"] == vhost))
-
-    seen = refreshed()
-    until(lambda: refreshed() != seen)
+    seen = vhost_status(sidecar, vhost)["refreshed_at"]
+    until(lambda: vhost_status(sidecar, vhost)["refreshed_at"] != seen)
 
 
 def scans(broker: Broker) -> bool:
@@ -165,8 +159,7 @@ def test_a_carrier_whose_type_does_not_fit_is_reported(broker: Broker, tmp_path:
             until(lambda: site.metric("carrier_bindings", **{**labels, "fits": "yes"}) >= MANY)
             return
         until(lambda: site.metric("carrier_bindings", **labels) >= MANY)
-        (vhost,) = (item for item in json.loads(site.sidecar.get("/status"))["vhosts"] if item["vhost"] == site.vhost)
-        (sentence,) = vhost["unfit_carriers"]
+        (sentence,) = site.status["unfit_carriers"]
         why = "carrier_type requests topic" if wanted == "topic" else "compares all of them with every message"
         assert sentence.startswith("exchange letters: carrier letters is a direct exchange with ")
         assert sentence.endswith(why)
@@ -222,19 +215,13 @@ class Load:
         assert bodies["b"] == self.acked[::2]
 
 
-def reload(site: Site, rules: str) -> None:
-    before = site.metric("rules_reload_total", result="ok")
-    (site.sidecar.folder / "rules.yaml").write_text(f"vhost: {site.vhost}\n{rules}")
-    until(lambda: site.metric("rules_reload_total", result="ok") > before)
-
-
 def test_an_added_exchange_changes_the_tokens_and_no_message_is_lost(broker: Broker, tmp_path: Path) -> None:
     with standing(broker, tmp_path, RULES, REFRESH, copies) as site:
         assert all(map(ONE_WORD.fullmatch, keys(site, "letters")))
         load = Load(site.sidecar.port, site.vhost)
         with load.running():
             load.goes_on()
-            reload(site, WITH_EXCHANGE)
+            site.reload(WITH_EXCHANGE)
             producer = site.producer()
             assert producer.send_settled("letters", "a.key", {"copy": 1}, mandatory=True) == (True, [])
             load.goes_on()
@@ -296,7 +283,7 @@ def test_an_exclusive_queue_gets_its_messages_before_and_after_the_tokens_change
         owner, producer = site.producer(), site.producer()
         owner.declare("mine", exclusive=True)
         assert producer.send_settled("letters", "a.key", {"mine": 1}, b"1", mandatory=True) == (True, [])
-        reload(site, WITH_EXCHANGE + exclusive)
+        site.reload(WITH_EXCHANGE + exclusive)
         # Only the owner may bind an exclusive queue, so its one-word token is kept; those of other queues are removed.
         until(
             lambda: [len(EIGHT_WORDS.findall(key)) for key in keys(site, "letters")].count(0) == 1,
@@ -344,7 +331,7 @@ def test_another_sidecar_changes_its_tokens_with_the_first(broker: Broker, tmp_p
         load = Load(second.port, site.vhost)
         with load.running():
             load.goes_on()
-            reload(site, WITH_EXCHANGE)
+            site.reload(WITH_EXCHANGE)
             load.goes_on()
             until(lambda: not any(map(ONE_WORD.fullmatch, keys(site, "letters"))), seconds=FORMER_LOOKS * 2)
             load.goes_on()
@@ -357,7 +344,7 @@ def test_a_reload_changes_the_carrier_type_and_no_message_is_lost(broker: Broker
         load = Load(site.sidecar.port, site.vhost)
         with load.running():
             load.goes_on()
-            reload(site, rules)
+            site.reload(rules)
             load.goes_on()
             until(lambda: site.plainly_bound("letters") == set(), seconds=30)
             load.goes_on()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 from pamqp import commands
 
@@ -48,12 +46,6 @@ def entries(**texts: str) -> bytes:
     return encode_table(
         tuple((name.replace("_", "-").encode(), Value("S", text.encode())) for name, text in texts.items())
     )
-
-
-@pytest.fixture
-def user(broker: Broker) -> Iterator[str]:
-    with broker.temporary_user() as name:
-        yield name
 
 
 def logged_in(site: Site, user: str, configure: str, write: str = "^$", read: str = "^$") -> Producer:
@@ -158,16 +150,6 @@ def test_a_chosen_exchange_that_cannot_exist_does_not_end_the_connection_of_the_
     assert site.bodies("all") == [[b"1", b"2"]]
     assert not site.logged("task failed")
     other.disconnect()
-
-
-def test_a_destination_that_a_client_deletes_and_declares_again_gets_messages_at_once(site: Site) -> None:
-    producer, owner = site.producer(), site.producer(confirm=False)
-    assert producer.send_settled("xo", "", {"to": "copies"}, b"1") == (True, [])
-    owner.ask(commands.Exchange.Delete(exchange="copies"))
-    owner.ask(commands.Exchange.Declare(exchange="copies", exchange_type="fanout", durable=True))
-    owner.ask(commands.Queue.Bind(queue="copied", exchange="copies"))
-    assert producer.send_settled("xo", "", {"to": "copies"}, b"2") == (True, [])
-    assert site.bodies("copied") == [[b"1", b"2"]]
 
 
 @pytest.mark.parametrize("exclusive", [False, True])

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
-from urllib.error import HTTPError
-from urllib.request import Request, urlopen
 
 import pytest
 
@@ -20,7 +16,7 @@ from tests.broker.delivery.site import Site, standing
 from tests.broker.observed import Outside
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker
-from tests.sidecar import Sidecar
+from tests.sidecar import Sidecar, answering, request_page
 
 RULES = """
 queues: [other]
@@ -133,6 +129,7 @@ def test_a_queue_that_breaks_the_listings_prevents_neither_passes_nor_a_start(si
     assert site.metric("control_loop_failures_total", task="vhost") == 0
     site.delete_queue("deep")
     until(lambda: not_followed(site.sidecar) == [])
+    assert len(site.logged("inventory complete again")) == 1
 
 
 def test_an_exchange_that_breaks_a_listing_does_not_affect_another_virtual_host(
@@ -158,32 +155,12 @@ def test_an_exchange_that_breaks_a_listing_does_not_affect_another_virtual_host(
 def odd_management(broker: Broker, change: Callable[[str, bytes], bytes]) -> Iterator[str]:
     """A management API that forwards to the broker's, with responses changed by `change`, which gets path and body."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            request = Request(broker.management + self.path, headers={"Authorization": self.headers["Authorization"]})
-            try:
-                with urlopen(request, timeout=30) as answer:
-                    status, body = answer.status, answer.read()
-            except HTTPError as error:
-                status, body = error.code, error.read()
-            body = change(self.path, body)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def answer(path: str, headers: Mapping[str, str]) -> tuple[int, str, bytes]:
+        status, text = request_page(broker.management + path, Authorization=headers["Authorization"])
+        return status, "application/json", change(path, text.encode())
 
-        def log_message(self, *_: object) -> None:
-            """Write no access log."""
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with answering(answer) as port:
+        yield f"http://127.0.0.1:{port}"
 
 
 def test_an_unexpected_exception_delays_readiness_and_is_counted_and_retried(
@@ -203,10 +180,8 @@ def test_an_unexpected_exception_delays_readiness_and_is_counted_and_retried(
             assert site.metric("control_loop_failures_total", task="vhost") == 0
             odd = True
             until(lambda: site.metric("control_loop_failures_total", task="vhost") > 1)
-            with pytest.raises(HTTPError) as caught:
-                site.sidecar.get("/readyz")
-            text = caught.value.read().decode()
-            assert (caught.value.code, text.splitlines()[0]) == (503, "not ready")
+            code, text = request_page(site.sidecar.admin + "/readyz")
+            assert (code, text.splitlines()[0]) == (503, "not ready")
             assert f"control task vhost of vhost {site.vhost}: failed with UnicodeEncodeError" in text
             assert site.producer().send_settled("letters").acked  # active rules still decide
             with Application(site.sidecar.port, vhost) as second:  # another virtual host is not affected
@@ -283,10 +258,6 @@ def test_a_deleted_virtual_host_with_rules_is_still_followed(
 def test_refusals_of_the_broker_are_in_the_status_and_retried(
     broker: Broker, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    def failing(site: Site) -> list[str]:
-        [status] = json.loads(site.sidecar.get("/status"))["vhosts"]
-        return list(status["failing"])
-
     with broker.temporary_user("monitoring") as name:
 
         def prepare(outside: Outside) -> None:
@@ -295,10 +266,10 @@ def test_refusals_of_the_broker_are_in_the_status_and_retried(
 
         settings = {**SETTINGS, "upstream": {"control": {"username": name, "password": name}}}
         with standing(broker, tmp_path_factory.mktemp("site"), RULES, settings, prepare) as site:
-            [text] = failing(site)
+            [text] = site.status["failing"]
             assert text.startswith(
                 "bind queue late to exchange letters: refused: the control user needs write permission"
             )
             broker.grant(name, site.vhost, configure=".*", write=".*", read=".*")
-            until(lambda: failing(site) == [])
+            until(lambda: site.status["failing"] == [])
             assert ("queue", b"late") in site.bound("letters")

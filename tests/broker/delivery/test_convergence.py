@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from tests.broker.delivery.site import vhost_status
 from tests.broker.observed import Outside, queues
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
@@ -72,9 +72,7 @@ class Churn:
             wrong[f"tokens that {exchange} lacks"] = {str(item) for item in queues(*wanted) - there}
             wrong[f"tokens too many on {exchange}"] = {str(item) for item in there - queues(*wanted)}
         for number, sidecar in enumerate(self._sidecars):
-            [status] = [
-                item for item in json.loads(sidecar.get("/status"))["vhosts"] if item["vhost"] == self._outside.vhost
-            ]
+            status = vhost_status(sidecar, self._outside.vhost)
             missing = {f"queue {name}" for name in set(self._names) - self.existing}
             wrong[f"what sidecar {number} takes for missing"] = missing ^ set(status["missing"])
             count = status["declared"].get(CLIENTS, 0)

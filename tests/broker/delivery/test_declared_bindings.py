@@ -27,12 +27,6 @@ def app(sidecar: Sidecar, vhost: str, delivery: str) -> Iterator[Application]:
         yield made
 
 
-@pytest.fixture
-def user(broker: Broker) -> Iterator[str]:
-    with broker.temporary_user() as name:
-        yield name
-
-
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
@@ -441,14 +435,15 @@ def test_binds_between_standard_exchanges_are_forwarded(app: Application, outsid
     assert app.reached("one", {}, "a") == []
 
 
-def test_bindings_to_a_deleted_exchange_are_removed(app: Application) -> None:
-    app.exchange("next")
+@pytest.mark.parametrize("kind", ["x-open", "fanout"])
+def test_bindings_to_a_deleted_exchange_are_removed(app: Application, kind: str) -> None:
+    app.exchange("next", kind=kind)
     app.chain("next", "ox")
     app.bind("a", "next")
     assert app.reached("ox", {}, "a") == ["a"]
     app.delete("next")
     assert app.send_settled("ox", "k", {}, mandatory=True).returned
-    app.exchange("next")
+    app.exchange("next", kind=kind)
     app.bind("a", "next")
     assert app.reached("ox", {}, "a") == []
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 
 from proxy.amqp.method_frames import queue_declare
 from tests.broker.delivery.applications import Application, entries
+from tests.broker.delivery.site import vhost_status
 from tests.broker.observed import Outside
 from tests.producer import until
 from tests.rabbitmq import Broker
@@ -261,14 +261,13 @@ def test_declaring_needs_the_clients_own_permission(broker: Broker, sidecar: Sid
 def test_foreign_bindings_are_no_longer_reported_after_their_exchange_is_deleted(
     sidecar: Sidecar, outside: Outside
 ) -> None:
-    def foreign() -> list[object]:
-        hosts = json.loads(sidecar.get("/status"))["vhosts"]
-        return [host["foreign"] for host in hosts if host["vhost"] == outside.vhost]
+    def foreign() -> object:
+        return vhost_status(sidecar, outside.vhost)["foreign"]
 
     outside.make_queues("a")
     with Application(sidecar.port, outside.vhost) as app:
         app.exchange("ox")
         outside.bind("ox", "a", "foreign.key")
-        until(lambda: foreign() == [{"ox": ["queue a with key 'foreign.key'"]}])
+        until(lambda: foreign() == {"ox": ["queue a with key 'foreign.key'"]})
         app.delete("ox")
-        until(lambda: foreign() == [{}])
+        until(lambda: foreign() == {})

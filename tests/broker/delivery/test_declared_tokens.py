@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -282,22 +280,14 @@ def test_a_destination_of_rules_and_an_application_is_reached_after_either_unbin
 ) -> None:
     settings = {"inventory": {"refresh": "100ms", "foreign_bindings": "remove"}}
     with standing(broker, tmp_path, RULES % "a", settings) as site:
-        rules = tmp_path / "rules.yaml"
-
-        def reload(queue: str) -> None:
-            before = site.metric("rules_reload_total", result="ok")
-            rules.write_text(f"vhost: {site.vhost}\n{RULES % queue}")
-            os.kill(site.sidecar.process_id, signal.SIGHUP)
-            until(lambda: site.metric("rules_reload_total", result="ok") > before)
-
         with Application(site.sidecar.port, site.vhost) as app:
             app.bind("a", "filed", FIRST)
             assert [app.reached("filed", table, "a") for table in ({"n": 1}, {"to": "file"})] == [["a"], ["a"]]
-            reload("b")
+            site.reload(RULES % "b")
             assert [app.reached("filed", table, "a") for table in ({"n": 1}, {"to": "file"})] == [["a"], []]
             site.bind("filed", "a", "foreign.key")
             until(lambda: site.logged("foreign binding removed"))
             assert app.reached("filed", {"n": 1}, "a") == ["a"]
-            reload("a")
+            site.reload(RULES % "a")
             app.unbind("a", "filed", FIRST)
             assert [app.reached("filed", table, "a") for table in ({"n": 1}, {"to": "file"})] == [[], ["a"]]

@@ -6,6 +6,7 @@ import secrets
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -42,6 +43,7 @@ def refusal(outside: Outside, tmp_path: Path) -> Callable[..., str]:
     def start(rules: str, management: bool = True) -> str:
         broker = outside.broker
         (tmp_path / "rules.yaml").write_text(f"vhost: {outside.vhost}\n{rules}")
+        (tmp_path / "other.yaml").write_text("vhost: /\nqueues: []\n")  # a virtual host without a conflict
         settings = {
             "listen": [{"address": "127.0.0.1:1"}],  # never used
             "upstream": {
@@ -50,7 +52,7 @@ def refusal(outside: Outside, tmp_path: Path) -> Callable[..., str]:
                 "management": broker.management if management else None,
             },
             "admin": {"address": None},
-            "rules": ["rules.yaml"],
+            "rules": ["other.yaml", "rules.yaml"],
         }
         (tmp_path / "oxproxy.yaml").write_text(yaml.safe_dump(settings))
         command = [str(PROGRAM), "serve", "--config", str(tmp_path / "oxproxy.yaml")]
@@ -61,37 +63,37 @@ def refusal(outside: Outside, tmp_path: Path) -> Callable[..., str]:
     return start
 
 
-def test_an_exchange_of_another_type_is_an_error_that_names_both_solutions(
-    outside: Outside, refusal: Callable[..., str]
+MARKED = {"x_open_exchange": True}
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "management", "what", "detail"),
+    [
+        ("topic", {}, True, "as a topic exchange that no sidecar created", ""),
+        ("direct", {}, True, "as a direct exchange that no sidecar created", ""),
+        ("fanout", MARKED, True, "with type fanout", ""),
+        ("direct", {"x_open_exchange": "true"}, True, "as a direct exchange that no sidecar created", ""),
+        ("topic", {}, False, "with other properties", "received 'direct' but current is 'topic'"),
+        ("direct", {**MARKED, "alternate_exchange": "other"}, True, "with other properties",
+         "inequivalent arg 'alternate-exchange'"),
+    ],
+    ids=["type", "not marked", "marked fanout", "marked with text", "without management API", "alternate exchange"],
+)  # fmt: skip
+def test_an_exchange_with_the_name_of_a_carrier_is_an_error_that_names_both_solutions(
+    outside: Outside,
+    refusal: Callable[..., str],
+    kind: str,
+    arguments: dict[str, Any],
+    management: bool,
+    what: str,
+    detail: str,
 ) -> None:
-    outside.make_exchange("taken", "topic")
-    error = refusal(CARRIED)
-    assert f"exchange taken exists on the broker as a topic exchange that no sidecar created: {WAYS_OUT}" in error
+    outside.make_exchange("taken", kind, **arguments)
+    error = refusal(CARRIED, management=management)
+    assert f"exchange taken exists on the broker {what}: {WAYS_OUT}" in error
+    assert detail in error
     assert outside.vhost in error
     assert outside.bindings("taken") == set()
-
-
-def test_without_the_management_api_the_error_comes_from_the_declare(
-    outside: Outside, refusal: Callable[..., str]
-) -> None:
-    outside.make_exchange("taken", "topic")
-    error = refusal(CARRIED, management=False)
-    assert f"exchange taken exists on the broker with other properties: {WAYS_OUT}" in error
-    assert "received 'direct' but current is 'topic'" in error
-
-
-def test_an_unmarked_direct_exchange_is_an_error(outside: Outside, refusal: Callable[..., str]) -> None:
-    outside.make_exchange("taken", "direct")
-    assert f"exchange taken exists on the broker as a direct exchange that no sidecar created: {WAYS_OUT}" in refusal(
-        CARRIED
-    )
-
-
-def test_a_carrier_with_another_alternate_exchange_is_an_error(outside: Outside, refusal: Callable[..., str]) -> None:
-    outside.make_exchange("taken", "direct", x_open_exchange=True, alternate_exchange="other")
-    error = refusal(CARRIED)
-    assert f"exchange taken exists on the broker with other properties: {WAYS_OUT}" in error
-    assert "inequivalent arg 'alternate-exchange'" in error
 
 
 def test_an_internal_exchange_that_queue_delivery_would_publish_to_is_an_error(

@@ -73,8 +73,7 @@ def test_deliveries_and_gets_through_us_have_the_original_byte_for_byte(site: Si
     producer.send_settled("renamed", "some.key", table, b"text", message_id=b"m", priority=1)
     sent = client.encode_properties({"message_id": b"m", "priority": 1}, encode_table(site.stored(table)))
     consumer = site.producer()
-    got = consumer.get("renamed")
-    assert got is not None
+    got = only(consumer.take("renamed"))
     consumer.ask(commands.Basic.Consume(queue="second", no_ack=True))
     for message in (got, consumer.delivery()):
         assert message.address == ("renamed", "some.key")
@@ -85,8 +84,7 @@ def test_a_delivery_of_a_message_without_headers_has_an_empty_table(site: Site) 
     producer = site.producer()
     producer.publish("receipts", "a.new", None, b"x")
     producer.settle()
-    message = producer.get("receipt")
-    assert message is not None
+    message = only(producer.take("receipt"))
     assert (message.address, message.entries) == (("receipts", "a.new"), b"")
 
 
@@ -161,8 +159,7 @@ def test_an_original_address_from_a_producer_is_replaced_in_routed_messages(site
 )
 def test_invalid_original_addresses_are_not_restored(site: Site, producer: Producer, table: dict[str, object]) -> None:
     producer.send_settled("", "renamed", table)
-    message = producer.get("renamed")
-    assert message is not None
+    message = only(producer.take("renamed"))
     assert message.address == ("", "renamed")
     assert message.entries == encode_table(headers(table))
 

@@ -9,7 +9,7 @@ import pytest
 from pamqp import commands
 
 from tests.broker.delivery.distance import Far
-from tests.broker.delivery.site import Site
+from tests.broker.delivery.site import Site, only
 from tests.producer import Producer, until
 from tests.sidecar import Sidecar
 
@@ -79,8 +79,7 @@ def test_a_server_named_queue_is_usable_under_the_returned_name(site: Site) -> N
     name = producer.declare("")
     assert name.startswith("amq.gen-")
     assert producer.send_settled("", name, body=b"for you").acked
-    message = producer.get(name)
-    assert message is not None
+    message = only(producer.take(name))
     assert message.body == b"for you"
 
 

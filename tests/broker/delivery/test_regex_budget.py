@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import time
-import urllib.request
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from tests.broker.delivery.applications import Application
 from tests.broker.delivery.site import standing
 from tests.broker.delivery.test_audit import audited, records
 from tests.rabbitmq import Broker
+from tests.sidecar import request_page
 
 RULES = """
 queues: [by.rule, by.key, plain, hostile, neighbour]
@@ -80,8 +80,7 @@ def test_expensive_patterns_of_one_client_do_not_affect_others(broker: Broker, t
         assert site.metric("regex_budget_spent_total", owner="rules") == 0
         assert site.metric("limit_hits_total", limit="regex_budget") >= publishes / 2
         question = json.dumps({"exchange": "mixed", "routing_key": "k", "headers": {"text": text(0)}}).encode()
-        with urllib.request.urlopen(site.sidecar.admin + "/explain", question) as reply:
-            answer = json.load(reply)
+        answer = json.loads(request_page(site.sidecar.admin + "/explain", question)[1])
     # A decision takes about 10 ms, and its connection then pauses: seconds for this client, but not for others.
     assert taken > 1.0
     assert slowest < taken / 3

@@ -12,8 +12,6 @@ import socket
 import ssl
 import struct
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,7 +26,7 @@ from tests.certificates import Authority
 from tests.client import PROTOCOL_HEADER
 from tests.private_broker import BrokerMissing, PrivateBroker, free_port
 from tests.producer import Closed, Producer, until
-from tests.sidecar import PROGRAM, Sidecar, merged, oxproxy_here
+from tests.sidecar import PROGRAM, Sidecar, merged, oxproxy_here, request_page
 
 RULES = """
 queues: [letters]
@@ -138,12 +136,8 @@ class TlsSidecar(Sidecar):
         self.world = world
 
     def post(self, path: str) -> dict[str, object]:
-        request = urllib.request.Request(self.admin + path, b"", method="POST")
-        try:
-            with urllib.request.urlopen(request, timeout=30) as answer:
-                parsed: dict[str, object] = json.load(answer)
-        except urllib.error.HTTPError as error:
-            parsed = json.load(error)
+        _, text = request_page(self.admin + path, b"", "POST")
+        parsed: dict[str, object] = json.loads(text)
         return parsed
 
     def producer(self, context: ssl.SSLContext | None = None) -> Producer:
@@ -473,20 +467,6 @@ def test_authorities_for_the_broker_are_also_reloaded(world: World, tmp_path: Pa
         shutil.copy(world.authority.ca, ca)
         by_request(sidecar)
         sidecar.producer().disconnect()
-
-
-def test_several_workers_use_new_certificates_together(world: World) -> None:
-    with TlsSidecar(world, {"workers": 2}) as sidecar:
-        before = sidecar.serial()
-        install(world.authority.certificate("localhost"), sidecar.folder)
-        os.kill(sidecar.process_id, signal.SIGHUP)
-        until(lambda: before not in {sidecar.serial() for _ in range(8)})
-        (sidecar.folder / "cert.pem").write_text("none")
-        answer = sidecar.post("/-/reload")
-        assert f"{sidecar.folder}/cert.pem: no PEM block CERTIFICATE" in str(answer["errors"])
-        with sidecar.producer() as producer:
-            assert producer.send_settled("post").acked
-    assert take(world) == [b"body"]
 
 
 def test_no_key_and_no_password_is_in_the_log(world: World, tls_sidecar: TlsSidecar) -> None:

@@ -6,7 +6,6 @@ declared and deleted, so each assumes that the queues it has seen are bound, whi
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ import pytest
 from pamqp import commands
 
 from proxy.relay.tokens import is_keyed, token
+from tests.broker.delivery.site import vhost_status
 from tests.broker.observed import Outside
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker, quoted
@@ -53,10 +53,6 @@ def start(broker: Broker, vhost: str, tmp_path: Path) -> Iterator[Start]:
             return stack.enter_context(Sidecar(broker, [rules], settings, program=program))
 
         yield begin
-
-
-def keys(outside: Outside, queue: str) -> set[bytes]:
-    return {key for _, name, key in outside.bindings("letters") if name == queue.encode()}
 
 
 def churn(outside: Outside, first: Sidecar, second: Sidecar) -> None:
@@ -251,9 +247,8 @@ def test_alternate_and_dead_letter_exchanges_that_target_a_carrier_are_reported_
     outside.make_queues("a", "b", "mine")
     sidecar = start("new", refresh="200ms")
 
-    def ways() -> list[str]:
-        vhosts = json.loads(sidecar.get("/status"))["vhosts"]
-        return [text for one in vhosts if one["vhost"] == outside.vhost for text in one["bypasses"]]
+    def ways() -> object:
+        return vhost_status(sidecar, outside.vhost)["bypasses"]
 
     assert ways() == []
     outside.make_exchange("around", alternate_exchange="letters")
