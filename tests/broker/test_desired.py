@@ -1,8 +1,13 @@
+"""The destinations whose tokens the control user may bind, and those that it must bind: pure functions."""
+
 from __future__ import annotations
 
 import pytest
 
+from proxy.broker.management_api import QueueInfo
 from proxy.broker.reconcile.desired import TokenRights, desired_state, record_file_destinations
+from proxy.broker.reconcile.diff import believed_tokens
+from proxy.broker.reconcile.observed import ObservedState
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.exchange import Exchange
@@ -10,57 +15,6 @@ from proxy.routing.router import Router
 from proxy.values import Table, Value
 from tests.broker.clients import declare_here, stored, text
 from tests.broker.observed import exchanges, owned, queues, router
-
-
-def test_a_carried_exchange_needs_a_token_for_each_destination() -> None:
-    documents = owned("documents")
-    desired = desired_state({b"documents": documents}, router({"documents": queues("a") | exchanges("x")}))
-    assert desired.carriers == (documents,)
-    assert desired.tokens_of(documents) == queues("a") | exchanges("x")
-    assert desired.holders == {("queue", b"a"): (documents,), ("exchange", b"x"): (documents,)}
-    assert desired.existing == {}
-
-
-def test_a_destination_of_two_exchanges_has_two_holders() -> None:
-    first, second = owned("first"), owned("second")
-    rules = router({"first": queues("a"), "second": queues("a")})
-    desired = desired_state({b"first": first, b"second": second}, rules)
-    assert set(desired.holders["queue", b"a"]) == {first, second}
-
-
-def test_queue_delivery_needs_no_carrier_but_its_destinations() -> None:
-    direct = owned("direct", Delivery.QUEUE, alternate=b"ae")
-    desired = desired_state({b"direct": direct}, router({"direct": queues("a") | exchanges("x")}))
-    assert desired.carriers == ()
-    assert desired.tokens_of(direct) == frozenset()
-    assert desired.existing == {
-        ("queue", b"a"): "",
-        ("exchange", b"x"): "",
-        ("exchange", b"ae"): "alternate exchange of direct",
-    }
-    assert desired.published == {b"x": b"direct", b"ae": b"direct"}
-
-
-def test_the_alternate_exchange_of_a_carrier_must_exist_unless_it_is_evaluated_here() -> None:
-    named = {"first": queues("a"), "second": queues("b")}
-    known = {b"first": owned("first", alternate=b"second"), b"second": owned("second", alternate=b"elsewhere")}
-    desired = desired_state(known, router(named))
-    assert desired.existing == {("exchange", b"elsewhere"): "alternate exchange of second"}
-
-
-def test_unmatched_pass_needs_an_existing_exchange_of_the_broker() -> None:
-    taken = owned("legacy", carrier=b"legacy.oxproxy", unmatched_pass=True)
-    desired = desired_state({b"legacy": taken}, router({"legacy": queues("a")}))
-    assert ("exchange", b"legacy") in desired.existing
-
-
-def test_names_covers_the_destinations_of_all_rules() -> None:
-    known = {b"c": owned("c"), b"d": owned("d", Delivery.QUEUE)}
-    desired = desired_state(known, router({"c": queues("a"), "d": queues("b")}))
-    assert [desired.names(("queue", name)) for name in (b"a", b"b", b"c")] == [True, True, False]
-
-
-# -- permissions for tokens -----------------------------------------------------------------------------------------
 
 
 def routing_to(*names: str) -> Table:
@@ -104,13 +58,6 @@ def test_routes_of_clients_give_the_same_rights_as_a_files_without_own_routes(kn
     assert holder.name == b"ox"
 
 
-def test_exchanges_declared_by_clients_are_not_declared_for_them(known: VhostState) -> None:
-    bind_clients(known)
-    desired = desired_state(known.exchanges, known.router)
-    assert {carrier.name for carrier in desired.carriers} == {b"ruled", b"ox"}
-    assert [carrier.name for carrier in desired.made] == [b"ruled"]
-
-
 @pytest.mark.parametrize("own_routes", [True, False])
 def test_a_chain_of_exchanges_needs_the_tokens_of_its_end(own_routes: bool) -> None:
     known = VhostState("/", Router(()))
@@ -147,3 +94,22 @@ def test_queue_delivery_of_a_client_does_not_prevent_the_start() -> None:
     desired = desired_state(known.exchanges, known.router)
     assert desired.published == {}
     assert desired.existing == {("exchange", b"inner"): ""}
+
+
+def test_without_a_listing_of_bindings_only_tokens_that_can_exist_are_verified() -> None:
+    names = "a", "gone", "mine"
+    exchange = owned("x", bound=queues(*names))
+    desired = desired_state({b"x": exchange}, router({"x": queues(*names)}))
+    known = ObservedState()
+    known.queues_listed({}, {b"a": QueueInfo(b"a"), b"mine": QueueInfo(b"mine", exclusive=True)})
+    believed, gone = believed_tokens(desired, (), known)
+    assert [token.destination for token in believed] == [("queue", b"a")]
+    assert [token.destination for token in gone] == [("queue", b"gone")]
+
+
+def test_a_token_bound_with_a_clients_rights_is_not_verified_with_the_control_users() -> None:
+    exchange = owned("x", bound=queues("a", "route"))
+    exchange.clients["some"] = None  # type: ignore[assignment]
+    desired = desired_state({b"x": exchange}, router({"x": queues("a")}))
+    believed, gone = believed_tokens(desired, (), ObservedState())
+    assert ([token.destination for token in believed], gone) == ([("queue", b"a")], [])

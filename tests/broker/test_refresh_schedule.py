@@ -25,54 +25,41 @@ def connection() -> FakeConnection:
     return FakeConnection()
 
 
-class Clock:
-    """A clock that the test sets."""
-
-    def __call__(self) -> float:
-        return 1000.0
+NOW = 1000.0
 
 
 def paced(refresh_seconds: float) -> RefreshSchedule:
-    return RefreshSchedule(refresh_seconds, Clock())
-
-
-def now() -> float:
-    return 1000.0
+    return RefreshSchedule(refresh_seconds, lambda: NOW)
 
 
 async def test_the_first_pass_covers_everything() -> None:
     assert paced(5).take() is None
 
 
-async def test_the_next_pass_starts_early_enough_to_end_within_the_interval(connection: FakeConnection) -> None:
+@pytest.mark.parametrize(("took_seconds", "waits_seconds"), [(1, 3), (60, 180)], ids=["in time", "limited share"])
+async def test_the_next_pass_ends_within_the_interval_unless_passes_would_take_most_of_the_time(
+    connection: FakeConnection, took_seconds: float, waits_seconds: float
+) -> None:
     schedule = paced(5)
-    schedule.looked(now() - 1, everything=True)
+    schedule.looked(NOW - took_seconds, everything=True)
     assert not await schedule.wait(connection)  # type: ignore[arg-type]
-    [(seconds, woken)] = connection.waits
-    assert (seconds, woken) == (3, True)
+    assert connection.waits == [(waits_seconds, True)]
 
 
-async def test_long_passes_take_a_limited_share_of_the_time(connection: FakeConnection) -> None:
+async def test_changed_exchanges_are_refreshed_alone_and_once() -> None:
     schedule = paced(5)
-    schedule.looked(now() - 60, everything=True)
-    await schedule.wait(connection)  # type: ignore[arg-type]
-    assert connection.waits == [(180, True)]
-
-
-async def test_changed_exchanges_are_refreshed_alone_and_once(connection: FakeConnection) -> None:
-    schedule = paced(5)
-    schedule.looked(now(), everything=True)
+    schedule.looked(NOW, everything=True)
     schedule.request_refresh({b"a"})
     schedule.request_refresh({b"b"})
     assert schedule.take() == {b"a", b"b"}
-    schedule.looked(now(), everything=False)
+    schedule.looked(NOW, everything=False)
     schedule.request_refresh({b"c"})
     assert schedule.take() == {b"c"}
 
 
-async def test_a_request_for_everything_includes_single_exchanges(connection: FakeConnection) -> None:
+async def test_a_request_for_everything_includes_single_exchanges() -> None:
     schedule = paced(5)
-    schedule.looked(now(), everything=True)
+    schedule.looked(NOW, everything=True)
     schedule.request_refresh({b"a"})
     schedule.request_refresh()
     assert schedule.take() is None
@@ -83,7 +70,7 @@ async def test_a_request_for_everything_includes_single_exchanges(connection: Fa
 @pytest.mark.parametrize("requests", [[1000], [60, 60]])
 async def test_a_request_for_many_exchanges_is_one_for_everything(requests: list[int]) -> None:
     schedule = paced(5)
-    schedule.looked(now(), everything=True)
+    schedule.looked(NOW, everything=True)
     for first, count in enumerate(requests):
         schedule.request_refresh({b"%d.%d" % (first, number) for number in range(count)})
     assert schedule.take() is None
@@ -91,15 +78,15 @@ async def test_a_request_for_many_exchanges_is_one_for_everything(requests: list
 
 async def test_requests_for_single_exchanges_do_not_delay_the_regular_pass() -> None:
     schedule = paced(0)
-    schedule.looked(now(), everything=True)
+    schedule.looked(NOW, everything=True)
     schedule.request_refresh({b"a"})
     assert schedule.take() is None
 
 
 async def test_requested_passes_take_a_limited_share_of_the_time(connection: FakeConnection) -> None:
     schedule = paced(3600)
-    schedule.looked(now(), everything=True)
-    schedule.looked(now() - 2, everything=False)
+    schedule.looked(NOW, everything=True)
+    schedule.looked(NOW - 2, everything=False)
     schedule.request_refresh({b"a"})
     assert not await schedule.wait(connection)  # type: ignore[arg-type]
     assert connection.waits == [(3600, True), (18, False)]

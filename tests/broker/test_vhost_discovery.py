@@ -30,21 +30,6 @@ class Api:
         return [("a", DECLARED), ("b", DECLARED), ("c", ExchangeInfo(b"amq.topic", "topic"))]
 
 
-async def test_virtual_hosts_are_found() -> None:
-    discovery = VhostDiscovery(SETTINGS, Api(None))  # type: ignore[arg-type]
-    assert await discovery.find() == {"a", "b"}
-    assert discovery.fault == ""
-    assert await discovery.find_later() == set()
-
-
-async def test_without_a_management_api_the_reason_is_reported() -> None:
-    discovery = VhostDiscovery(SETTINGS, None)
-    with capture_logs() as events:
-        assert await discovery.find() == set()
-    assert [event["log_level"] for event in events] == ["warning"]
-    assert await discovery.find_later() == set()
-
-
 @pytest.mark.parametrize("failure", [UpstreamFailure.UNAVAILABLE, UpstreamFailure.TIMEOUT])
 async def test_a_management_api_that_does_not_answer_is_retried(failure: UpstreamFailure) -> None:
     api = Api(failure)
