@@ -56,17 +56,6 @@ async def sidecar(broker: Broker, vhost: str) -> AsyncIterator[Sidecar]:
         await connection.close()
 
 
-async def test_changes_are_announced_to_others_but_not_to_the_sender(sidecar: Sidecar) -> None:
-    here, there = Receiver(), Receiver()
-    first, second = await sidecar(here), await sidecar(there)
-    first.announce(b"ox")
-    await there.everything({b"ox"})
-    second.announce("Käse \N{SNOWMAN}".encode())
-    await here.everything({"Käse \N{SNOWMAN}".encode()})
-    assert here.received == [{"Käse \N{SNOWMAN}".encode()}]
-    assert there.received == [{b"ox"}]
-
-
 async def test_ten_thousand_changes_need_few_messages(sidecar: Sidecar) -> None:
     here, there = Receiver(), Receiver()
     first, _ = await sidecar(here), await sidecar(there)
@@ -75,14 +64,6 @@ async def test_ten_thousand_changes_need_few_messages(sidecar: Sidecar) -> None:
     await there.everything({b"ox"})
     await first.close()
     assert len(there.received) <= 2
-
-
-async def test_pending_announcements_are_sent_before_the_end(sidecar: Sidecar) -> None:
-    there = Receiver()
-    first, _ = await sidecar(Receiver()), await sidecar(there)
-    first.announce(b"ox")
-    await first.close()
-    await there.everything({b"ox"})
 
 
 async def test_a_closed_subscriber_leaves_no_queue(sidecar: Sidecar, broker: Broker, vhost: str) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -9,18 +10,25 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from proxy.broker.declared.snapshot import (
     BindingRecord,
     ExchangeRecord,
+    Recorder,
     SnapshotRecords,
     decode,
     encode,
     load_snapshot,
+    records_of,
     save_snapshot,
 )
+from proxy.broker.task_supervisor import Supervisor
 from proxy.relay.tokens import token
-from proxy.relay.vhost import BindingCopy, DeclaredExchange, Delivery
+from proxy.relay.vhost import BindingCopy, DeclaredExchange, Delivery, VhostState
+from proxy.routing.router import Router
+from tests.broker.clients import declare_here
+from tests.broker.observed import has
 
 NAMES = st.binary(max_size=20)
 NUMBERS = st.integers(0, 2**64 - 1)
@@ -106,10 +114,6 @@ def test_a_later_version_is_refused_by_its_number() -> None:
         decode(encode(ONE).replace(b"snapshot 1 ", b"snapshot 2 "))
 
 
-def test_a_missing_file_is_an_empty_snapshot(tmp_path: Path) -> None:
-    assert load_snapshot(tmp_path / "kept") == SnapshotRecords()
-
-
 def test_a_snapshot_atomically_replaces_the_previous_one(tmp_path: Path) -> None:
     file = tmp_path / "kept"
     save_snapshot(file, SnapshotRecords())
@@ -143,3 +147,88 @@ def test_a_damaged_snapshot_is_set_aside(tmp_path: Path) -> None:
     assert aside.read_bytes() == damaged
     assert str(aside) in str(caught.value)
     assert load_snapshot(file) == SnapshotRecords()
+
+
+# -- when the file is written ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def known() -> VhostState:
+    return VhostState("/", Router(()))
+
+
+@pytest.fixture
+def recorder(tmp_path: Path, known: VhostState) -> Recorder:
+    return Recorder(tmp_path / "kept", lambda: [known], Supervisor())
+
+
+async def test_many_changes_need_few_writes(
+    recorder: Recorder, known: VhostState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes: list[SnapshotRecords] = []
+    go_on = threading.Event()
+
+    def save(path: Path, records: SnapshotRecords) -> None:
+        writes.append(records)
+        assert go_on.wait(30)
+
+    monkeypatch.setattr("proxy.broker.declared.snapshot.save_snapshot", save)
+    for number in range(1000):
+        declare_here(known, f"ox{number}")
+        recorder.record()
+    go_on.set()
+    await recorder.close()
+    assert len(writes) <= 2
+    assert len(writes[-1].exchanges) == 1000
+
+
+async def test_a_failed_write_is_logged_once_and_retried(
+    recorder: Recorder, known: VhostState, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.broker.declared.snapshot._RETRY_SECONDS", 0.001)
+    failures = 3
+
+    def failing(path: Path, records: SnapshotRecords) -> None:
+        nonlocal failures
+        failures -= 1
+        if failures >= 0:
+            raise OSError(28, "No space left on device")
+        save_snapshot(path, records)
+
+    monkeypatch.setattr("proxy.broker.declared.snapshot.save_snapshot", failing)
+    declare_here(known, "ox")
+    with capture_logs() as events:
+        recorder.record()
+        assert recorder._writing is not None
+        await recorder._writing
+    assert len(has(events, "snapshot not written")) == 1
+    assert len(has(events, "snapshot can be written again")) == 1
+    assert recorder.fault == ""
+    assert await recorder.load() == records_of([known])
+
+
+async def test_a_full_disk_does_not_delay_the_end(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, records: SnapshotRecords) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("proxy.broker.declared.snapshot.save_snapshot", full)
+    recorder.record()
+    await recorder.close()
+    assert "No space left" in recorder.fault
+
+
+async def test_an_unreadable_snapshot_is_not_overwritten(
+    recorder: Recorder, known: VhostState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def denied(path: Path) -> SnapshotRecords:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("proxy.broker.declared.snapshot.load_snapshot", denied)
+    with capture_logs() as events:
+        assert await recorder.load() == SnapshotRecords()
+    assert len(has(events, "snapshot not used: client declarations may be lost")) == 1
+    assert "Permission denied" in recorder.fault
+    declare_here(known, "ox")
+    recorder.record()
+    await recorder.close()
+    assert os.listdir(tmp_path) == []
