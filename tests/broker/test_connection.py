@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import suppress
 
+import aiormq
 import pytest
 from aio_pika.tools import OneShotCallback
 
-from proxy.broker.connection import ControlConnection
+from proxy.broker.connection import ControlConnection, TlsSettings, log_in
 from proxy.broker.methods import Bind, DeclareQueue, Find, declare_carrier
 from proxy.errors import UpstreamError, UpstreamFailure
 from tests.broker.observed import Outside, answering, bind_token, owned, settings
@@ -22,18 +24,6 @@ async def connection(broker: Broker, vhost: str) -> AsyncIterator[ControlConnect
     await opened.connect()
     yield opened
     await opened.close()
-
-
-async def test_a_method_is_executed_and_answered(connection: ControlConnection, broker: Broker, vhost: str) -> None:
-    assert await connection.call(DeclareQueue(b"orders~2")) is None
-    assert Outside(broker, vhost).queue("orders~2")["durable"] is True
-
-
-async def test_a_refusal_is_a_value(connection: ControlConnection) -> None:
-    refusal = await connection.call(Find(("queue", b"nowhere")))
-    assert refusal is not None
-    assert refusal.code == 404
-    assert "nowhere" in refusal.text
 
 
 async def test_a_refusal_among_many_methods_does_not_affect_the_others(connection: ControlConnection) -> None:
@@ -53,16 +43,6 @@ async def test_a_refusal_in_every_batch_of_binds_keeps_the_connection(connection
         assert [None if name == b"there" else 404 for name in names] == [
             None if refusal is None else refusal.code for refusal in refusals
         ]
-
-
-async def test_missing_objects_are_found(connection: ControlConnection, broker: Broker, vhost: str) -> None:
-    outside = Outside(broker, vhost)
-    outside.make_queue("a")
-    asked = [("queue", b"a"), ("queue", b"b"), ("exchange", b"amq.topic"), ("exchange", b"x")]
-    with outside.channel() as channel:
-        channel.queue_declare("mine", exclusive=True)
-        lacking = await connection.find_missing([*asked, ("queue", b"mine")])
-    assert lacking == {("queue", b"b"): "does not exist", ("exchange", b"x"): "does not exist"}
 
 
 async def test_many_refusals_keep_the_connection(connection: ControlConnection) -> None:
@@ -90,10 +70,6 @@ async def test_a_refusal_whose_text_is_cut_keeps_the_connection(connection: Cont
     assert connection.connected
 
 
-async def test_an_empty_list_of_methods_is_answered(connection: ControlConnection) -> None:
-    assert await connection.call_all([]) == []
-
-
 async def test_channels_left_over_from_a_bulk_are_closed(
     connection: ControlConnection, broker: Broker, vhost: str
 ) -> None:
@@ -101,17 +77,6 @@ async def test_channels_left_over_from_a_bulk_are_closed(
     # This call blocks the event loop on purpose: the channels must have been closed already.
     listed = broker.api("GET", f"vhosts/{vhost}/channels?columns=number")
     assert len(listed) <= 8
-
-
-async def test_the_next_host_is_tried(broker: Broker, vhost: str) -> None:
-    hosts = (("127.0.0.1", free_port()), (broker.host, broker.port))
-    opened = ControlConnection(
-        type(settings(broker))(hosts=hosts, username=broker.username, password=broker.password), vhost
-    )
-    await opened.connect()
-    assert opened.connected
-    await opened.close()
-    assert not opened.connected
 
 
 async def test_an_unreachable_server_is_unavailable() -> None:
@@ -144,10 +109,6 @@ async def test_a_lost_connection_is_noticed_and_can_be_reopened(
     broker.create_vhost(vhost)
     await connection.connect()
     assert await connection.call(DeclareQueue(b"q")) is None
-
-
-async def test_an_open_connection_is_not_lost(connection: ControlConnection) -> None:
-    assert not await connection.wait_lost(0.01)
 
 
 async def test_pending_methods_fail_with_the_connection(
@@ -196,3 +157,96 @@ async def test_a_broker_that_stops_answering_counts_as_lost(broker: Broker, vhos
         assert await connection.wait_lost(30)
         talking.set()
         await connection.close()
+
+
+# -- login -------------------------------------------------------------------------------------------------------------
+
+
+async def failure(broker: Broker, vhost: str, **more: object) -> UpstreamError:
+    with pytest.raises(UpstreamError) as caught:
+        await log_in(settings(broker, **more), vhost, broker.host, broker.port)
+    assert "hush" not in str(caught.value)
+    return caught.value
+
+
+async def test_the_requested_heartbeat_is_used(broker: Broker, vhost: str) -> None:
+    opened = await log_in(settings(broker, heartbeat_seconds=7), vhost, broker.host, broker.port)
+    assert opened.opened.connection_tune.heartbeat == 7
+    await opened.close()
+
+
+async def test_a_cancellation_that_comes_when_the_attempt_has_just_failed_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = asyncio.get_running_loop()
+
+    async def fail() -> None:
+        loop.call_soon(login.cancel)  # called before the callbacks of the tasks that wait for this task
+        raise OSError("connection refused")
+
+    async def connect(transport: aiormq.Connection) -> None:
+        await loop.create_task(fail())
+
+    monkeypatch.setattr("proxy.broker.connection._Transport.connect", connect)
+    unreachable = Broker("127.0.0.1", free_port(), "")
+    login = loop.create_task(log_in(settings(unreachable), "/", unreachable.host, unreachable.port))
+    with pytest.raises(asyncio.CancelledError):
+        await login
+
+
+async def test_a_server_that_does_not_answer_is_abandoned_at_the_deadline() -> None:
+    came, done = asyncio.Event(), asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.set()
+        await done.wait()
+
+    async with answering(silent) as port:
+        error = await failure(Broker("127.0.0.1", port, ""), "/", deadline_seconds=0.05)
+        await came.wait()
+        done.set()
+    assert error.failure is UpstreamFailure.TIMEOUT
+    assert "0.05 s" in error.message
+
+
+async def test_a_server_with_another_protocol_is_unavailable() -> None:
+    async def odd(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"AMQP\x00\x01\x00\x00")
+
+    async with answering(odd) as port:
+        error = await failure(Broker("127.0.0.1", port, ""), "/")
+    assert error.failure is UpstreamFailure.UNAVAILABLE
+
+
+async def test_a_listener_without_tls_is_unavailable_over_tls(broker: Broker) -> None:
+    context = ssl.create_default_context()
+    error = await failure(broker, "/", tls=TlsSettings(lambda: context, "broker.example"))
+    assert error.failure is UpstreamFailure.UNAVAILABLE
+
+
+async def test_a_wrong_password_is_refused(broker: Broker, vhost: str) -> None:
+    error = await failure(broker, vhost, password="hush")
+    assert error.failure is UpstreamFailure.REFUSED
+    assert "ACCESS_REFUSED" in error.message
+
+
+async def test_a_missing_virtual_host_is_refused(broker: Broker) -> None:
+    error = await failure(broker, "nowhere")
+    assert error.failure is UpstreamFailure.REFUSED
+    assert "nowhere" in error.message
+
+
+async def test_special_characters_in_names_and_passwords_are_quoted(broker: Broker) -> None:
+    name, user, password = "test-a/b %2F", "test user@:/", "p@ss:/ %2F?#ü"
+    broker.create_vhost(name)
+    broker.create_user(user, password)
+    broker.grant(user, name)
+    try:
+        connection = ControlConnection(settings(broker, username=user, password=password), name)
+        await connection.connect()
+        assert await connection.call(DeclareQueue(b"q")) is None
+        await connection.close()
+        assert Outside(broker, name).queue("q")["name"] == "q"
+    finally:
+        broker.delete_user(user)
+        broker.delete_vhost(name)

@@ -1,19 +1,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from proxy.broker.connection import ControlConnection, ControlSettings
-from proxy.broker.declared.store import DeclarationStore
+from proxy.broker.connection import ControlSettings
 from proxy.broker.management_api import BindingInfo, ExchangeInfo, ManagementApi, QueueInfo
-from proxy.broker.reconcile.observed import ObservedState
-from proxy.broker.reconcile.observer import Observer
+from proxy.broker.reconcile.diff import RemoveBinding
 from proxy.errors import UpstreamError, UpstreamFailure
-from tests.broker.observed import Outside, answering, settings, state
+from tests.broker.observed import Outside, answering, settings
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
 
@@ -81,11 +80,6 @@ async def test_exchanges_are_listed_with_their_type_and_arguments(
     assert listed[b"amq.topic"] == ExchangeInfo(b"amq.topic", "topic")
 
 
-async def test_the_version_is_that_of_the_broker(management: ManagementApi, broker: Broker) -> None:
-    version = await management.version()
-    assert tuple(map(int, version.split(".")[:2])) == broker.version[:2]
-
-
 async def test_one_queue_or_exchange_is_found_by_name(management: ManagementApi, broker: Broker, vhost: str) -> None:
     outside = Outside(broker, vhost)
     for name in ("a/b", "%2F", "Käse ~(1)?#&=+", "a%252Fb"):
@@ -134,19 +128,41 @@ async def test_ten_thousand_queues_are_one_answer(served: Served) -> None:
     assert await (await served(handler)).queues("/") == {}
 
 
+#: A row of each list.
+ROW = json.dumps(
+    {"name": "x", "type": "direct", "source": "x", "destination_type": "queue", "destination": "q", "routing_key": "k",
+     "properties_key": "p"}
+)  # fmt: skip
 WRONG_ARGUMENTS = '[{"name": "x", "type": "direct", "arguments": [1]}]'
 
 
-@pytest.mark.parametrize("content", ["{}", '""', "null", "0", '{"items": []}', "[0]", '[{"name": 0}]', WRONG_ARGUMENTS])
+@pytest.mark.parametrize(
+    "content",
+    ["", "ROW", '""', "null", "0", '{"items": []}', "[0]", "[", "[ROW", "[ROW]]", "[ROW ROW]", "[ROW,]", "[,ROW]",
+     "[] x", '[{"name": 0}]', WRONG_ARGUMENTS],
+)  # fmt: skip
 async def test_an_answer_other_than_a_list_of_objects_is_an_error_and_not_an_empty_list(
     served: Served, content: str
 ) -> None:
     async def handler(request: web.Request) -> web.Response:
-        return web.Response(text=content, content_type="application/json")
+        return web.Response(text=content.replace("ROW", ROW), content_type="application/json")
 
     asked = await served(handler)
-    for listing in (lambda: asked.queues("/"), lambda: asked.exchanges("/"), lambda: asked.sources("/", b"x")):
+    listings: list[Callable[[], Awaitable[object]]] = [
+        lambda: asked.queues("/"),
+        lambda: asked.exchanges("/"),
+        lambda: asked.sources("/", b"x"),
+        lambda: asked.bindings("/", b"x"),
+    ]
+    for listing in listings:
         assert (await failure(listing())).failure is UpstreamFailure.REFUSED
+
+
+async def test_bindings_may_be_listed_with_blanks(served: Served) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        return web.Response(text=f" [ {ROW} ,\n {ROW} ]\n", content_type="application/json")
+
+    assert await (await served(handler)).bindings("/", b"x") == [BindingInfo(("queue", b"q"), b"k", "p")] * 2
 
 
 async def test_a_wrong_password_is_refused_with_the_permission_that_is_needed(broker: Broker, vhost: str) -> None:
@@ -228,20 +244,6 @@ async def test_an_unusable_answer_is_an_error(
     assert error.failure is expected
 
 
-async def test_a_failed_listing_does_not_affect_the_other(served: Served) -> None:
-    async def handler(request: web.Request) -> web.Response:
-        if "queues" in request.path:
-            return web.Response(status=500)
-        return web.json_response([{"name": "x", "type": "topic", "internal": False, "arguments": {}}])
-
-    observed = ObservedState()
-    connection = ControlConnection(ControlSettings((), "", ""), "/")
-    observer = Observer(DeclarationStore(state("/", {})), await served(handler), observed, connection.find_missing)
-    await observer.list_names()
-    assert not observed.queues_complete
-    assert observed.exchanges == {b"x": ExchangeInfo(b"x", "topic")}
-
-
 async def test_credentials_in_the_address_are_left_out_of_the_request(served: Served) -> None:
     seen: list[str | None] = []
 
@@ -254,4 +256,6 @@ async def test_credentials_in_the_address_are_left_out_of_the_request(served: Se
 
 
 def test_a_binding_is_shown_by_destination_and_key() -> None:
-    assert str(BindingInfo(("queue", b"q"), b"k\xff", "")) == "queue q with key 'k\ufffd'"
+    binding = BindingInfo(("queue", b"q"), b"k\xff", "")
+    assert str(binding) == "queue q with key 'k\ufffd'"
+    assert str(RemoveBinding(b"x", binding)) == "remove binding of exchange x to queue q with key 'k\ufffd'"
