@@ -3,10 +3,11 @@ from __future__ import annotations
 import re
 from hashlib import blake2b
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.relay.tokens import NOWHERE, UNKEYED, TokenForm, Tokens, is_eight_words, is_grant, is_keyed, token
+from proxy.relay.tokens import NOWHERE, UNKEYED, Secrets, TokenForm, Tokens, is_eight_words, is_grant, is_keyed, token
 from proxy.values import RESERVED_PREFIX
 
 NAMES = st.binary(max_size=255)
@@ -129,3 +130,39 @@ def test_tokens_of_a_retired_secret_are_former_tokens_in_every_form() -> None:
     assert len(tokens.of("queue", b"orders")) == 1
     assert len(former) == len(set(former)) == 3
     assert sum(map(is_eight_words, former)) == 1
+
+
+NEW, OLD = bytes(range(32)), bytes(range(32, 64))
+
+
+def test_the_first_secret_signs_and_every_secret_verifies() -> None:
+    signed = Secrets([OLD]).sign(b"a", b"b")
+    assert Secrets([OLD]).verify(signed, b"a", b"b") == 0
+    assert Secrets([NEW, OLD]).verify(signed, b"a", b"b") == 1
+    assert Secrets([NEW, OLD]).sign(b"a", b"b") == Secrets([NEW]).sign(b"a", b"b") != signed
+
+
+@pytest.mark.parametrize("fields", [(b"a",), (b"ab",), (b"", b"ab"), (b"a", b"b", b""), (b"a", b"c")])
+def test_a_signature_is_valid_for_its_fields_only(fields: tuple[bytes, ...]) -> None:
+    secrets = Secrets([NEW])
+    assert secrets.verify(secrets.sign(b"a", b"b"), *fields) is None
+
+
+def test_other_secrets_and_damaged_signatures_are_refused() -> None:
+    signed = Secrets([NEW]).sign(b"a")
+    for wrong in (
+        b"",
+        signed[:-1],
+        signed.upper() + b"0",
+        Secrets([OLD]).sign(b"a"),
+        Secrets().sign(b"a"),
+        b"\xff" * 64,
+    ):
+        assert Secrets([NEW]).verify(wrong, b"a") is None
+
+
+def test_tokens_are_derived_with_separate_keys() -> None:
+    secrets = Secrets([NEW, OLD])
+    assert len({NEW, OLD, *secrets.token_keys}) == 4
+    assert secrets.token_keys[0] == Secrets([NEW]).token_keys[0]
+    assert NEW.hex() not in repr(secrets)

@@ -4,6 +4,8 @@ import time
 
 import pytest
 
+from proxy.rules.loader import compile_rules
+from proxy.yamlfile.document import Faults, Scalar, describe, read_document
 from proxy.yamlfile.masking import masked
 
 TEXT = """\
@@ -68,3 +70,95 @@ def test_a_long_string_of_colons_is_masked_in_a_short_time(text: str) -> None:
     began_at = time.process_time()
     masked(text.format(":x" * 20_000))
     assert time.process_time() - began_at < 2.0
+
+
+@pytest.mark.parametrize(
+    "translation",
+    [
+        "amqp://user:se'cret@host/q",
+        'amqp://user:se"cret@host/q',
+        "amqp://user:'secret@host/q",
+        '"amqp://user: secret@host/q"',
+        '"amqp://user:se\\"cret@host/q"',
+        "'amqp://user:se''cret@host/q'",
+        '"amqp://user:secret\\x40host/q"',
+        '"amqp://user:secret\\\n  more@host/q"',
+        ">-\n    amqp://user:secret\n    more@host/q",
+    ],
+)
+def test_every_password_in_an_address_is_masked(translation: str) -> None:
+    text = masked(f"addresses:\n- pattern: a\n  translation: {translation}\n- {{pattern: b, translation: /queue/q}}\n")
+    assert "cret" not in text
+    assert text.endswith("- {pattern: b, translation: /queue/q}\n")
+
+
+@pytest.mark.parametrize("text", ["# was amqp://u:se'cret@h/q\na: 1\n", "a: [amqp://u:se'cret@h/q"])
+def test_a_password_with_a_quote_is_masked_in_comments_and_lines(text: str) -> None:
+    assert "cret" not in masked(text)
+
+
+@pytest.mark.parametrize("text", ['password: secret\na: "\\U00110000"\n', "password: secret\na: " + "[" * 3000])
+def test_text_that_the_parser_cannot_read_is_masked_by_lines(text: str) -> None:
+    assert "secret" not in masked(text)
+
+
+@pytest.mark.parametrize("arguments", ["{x-?hkex: a}", "{type: report,\tb: c}"])
+def test_a_password_in_lines_of_its_own_is_masked_in_every_valid_file(arguments: str) -> None:
+    text = f"""
+brokers:
+  b: {{}}
+  c:
+    address: 127.0.0.1:5671
+    username: u
+    password: |
+      secret
+exchanges: [{{name: e, bindings: [{{queue: q, arguments: {arguments}}}]}}]
+"""
+    compile_rules([("a.yaml", text.replace("  b: {}\n", "").encode())])
+    assert "secret" not in masked(text)
+
+
+def test_a_byte_order_mark_does_not_move_the_masks() -> None:
+    assert masked("\ufeffpassword: secret\na: 1\n") == "\ufeffpassword: ***\na: 1\n"
+
+
+@pytest.mark.parametrize(
+    "value", ["|\n      secret", "\n      secret", '"first\n      secret"', ">-\n      first\n      secret"]
+)
+def test_a_password_on_several_lines_is_masked_in_text_that_is_not_yaml(value: str) -> None:
+    text = masked(f"brokers:\n  b:\n    password: {value}\n    username: me\n  bad: [\n")
+    assert "secret" not in text
+    assert "    username: me\n  bad: [\n" in text
+
+
+@pytest.mark.parametrize("password", ["&hunter2 x", "*hunter2", "!!hunter2 x", "!hunter2 [x]"])
+def test_no_error_shows_a_password_without_quotes(password: str) -> None:
+    faults = Faults()
+    read_document(f"upstream:\n  control:\n    password: {password}\n", "f.yaml", faults)
+    assert faults.errors
+    assert "hunter2" not in "\n".join(map(str, faults.errors))
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("u:p@h", "u:***@h"),
+        ("amqp://u:p@h", "amqp://u:***@h"),
+        ("amqp://u@h", "amqp:***@h"),
+        ("a:b", "a:b"),
+        ("a@b:c", "a@b:c"),
+        ("://u:p@x:y@z", "://u:***@z"),
+    ],
+)
+def test_a_possible_password_is_masked(text: str, shown: str) -> None:
+    node = read_document(f'"{text}"', "f.yaml", Faults())
+    assert describe(node) == f'the string "{shown}"'
+
+
+@pytest.mark.parametrize("text", [":" * 100_000, "a:b@" + ":" * 100_000, "://" * 50_000 + "@"])
+def test_a_long_value_is_described_quickly(text: str) -> None:
+    node = read_document(f'"{text}"', "f.yaml", Faults())
+    assert isinstance(node, Scalar)
+    begin = time.process_time()
+    describe(node)
+    assert time.process_time() - begin < 0.5
