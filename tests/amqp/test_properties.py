@@ -10,8 +10,9 @@ from proxy.amqp.properties import HEADERS, decode_properties, header_table
 from proxy.amqp.tables import encode_table
 from proxy.errors import ProtocolError, Scope
 from proxy.values import Table
-from tests.amqp.test_tables import refusal, tables
+from tests.amqp.test_tables import refusal
 from tests.client import encode_properties
+from tests.relay.contents import tables
 
 _texts = st.binary(max_size=255) | st.just(b"")
 _layout: list[tuple[str, st.SearchStrategy[bytes | int] | st.SearchStrategy[bytes]]] = [
@@ -40,7 +41,7 @@ def _encode(properties: dict[str, bytes | int], entries: bytes) -> tuple[bytes, 
     return encoded, flags
 
 
-@given(_sets, tables, st.integers(0, 3))
+@given(_sets, tables(), st.integers(0, 3))
 def test_every_set_of_properties_is_read_regardless_of_the_low_flag_bits(
     properties: dict[str, bytes | int], table: Table, low_bits: int
 ) -> None:
@@ -50,7 +51,7 @@ def test_every_set_of_properties_is_read_regardless_of_the_low_flag_bits(
     assert decoded == {name: content for name, content in properties.items() if name != "headers"}
 
 
-@given(_sets, tables)
+@given(_sets, tables())
 def test_the_header_table_is_found_or_the_place_to_insert_it(properties: dict[str, bytes | int], table: Table) -> None:
     entries = encode_table(table)
     encoded, flags = _encode(properties, entries)

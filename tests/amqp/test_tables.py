@@ -23,6 +23,7 @@ from proxy.amqp.tables import (
 )
 from proxy.errors import LocalProtocolError, ProtocolError, Scope
 from proxy.values import Table, Value
+from tests.relay.contents import NAMES, tables
 
 #: Type letter, Python value, and the bytes after the letter (AMQP 0-9-1 errata, "Field types", as decoded by RabbitMQ).
 EVERY_LETTER: list[tuple[str, object, bytes]] = [
@@ -50,36 +51,6 @@ EVERY_LETTER: list[tuple[str, object, bytes]] = [
     ("V", None, b""),
 ]
 
-names = st.binary(max_size=255) | st.sampled_from([b"", b"a", b"n" * 255])
-_scalars = st.one_of(
-    st.booleans().map(lambda content: Value("t", content)),
-    st.just(Value("V", None)),
-    *(
-        st.integers(low, high).map(lambda content, letter=letter: Value(letter, content))  # type: ignore[misc]
-        for letter, low, high in [
-            ("b", -(2**7), 2**7 - 1), ("B", 0, 2**8 - 1), ("s", -(2**15), 2**15 - 1), ("u", 0, 2**16 - 1),
-            ("I", -(2**31), 2**31 - 1), ("i", 0, 2**32 - 1), ("l", -(2**63), 2**63 - 1),
-            ("L", -(2**63), 2**63 - 1), ("T", 0, 2**64 - 1),
-        ]
-    ),
-    st.floats(width=32, allow_nan=False).map(lambda content: Value("f", content)),
-    st.floats(allow_nan=False).map(lambda content: Value("d", content)),
-    st.tuples(st.integers(0, 255), st.integers(0, 2**32 - 1)).map(lambda content: Value("D", content)),
-    st.binary(max_size=20).map(lambda content: Value("S", content)),
-    st.binary(max_size=20).map(lambda content: Value("x", content)),
-)  # fmt: skip
-values: st.SearchStrategy[Value] = st.recursive(
-    _scalars,
-    lambda inner: (
-        st.lists(inner, max_size=4).map(lambda content: Value("A", tuple(content)))
-        | st.lists(st.tuples(names, inner), max_size=4).map(lambda content: Value("F", tuple(content)))
-    ),
-    max_leaves=10,
-)
-tables: st.SearchStrategy[Table] = st.lists(
-    st.tuples(st.sampled_from([b"", b"a", b"b", b"BCC"]) | names, values), max_size=6
-).map(tuple)
-
 
 @pytest.mark.parametrize(("letter", "content", "encoded"), EVERY_LETTER)
 def test_every_field_type_is_encoded_and_decoded(letter: str, content: object, encoded: bytes) -> None:
@@ -105,20 +76,20 @@ def test_every_octet_except_zero_is_true() -> None:
     assert decode_value(b"t\x02") == Value("t", True)
 
 
-@given(tables)
+@given(tables())
 def test_encoded_table_decodes_to_itself(table: Table) -> None:
     encoded = encode_table(table)
     assert decode_table(b"left" + encoded + b"right", 4, 4 + len(encoded)) == table
 
 
-@given(tables, st.sets(st.sampled_from([b"", b"a", b"b", b"BCC"])))
+@given(tables(), st.sets(NAMES, max_size=3))
 def test_pick_gives_the_raw_bytes_of_wanted_entries_in_order_with_duplicates(table: Table, wanted: set[bytes]) -> None:
     data = b"--" + encode_table(table) + b"--"
     picked = pick(data, 2, len(data) - 2, frozenset(wanted))
     assert picked == [(name, encode_value(value)) for name, value in table if name in wanted]
 
 
-@given(tables, st.sets(st.sampled_from([b"", b"a", b"b", b"BCC"])))
+@given(tables(), st.sets(NAMES, max_size=3))
 def test_without_removes_entries_by_name_and_keeps_the_bytes_of_others(table: Table, names: set[bytes]) -> None:
     data = b"--" + encode_table(table) + b"--"
     expected = encode_table(tuple(entry for entry in table if entry[0] not in names))
@@ -149,7 +120,7 @@ def _spoiled(encoded: bytes, changes: list[tuple[int, int]]) -> bytes:
 
 _nearly_tables = st.builds(
     _spoiled,
-    tables.map(encode_table),
+    tables().map(encode_table),
     st.lists(st.tuples(st.integers(0, 999), st.integers(0, 255)), max_size=3),
 )
 
@@ -169,7 +140,7 @@ def test_arbitrary_bytes_are_a_value_or_a_connection_error(raw: bytes) -> None:
     assert refusal(lambda: decode_value(raw)) in (None, (502, Scope.CONNECTION))
 
 
-@given(tables.filter(bool), st.data())
+@given(tables().filter(bool), st.data())
 def test_a_truncated_table_is_an_error_even_with_further_bytes(table: Table, data: st.DataObject) -> None:
     encoded = encode_table(table)
     last = len(encode_table(table[:-1]))
@@ -224,7 +195,7 @@ def test_encoding_a_value_that_does_not_fit_its_type_is_an_error(value: Value) -
         encode_value(value)
 
 
-@given(st.lists(st.sampled_from("AF"), min_size=MAX_NESTING - 2, max_size=MAX_NESTING + 3), tables)
+@given(st.lists(st.sampled_from("AF"), min_size=MAX_NESTING - 2, max_size=MAX_NESTING + 3), tables())
 def test_too_deep_agrees_with_decoding(letters: list[str], before: Table) -> None:
     value = Value("V", None)
     for letter in letters:
@@ -254,7 +225,7 @@ def _finite(value: Value) -> bool:
     return True
 
 
-@given(tables, st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)), max_size=2))
+@given(tables(), st.lists(st.tuples(st.integers(0, 300), st.integers(0, 255)), max_size=2))
 def test_a_table_is_undecodable_if_it_is_malformed_or_a_number_is_not_finite(
     table: Table, changes: list[tuple[int, int]]
 ) -> None:

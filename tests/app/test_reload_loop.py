@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -14,6 +14,7 @@ import pytest
 from proxy.admin.server import AdminServer
 from proxy.app import reload as reloading
 from proxy.app.reload import Activation, Reload, ReloadReport, free_exchanges
+from proxy.broker.reconcile.reconciler import PreparedRules
 from proxy.broker.topology import Topology
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.net.tasks import Tasks
@@ -178,3 +179,53 @@ async def test_a_mount_point_that_is_not_utf_8_does_not_prevent_watching(
     mountinfo.write_bytes(b"36 25 8:17 / /media/B\xfcro rw - ext4 /dev/sdb1 rw\n")
     monkeypatch.setattr(reloading, "_MOUNTINFO", mountinfo)
     assert reload._lone_mounts() == []
+
+
+RULES = "vhost: %s\nexchanges: [{name: letters, bindings: [{queue: %s}]}]\n"
+
+
+class _Vhosts:
+    """A control plane that stops managing the last virtual host, which is deleted on the broker during a reload."""
+
+    def __init__(self, *names: str) -> None:
+        self.managed_vhosts: dict[str, _Vhost] = {name: _Vhost(self, name) for name in names}
+
+    def follows(self, vhost: str) -> bool:
+        return True
+
+    def managed(self, vhost: str) -> _Vhost:
+        return self.managed_vhosts[vhost]
+
+
+class _Vhost:
+    def __init__(self, vhosts: _Vhosts, name: str) -> None:
+        self.vhosts, self.name, self.swapped = vhosts, name, False
+        self.reconciler = self
+
+    async def prepare(self, *_: object) -> PreparedRules:
+        if self.name == "b":
+            self.vhosts.managed_vhosts.pop("b")
+        return PreparedRules({}, Router(()), (), ())
+
+    def swap(self, *_: object) -> None:
+        self.swapped = True
+
+    async def retire(self, _tokens: object) -> None:
+        pass
+
+
+async def test_a_virtual_host_deleted_during_a_reload_does_not_cause_a_partial_swap(tmp_path: Path) -> None:
+    files = [tmp_path / "a.yaml", tmp_path / "b.yaml"]
+    files[0].write_text(RULES % ("a", "old"))
+    loaded = load_rules(files[:1])
+    states = {name: VhostState(name, Router(())) for name in "ab"}
+    topology: Any = _Vhosts("a", "b")
+    first = topology.managed("a")
+    reload = Reload(lambda: files, loaded, states.__getitem__, topology, Counters(), Tasks(), lambda _: lambda: None)
+    files[0].write_text(RULES % ("a", "new"))
+    files[1].write_text(RULES % ("b", "new"))
+    try:
+        report = await reload.reload("request")
+        assert not report.errors
+    finally:
+        assert first.swapped is (reload.loaded is not loaded)  # all virtual hosts at once, or none

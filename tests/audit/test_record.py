@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 import re
 import struct
+from dataclasses import fields
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from proxy.amqp.tables import encode_value
+from proxy.audit.policy import AuditMode, AuditPolicy
 from proxy.audit.record import (
     HASHABLE,
     HEADER_CHARACTERS,
@@ -254,3 +257,27 @@ def test_secrets_in_any_hashable_field_or_unlisted_header_do_not_reach_a_line() 
     assert b"hunter2" not in written
     assert b"fine" in written
     assert KEY not in written
+
+
+DOCS = (Path(__file__).parents[2] / "docs" / "reference" / "audit.md").read_text()
+
+
+def test_the_documentation_lists_every_mode() -> None:
+    assert re.findall(r"^\| `(\w+)` \|", DOCS.split("## Modes")[1].split("\n## ")[0], re.MULTILINE) == [
+        mode.value for mode in AuditMode
+    ]
+
+
+def test_the_documentation_lists_the_fields_that_can_be_hashed() -> None:
+    listed = re.search(r"`audit\.hash` \((.*?)\)", DOCS)
+    assert listed is not None
+    assert set(re.findall(r"`(\w+)`", listed[1])) == HASHABLE
+
+
+def test_the_defaults_are_documented() -> None:
+    default = {field.name: field.default for field in fields(AuditPolicy)}
+    assert default["mode"] is AuditMode.BEST_EFFORT
+    assert default["buffer_bytes"] == 32 << 20
+    assert "32 MiB" in DOCS
+    assert default["segment_bytes"] == 128 << 20
+    assert "128 MiB" in DOCS

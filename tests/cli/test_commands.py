@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +16,11 @@ import pytest
 from proxy.app import process
 from proxy.app.workers import WorkerSlot
 from proxy.cli import main as cli
+from proxy.cli.admin_client import configuration
+from proxy.cli.main import main
+from proxy.config.loader import load_settings, parse_settings
+from proxy.errors import ConfigErrors
+from proxy.yamlfile.document import Faults
 from tests.sidecar import PROGRAM, oxproxy
 
 RULES = """
@@ -356,3 +364,118 @@ def test_check_reads_a_configuration_from_standard_input_and_its_rules(
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"rules: [rules.yaml]\n")))
     assert run("check", "-") == 0
     assert capsys.readouterr().out.startswith("ok: 2 files, 1 exchange, 2 bindings, 1 test; rules ")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://127.0.0.1:abc", "http://127.0.0.1:1 5", "http://[::1", "http://127.0.0.1:99999"]
+)
+def test_an_unusable_url_is_an_error(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["status", "--admin", url]) == 2
+    assert capsys.readouterr().err.startswith("oxproxy status: ")
+
+
+@pytest.mark.parametrize("answer", [b"AMQP\0\0\x09\x01", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{}"])
+def test_a_port_that_does_not_serve_http_is_an_error(answer: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def respond() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(answer)
+
+        thread = threading.Thread(target=respond)
+        thread.start()
+        port = server.getsockname()[1]
+        assert main(["status", "--admin", f"http://127.0.0.1:{port}"]) == 2
+        thread.join()
+    assert "check that this is the admin address of a sidecar" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("rules: [" + "a" * 300 + "]", "rules[0]"),
+        ('rules: ["\\0.yaml"]', "rules[0]"),
+        ('rules: ["\\0/*.yaml"]', "rules[0]"),
+        ('declared: {secrets: [{file: "\\0"}]}', "declared.secrets[0].file"),
+        ('exchanges: []\ntests: "\\0_test.yaml"', "tests"),
+        ('brokers: {b: {address: "h:1", tls: {}, username: u, password_file: "\\0"}}', "brokers.b.password_file"),
+    ],
+)
+def test_an_unusable_file_name_is_reported_at_its_key(
+    text: str, shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "file.yaml"
+    file.write_text(text)
+    main(["check", str(file)])
+    assert f": {shown}: " in capsys.readouterr().err
+
+
+def test_a_configuration_in_a_directory_without_permission_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proxy.cli.admin_client._CONFIGURATIONS", [Path("a" * 300)])  # as with EACCES, is_file() raises
+    assert configuration(argparse.Namespace(config=None)) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("OXPROXY_LISTEN__\u00b2__ADDRESS", "a:1"), ("OXPROXY_UPSTREAM__CONTROL__PASSWORD", "\udcff")]
+)
+def test_unusable_variables_are_errors(name: str, value: str) -> None:
+    with pytest.raises(ConfigErrors) as raised:
+        parse_settings(b"", Path("oxproxy.yaml"), {name: value}, Faults())
+    assert [error.file for error in raised.value.errors] == [name]
+
+
+def test_a_closed_standard_output_is_ignored(tmp_path: Path) -> None:
+    file = tmp_path / "rules.yaml"
+    file.write_text("exchanges: []\n")
+    command = f'exec "$0" -m proxy.cli.main check "{file}" >&-'
+    finished = subprocess.run(["sh", "-c", command, sys.executable], stderr=subprocess.PIPE, check=False)
+    assert (finished.returncode, finished.stderr) == (0, b"")
+
+
+def test_the_written_files_pass_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = tmp_path / "new" / "here"
+    assert cli.main(["init", str(directory)]) == 0
+    written = {"oxproxy.yaml", "rules/orders.yaml", "secrets/current"}
+    assert {str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()} == written
+    assert str(directory / "secrets" / "current") in capsys.readouterr().out
+    assert cli.main(["check", str(directory / "oxproxy.yaml")]) == 0
+    answer = capsys.readouterr()
+    assert "1 test" in answer.out
+    assert answer.err == ""
+
+
+def test_the_names_of_the_files_are_printed_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["init", str(tmp_path), "--json"]) == 0
+    written = ["oxproxy.yaml", "rules/orders.yaml", "secrets/current"]
+    assert json.loads(capsys.readouterr().out) == {"files": [str(tmp_path / name) for name in written]}
+
+
+def test_the_secret_is_random_and_readable_only_by_its_owner(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        assert cli.main(["init", str(tmp_path / name)]) == 0
+    first, second = (tmp_path / name / "secrets" / "current" for name in ("a", "b"))
+    assert first.stat().st_mode & 0o777 == 0o600
+    assert first.parent.stat().st_mode & 0o777 == 0o700
+    assert len(first.read_bytes()) == 32
+    assert first.read_bytes() != second.read_bytes()
+    settings, _ = load_settings(tmp_path / "a" / "oxproxy.yaml", {})
+    assert [source.value for source in settings.declared.secrets] == [first.read_bytes()]
+
+
+@pytest.mark.parametrize("name", ["oxproxy.yaml", "rules/orders.yaml", "secrets/current"])
+def test_nothing_is_overwritten(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    existing = tmp_path / name
+    existing.parent.mkdir(exist_ok=True)
+    existing.write_text("mine")
+    assert cli.main(["init", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"{existing}: already exists; nothing was written\n"
+    assert existing.read_text() == "mine"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [existing]
+
+
+def test_an_unwritable_directory_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert cli.main(["init", str(tmp_path / "file" / "below")]) == 2
+    assert "can't be written: " in capsys.readouterr().err

@@ -13,23 +13,12 @@ from proxy.cli.schema import json_schema
 from proxy.config.settings import Settings
 from proxy.rules.operator_reference import OPERATORS
 from proxy.rules.schema import TOP_KEYS, RulesModel
-from proxy.yamlfile.document import Faults, Mapping, Node, Scalar, read_document
+from proxy.yamlfile.document import Faults, read_document
+from tests.yamlfile.test_document import plain
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 SCHEMAS: dict[str, Any] = {"config": json_schema(Settings, "config"), "rules": json_schema(RulesModel, "rules")}
 RULES = sorted([*CONFIG.glob("rules/*.yaml"), *CONFIG.glob("examples/*.yaml")])
-
-
-def plain(node: Node | None) -> object:
-    """Return a document as in JSON, with tagged scalars as strings."""
-    match node:
-        case None:
-            return None
-        case Scalar():
-            return node.value
-        case Mapping():
-            return {key.text: plain(child) for key, child in node.entries}
-    return [plain(item) for item in node.items]
 
 
 def document(text: str) -> object:

@@ -22,19 +22,21 @@ def properties(draw: st.DrawFn) -> dict[str, bytes | int]:
     return result
 
 
-def _fixed() -> st.SearchStrategy[Value]:
-    whole = {"b": 8, "s": 16, "I": 32, "l": 64}
-    signed = [
-        st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1).map(lambda n, letter=letter: Value(letter, n))  # type: ignore[misc]
-        for letter, bits in whole.items()
-    ]
-    floats = st.floats(allow_nan=False, allow_infinity=False, width=32)
+#: Letters of the integer types, with their number of bits.
+_SIGNED, _UNSIGNED = {"b": 8, "s": 16, "I": 32, "l": 64, "L": 64}, {"B": 8, "u": 16, "i": 32, "T": 64}
+
+
+def _integers(letter: str, low: int, high: int) -> st.SearchStrategy[Value]:
+    return st.integers(low, high).map(lambda number: Value(letter, number))
+
+
+def _scalars() -> st.SearchStrategy[Value]:
     return st.one_of(
-        *signed,
+        *(_integers(letter, -(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for letter, bits in _SIGNED.items()),
+        *(_integers(letter, 0, 2**bits - 1) for letter, bits in _UNSIGNED.items()),
         st.booleans().map(lambda bit: Value("t", bit)),
-        st.integers(0, 2**64 - 1).map(lambda n: Value("T", n)),
-        floats.map(lambda n: Value("d", n)),
-        floats.map(lambda n: Value("f", n)),
+        st.floats(allow_nan=False, allow_infinity=False).map(lambda number: Value("d", number)),
+        st.floats(allow_nan=False, allow_infinity=False, width=32).map(lambda number: Value("f", number)),
         st.tuples(st.integers(0, 255), st.integers(0, 2**32 - 1)).map(lambda pair: Value("D", pair)),
         st.just(Value("V", None)),
         st.binary(max_size=30).map(lambda text: Value("S", text)),
@@ -51,7 +53,7 @@ NAMES = st.sampled_from(
 def tables() -> st.SearchStrategy[Table]:
     """Header tables with duplicates, nested tables and arrays, and names that have a meaning in routing."""
     values = st.recursive(
-        _fixed(),
+        _scalars(),
         lambda inner: (
             st.lists(inner, max_size=4).map(lambda some: Value("A", tuple(some)))
             | st.lists(st.tuples(NAMES, inner), max_size=4).map(lambda some: Value("F", tuple(some)))

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import base, commands
@@ -436,10 +435,3 @@ def steps(*given: tuple[str, Iterable[object]]) -> Run:
     for name, arguments in given:
         getattr(run, name)(*arguments)
     return run
-
-
-def test_the_invariants_detect_a_premature_confirm() -> None:
-    run = steps(("open", [1]), ("request", [1, commands.Confirm.Select()]), ("publish", [1, "plain", False]))
-    run.deliver(2)
-    with pytest.raises(AssertionError, match="a confirm before"):
-        run.to_producer(run.numbers[1], split(method(1, commands.Basic.Ack(1)))[0])

@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from proxy.addressing.table import AddressRule, AddressTable
+from proxy.addressing.targets import AddressBook
 from proxy.rules.addresses import BrokerModel, BrokerRule, BrokerTlsModel, broker_password
 from proxy.rules.explain import explain
-from proxy.yamlfile.document import Faults, Place
-from proxy.yamlfile.hosts import HostPort
+from proxy.rules.lint.addresses import check_addresses, check_loops
+from proxy.yamlfile.document import Faults, Mapping, Place
+from proxy.yamlfile.hosts import HostPort, is_own_address
+from proxy.yamlfile.models import Keys
 from tests.rules.loading import by_line, faults, load, message_request, warnings
 
 SECRET = "s3cret-word"
@@ -275,3 +280,154 @@ def test_an_unreplaced_variable_is_a_warning_without_its_text() -> None:
         "got a variable reference, which is not expanded; write the value itself",
         "got a variable reference, which is not expanded; use password_env or password_file",
     ]
+
+
+LISTENING = [
+    HostPort(host, port)
+    for host, port in (("127.0.0.1", 5673), ("0.0.0.0", 5674), ("proxy.example", 5675), ("::1", 5676))
+]
+
+
+def loops(*texts: str) -> list[str]:
+    faults = Faults()
+    check_loops(load(*texts).rules, LISTENING, faults)
+    return [str(error) for error in faults.errors]
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "back"),
+    [
+        ("127.0.0.1", 5673, True),
+        ("localhost", 5673, True),
+        ("LocalHost", 5673, True),
+        ("127.0.0.2", 5674, True),
+        ("0.0.0.0", 5673, True),
+        ("::1", 5674, True),
+        ("localhost", 5676, True),
+        ("PROXY.example", 5675, True),
+        ("127.0.0.1", 5672, False),
+        ("127.0.0.1", 5675, False),
+        ("other.example", 5673, False),
+        ("192.0.2.1", 5673, False),
+    ],
+)
+def test_addresses_of_the_sidecar_itself_are_recognized(host: str, port: int, back: bool) -> None:
+    assert is_own_address(host, port, LISTENING) is back
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("addresses:\n  - pattern: a\n    translation: 'localhost:5674/q'", "a.yaml:3:5: addresses[0].translation"),
+        ("addresses:\n  - pattern: a\n    translation: 'amqp://[::1]:5676'", "a.yaml:3:5: addresses[0].translation"),
+        (
+            "addresses:\n  - {pattern: a, translation: /q}\n  - {pattern: b, translation: 'amqp://proxy.example:5675/$0'}",
+            "a.yaml:3:18: addresses[1].translation",
+        ),
+        (
+            "addresses:\n  - pattern: 'a/*'\n    translation: 'amqp://$1'\n    hosts: [h.example, 'localhost:5673']",
+            "a.yaml:4:5: addresses[0].hosts",
+        ),
+        ("brokers:\n  near:\n    address: 127.0.0.1:5673", "a.yaml:3:5: brokers.near.address"),
+        (
+            "brokers: {near: {address: 'h:1'}, localhost: {address: 'h:1'}}\n"
+            "addresses: [{pattern: a, translation: 'localhost:5673/q'}]",
+            "a.yaml:2:26: addresses[0].translation",
+        ),
+    ],
+)
+def test_a_loop_is_an_error_with_its_line(text: str, key: str) -> None:
+    assert loops(text) == [f"{key}: leads back to this sidecar"]
+
+
+def test_a_rule_of_a_second_file_is_numbered_within_that_file() -> None:
+    first = "addresses: [{pattern: a, translation: /q}]"
+    second = "addresses:\n  - {pattern: b, translation: 'localhost:5673'}"
+    assert loops(first, second) == ["b.yaml:2:18: addresses[0].translation: leads back to this sidecar"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "addresses: [{pattern: a, translation: /queue/localhost:5673}]",
+        "addresses: [{pattern: a, translation: 'localhost:5672/q'}]",
+        "addresses: [{pattern: 'a/*', translation: 'amqp://$1', hosts: [localhost]}]",
+        "brokers: {localhost: {address: 'h:1'}}\naddresses: [{pattern: a, translation: localhost}]",
+    ],
+)
+def test_addresses_of_other_hosts_are_not_loops(text: str) -> None:
+    assert loops(text) == []
+
+
+def check(rules: Sequence[AddressRule], brokers: tuple[bytes, ...] = ()) -> Faults:
+    """Check a table whose rules are on lines 1, 2 and so on."""
+    faults = Faults()
+    book = AddressBook(AddressTable(rules), brokers)
+    nodes = [Mapping(Place("a.yaml", index + 1), []) for index, _ in enumerate(rules)]
+    check_addresses(book, brokers, [Keys(node, faults, f"[{index}]") for index, node in enumerate(nodes)])
+    return faults
+
+
+def found(
+    pattern: bytes, translation: bytes, hosts: tuple[bytes, ...] | None = None, brokers: tuple[bytes, ...] = ()
+) -> list[tuple[str, str]]:
+    faults = check([AddressRule(pattern, translation, hosts=hosts)], brokers)
+    return [
+        *(("warning", warning.key.removeprefix("[0].")) for warning in faults.warnings),
+        *(("error", error.key.removeprefix("[0].")) for error in faults.errors),
+    ]
+
+
+WARNED = [("warning", "translation")]
+REFUSED = [("error", "translation")]
+HOSTS_MISSING = [("error", "hosts")]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "translation", "expected"),
+    [
+        (b"a", b"/queue/b", []),
+        (b"%/*", b"amqps://u:p@h/$1.$2", []),
+        (b"%/*", b"/$3", WARNED),
+        (b"a", b"/$", WARNED),
+        (b"a", b"/$x", WARNED),
+        (b"a", b"/$$x", []),
+        (b"a", b"/$0", []),
+        (b"a", b"bar", WARNED),
+        (b"a", b"bar.example", []),
+        (b"a", b"amqp://u:p@bar.example/q", WARNED),
+        (b"a", b"amqp://u:p@127.0.0.1/q", []),
+        (b"a", b"u:p@[::1]/q", []),
+        (b"a", b"u:p@localhost/q", []),
+        (b"a", b"amqp://~0.0.0.0/q", REFUSED),
+        (b"a", b"http://h/q", REFUSED),
+        (b"a", b"u@v@h/q", REFUSED),
+        (b"a", b"amqp:///q", REFUSED),
+        (b"*", b"amqp://$1/q", HOSTS_MISSING),
+        (b"*", b"$1", HOSTS_MISSING),
+        (b"*", b"amqp://u:p@$1", HOSTS_MISSING),
+        (b"*", b"amqp://$1@h/q", HOSTS_MISSING),
+        (b"*", b"amqp:/$1", HOSTS_MISSING),
+        (b"*", b"amqp://h$1/q", HOSTS_MISSING),
+        (b"*", b"h:/$1", HOSTS_MISSING),
+        (b"*", b"amqp://h:/$1", []),
+        (b"*", b"amqp://h/$1", []),
+        (b"*", b"//$1", []),
+    ],
+)
+def test_warnings_of_a_rule(pattern: bytes, translation: bytes, expected: list[tuple[str, str]]) -> None:
+    assert found(pattern, translation) == expected
+
+
+def test_more_wildcards_than_variables_are_a_warning() -> None:
+    assert found(b"%/" * 65, b"/x") == [("warning", "pattern")]
+
+
+def test_no_warning_contains_a_password() -> None:
+    rules = [
+        AddressRule(b"*", b"amqp://u:trustno1@" + rest) for rest in (b"h/q", b"$1", b"~h", b"h:x", b"@h", b"h/$9$x")
+    ]
+    faults = check(rules)
+    keys = [*(error.key for error in faults.errors), *(warning.key for warning in faults.warnings)]
+    assert {key.partition(".")[0] for key in keys} == {f"[{index}]" for index, _ in enumerate(rules)}
+    assert "trustno1" not in repr(faults)

@@ -5,8 +5,11 @@ import json
 import pytest
 
 from proxy.errors import ConfigErrors
-from proxy.relay.tokens import token
-from proxy.rules.explain import Explanation, as_json, as_text, explain
+from proxy.relay.tokens import TokenForm, token
+from proxy.relay.vhost import VhostState
+from proxy.rules.explain import AddressRequest, Explanation, as_json, as_lines, as_text, explain, explain_address
+from proxy.rules.wire import owned_exchanges
+from tests.routing.building import NOW
 from tests.rules.loading import load, message_request
 
 RULES = """
@@ -212,3 +215,242 @@ def test_an_empty_message_is_an_error(data: bytes) -> None:
 
 def test_a_message_that_is_not_yaml_is_an_error() -> None:
     assert refused(b"exchange: [").startswith("m.yaml:2:1: YAML syntax: ")
+
+
+SECRET = "s3cret-word"
+ADDRESS_RULES = f"""
+exchanges:
+  - {{name: documents, bindings: [{{queue: moved}}]}}
+addresses:
+  - {{pattern: moved, translation: /queue/new}}
+  - {{name: away, pattern: "out/%/*", translation: "amqps://me:{SECRET}@far.example/$1/$2"}}
+  - {{pattern: "amqp://*", translation: "far.example/$1"}}
+  - {{pattern: in, translation: /exchange/documents/k}}
+  - {{pattern: bad, translation: /exchange//k}}
+"""
+
+
+def test_an_address_is_explained_with_rule_captures_result_and_target() -> None:
+    explanation = explain_address(load(ADDRESS_RULES), AddressRequest(address="out/a/b/c"))
+    assert list(as_lines(explanation)) == [
+        'address   "out/a/b/c"',
+        'rule      1 (away): "out/%/*"',
+        '          $1 = "a"',
+        '          $2 = "b/c"',
+        'result    "amqps://me:***@far.example/a/b/c"',
+        "target    queue a/b/c at far.example:5671, TLS, user me",
+    ]
+
+
+def test_an_address_without_a_rule_is_explained() -> None:
+    explanation = explain_address(load(ADDRESS_RULES), AddressRequest(address="other"))
+    assert (explanation.rule, list(as_lines(explanation))[-1]) == (
+        None,
+        "          no rule of the address table matches",
+    )
+
+
+def test_no_password_is_shown_whether_it_comes_from_the_rule_or_from_the_address() -> None:
+    loaded = load(ADDRESS_RULES)
+    for address in ("out/a/b", f"amqp://u:{SECRET}@h/x"):
+        explanation = explain_address(loaded, AddressRequest(address=address))
+        assert explanation.rule is not None
+        assert SECRET not in "\n".join(as_lines(explanation)) + json.dumps(explanation.as_json())
+
+
+def test_an_explanation_contains_the_translation_of_each_destination() -> None:
+    answer = explain(load(ADDRESS_RULES), message_request(b"exchange: documents", "m"), 0)
+    assert (answer.result.queues, [lookup.rule for lookup in answer.lookups]) == (("new",), [0])
+    assert "target    queue new here" in as_text(answer)
+    assert as_json(answer)["addresses"] == [answer.lookups[0].as_json()]
+
+
+@pytest.mark.parametrize(
+    ("key", "outcome", "queues", "remotes"),
+    [
+        ("in", "routed", ("moved",), ()),
+        ("out/a/b", "translated", (), ("far.example:5671",)),
+        ("bad", "unrouted", (), ()),
+        ("none", "passed", (), ()),
+    ],
+)
+def test_a_message_to_an_exchange_without_rules_is_explained_by_the_table(
+    key: str, outcome: str, queues: tuple[str, ...], remotes: tuple[str, ...]
+) -> None:
+    answer = explain(load(ADDRESS_RULES), message_request(f"{{exchange: '', routing_key: {key}}}".encode(), "m"), 0)
+    assert (answer.result.outcome, answer.result.queues, answer.result.remotes) == (outcome, queues, remotes)
+    assert SECRET not in as_text(answer)
+
+
+UNUSABLE = """
+exchanges:
+  - name: documents
+    carrier: stored
+    bindings: [{exchange: outside, arguments: {"x-?rk!=": token}}, {exchange: further, arguments: {"x-?rk=": token}}]
+addresses:
+  - {pattern: /exchange/outside/*, translation: /exchange/stored/$1}
+  - {pattern: /exchange/further/*, translation: /exchange/else/x.o.p.e.n.x.$1}
+  - {pattern: to-carrier, translation: /exchange/stored/k}
+  - {pattern: here/*, translation: /queue/$1}
+  - {pattern: in/*, translation: /exchange/documents/$1}
+  - {pattern: away/*, translation: far.example/queue/$1}
+"""
+
+
+@pytest.mark.parametrize(
+    ("exchange", "key", "reason"),
+    [
+        ("", "to-carrier", "a carrier, not the exchange that it represents"),
+        (
+            "documents",
+            "k",
+            "the target is an exchange that the sidecar evaluates, but a message is evaluated only once",
+        ),
+        ("documents", "token", "a routing key with a reserved prefix"),
+    ],
+)
+def test_translations_that_the_sidecar_refuses_are_explained_as_failed(exchange: str, key: str, reason: str) -> None:
+    request = message_request(f"{{exchange: '{exchange}', routing_key: {key}}}".encode(), "m")
+    answer = explain(load(UNUSABLE), request, 0)
+    assert (answer.result.queues, answer.result.exchanges, answer.result.failed) == ((), (), (reason,))
+    assert answer.wire.publishes == ()
+
+
+@pytest.mark.parametrize("rule", ["here", "in", "away"])
+@pytest.mark.parametrize("prefix", ["x.o.p.e.n.x.", "x-o-p-e-n-x-"])
+def test_a_translation_to_a_reserved_key_is_explained_as_refused(rule: str, prefix: str) -> None:
+    request = message_request(f"{{exchange: '', routing_key: {rule}/{prefix}q.1}}".encode(), "m")
+    answer = explain(load(UNUSABLE), request, 0)
+    assert (answer.result.outcome, answer.result.queues, answer.wire.publishes) == ("rejected", (), ())
+    refusal = "the channel is closed with 403 \"routing keys that begin with 'x.o.p.e.n.x.' are reserved\""
+    assert f"outcome   rejected: {refusal}" in as_text(answer)
+
+
+@pytest.mark.parametrize(
+    ("request_", "where"),
+    [
+        (AddressRequest(address="a"), ""),
+        (AddressRequest(address="a", vhost="foo"), " in virtual host foo"),
+    ],
+)
+def test_without_a_table_explaining_an_address_is_an_error(request_: AddressRequest, where: str) -> None:
+    with pytest.raises(ConfigErrors, match=f"no address table{where}; define `addresses` in a rules file"):
+        explain_address(load("queues: [q]"), request_)
+
+
+WIRE_RULES = """\
+exchanges:
+  - name: carried
+    bindings: [{queue: q, arguments: {"x-?hkv= type": report}}]
+  - name: other
+    carrier: other.oxproxy
+    unmatched: pass
+    bindings: [{queue: q, arguments: {"x-?hkv= type": report}}]
+  - name: queued
+    delivery: queue
+    bindings: [{queue: q}, {queue: r}, {exchange: x}]
+  - name: moving
+    bindings: [{queue: moved}]
+  - name: loud
+    arguments: {max-payload-size: 0}
+brokers:
+  archive: {address: "archive.example:5672"}
+addresses:
+  - {pattern: "out/*", translation: "amqp://archive/queue/$1"}
+  - {pattern: "here/*", translation: /queue/$1}
+  - {pattern: "in/*", translation: /exchange/carried/$1}
+  - {pattern: "lost/*", translation: "/exchange//x"}
+  - {pattern: moved, translation: /queue/q}
+"""
+TOKEN = token("queue", b"q").decode()
+
+
+def explained_live(message: str, live: VhostState | None = None) -> Explanation:
+    states = {} if live is None else {"/": live}
+    return explain(load(WIRE_RULES), message_request(message.encode(), "m.yaml"), NOW, states)
+
+
+def wire(message: str, live: VhostState | None = None) -> list[tuple[object, ...]]:
+    data = json.loads(json.dumps(as_json(explained_live(message, live))))
+    names = ("to", "exchange", "routing_key", "bcc", "reaches", "headers", "untouched")
+    return [tuple(publish[name] for name in names) for publish in data["wire"]]
+
+
+def original(exchange: str, key: str, new: str, new_key: str) -> dict[str, object]:
+    names = {"exchange": exchange, "routing-key": key, "new-exchange": new, "new-routing-key": new_key}
+    return {"x-original-address": names}
+
+
+CASES: list[tuple[str, list[tuple[object, ...]]]] = [
+    (
+        "{exchange: carried, routing_key: k, headers: {type: report}}",
+        [("upstream", "carried", "k", [TOKEN], ["queue q"], {}, False)],
+    ),
+    ("{exchange: carried, routing_key: k}", [("upstream", "carried", "k", [], [], {}, False)]),
+    (
+        "{exchange: other, routing_key: k, headers: {type: report}}",
+        [("upstream", "other.oxproxy", "k", [TOKEN], ["queue q"], original("other", "k", "other.oxproxy", "k"), False)],
+    ),
+    ("{exchange: other, routing_key: k}", [("upstream", "other", "k", [], [], {}, True)]),
+    (
+        "{exchange: queued, routing_key: k}",
+        [
+            ("upstream", "", "q", ["r"], [], original("queued", "k", "", "q"), False),
+            ("upstream", "x", "k", [], [], original("queued", "k", "x", "k"), False),
+        ],
+    ),
+    ("{exchange: moving, routing_key: k}", [("upstream", "moving", "k", [TOKEN], ["queue q"], {}, False)]),
+    ("{exchange: loud, body_size: 1}", []),
+    ("{exchange: elsewhere, routing_key: k}", [("upstream", "elsewhere", "k", [], [], {}, True)]),
+    ('{exchange: "", routing_key: out/q}', [("archive", "", "q", [], [], original("", "out/q", "", "q"), False)]),
+    ('{exchange: "", routing_key: here/q}', [("upstream", "", "q", [], [], original("", "here/q", "", "q"), False)]),
+    (
+        '{exchange: "", routing_key: in/k, headers: {type: report}}',
+        [("upstream", "carried", "k", [TOKEN], ["queue q"], original("", "in/k", "carried", "k"), False)],
+    ),
+    ('{exchange: "", routing_key: lost/q}', []),
+]
+
+
+@pytest.mark.parametrize(("message", "leaves"), CASES)
+def test_an_explanation_contains_the_publishes_on_the_wire(message: str, leaves: list[tuple[object, ...]]) -> None:
+    assert wire(message) == leaves
+
+
+def live(missing: bool) -> VhostState:
+    """The virtual host of a running sidecar in which the queue is missing, or its token is not bound yet."""
+    loaded = load(WIRE_RULES)
+    state = VhostState("/", loaded.routers["/"], owned_exchanges(loaded.rules.vhosts["/"]))
+    if missing:
+        state.missing[("queue", b"q")] = "there is no such queue"
+    return state
+
+
+@pytest.mark.parametrize(("missing", "reason"), [(True, "there is no such queue"), (False, "not bound yet")])
+def test_an_explanation_contains_missing_destinations_with_the_reason(missing: bool, reason: str) -> None:
+    message = "{exchange: carried, headers: {type: report}}"
+    destinations = as_json(explained_live(message, live(missing)))["missing"]
+    assert isinstance(destinations, dict)
+    assert destinations["queue q"].startswith(reason)
+    assert f"missing   queue q: {reason}" in as_text(explained_live(message, live(missing)))
+    assert wire(message, live(missing)) == [("upstream", "carried", "", [], [], {}, False)]
+
+
+@pytest.mark.parametrize("form", list(TokenForm))
+def test_an_explanation_names_the_destinations_of_tokens_in_every_form(form: TokenForm) -> None:
+    state = live(missing=False)
+    owned = state.exchanges[b"carried"]
+    owned.form = form
+    owned.tokens.bind_ok(("queue", b"q"))
+    message = "{exchange: carried, headers: {type: report}}"
+    ((_, _, _, keys, reached, _, _),) = wire(message, state)
+    assert isinstance(keys, list)
+    assert reached == ["queue q"] * len(keys)
+    assert f"BCC {keys[0]}: queue q" in as_text(explained_live(message, state))
+
+
+def test_cc_of_a_client_is_renamed_if_it_would_route() -> None:
+    (first, _) = wire("{exchange: queued, headers: {CC: [c]}}")
+    headers = first[5]
+    assert isinstance(headers, dict)
+    assert headers["x-original-cc"] == ["c"]

@@ -197,3 +197,43 @@ def test_definitions_of_one_virtual_host_need_not_name_it() -> None:
     assert import_definitions(data, "definitions.json", "/")[0]
     with pytest.raises(ConfigErrors):
         import_definitions(data, "definitions.json", "nope")
+
+
+def exported(name: str, **more: object) -> dict[str, object]:
+    return {"name": name, "vhost": "/", "type": "topic", "arguments": {}, **more}
+
+
+def policy_warnings(*exchanges: dict[str, object], policies: list[dict[str, object]] | None = None) -> list[str]:
+    definitions = {"exchanges": exchanges, "bindings": [], "policies": policies or []}
+    return [str(warning) for warning in import_definitions(json.dumps(definitions).encode(), "d.json", "/")[1]]
+
+
+POLICY = {"vhost": "/", "name": "ae", "pattern": "^orders", "apply-to": "exchanges", "priority": 0}
+POLICY |= {"definition": {"alternate-exchange": "unrouted"}}
+
+
+def test_an_alternate_exchange_of_a_policy_is_not_lost_silently() -> None:
+    (warning,) = policy_warnings(exported("orders.new"), exported("mail"), policies=[POLICY])
+    assert warning == (
+        "d.json: exchange orders.new: warning: the policy ae sets an alternate exchange, which is not imported: "
+        "add alternate-exchange to the arguments"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "policy"),
+    [
+        ("orders", {"arguments": {"alternate-exchange": "own"}}, {}),
+        ("orders", {}, {"vhost": "other"}),
+        ("orders", {}, {"apply-to": "queues"}),
+        ("orders", {}, {"definition": {"max-length": 5}}),
+        ("orders", {}, {"pattern": "("}),
+    ],
+)
+def test_other_policies_have_no_warning(name: str, more: dict[str, object], policy: dict[str, object]) -> None:
+    assert policy_warnings(exported(name, **more), policies=[{**POLICY, **policy}]) == []
+
+
+def test_an_internal_exchange_has_a_warning() -> None:
+    (warning,) = policy_warnings(exported("inner", internal=True), exported("outer", internal=False))
+    assert "exchange inner: warning: producers can publish to it through the sidecar" in warning

@@ -11,13 +11,18 @@ from proxy.relay.handshake.greeting import (
     FRAME_MIN_BYTES,
     FRAME_MIN_BYTES_4_1,
     NAME_CHARACTERS,
+    Tuning,
+    TuningLimits,
+    agree,
+    offer,
     own_start,
     read_start,
     read_start_ok,
 )
 from proxy.values import Table, Value
-from tests.amqp.test_tables import refusal, tables
+from tests.amqp.test_tables import refusal
 from tests.client import method, split
+from tests.relay.contents import tables
 from tests.relay.handshakes import CLIENT_PROPERTIES, OURS, PEER, VERSION, start, start_ok
 
 
@@ -34,14 +39,14 @@ def others(properties: Table) -> Table:
     return tuple(entry for entry in properties if entry[0] not in dict(OURS))
 
 
-@given(tables)
+@given(tables())
 @example(text(b"oxproxy_peer", b"forged"))
 def test_broker_properties_are_kept_and_the_sidecars_are_appended(properties: Table) -> None:
     server, _ = read_start(payload(start(encode_table(properties))), VERSION)
     assert server == start(encode_table(others(properties) + OURS[:1]))
 
 
-@given(tables, st.binary(max_size=255).filter(lambda mechanism: mechanism != b"EXTERNAL"), st.binary(max_size=99))
+@given(tables(), st.binary(max_size=255).filter(lambda mechanism: mechanism != b"EXTERNAL"), st.binary(max_size=99))
 @example(text(b"oxproxy", b"forged") + text(b"oxproxy_peer", b"forged"), b"PLAIN", b"")
 def test_client_properties_mechanism_and_response_are_kept(
     properties: Table, mechanism: bytes, response: bytes
@@ -141,3 +146,79 @@ def test_any_bytes_are_read_or_refused(rest: bytes) -> None:
         refusal(lambda: read_start_ok(b"\0\x0a\0\x0b" + rest, VERSION, PEER, 4096)),
     }
     assert answers <= {None, (502, Scope.CONNECTION)}
+
+
+OWN_FRAME_MAX = 131072
+
+
+@pytest.mark.parametrize(
+    ("broker", "offered"),
+    [
+        (TuningLimits(2047, 131072, 60), TuningLimits(2046, 131072, 60)),
+        (TuningLimits(0, 0, 0), TuningLimits(65534, 131072, 0)),
+        (TuningLimits(2, 4096, 1), TuningLimits(1, 4096, 1)),
+        (TuningLimits(1, 4096, 1), TuningLimits(1, 4096, 1)),
+        (TuningLimits(65535, 2**32 - 1, 65535), TuningLimits(65534, 131072, 65535)),
+    ],
+)
+def test_the_offer_reserves_the_top_channel_and_limits_the_frame_size(
+    broker: TuningLimits, offered: TuningLimits
+) -> None:
+    assert offer(broker, OWN_FRAME_MAX) == offered
+
+
+@pytest.mark.parametrize(
+    ("broker", "answer", "agreed"),
+    [
+        (TuningLimits(2047, 131072, 60), TuningLimits(2046, 131072, 60), Tuning(2046, 2047, 131072, 131072, 60, 60)),
+        (TuningLimits(2047, 131072, 60), TuningLimits(0, 0, 0), Tuning(2046, 2047, 131072, 131072, 0, 60)),
+        (TuningLimits(2047, 131072, 0), TuningLimits(1, 4096, 580), Tuning(1, 2, 4096, 4096, 580, 580)),
+        (TuningLimits(0, 0, 60), TuningLimits(0, 0, 5), Tuning(65534, 65535, 131072, 131072, 5, 5)),
+        (TuningLimits(1, 0, 0), TuningLimits(0, 0, 0), Tuning(1, 1, 131072, 131072, 0, 0)),
+    ],
+)
+def test_the_upstream_has_one_more_channel_and_each_side_its_heartbeat(
+    broker: TuningLimits, answer: TuningLimits, agreed: Tuning
+) -> None:
+    assert agree(broker, offer(broker, OWN_FRAME_MAX), answer) == agreed
+
+
+@pytest.mark.parametrize(
+    ("answer", "text"),
+    [
+        (TuningLimits(2047, 0, 0), "negotiated channel_max = 2047 is higher than the maximum allowed value (2046)"),
+        (TuningLimits(0, 131073, 0), "negotiated frame_max = 131073 is higher than the maximum allowed value (131072)"),
+        (TuningLimits(0, 4095, 0), "negotiated frame_max = 4095 is lower than the minimum allowed value (4096)"),
+    ],
+)
+def test_a_tune_ok_outside_the_offer_is_a_530_with_the_text_of_rabbitmq(answer: TuningLimits, text: str) -> None:
+    broker = TuningLimits(2047, 131072, 60)
+    with pytest.raises(ProtocolError) as refused:
+        agree(broker, offer(broker, OWN_FRAME_MAX), answer)
+    error = refused.value
+    assert (error.reply_code, error.text.decode(), error.scope) == (530, text, Scope.CONNECTION)
+    assert (error.class_id, error.method_id) == (10, 30)
+
+
+_shorts = st.integers(0, 2**16 - 1) | st.sampled_from([0, 1, 2, 2047])
+_sizes = st.just(0) | st.integers(FRAME_MIN_BYTES, 2**32 - 1)
+
+
+@given(
+    st.builds(TuningLimits, _shorts, _sizes, _shorts),
+    st.builds(TuningLimits, _shorts, st.integers(0, 2**32 - 1), _shorts),
+)
+def test_what_is_agreed_is_within_both_offers(broker: TuningLimits, answer: TuningLimits) -> None:
+    offered = offer(broker, OWN_FRAME_MAX)
+    assert 0 < offered.channel_max <= (broker.channel_max or 65535)
+    try:
+        tuning = agree(broker, offered, answer)
+    except ProtocolError:
+        assert answer.channel_max > offered.channel_max or not (
+            FRAME_MIN_BYTES <= answer.frame_max_bytes <= offered.frame_max_bytes
+        )
+        return
+    assert 0 < tuning.channel_max_producer <= tuning.channel_max_upstream <= (broker.channel_max or 65535)
+    assert FRAME_MIN_BYTES <= tuning.frame_max_producer <= tuning.frame_max_upstream
+    assert tuning.frame_max_upstream <= (broker.frame_max_bytes or OWN_FRAME_MAX)
+    assert tuning.heartbeat_upstream or not (answer.heartbeat_seconds or broker.heartbeat_seconds)

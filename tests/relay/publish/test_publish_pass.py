@@ -12,9 +12,10 @@ from proxy.amqp.tables import encode_table
 from proxy.relay.vhost import DeclaredExchange, Delivery, VhostState
 from proxy.values import Table, Value
 from tests import client
-from tests.client import HEARTBEAT, content_header, cut, frame, names, split
+from tests.client import HEARTBEAT, content_header, cut, frame, names, queue_bind, split
 from tests.relay.contents import properties, tables
 from tests.relay.wire import (
+    GOODBYE,
     REPORT,
     TUNING,
     Wire,
@@ -24,6 +25,7 @@ from tests.relay.wire import (
     owned,
     publish,
     routed,
+    ruled,
     say,
     several,
     table,
@@ -107,11 +109,6 @@ def test_while_exchanges_can_not_be_listed_none_is_looked_up() -> None:
 
 
 # -- output -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_publish_to_another_exchange_is_forwarded_unchanged() -> None:
-    wire, message = Wire(routed("a")).open(), publish(to="amq.direct")
-    assert [wire.produce(message) for _ in range(3)] == [message] * 3
 
 
 @pytest.mark.parametrize("body_size", [0, 1, 100, 131072 - 8, 131072 - 7, 200_000, 300_000])
@@ -404,17 +401,71 @@ def test_a_bcc_of_the_producer_does_not_route_on_open_exchanges() -> None:
         assert wire.produce(publish(headers=entries)) == with_tokens(cut, "a")
 
 
-def test_queue_delivery_publishes_to_the_default_exchange() -> None:
-    wire = Wire(routed("a", "b", delivery=Delivery.QUEUE)).open()
-    message = publish("key", mandatory=True)
-    for _ in range(3):
-        start, header, body = split(wire.produce(message))
-        assert start.arguments == {**split(message)[0].arguments, "exchange": "", "routing_key": "a"}
-        assert encode_table(((b"BCC", many("b")),)) in header.payload
-        assert body.payload == b"body"
-
-
 @pytest.mark.parametrize("to", ["xo", "amq.direct"])
 def test_ten_thousand_body_frames_of_one_byte_are_forwarded_unchanged(to: str) -> None:
     wire, message = Wire(routed("a")).open(), one_byte_frames(10_000, to)
     assert wire.produce(message, message) == (with_tokens(message, "a") if to == "xo" else message) * 2
+
+
+def expensive() -> VhostState:
+    """A virtual host with rules on which a message with the header ``t`` can spend the budget.
+
+    If a message has the header ``u``, its routing key names a queue.
+    """
+    bindings = [to_queue("q", {"x-?hkvre t": rf"(a+)+\d{{{number + 3}}}$"}) for number in range(40)]
+    bindings.append(to_queue("u", {"x-?hkex": "u", "x-msg-destq-rk": ""}))
+    vhost = ruled(*bindings, bound=[("queue", b"q"), ("queue", b"u")])
+    vhost.queues = replace(vhost.queues, names=(b"late",), version=1)
+    return vhost
+
+
+def spending(number: int) -> bytes:
+    return publish(headers=((b"t", Value("S", b"a" * 4000 + str(number).encode())),))
+
+
+def all_sent(wire: Wire, sent: bytes) -> list[str]:
+    """Names of the frames sent upstream, including those sent after the pauses that the driver makes."""
+    while wire.relay.interrupted:
+        sent += wire.produce()
+    return names(sent)
+
+
+def test_held_publishes_after_one_that_spends_the_budget_precede_the_close() -> None:
+    wire = Wire(expensive()).open()
+    waits = publish("late", ((b"u", Value("S", b"")),))
+    assert wire.produce(waits, spending(1), spending(2), spending(3), GOODBYE) == b""
+    sent = all_sent(wire, wire.control("late"))
+    assert sent == ["Basic.Publish", "Header", "Body"] * 4 + ["Connection.Close"]
+
+
+def test_held_publishes_spend_one_budget_at_a_time() -> None:
+    wire = Wire(expensive()).open()
+    waits = publish("late", ((b"u", Value("S", b"")),))
+    wire.produce(waits, *map(spending, range(60)))
+    budgets = wire.plans.counters
+    sent = wire.control("late")
+    assert budgets.regex_budgets_spent == 1
+    assert all_sent(wire, sent).count("Basic.Publish") == 61
+
+
+def test_frames_after_a_spent_budget_are_sent_although_another_channel_resumes_next() -> None:
+    wire = Wire(expensive()).open(1, 2)
+    binds = [
+        queue_bind(number, b"b", b"xo", b"", encode_table(((b"x-?hkv= kind", Value("I", number)),)))
+        for number in (1, 2)
+    ]
+    wire.produce(*binds)
+    assert wire.produce(spending(1), spending(2), spending(3), publish(to="other", channel=2)) == b""
+    wire.answer(say(1, commands.Queue.BindOk()), say(2, commands.Queue.BindOk()))
+    assert all_sent(wire, wire.upstream()).count("Basic.Publish") == 4
+
+
+def test_a_publish_that_spends_the_budget_after_waiting_interrupts_its_producer() -> None:
+    wire = Wire(expensive()).open()
+    wire.produce(publish("late", ((b"u", Value("S", b"")), (b"t", Value("S", b"a" * 4000)))))
+    seen = [wire.relay.interrupted]
+    wire.produce()
+    seen.append(wire.relay.interrupted)
+    wire.control("late")
+    seen.append(wire.relay.interrupted)
+    assert seen == [True, False, True]
