@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.addressing.address import (
-    Address,
     InvalidAddress,
     parse_address,
     without_password,
@@ -20,64 +19,6 @@ from proxy.addressing.targets import (
     address_of,
     publication_at,
 )
-
-
-def test_an_address_is_split_into_its_parts() -> None:
-    assert parse_address(b"AMQPS://a%40b:c%3Ad:e@mq1.example.com:5673/a/b@c") == Address(
-        b"amqps", b"a@b", b"c:d:e", b"mq1.example.com", 5673, b"a/b@c", passive=False, local=False
-    )
-
-
-@pytest.mark.parametrize(
-    ("address", "host", "port", "name"),
-    [
-        (b"example.org", b"example.org", None, None),
-        (b"example.org/", b"example.org", None, b""),
-        (b"example.org:05672", b"example.org", 5672, None),
-        (b"example.org:", b"example.org", None, None),
-        (b"[::1]:5672/q", b"::1", 5672, b"q"),
-        (b"amqp//x", b"amqp", None, b"/x"),
-        (b"amqp:/x", b"amqp", None, b"x"),
-        (b"x/y://z", b"x", None, b"y://z"),
-    ],
-)
-def test_an_address_has_host_port_and_name(address: bytes, host: bytes, port: int | None, name: bytes | None) -> None:
-    parsed = parse_address(address)
-    assert (parsed.host, parsed.port, parsed.name) == (host, port, name)
-
-
-@pytest.mark.parametrize("address", [b"~h", b"~[::1]:1", b"[~::1]:1", b"amqp://u@~h"])
-def test_a_tilde_before_the_host_means_passive(address: bytes) -> None:
-    assert parse_address(address).passive
-
-
-@pytest.mark.parametrize(
-    ("address", "local"), [(b"/q", True), (b"", True), (b"amqp:///q", False), (b"u@/q", False), (b":1/q", False)]
-)
-def test_only_an_empty_domain_without_anything_is_local(address: bytes, local: bool) -> None:
-    assert parse_address(address).local is local
-
-
-@pytest.mark.parametrize(
-    ("address", "port", "tls"),
-    [(b"h", 5672, False), (b"amqp://h", 5672, False), (b"Amqps://h", 5671, True), (b"amqps://h:1", 1, True)],
-)
-def test_scheme_decides_tls_and_the_default_port(address: bytes, port: int, tls: bool) -> None:
-    parsed = parse_address(address)
-    assert (parsed.effective_port, parsed.tls) == (port, tls)
-
-
-@pytest.mark.parametrize(
-    "address",
-    b"http://h ://h a@b@c [::1 [::1]x:1 ::1 h:0 h:65536 h:x u%00:p@h u:p\0@h h:1:2 amqp:h u:p/w@h".split(),
-)
-def test_ambiguous_addresses_are_refused(address: bytes) -> None:
-    with pytest.raises(InvalidAddress):
-        parse_address(address)
-
-
-def test_a_percent_sign_without_two_hex_digits_is_kept() -> None:
-    assert parse_address(b"u%zz%4:p%@h").user == b"u%zz%4"
 
 
 @pytest.mark.parametrize(
@@ -117,11 +58,6 @@ def leads(result: bytes, hosts: tuple[bytes, ...] | None = None, brokers: tuple[
     return book.resolve(0, result, ORIGINAL)
 
 
-def publication(name: bytes) -> Publication | None:
-    target = leads(name)
-    return target.publication if isinstance(target, Target) else None
-
-
 @pytest.mark.parametrize(
     ("exchange", "key", "address"),
     [
@@ -157,33 +93,6 @@ def test_other_addresses_identify_no_publish(address: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        (b"/", ORIGINAL),
-        (b"//", ORIGINAL),
-        (b"/exchange/e/k/l", (b"e", b"k/l")),
-        (b"//exchange/e/k", (b"e", b"k")),
-        (b"/exchange/e", (b"e", b"a.b")),
-        (b"/exchange/e/", (b"e", b"")),
-        (b"/exchange/a%2Fb%25c%41/k%20", (b"a/b%c%41", b"k%20")),
-        (b"/exchanges/e%41/k%2Fl", (b"eA", b"k/l")),
-        (b"/exchanges/e", (b"e", b"")),
-        (b"/queue/q/r", (b"", b"q/r")),
-        (b"//queue/q", (b"", b"q")),
-        (b"/queue//exchange/x/y", (b"", b"/exchange/x/y")),
-        (b"/amq/queue/q", (b"", b"q")),
-        (b"/queues/q%2Fr", (b"", b"q/r")),
-        (b"/topic/a.b", (b"amq.topic", b"a.b")),
-        (b"/outgoing", (b"", b"outgoing")),
-        (b"/exchange", (b"", b"exchange")),
-        (b"//outgoing/x", (b"", b"/outgoing/x")),
-    ],
-)
-def test_a_name_is_parsed_into_exchange_and_key(name: bytes, expected: Publication) -> None:
-    assert publication(name) == expected
-
-
-@pytest.mark.parametrize(
     "result",
     [
         *b"/exchange//k /exchanges//k /exchanges/e%4/k /exchanges/e/k/l /queues/a%zz /queue/".split(),
@@ -200,13 +109,6 @@ def test_a_failed_translation_does_not_contain_the_address() -> None:
     failure = leads(b"amqp://fred:trustno1@a@b/x")
     assert isinstance(failure, FailedTranslation)
     assert "trustno1" not in repr(failure)
-
-
-def test_an_address_with_a_domain_is_on_another_broker() -> None:
-    assert leads(b"amqps://fred:p%40ss@mq1.example.com/queue/q") == Target(
-        0, Remote(b"", b"mq1.example.com", 5671, True, b"fred", b"p@ss"), Publication(b"", b"q")
-    )
-    assert leads(b"127.0.0.1:1234") == Target(0, Remote(b"", b"127.0.0.1", 1234, False), ORIGINAL)
 
 
 def test_a_configured_broker_is_found_by_its_name() -> None:
