@@ -29,13 +29,6 @@ def test_frames_are_read_in_any_chunking(frames: list[tuple[int, int, bytes]], s
     assert buffer.peek(len(buffer)) == rest
 
 
-@pytest.mark.parametrize("kind", [1, 2, 3, 8])
-def test_a_frame_of_maximum_size_is_read(kind: int) -> None:
-    buffer = FrameBuffer(LIMIT)
-    buffer.feed(frame(kind, 1, bytes(LIMIT - 8)))
-    assert len(taken(buffer)) == 1
-
-
 @pytest.mark.parametrize(
     ("data", "text"),
     [

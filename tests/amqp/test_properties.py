@@ -75,11 +75,6 @@ def test_only_requested_properties_are_returned(properties: dict[str, bytes | in
     assert set(decoded) == set(properties) & wanted - {"headers"}
 
 
-def test_an_empty_string_differs_from_a_missing_property() -> None:
-    assert decode_properties(b"\x00", 0, 1, 0x8000) == {"content_type": b""}
-    assert decode_properties(b"", 0, 0, 0) == {}
-
-
 @given(_sets, st.data())
 def test_truncated_properties_are_an_error_even_with_further_bytes(
     properties: dict[str, bytes | int], data: st.DataObject
@@ -92,19 +87,6 @@ def test_truncated_properties_are_an_error_even_with_further_bytes(
         with pytest.raises(ProtocolError) as refused:
             decode_properties(content, 0, limit, flags)
         assert (refused.value.reply_code, refused.value.scope) == (502, Scope.CONNECTION)
-
-
-def test_bytes_after_the_last_property_are_an_error() -> None:
-    with pytest.raises(ProtocolError):
-        decode_properties(b"\x01a\x00", 0, 3, 0x8000)
-
-
-@pytest.mark.parametrize("end", range(9))
-def test_table_that_reaches_beyond_the_header_is_an_error(end: int) -> None:
-    data = b"\xa0\x00\x01c" + struct.pack(">I", 3) + b"\x01aV"
-    for content, limit in ((data, 2 + end), (data[: 2 + end], 2 + end), (data[: 2 + end] + b"\xce", -1)):
-        with pytest.raises(ProtocolError):
-            header_table(content, 2, limit)
 
 
 @given(st.binary(max_size=60), st.integers(0, 0xFFFF))
