@@ -34,22 +34,9 @@ def leaves(*queues: bytes, exchanges: tuple[bytes, ...] = (), key: bytes = b"k")
     return translate_destinations(BOOK, queues, exchanges, key, {b"open"})
 
 
-def test_destinations_without_a_rule_are_unchanged() -> None:
-    assert leaves(b"a", b"b", exchanges=(b"x",)) == TranslatedDestinations((b"a", b"b"), (b"x",))
-
-
 def test_queues_translated_to_the_same_queue_are_merged() -> None:
     output = leaves(b"moved", b"twin", b"new")
     assert (output.queues, output.rule) == ((b"new",), 0)
-
-
-def test_a_result_is_not_translated_again() -> None:
-    assert leaves(exchanges=(b"q",), key=b"moved").queues == (b"moved",)
-
-
-def test_equal_remote_destinations_are_merged() -> None:
-    output = leaves(b"far", b"same")
-    assert [target.publication for target in output.remotes] == [(b"", b"far")]
 
 
 @pytest.mark.parametrize(
@@ -65,10 +52,6 @@ def test_an_exchange_with_the_key_of_the_message_is_an_ordinary_destination(
 ) -> None:
     output = leaves(queue, key=key)
     assert (output.exchanges, output.publications) == (exchanges, publications)
-
-
-def test_an_exchange_is_translated_with_the_key_of_the_message() -> None:
-    assert leaves(exchanges=(b"e",), key=b"k").exchanges == (b"f",)
 
 
 def test_failed_translations_are_reported_and_the_rest_is_delivered() -> None:

@@ -27,17 +27,11 @@ from tests.routing.building import (
 )
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages
 
-_TRUE = facts(headers={"a": 1})
 _FALSE = facts()
 
 
 def _at(order: int, name: str, entries: dict[str, Plain] | None = None) -> Binding:
     return to_queue(name, {"x-order": order, **(entries or {})})
-
-
-def _asking(order: int, name: str, result: str, what: dict[str, Plain]) -> Binding:
-    """A binding that is true if the header `a` exists, and whose arguments apply to one result only."""
-    return _at(order, name, {"x-?hkex": "a", **{f"{key}-on{result}": plain for key, plain in what.items()}})
 
 
 def _visited(made: Exchange, seen: Facts) -> list[str]:
@@ -54,42 +48,6 @@ def test_bindings_of_equal_order_are_visited_by_descending_sequence() -> None:
 def test_bindings_of_equal_sequence_are_visited_latest_first() -> None:
     made = exchange(to_queue("a"), to_queue("b"), to_queue("c"))
     assert _visited(made, _FALSE) == ["c", "b", "a"]
-
-
-@pytest.mark.parametrize(
-    ("result", "seen", "visited"),
-    [
-        ("true", _TRUE, ["1", "4", "5"]),
-        ("true", _FALSE, ["1", "2", "3", "4", "5"]),
-        ("false", _FALSE, ["1", "4", "5"]),
-        ("false", _TRUE, ["1", "2", "3", "4", "5"]),
-    ],
-)
-def test_goto_skips_lower_orders(result: str, seen: Facts, visited: list[str]) -> None:
-    later = [_at(200, "2"), _at(299, "3"), _at(300, "4"), _at(400, "5")]
-    assert _visited(exchange(_asking(100, "1", result, {"x-goto": 300}), *later), seen) == visited
-
-
-@pytest.mark.parametrize(
-    ("target", "visited"),
-    [
-        (100, ["1", "2", "3"]),
-        (200, ["1", "2", "3"]),
-        (250, ["1", "3"]),
-        (300, ["1", "3"]),
-        (999_999, ["1"]),
-    ],
-)
-def test_goto_continues_at_the_next_order_that_is_not_lower(target: int, visited: list[str]) -> None:
-    made = exchange(_at(200, "2"), _at(200, "1", {"x-goto-ontrue": target}), _at(300, "3"))
-    assert _visited(made, _FALSE) == visited
-
-
-def test_matching_bindings_are_recorded_in_order() -> None:
-    matched: list[tuple[bytes, str]] = []
-    made = exchange(_at(200, "b"), _at(100, "a"), _asking(150, "c", "true", {}))
-    route(made.entries, message(_FALSE), matched)
-    assert matched == [compiled.label for compiled in made.entries if compiled.order != 150]
 
 
 _INVALID = facts(headers={"x-delqre-onfalse": "("})

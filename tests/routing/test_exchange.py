@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-from dataclasses import replace
-from datetime import timedelta, timezone
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +8,7 @@ from proxy.errors import ProtocolError
 from proxy.routing.bindings.binding import Binding, binding_hash
 from proxy.routing.decision import Facts
 from proxy.routing.exchange import Exchange
-from proxy.routing.filters import HeadersFilter, PayloadFilter, read_filters
+from proxy.routing.filters import read_filters
 from proxy.values import EXCHANGE, QUEUE, Value
 from tests.routing.building import (
     Plain,
@@ -32,43 +29,12 @@ from tests.routing.building import (
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages
 
 
-def test_an_existing_binding_changes_nothing() -> None:
-    made = exchange(to_queue("a"), to_queue("b"))
-    assert not made.bind(to_queue("a"))
-    assert [binding.destination for binding in made.bindings] == [b"a", b"b"]
-    assert [compiled.binding.destination for compiled in made.entries] == [b"b", b"a"]
-    assert made.changes == 2
-
-
-def test_a_binding_made_again_comes_first_among_its_ties() -> None:
-    made = exchange(to_queue("a"), to_queue("b"))
-    assert made.unbind(to_queue("a"))
-    assert made.bind(to_queue("a"))
-    assert [compiled.binding.destination for compiled in made.entries] == [b"a", b"b"]
-
-
-def test_unbinding_needs_the_same_identity() -> None:
-    made = exchange(to_queue("q", {"a": 1}))
-    assert not made.unbind(to_queue("q"))
-    assert not made.unbind(to_queue("q", {"a": 1.0}))
-    assert made.unbind(replace(to_queue("q", {"a": 1}), id="another name", sequence=9))
-    assert list(made.bindings) == []
-
-
 def test_a_refused_binding_changes_nothing() -> None:
     made = exchange(to_queue("q", {"a": 1}))
     with pytest.raises(ProtocolError):
         made.bind(to_queue("r", {"b": 1, "x-nope": ""}))
     assert (made.changes, made.interest.headers) == (1, frozenset({b"a"}))
     assert made.destinations == {(QUEUE, b"q")}
-
-
-def test_a_binding_without_an_id_is_identified_by_its_hash() -> None:
-    made = exchange(replace(to_queue("a"), id="named"), to_queue("b"))
-    named, hashed = sorted(id for _, id in decide(made).matched)[::-1]
-    assert named == "named"
-    assert len(hashed) == 10
-    assert hashed == sorted(id for _, id in decide(exchange(to_queue("b"))).matched)[0]
 
 
 def test_destinations_are_listed_while_a_binding_names_them() -> None:
@@ -143,36 +109,11 @@ def test_depth_of_a_header_is_tested_before_its_size() -> None:
     assert _breach(limits, _heavy(a=many("xxxxxxxxx", many()))) == "Max headers depth hit."
 
 
-def test_a_size_threshold_is_the_first_size_with_the_other_result() -> None:
-    assert PayloadFilter(b"", 10, True, False).cut == 10
-    assert PayloadFilter(b"", 10, False, False).cut == 11
-    assert HeadersFilter(b"", 1, 1).silent is False
-
-
 _PLAIN = to_queue("q1", {"a": 1, "b": "x"})
 
 
 def _with(value: Value) -> Binding:
     return to_queue("q1", {"a": value})
-
-
-@pytest.mark.parametrize(
-    "other",
-    [
-        to_queue("q2", {"a": 1, "b": "x"}),
-        to_exchange("q1", {"a": 1, "b": "x"}),
-        to_queue("q1", {"a": 1, "b": "x"}, key="k"),
-        to_queue("q1", {"a": 1}),
-        to_queue("q1", {"a": 1, "b": "x", "x-match": "all"}),
-        replace(_PLAIN, exchange=b"another"),
-    ],
-)
-def test_every_declared_field_distinguishes_bindings(other: Binding) -> None:
-    assert other.identity != _PLAIN.identity
-
-
-def test_order_of_arguments_id_and_sequence_do_not_distinguish_bindings() -> None:
-    assert replace(to_queue("q1", {"b": "x", "a": 1}), id="named", sequence=7).identity == _PLAIN.identity
 
 
 @pytest.mark.parametrize(
@@ -215,20 +156,9 @@ def test_the_hash_is_short_stable_and_independent_of_the_argument_order() -> Non
     assert hashes == {"221a3c1d6d"}
 
 
-def _unknown(key: str) -> str:
-    return f"Unknown or invalid argument's key '<<\"{key}\">>'"
-
-
 def test_a_huge_number_in_a_set_is_out_of_range() -> None:
     made = exchange(to_queue("q", {"x-match": "set " + "9" * 5000, "a": 1}))
     assert queues(made, facts(headers={"a": 1})) == []
-
-
-@pytest.mark.parametrize(
-    ("key", "element"), [("x-del-dest", ""), ("x-order", 100), ("x-goto-ontrue", 100), ("x-goto-onfalse", 100)]
-)
-def test_lists_are_refused_for_operators_with_a_single_value(key: str, element: Plain) -> None:
-    assert refusal(to_queue("q", {key: many(element)})) == _unknown(key)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
@@ -242,25 +172,3 @@ def test_infinity_and_nan_are_refused(number: float, kind: str) -> None:
 def test_infinity_and_nan_are_refused_in_a_list() -> None:
     text = refusal(to_queue("q", {"x-match": "any", "a": many(1, float("nan"))}))
     assert text == "Argument 'a' holds a number that is infinite or NaN"
-
-
-def test_duplicate_arguments_are_both_operators() -> None:
-    binding = to_queue("q")
-    twice = ((b"x-?hkv= a", Value("I", 1)), (b"x-?hkv= a", Value("I", 2)))
-    assert queues(exchange(replace(binding, arguments=twice)), facts(headers={"a": 1})) == []
-
-
-@pytest.mark.parametrize(
-    ("key", "pattern", "true"),
-    [
-        ("x-?dture", "^20261121 08", True),
-        ("x-?dture", "^20261121 10", False),
-        ("x-?dtu!re", "^20261121 10", True),
-        ("x-?dtlre", "^20261121 10.* 6 47$", True),
-        ("x-?dtl!re", "^20261121 10", False),
-    ],
-)
-def test_clock_operators_read_universal_or_local_time(key: str, pattern: str, true: bool) -> None:
-    made = Exchange(b"xo", "x-open", local_time=timezone(timedelta(hours=2)))
-    made.bind(to_queue("q", {key: pattern}))
-    assert (queues(made) == ["q"]) is true

@@ -12,8 +12,7 @@ from proxy.routing.bindings.exchange_types import compile_topic
 from proxy.routing.decision import Facts
 from proxy.routing.exchange import Exchange
 from proxy.routing.index import TopicTree
-from proxy.values import Value
-from tests.routing.building import decide, draw_last, exchange, facts, message, queues, to_queue
+from tests.routing.building import decide, draw_last, exchange, facts, message, to_queue
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages, visit_every_binding
 
 #: More examples than usual, since the combinations that would show an error are rare.
@@ -71,75 +70,6 @@ def test_only_the_binding_with_the_matching_equality_is_visited(arguments: dict[
         to_queue(f"q{at}", {key: text.replace("NAME", f"q{at}") for key, text in arguments.items()}) for at in range(20)
     ]
     assert visited(exchange(*bindings), seen) == ["q7"]
-
-
-def test_a_binding_is_indexed_by_its_most_selective_equality() -> None:
-    bindings = [to_queue(f"q{at}", {"x-?hkv= kind": "order", "x-?hkv= number": at}) for at in range(20)]
-    seen = facts(headers={"kind": "order", "number": 7})
-    assert len(visited(exchange(*bindings), seen)) <= 2
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"x-?hk?v= type": "other"},
-        {"x-?hkv!= type": "other"},
-        {"x-?hkv= type": "other", "x-addq-onfalse": "q2"},
-        {"x-?hkv= type": "other", "x-goto-onfalse": 20000},
-        {"x-?hkv= type": "other", "x-stop-onfalse": ""},
-        {"x-?hkv= type": "other", "x-msg-addq-onfalse": ""},
-        {"x-?hkv= type": "other", "x-msg-addq-ontrue": ""},
-        {"x-?hkv= type": "other", "x-delqre-ontrue": "."},
-        {"x-match": "any", "x-?hkv= type": "other", "x-?rkre": "other"},
-        {"x-match": "set", "x-?hkv= type": "other"},
-        {"x-match": "set 1", "x-?hkv= type": "other", "x-?hkex": "more"},
-    ],
-)
-def test_a_binding_that_may_act_without_its_equality_is_always_visited(
-    arguments: dict[str, str | int],
-) -> None:
-    assert visited(exchange(to_queue("q1", arguments)), facts()) == ["q1"]
-
-
-def test_binding_that_is_never_true_is_never_visited() -> None:
-    assert visited(exchange(to_queue("q1", {"x-match": "any"})), facts()) == []
-
-
-@pytest.mark.parametrize(
-    ("bound", "seen", "equal"),
-    [
-        (1, Value("t", True), False),
-        (Value("t", True), Value("I", 1), False),
-        (1, 1.0, True),
-        (Value("x", b"x"), "x", True),
-        (Value("T", 1), 1, True),
-        (2**53 + 1, float(2**53), False),
-        (Value("F", ()), Value("A", ()), True),
-        (0, Value("V", None), False),
-        ("", Value("V", None), False),
-        (1, Value("D", (0, 1)), False),
-        (1, Value("d", float("nan")), False),
-    ],
-)
-def test_the_index_compares_numbers_across_types(bound: int | Value, seen: Value | str, equal: bool) -> None:
-    made = exchange(to_queue("q1", {"x-?hkv= a": bound}))
-    assert queues(made, facts(headers={"a": seen})) == (["q1"] if equal else [])
-
-
-def test_expiration_is_indexed_as_an_integer() -> None:
-    made = exchange(to_queue("q1", {"x-?pr= expiration": 5}))
-    assert visited(made, facts(properties={"expiration": "+005"})) == ["q1"]
-    assert visited(made, facts(properties={"expiration": "five"})) == []
-
-
-def test_indexed_and_always_visited_bindings_are_visited_in_one_order() -> None:
-    made = exchange(
-        to_queue("first", {"x-order": 100}),
-        to_queue("second", {"x-order": 200, "x-?hkv= a": 1}),
-        to_queue("third", {"x-order": 300}),
-        to_queue("fourth", {"x-order": 400, "x-?rk=": "k"}),
-    )
-    assert visited(made, facts("k", {"a": 1})) == ["first", "second", "third", "fourth"]
 
 
 @pytest.mark.parametrize("hashes", [5, 60])

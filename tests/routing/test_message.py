@@ -6,7 +6,7 @@ from datetime import timedelta, timezone
 
 import pytest
 
-from proxy.routing.message import Message, spelled_integer
+from proxy.routing.message import Message
 from tests.routing.building import facts, no_draw, queue_names
 
 
@@ -45,21 +45,3 @@ def berlin(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 )
 def test_the_systems_time_zone_follows_summer_and_winter(now: float, text: bytes) -> None:
     assert Message(facts(), now, queue_names(), no_draw).clock(None) == text
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        (b"5", 5),
-        (b"005", 5),
-        (b"+5", 5),
-        (b"-5", -5),
-        (b"", None),
-        (b"5 ", None),
-        (b"5.0", None),
-        (b"1_0", None),
-        (7, 7),
-    ],
-)
-def test_expiration_is_read_as_an_integer(text: bytes | int, number: int | None) -> None:
-    assert spelled_integer(text) == number

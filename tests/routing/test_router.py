@@ -27,38 +27,6 @@ from tests.routing.building import (
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages, visit_every_binding
 
 
-def _filtered(limits: dict[str, int], alternate: str | None = None, name: str = "xo") -> Exchange:
-    made = Exchange(name.encode(), "x-open", arguments(limits), alternate=alternate.encode() if alternate else None)
-    made.bind(to_queue("q"))
-    return made
-
-
-def test_decision_names_queues_and_exchanges_sorted() -> None:
-    made = exchange(to_queue("b"), to_exchange("y"), to_queue("a"), to_exchange("x"))
-    decision = decide(made)
-    assert decision.outcome is Outcome.ROUTED
-    assert (decision.queues, decision.exchanges) == ((b"a", b"b"), (b"x", b"y"))
-    assert decision.exchange == b"xo"
-    assert decision.keep
-    assert decision.trace is None
-
-
-def test_a_message_without_destinations_is_unrouted() -> None:
-    decision = decide(exchange())
-    assert (decision.outcome, decision.alternate) == (Outcome.UNROUTED, False)
-
-
-def test_an_alternate_exchange_of_the_broker_is_left_to_the_broker() -> None:
-    assert decide(exchange(alternate="ae")).alternate
-    assert not decide(exchange(to_queue("q"), alternate="ae")).alternate
-
-
-def test_an_open_alternate_exchange_is_evaluated() -> None:
-    router = Router([exchange(alternate="next"), exchange(to_queue("q"), name="next")])
-    decision = decide(router)
-    assert (decision.outcome, decision.queues, decision.alternate) == (Outcome.ROUTED, (b"q",), False)
-
-
 @given(st.sets(st.sampled_from("abcd")), st.sets(st.sampled_from(("one", "two", "far"))), st.booleans())
 def test_named_destinations_are_those_of_the_bindings(queues: set[str], chain: set[str], last: bool) -> None:
     bindings = [to_queue(name) for name in queues] + [to_exchange(name) for name in chain]
@@ -68,37 +36,6 @@ def test_named_destinations_are_those_of_the_bindings(queues: set[str], chain: s
     every += [(EXCHANGE, name) for name in (b"one", b"two", b"far", b"behind", b"a")]
     for start in (b"one", b"two"):
         assert {known for known in every if router.names(start, known)} == router.destinations(start)
-
-
-def test_a_filter_that_rejects_refuses_the_message() -> None:
-    decision = decide(_filtered({"max-payload-size": 1}, "ae"), facts(size=2))
-    assert decision.outcome is Outcome.REJECTED
-    assert decision.error == b"Max size payload hit."
-    assert (decision.queues, decision.alternate, decision.matched) == ((), False, ())
-
-
-def test_a_silent_filter_drops_without_using_the_alternate_exchange() -> None:
-    assert decide(_filtered({"max-payload-size-silent": 1}), facts(size=2)).outcome is Outcome.FILTERED
-    decision = decide(_filtered({"max-payload-size-silent": 1}, "ae"), facts(size=2))
-    assert (decision.outcome, decision.alternate) == (Outcome.FILTERED, True)
-
-
-def test_a_silent_filter_with_an_open_alternate_exchange_routes() -> None:
-    router = Router([_filtered({"max-payload-size-silent": 1}, "next"), exchange(to_queue("r"), name="next")])
-    decision = decide(router, facts(size=2))
-    assert (decision.outcome, decision.queues) == (Outcome.ROUTED, (b"r",))
-
-
-def test_the_rejecting_nested_exchange_with_the_last_name_decides() -> None:
-    router = Router(
-        [
-            exchange(to_exchange("a"), to_exchange("b"), to_exchange("c")),
-            _filtered({"max-payload-size": 1}, name="a"),
-            exchange(name="b"),
-            _filtered({"min-payload-size": 9}, name="c"),
-        ]
-    )
-    assert decide(router, facts(size=2)).error == b"Min size payload hit."
 
 
 @pytest.mark.parametrize(
@@ -116,34 +53,6 @@ def test_the_reason_why_a_regex_is_invalid_does_not_truncate_the_regex(size: int
     decision = decide(exchange(to_queue("q", {"x-msg-addq-ontrue": ""})), facts(headers={"x-addqre-ontrue": regex}))
     assert decision.outcome is Outcome.REJECTED
     assert decision.error == (b"Invalid regex '" + regex.encode())[: 233 - 3 if rest == b"..." else None] + rest
-
-
-def test_matching_bindings_are_listed_with_their_exchange() -> None:
-    outer = exchange(replace(to_exchange("next"), id="outer"))
-    inner = exchange(replace(to_queue("q"), id="inner"), replace(to_queue("r", {"a": 1}), id="false"), name="next")
-    assert decide(Router([outer, inner])).matched == ((b"xo", "outer"), (b"next", "inner"))
-
-
-def test_the_interest_covers_all_reachable_exchanges() -> None:
-    outer = exchange(to_exchange("next", {"a": 1}), alternate="spare")
-    inner = exchange(to_queue("q", {"b": 1}), name="next")
-    spare = exchange(to_queue("q", key="k"), name="spare", kind="direct")
-    apart = exchange(to_queue("q", {"c": 1}), name="apart")
-    router = Router([outer, inner, spare, apart])
-    assert router.interest(b"xo") == Interest(routing_key=True, headers=frozenset({b"a", b"b"}))
-    assert router.interest(b"next") == Interest(headers=frozenset({b"b"}))
-
-
-def test_interest_follows_the_bindings() -> None:
-    outer, inner = exchange(), exchange(to_queue("q", {"b": 1}), name="next")
-    router = Router([outer, inner])
-    assert router.interest(b"xo") == Interest()
-    outer.bind(to_exchange("next"))
-    assert router.interest(b"xo").headers == frozenset({b"b"})
-    inner.bind(to_queue("q", {"c": 1}))
-    assert router.interest(b"xo").headers == frozenset({b"b", b"c"})
-    outer.unbind(to_exchange("next"))
-    assert router.interest(b"xo") == Interest()
 
 
 def test_a_route_named_by_the_producer_reaches_all_exchanges() -> None:

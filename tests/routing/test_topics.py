@@ -1,36 +1,9 @@
 from __future__ import annotations
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.routing.bindings.operators import Topic
-
-
-@pytest.mark.parametrize(
-    ("pattern", "matching", "other"),
-    [
-        (b"stock", [b"stock"], [b"", b"stock.", b"STOCK", b"stock.eu"]),
-        (b"stock.*", [b"stock.eu", b"stock."], [b"stock", b"stock.eu.nyse"]),
-        (b"stock.#", [b"stock", b"stock.eu", b"stock..nyse"], [b"eu.stock", b"stock#"]),
-        (b"#", [b"", b"stock", b"..", b"a.b.c"], []),
-        (b"*", [b"stock", b"stock#"], [b"", b"a.b", b"."]),
-        (b"#.#", [b"", b"a", b"a.b"], []),
-        (b"#.eu.#", [b"eu", b"x.y.eu.z.w", b"stock.eu"], [b"stock", b"eu-west"]),
-        (b"#.stock.#.eu.#", [b"stock.eu", b"stock.eu.stock.eu"], [b"eu.stock"]),
-        (b"stock.*.#.nyse", [b"stock.eu.nyse", b"stock..nyse"], [b"stock.nyse"]),
-        (b"#.stock.#.stock", [b"stock.stock", b"stock.eu.stock"], [b"stock"]),
-        (b"#.a.b.#.b.c", [b"a.b.b.c", b"a.b.a.b.b.c"], [b"a.b.c"]),
-        (b"", [b""], [b"a", b"."]),
-        (b"stock..nyse", [b"stock..nyse"], [b"stock.nyse"]),
-        (b"stock+", [b"stock+"], [b"stock", b"stockk"]),
-        (b"stock#", [b"stock#"], [b"stock"]),
-    ],
-)
-def test_topic_patterns_match_words(pattern: bytes, matching: list[bytes], other: list[bytes]) -> None:
-    topic = Topic(pattern)
-    assert [key for key in matching if not topic.matches(key)] == []
-    assert [key for key in other if topic.matches(key)] == []
 
 
 def test_case_can_be_ignored() -> None:
