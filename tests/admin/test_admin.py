@@ -69,12 +69,6 @@ async def test_metrics_are_negotiated(start: Start, http: aiohttp.ClientSession)
         assert (await openmetrics.text()).endswith("# EOF\n")
 
 
-async def test_alive_while_not_ready(start: Start, http: aiohttp.ClientSession) -> None:
-    base = await start(readiness=lambda: ["draining"])
-    async with http.get(base + "/livez") as response:
-        assert response.status == 200
-
-
 async def test_degraded_is_reported_and_readiness_stays_200(start: Start, http: aiohttp.ClientSession) -> None:
     base = await start(degraded=lambda: ["no management API"])
     async with http.get(f"{base}/readyz") as response:
@@ -95,21 +89,6 @@ async def test_readiness_follows_its_reasons(start: Start, http: aiohttp.ClientS
     reasons.clear()
     async with http.get(base + "/readyz") as response:
         assert (response.status, await response.text()) == (200, "ready\n")
-
-
-async def test_status_is_json(start: Start, http: aiohttp.ClientSession) -> None:
-    status = {"rules": "abc", "nested": {"n": 1}}
-    base = await start(status=lambda: status)
-    async with http.get(base + "/status") as response:
-        assert await response.json() == status
-
-
-async def test_an_unknown_page_is_404_and_a_wrong_method_405(start: Start, http: aiohttp.ClientSession) -> None:
-    base = await start()
-    async with http.get(base + "/") as response:
-        assert response.status == 404
-    async with http.post(base + "/metrics") as response:
-        assert response.status == 405
 
 
 @pytest.mark.parametrize(
@@ -197,17 +176,6 @@ async def test_guarded_pages_allow_loopback_and_configured_networks(
         assert response.status == (200 if expected else 403)
     async with http.get(base + "/metrics") as response:
         assert response.status == 200
-
-
-async def test_a_guarded_page_refuses_other_origins(start: Start, http: aiohttp.ClientSession) -> None:
-    async def reload(request: web.Request) -> web.Response:
-        return web.Response(text="reloaded")
-
-    base = await start(routes=[GuardedRoute("POST", "/-/reload", reload)])
-    async with http.post(base + "/-/reload") as response:
-        assert await response.text() == "reloaded"
-    async with http.post(base + "/-/reload", headers={"Origin": "http://evil.example"}) as response:
-        assert response.status == 403
 
 
 async def test_json_and_text_responses_are_negotiated(start: Start, http: aiohttp.ClientSession) -> None:
