@@ -3,7 +3,6 @@ from __future__ import annotations
 from pathlib import Path
 from socket import gethostname
 
-import pytest
 from pydantic import SecretStr
 
 from proxy.app.composition import (
@@ -20,8 +19,7 @@ from proxy.audit.policy import AuditMode, AuditPolicy
 from proxy.audit.record import Privacy
 from proxy.audit.retention import Retention
 from proxy.config.loader import load_settings, parse_settings
-from proxy.config.settings import AuditSection, Settings
-from proxy.errors import ConfigError
+from proxy.config.settings import Settings
 from proxy.net.tls_config import SidecarTls
 from proxy.relay.rate_limits import UserRateLimits
 from proxy.relay.tokens import Secrets
@@ -106,17 +104,6 @@ def test_sizes_and_times_of_the_audit_log_are_converted_to_bytes_and_seconds(tmp
         segment_bytes=3 << 20,
         retention=Retention(4 * 86400.0, 5 << 20),
     )
-
-
-def test_a_hash_without_a_key_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="key"):
-        audit_privacy(Settings(audit=AuditSection(hash=("rk",))))
-
-
-def test_the_hash_key_is_read_from_its_file(tmp_path: Path) -> None:
-    (tmp_path / "key").write_text(KEY + "\n")
-    settings = loaded(tmp_path, "audit: {directory: log, hash: [rk], hash_key_file: key}\n")
-    assert audit_privacy(settings).key == KEY.encode()
 
 
 def test_declarations_of_clients_follow_the_configuration(tmp_path: Path) -> None:

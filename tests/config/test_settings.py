@@ -100,18 +100,6 @@ def test_settings_of_client_declarations_are_read(tmp_path: Path) -> None:
     assert load(tmp_path, "", OXPROXY_DECLARED__ANNOUNCE="true").declared.announce
 
 
-def test_a_flag_is_true_or_false(tmp_path: Path) -> None:
-    assert faults(tmp_path, "declared: {announce: yes}\n") == [
-        'oxproxy.yaml:1:22: declared.announce: got the string "yes", expected true or false'
-    ]
-
-
-def test_a_key_without_a_value_is_an_error(tmp_path: Path) -> None:
-    assert faults(tmp_path, "upstream:\n  address:\n") == [
-        "oxproxy.yaml:2:11: upstream.address: got no value, expected host:port such as 127.0.0.1:5672 or [::1]:5672"
-    ]
-
-
 def test_a_list_as_configuration_is_an_error(tmp_path: Path) -> None:
     assert faults(tmp_path, "- a\n") == ["oxproxy.yaml:1:1: got a list, expected a mapping"]
 

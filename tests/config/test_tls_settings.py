@@ -65,15 +65,6 @@ def test_an_empty_tls_mapping_trusts_the_system_authorities(folder: Path) -> Non
     assert load(folder, "upstream: {tls: {}}")[0].upstream.tls == UpstreamTls()
 
 
-def test_tls_is_configured_by_the_environment(folder: Path) -> None:
-    environ = {"OXPROXY_LISTEN__0__TLS": "{certificate: cert.pem, key: key.pem}", "OXPROXY_UPSTREAM__TLS__CA": "ca.pem"}
-    path = folder / "oxproxy.yaml"
-    path.touch()
-    settings = load_settings(path, environ)[0]
-    assert settings.listen[0].tls == ListenTls(certificate="cert.pem", key="key.pem")
-    assert settings.upstream.tls == UpstreamTls(ca="ca.pem")
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
