@@ -140,13 +140,6 @@ def test_equal_address_tables_are_equal() -> None:
     assert comparison.as_json()["equal"] == 2
 
 
-def test_only_publishes_affected_by_rules_are_compared() -> None:
-    assert ComparedRules(load(LIVE)).touches("/", b"e")
-    assert not ComparedRules(load(LIVE)).touches("/", b"")
-    assert not ComparedRules(load(LIVE)).touches("elsewhere", b"e")
-    assert ComparedRules(load(ADDRESSED)).touches("/", b"")
-
-
 def test_the_comparison_result_is_limited_in_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "KINDS", 2)
     monkeypatch.setattr(comparison, "EXCHANGES", 2)

@@ -7,7 +7,6 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.errors import ConfigErrors
 from proxy.yamlfile import document
 from proxy.yamlfile.document import (
     MAX_DEPTH,
@@ -20,7 +19,6 @@ from proxy.yamlfile.document import (
     Scalar,
     Sequence,
     describe,
-    join,
     read_document,
     release_tree,
     resolve,
@@ -260,10 +258,6 @@ def test_a_number_of_ten_thousand_digits_is_out_of_range(text: str) -> None:
     assert (resolved < 0) == text.startswith("-")
 
 
-def test_a_quoted_scalar_is_a_string() -> None:
-    assert Scalar(HERE, "5", plain=False).value == "5"
-
-
 def test_a_scalar_with_a_local_tag_is_its_string() -> None:
     assert Scalar(HERE, "5", plain=True, tag="!int64").value == "5"
 
@@ -271,11 +265,6 @@ def test_a_scalar_with_a_local_tag_is_its_string() -> None:
 def test_only_an_empty_plain_scalar_is_absent() -> None:
     texts = [("", True), ("", False), ("~", True)]
     assert [Scalar(HERE, text, plain).absent for text, plain in texts] == [True, False, False]
-
-
-def test_a_path_quotes_keys_that_are_not_identifiers() -> None:
-    assert join(join("", "arguments"), "x-?hkv= document.type") == 'arguments["x-?hkv= document.type"]'
-    assert join("a", "x-match") == "a.x-match"
 
 
 @pytest.mark.parametrize(
@@ -306,24 +295,6 @@ def test_a_released_tree_has_no_entries() -> None:
     root = Mapping(place, [(Scalar(place, "list", True), Sequence(place, [leaf]))])
     release_tree(root)
     assert (root.entries, leaf.entries) == ([], [])
-
-
-def test_all_errors_are_raised_together_in_line_order() -> None:
-    faults = Faults()
-    faults.error(Place("b.yaml", 1), "k", "second file")
-    faults.error(Place("a.yaml", 7, 3), "k", "later")
-    faults.error(Place("a.yaml", 2), "", "earlier")
-    with pytest.raises(ConfigErrors) as raised:
-        faults.check()
-    assert str(raised.value) == "a.yaml:2: earlier\na.yaml:7:3: k: later\nb.yaml:1: k: second file"
-
-
-def test_warnings_alone_raise_nothing() -> None:
-    faults = Faults()
-    faults.warn(Place("a.yaml", 2), "k", "odd")
-    faults.warn(Place("a.yaml", 2, 5), "k", "odd")
-    faults.check()
-    assert [str(warning) for warning in faults.warnings] == ["a.yaml:2: k: warning: odd", "a.yaml:2:5: k: warning: odd"]
 
 
 def test_a_warning_about_a_file_has_no_line() -> None:
