@@ -9,10 +9,6 @@ def rows(traffic: Traffic) -> dict[tuple[str, bytes, str], int]:
     return {(vhost, name, outcome): n for vhost, name, outcome, n, _ in traffic.publishes() if n}
 
 
-def bytes_of(traffic: Traffic, exchange: bytes) -> int:
-    return sum(size for _, name, _, _, size in traffic.publishes() if name == exchange)
-
-
 def matches(traffic: Traffic) -> dict[tuple[bytes, str], int]:
     return {(exchange, binding): count for vhost, exchange, binding, count in traffic.matches() if vhost == "/"}
 
@@ -37,33 +33,6 @@ def named(bindings: int = 2, limit: int = 500) -> Traffic:
         traffic.labels([("/", X)], [("/", X, f"b{index}") for index in range(bindings)], [("/", b"q1"), ("/", b"q2")])
     )
     return traffic
-
-
-def test_folding_adds_a_tally_to_all_its_totals_once() -> None:
-    traffic = named()
-    tally = traffic.tally("/", X, "routed", ((X, "b0"), (X, "b1")), (b"q1",))
-    count(tally, 3, 30)
-    fold(traffic)
-    fold(traffic)
-    assert rows(traffic) == {("/", X, "routed"): 3}
-    assert bytes_of(traffic, X) == 30
-    assert matches(traffic) == {(X, "b0"): 3, (X, "b1"): 3, (b"other", "other"): 0}
-    assert destinations(traffic) == {b"q1": 3, b"q2": 0}
-
-
-def test_exchanges_that_no_rule_names_count_as_other_of_their_virtual_host() -> None:
-    traffic = named()
-    traffic.add("/", b"a", "translated", (), (), 1, 10)
-    traffic.add("/", b"b", "translated", (), (), 1, 10)
-    traffic.add("v", X, "translated", (), (), 1, 10)
-    assert rows(traffic) == {("/", b"other", "translated"): 2, ("v", b"other", "translated"): 1}
-    assert bytes_of(traffic, b"other") == 30
-
-
-def test_bindings_above_the_limit_count_as_other_in_file_order() -> None:
-    traffic = named(bindings=3, limit=2)
-    traffic.add("/", X, "routed", ((X, "b0"), (X, "b2")), (), 4, 0)
-    assert matches(traffic) == {(X, "b0"): 4, (X, "b1"): 0, (b"other", "other"): 4}
 
 
 def test_bindings_of_clients_use_the_remaining_series() -> None:

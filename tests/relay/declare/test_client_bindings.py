@@ -541,12 +541,6 @@ def test_a_regex_does_not_select_a_queue_without_permission() -> None:
     assert made.produce(message) == with_tokens(message, "b", "d")
 
 
-def test_permissions_for_missing_queues_are_not_checked() -> None:
-    made, frames = reaching(b"b", x_addq_ontrue="c")
-    assert [frame.channel for frame in frames] == [1]
-    assert len(made.state.exchanges[b"xo"].clients) == 1
-
-
 def test_without_reach_limits_no_permissions_are_checked() -> None:
     made = wire()
     made.state.own_routes = False

@@ -120,16 +120,6 @@ def test_the_upstream_is_requested_when_the_header_is_complete_and_gets_0_9_1(he
     assert (handshake.to_upstream, handshake.to_producer) == ([PROTOCOL_HEADER], [])
 
 
-def test_input_after_the_handshake_is_kept_for_the_relay() -> None:
-    handshake = at(State.AWAITING_OPEN)
-    handshake.receive_from_producer(OPEN + b"pipelined")
-    assert handshake.leftover_producer == b"pipelined"
-    handshake.receive_from_upstream(OPEN_OK + b"blocked")
-    assert handshake.state is State.OPEN
-    handshake.receive_from_producer(b" more")
-    assert (handshake.leftover_producer, handshake.leftover_upstream) == (b"pipelined more", b"blocked")
-
-
 def test_a_producer_may_send_all_its_handshake_frames_at_once() -> None:
     handshake = new()
     handshake.receive_from_producer(PROTOCOL_HEADER + start_ok() + tune_ok() + OPEN + b"publish")

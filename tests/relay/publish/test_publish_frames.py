@@ -5,7 +5,6 @@ from collections.abc import Callable
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pamqp import commands
 
 from proxy.amqp.tables import encode_table
 from proxy.relay.connection_state import RelayLimits
@@ -30,7 +29,6 @@ from tests.relay.wire import (
     publish,
     routed,
     ruled,
-    say,
     several,
     state,
     table,
@@ -160,14 +158,6 @@ def test_a_publish_waits_until_its_destination_is_bound(pieces: Callable[[bytes,
     [request] = wire.relay.connection.pending.requests
     assert (request.channel.number, getattr(request, "destinations", ())) == (1, (("queue", b"new"),))
     assert wire.control("new") == with_tokens(message, "new")
-
-
-def test_all_frames_after_a_held_publish_wait_in_order() -> None:
-    wire = Wire(chosen("new")).open()
-    message = publish("new", body=b"x" * 10)
-    later = say(1, commands.Basic.Qos(0, 1, False)) + publish(to="amq.direct") + say(1, commands.Queue.Purge(0, "q"))
-    assert wire.produce(message[:-3]) + wire.produce(message[-3:], later) == b""
-    assert wire.control("new") == with_tokens(message, "new") + later
 
 
 def test_held_input_is_counted_and_stops_the_reading() -> None:

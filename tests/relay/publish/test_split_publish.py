@@ -125,12 +125,6 @@ def test_headers_without_space_for_a_destination_close_the_channel(delivery: Del
 # -- confirms ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_producers_ack_waits_for_all_copies() -> None:
-    wire = Wire(several("e", "f")).open(confirm=True)
-    wire.produce(publish())
-    assert [wire.answer(ack(tag)) for tag in (2, 1, 3)] == [b"", b"", ack(1)]
-
-
 def test_a_nack_of_one_copy_is_a_nack() -> None:
     wire = Wire(several("e")).open(confirm=True)
     wire.produce(publish(), publish())

@@ -138,10 +138,3 @@ def test_a_tap_continues_after_rules_are_replaced() -> None:
     wire.state.swap(other.exchanges, other.router)
     wire.produce(publish("k"))
     assert [seen.decision.queues for seen in tap] == [(b"q",), (b"r",)]
-
-
-def test_refusals_are_the_same_with_a_tap() -> None:
-    wire = Wire(routed("q")).open()
-    tapped(wire)
-    wire.produce(publish("x.o.p.e.n.x.q.1"))
-    assert b"reserved" in wire.refused()

@@ -310,13 +310,3 @@ def test_the_number_of_expired_messages_whose_returns_are_recognised_is_limited(
         lane.expire(number + 1.0, "late")
     assert lane.idle
     assert len(lane._fingerprints) == len(lane._returnable) == 4096
-
-
-def test_an_ack_of_several_messages_does_not_visit_those_acked_before() -> None:
-    far = RemoteBroker().open()
-    lane = far.ready(far.lane())
-    for _ in range(4):
-        lane.send(Told())
-    for tag in (2, 1, 3):
-        lane.confirmed(tag, False, RemoteResult.ACKED)
-    assert lane._low == 4
