@@ -31,6 +31,7 @@ from tests.relay.wire import (
     QueueEvents,
     Wire,
     ack,
+    chosen,
     closed,
     nack,
     owned,
