@@ -253,6 +253,8 @@ async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) ->
             raise VhostNotFound(UpstreamFailure.REFUSED, text) from error
         text = f"{place} refused user {settings.username!r} in vhost {vhost!r}: {reason}"
         raise UpstreamError(UpstreamFailure.REFUSED, text) from error
+    except StopAsyncIteration as error:  # raised by aiormq if the socket was closed immediately
+        raise UpstreamError(UpstreamFailure.UNAVAILABLE, f"{place}: connection closed") from error
     except (AMQPError, OSError) as error:
         if settings.tls is not None and isinstance(error.__cause__, ssl.SSLError):
             raise UpstreamError(

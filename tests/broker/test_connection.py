@@ -5,6 +5,7 @@ import gc
 import ssl
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from typing import Any
 
 import aiormq
 import pytest
@@ -216,6 +217,25 @@ async def test_a_server_with_another_protocol_is_unavailable() -> None:
     async with answering(odd) as port:
         error = await failure(Broker("127.0.0.1", port, ""), "/")
     assert error.failure is UpstreamFailure.UNAVAILABLE
+
+
+async def test_a_server_that_closes_the_connection_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def closing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    open_connection = asyncio.open_connection
+
+    async def opened(*arguments: Any, **more: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await open_connection(*arguments, **more)
+        while not reader.at_eof():  # noqa: ASYNC110 -- no event covers it
+            await asyncio.sleep(0)
+        return reader, writer
+
+    monkeypatch.setattr(asyncio, "open_connection", opened)
+    async with answering(closing) as port:
+        error = await failure(Broker("127.0.0.1", port, ""), "/")
+    assert error.failure is UpstreamFailure.UNAVAILABLE
+    assert str(error).endswith("connection closed")
 
 
 async def test_a_listener_without_tls_is_unavailable_over_tls(broker: Broker) -> None:
