@@ -157,3 +157,23 @@ async def test_a_successful_bind_invalidates_cached_decisions(topology: VhostTop
     await flight
     assert topology.state.missing == {}
     assert topology.state.epoch > epoch
+
+
+async def test_publishes_request_a_declared_queue_that_could_not_be_bound_in_time(
+    make: Make, vhost: str, outside: Outside
+) -> None:
+    """The queue may be new, for example because it was deleted elsewhere while the control connection was lost."""
+    outside.make_queue("a")
+    known = state(vhost, {"c": queues("a")})
+    requests = (await make(known)).requests
+    assert await requests.bind(b"c", queues("a")) == queues("a")
+    epoch = known.epoch
+    requests.connected.clear()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await requests.ensure(("queue", b"a"))
+    assert (known.exchanges[b"c"].bound, known.missing) == (set(), {})
+    assert known.epoch > epoch
+    requests.connected.set()
+    await requests.ensure(("queue", b"a"))
+    assert known.exchanges[b"c"].bound == queues("a")

@@ -394,7 +394,14 @@ class RelayRequests:
         tokens = [BindToken(exchange, destination) for exchange in waiting]
         try:
             refused = await self._connected(lambda: gather_all(map(self._executor.bind_one, tokens)))
-        except (UpstreamError, TimeoutError) as error:
+        except BaseException as error:
+            # The destination may be new, so publishes have to request its tokens.
+            for exchange in waiting:
+                exchange.tokens.not_bound(destination)
+            state.not_missing(destination)
+            state.changed()
+            if not isinstance(error, UpstreamError | TimeoutError):
+                raise  # the relay no longer waits
             event = f"{kind} declared but not bound yet"
             log.warning(event, vhost=state.name, error=str(error), **{kind: shown(name)})
             return
