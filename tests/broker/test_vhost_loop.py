@@ -515,6 +515,28 @@ async def test_an_unreachable_broker_is_logged_once_and_retried(
     assert not topology.connected
 
 
+async def test_the_connection_is_retried_soon_while_a_publish_waits_for_it(
+    make: Make, outside: Outside, vhost: str, running: Callable[[VhostTopology], None]
+) -> None:
+    """Otherwise, the pause before the last attempt would be longer than the publish waits."""
+    outside.make_queue("a")
+    known = state(vhost, {"documents": queues("a")})
+    topology = await make(known, connect=False, retry_seconds=0.01, retry_limit_seconds=60)
+    connect, failures = topology.connection.connect, 12
+
+    async def restarting() -> None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise UpstreamError(UpstreamFailure.UNAVAILABLE, "connection refused")
+        await connect()
+
+    topology.connection.connect = restarting  # type: ignore[method-assign]
+    publish = asyncio.ensure_future(topology.requests.bind(b"documents", queues("a")))
+    running(topology)
+    assert await publish == queues("a")
+
+
 # -- refused actions ---------------------------------------------------------------------------------------------------
 
 

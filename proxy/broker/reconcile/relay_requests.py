@@ -75,6 +75,9 @@ class RelayRequests:
         self._request_refresh = request_refresh
         #: Set while the control connection is up and the first pass has succeeded.
         self.connected = asyncio.Event()
+        #: Set while requests wait for the control connection, which is then retried soon.
+        self.awaited = asyncio.Event()
+        self._waiting = 0
         self._attempts: dict[tuple[bytes, Destination], asyncio.Task[None]] = {}
         self._remembered: OrderedDict[Destination, tuple[str, float]] = OrderedDict()
         #: Destinations that were declared since the start of the current pass, and of each attempt in progress.
@@ -121,7 +124,7 @@ class RelayRequests:
         try:
             async with asyncio.timeout(self._settings.deadline_seconds):
                 while True:
-                    await self.connected.wait()
+                    await self._await_connection()
                     try:
                         return await work()
                     except UpstreamError:
@@ -130,6 +133,16 @@ class RelayRequests:
                     await asyncio.sleep(_RETRY_SECONDS)
         except TimeoutError as error:
             raise TimeoutError("the broker did not respond in time") from error
+
+    async def _await_connection(self) -> None:
+        self._waiting += 1
+        self.awaited.set()
+        try:
+            await self.connected.wait()
+        finally:
+            self._waiting -= 1
+            if not self._waiting:
+                self.awaited.clear()
 
     async def _check(self, exchange: OwnedExchange, wanted: Sequence[Destination]) -> None:
         async def look() -> None:

@@ -15,6 +15,7 @@ import asyncio
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from secrets import token_hex
@@ -232,8 +233,7 @@ class VhostTopology:
                 if str(error) != last_error:
                     last_error = str(error)
                     log.error("control connection failed", vhost=self.state.name, error=last_error)
-                # Jitter, so that sidecars don't all reconnect to a restarted broker at the same time.
-                await asyncio.sleep(pause_seconds * random.uniform(0.5, 1.0))  # noqa: S311 - no secret
+                await self._pause(pause_seconds)
                 pause_seconds = min(2 * pause_seconds, settings.retry_limit_seconds)
                 continue
             self._supervisor.recovered("vhost", self.state.name)
@@ -243,6 +243,15 @@ class VhostTopology:
             if await self._schedule.wait(self.connection):
                 await self.disconnect()
                 log.warning("control connection lost", vhost=self.state.name)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait before the connection is retried; if relays wait for it, not longer than the first such pause."""
+        jitter = random.uniform(0.5, 1.0)  # noqa: S311 - so that sidecars don't all reconnect at the same time
+        first_seconds = min(seconds, self._settings.retry_seconds)
+        await asyncio.sleep(first_seconds * jitter)
+        with suppress(TimeoutError):
+            async with asyncio.timeout((seconds - first_seconds) * jitter):
+                await self.requests.awaited.wait()
 
     async def _next_pass(self) -> None:
         names = self._schedule.take()
