@@ -57,33 +57,37 @@ async def refusal(surplus: Peer) -> tuple[int, str]:
     return await surplus.closed()
 
 
-async def test_connections_above_the_limit_are_refused_until_one_ends() -> None:
+@pytest.mark.parametrize(
+    ("limits", "reason", "text"),
+    [
+        (replace(QUICK, connections=2), "connections", "the limit of 2 connections has been reached"),
+        (
+            replace(QUICK, connections_per_peer=2),
+            "connections_per_peer",
+            "the limit of 2 connections from 127.0.0.1 has been reached",
+        ),
+    ],
+    ids=["all", "of one address"],
+)
+async def test_connections_above_a_limit_are_refused_until_one_ends(
+    limits: ListenerLimits, reason: str, text: str
+) -> None:
     with capture_logs() as logged:
-        async with staged(listener_limits=ListenerLimits(connections=2, close_seconds=0.1)) as stage:
+        async with staged(listener_limits=limits) as stage:
             first, _ = await stage.producer()
             await stage.producer()
             for _ in range(3):
                 close = await refusal(await stage.connect())
-                assert close == (530, "NOT_ALLOWED - connection refused: the limit of 2 connections has been reached")
+                assert close == (530, f"NOT_ALLOWED - connection refused: {text}")
             await eventually(lambda: stage.counters.downstream.results["refused"] == 3)
-            assert stage.counters.limits.rejected_connections == {"connections": 3, "connections_per_peer": 0}
+            rejected = {"connections": 0, "connections_per_peer": 0, reason: 3}
+            assert stage.counters.limits.rejected_connections == rejected
             assert stage.counters.downstream.open == 2
             await first.disconnect()
             await eventually(lambda: stage.counters.downstream.open == 1)
             await stage.producer()
+            await eventually(lambda: stage.listener._hosts == {"127.0.0.1": 2})
     assert [entry["limit"] for entry in logged if entry["event"] == "too many connections"] == [2, 2, 2]
-
-
-async def test_connections_above_the_limit_per_address_are_refused_until_one_ends() -> None:
-    text = "NOT_ALLOWED - connection refused: the limit of 1 connections from 127.0.0.1 has been reached"
-    async with staged(listener_limits=ListenerLimits(connections_per_peer=1, close_seconds=0.1)) as stage:
-        first, _ = await stage.producer()
-        assert await refusal(await stage.connect()) == (530, text)
-        assert stage.counters.limits.rejected_connections["connections_per_peer"] == 1
-        await first.disconnect()
-        await eventually(lambda: stage.counters.downstream.open == 0)
-        await stage.producer()
-        await eventually(lambda: stage.listener._hosts == {"127.0.0.1": 1})
 
 
 async def test_most_connections_of_a_flood_are_closed_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
