@@ -18,6 +18,19 @@ def result(pattern: bytes, translation: bytes, address: bytes) -> bytes | None:
     return translation_result.address
 
 
+def test_the_64th_variable_works_and_the_65th_gives_nothing() -> None:
+    pattern = b"/".join([b"%"] * 65)
+    address = b"/".join(b"v%d" % number for number in range(1, 66))
+    assert result(pattern, b"$64|$65", address) == b"v64|"
+
+
+def test_the_first_matching_rule_decides_and_its_result_is_final() -> None:
+    rules = table((b"a*", b"b"), (b"ab", b"never"), (b"b", b"c"))
+    assert rules.translate(b"ab") == Translation(0, (b"b",), b"b")
+    assert rules.translate(b"b") == Translation(2, (), b"c")
+    assert rules.translate(b"x") is None
+
+
 def test_a_missing_address_is_matched_as_the_empty_string() -> None:
     assert table((b"", b"x")).translate(None) == Translation(0, (), b"x")
 

@@ -546,9 +546,25 @@ def test_a_held_close_is_answered_if_the_sidecar_closes_the_channel() -> None:
     assert names(wire.producer()) == ["Channel.Close", "Channel.CloseOk"]
 
 
+def test_a_channel_closed_by_the_sidecar_is_free_after_the_brokers_last_reply() -> None:
+    wire = Wire(routed("a")).open()
+    wire.produce(RESERVED)
+    wire.refused()
+    wire.produce(CLOSE_OK)
+    assert wire.answer(CLOSE_OK) == b""
+    assert wire.relay.connection.channels == {}
+
+
 def test_a_channel_opened_in_the_first_read_counts_once() -> None:
     wire = Wire(chosen("new"))
     wire.produce(OPEN, publish("new"))
     wire.control()
     wire.answer(OPEN_OK)
     assert wire.counters.relays["/"].channels == 1
+
+
+@pytest.mark.parametrize("command", REQUESTS, ids=lambda command: command.name)
+def test_a_request_is_forwarded_unchanged(command: base.Frame) -> None:
+    wire = Wire(routed("a")).open()
+    assert wire.produce(method(1, command)) == method(1, command)
+    assert wire.producer() == b""
