@@ -7,10 +7,8 @@ import os
 import signal
 import threading
 import time
-import urllib.error
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 from pamqp import commands
@@ -18,7 +16,7 @@ from pamqp import commands
 from tests.broker.delivery.site import Site, standing
 from tests.broker.delivery.test_audit import records
 from tests.producer import Producer, until
-from tests.rabbitmq import Broker, quoted
+from tests.rabbitmq import Broker
 from tests.sidecar import request_page
 
 #: Two queues per version. A publish decided by two versions would be in queues of both, or in only one queue.
@@ -239,35 +237,3 @@ def test_rules_for_a_virtual_host_that_does_not_exist_are_refused_with_the_broke
     assert (code, answer["result"]) == (503, "error")
     assert "refused vhost 'nowhere': it does not exist" in str(answer["errors"])
     assert routed(site) == "a"
-
-
-def reconnect(site: Site) -> None:
-    """Close the control connections of the virtual host; the sidecar then reconnects and declares everything again."""
-
-    def control() -> list[str]:
-        return [c["name"] for c in site.broker.api("GET", "connections") if c.get("vhost") == site.vhost]
-
-    until(control, 30)
-    for name in control():
-        site.broker.api("DELETE", f"connections/{quote(name, safe='')}")
-
-
-def exists(site: Site, queue: str) -> bool:
-    try:
-        site.broker.api("GET", f"queues/{quoted(site.vhost)}/{queue}")
-    except urllib.error.HTTPError:
-        return False
-    return True
-
-
-@pytest.mark.parametrize("refused", [False, True])
-def test_queues_of_the_active_rules_are_declared_again_after_a_refused_reload(site: Site, refused: bool) -> None:
-    if refused:
-        write(site, "vhost: zzz\n" + RULES % ("a", "b"))  # does not exist
-        assert post(site, "/-/reload")[0] == 503
-        write(site, rules(site, "a"))
-        assert post(site, "/-/reload")[0] == 200
-    site.delete_queue("a1")
-    assert not exists(site, "a1")
-    reconnect(site)
-    until(lambda: exists(site, "a1"), 20)
