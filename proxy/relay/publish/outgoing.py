@@ -283,8 +283,10 @@ def _carrier_copies(
 def _queue_copies(
     decision: Decision, leaves: TranslatedDestinations, owned: OwnedExchange, state: VhostState
 ) -> tuple[tuple[Copy, ...], tuple[Destination, ...]]:
+    # Missing queues come last, since all receivers see the name of the first queue. They are not omitted, since a queue
+    # is also missing if it exists but could not be bound to the carrier of another exchange.
     named = [name for name in leaves.queues if can_exist(name)]
-    queues = [name for name in named if ("queue", name) not in state.missing] or named[:1]
+    queues = sorted(named, key=lambda name: ("queue", name) in state.missing)
     copies = []
     if queues:
         copies.append(Copy(b"", queues[0], tuple(queues[1:]), moved=True, hide_cc=True))

@@ -158,3 +158,14 @@ def test_a_queue_of_the_rules_that_was_declared_elsewhere_gets_messages_as_soon_
     assert producer.send_settled(exchange, "k", {"n": 1}).acked
     assert site.bodies("a", "found") == [[b"body"] * 2, [b"body"]]
     producer.ask(commands.Queue.Delete(queue="found"))
+
+
+def test_in_queue_delivery_a_queue_is_reached_although_it_is_missing_on_a_carrier(
+    site: Site, producer: Producer
+) -> None:
+    """Only the connection that has declared an exclusive queue can bind it, but any connection can publish to it."""
+    site.direct.ask(commands.Queue.Declare(queue="found", exclusive=True))
+    assert producer.send_settled("found", "k", {}).acked
+    assert producer.send_settled("found.queue", "k", {}).acked
+    assert site.bodies("a", "found") == [[b"body"] * 2, [b"body"]]
+    site.direct.ask(commands.Queue.Delete(queue="found"))

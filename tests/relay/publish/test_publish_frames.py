@@ -267,8 +267,8 @@ def addressed(data: bytes) -> list[tuple[object, ...]]:
             ("a carrier", routed("a", carrier="carried"), "", [("carried", "key", token("queue", b"a"))]),
             ("a missing queue of a carrier", routed("a", "b"), "b", [("xo", "key", token("queue", b"a"))]),
             ("queue delivery", routed("a", "b", delivery=Delivery.QUEUE), "", [("", "a", b"b")]),
-            ("a missing queue", routed("a", "b", delivery=Delivery.QUEUE), "a", [("", "b")]),
-            ("only missing queues", routed("a", "b", delivery=Delivery.QUEUE), "ab", [("", "a")]),
+            ("a missing queue", routed("a", "b", delivery=Delivery.QUEUE), "a", [("", "b", b"a")]),
+            ("only missing queues", routed("a", "b", delivery=Delivery.QUEUE), "ab", [("", "a", b"b")]),
             ("an alternate exchange", ruled(alternate="ae", delivery=Delivery.QUEUE), "", [("ae", "key")]),
         ]
     ],
