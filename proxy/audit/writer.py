@@ -36,7 +36,7 @@ _LOCK_POLL_SECONDS = 0.05
 #: Seconds after which a lock is considered to be held by a running instance, unless the lock file says that its holder
 #: closes old segments. The file is written immediately after locking.
 _HELD_SECONDS = 0.5
-#: Seconds to wait for a process that closes the segments of this instance. A hanging file system may block it.
+#: Seconds to wait for another process to close the segments of this instance. A hanging file system may block it.
 _OTHER_CLOSES_SECONDS = 30.0
 #: Seconds after which an unresponsive disk counts as failing, since a hanging write raises no error.
 STALL_SECONDS = 5.0
@@ -237,7 +237,7 @@ class AuditWriter:
             )
         if ends_soon and not self._waits_for_other:
             self._waits_for_other = True
-            text = "waiting for another process that closes old audit segments"
+            text = "waiting for another process to close old audit segments"
             _log.warning(text, instance=self._policy.instance)
         return None
 

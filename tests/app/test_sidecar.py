@@ -54,14 +54,14 @@ def test_a_lowered_default_limit_is_also_a_warning(serve: Serve) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_signal_ends_the_wait_for_a_process_that_closes_old_audit_segments(
+def test_a_signal_ends_the_wait_for_a_process_to_close_old_audit_segments(
     serve: Serve, tmp_path: Path, workers: int
 ) -> None:
     (tmp_path / "audit").mkdir()
     instances = ["i"] if workers == 1 else [f"i-{number}" for number in range(workers)]
     locks = [InstanceLock.acquire(tmp_path / "audit", instance, closing=True) for instance in instances]
     running = serve(audit={"directory": "audit", "instance": "i"}, workers=workers)
-    waiting = "waiting for another process that closes old audit segments"
+    waiting = "waiting for another process to close old audit segments"
     until(lambda: running.log.read_text().count(waiting) == workers)
     assert running.end() == 0
     log = running.log.read_text()

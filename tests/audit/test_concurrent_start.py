@@ -51,7 +51,7 @@ async def test_a_process_that_does_not_finish_closing_old_segments_is_reported(
     with capture_logs() as logs, pytest.raises(ConfigError, match="another process has been closing old segments"):
         async with asyncio.timeout(SECONDS), writing(replace(policy(tmp_path), instance="b")):
             pass
-    assert [event["event"] for event in logs] == ["waiting for another process that closes old audit segments"]
+    assert [event["event"] for event in logs] == ["waiting for another process to close old audit segments"]
     claim.release()
 
 
