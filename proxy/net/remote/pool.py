@@ -73,7 +73,7 @@ class RemotePool:
         connection = self._connections.get(target)
         if connection is None:
             self._drop_idle()
-            # A reload must not need more links than the brokers do: replaced links end when they are unused.
+            # Replaced links, which end when they are unused, do not count. Otherwise, a reload could reach the limit.
             if sum(not connection.replaced for connection in self._connections.values()) >= _MOST_LINKS:
                 return "too many links to other brokers"
             counters = self._counters_of(target.label)
