@@ -414,7 +414,7 @@ class VhostState:
             stored = known.merged_with(stored)
             if stored.copies == known.copies:
                 # The queue may have been deleted and declared again since a listing was requested, so the listing may
-                # lack the binding. The binding becomes a new object, so that this listing does not remove it.
+                # lack the binding. Replace the binding with a new object, so that this listing does not remove it.
                 owned.keep(known._replace(), identity)
                 return False
             is_new = stored.copies[0] != known.copies[0]
