@@ -76,7 +76,8 @@ def compile_topic(binding: Binding, _local_time: tzinfo | None) -> CompiledBindi
 def compile_headers(binding: Binding, _local_time: tzinfo | None) -> CompiledBinding:
     """Compile a binding of a headers exchange.
 
-    Either `all` or `any` of the headers must be equal to the arguments. A void argument tests for presence.
+    Depending on ``x-match``, all arguments or at least one must be equal to the header of the same name. A void
+    argument tests for presence.
     """
     arguments = by_name(binding.arguments)
     match_type = "all"
