@@ -371,11 +371,16 @@ async def test_a_token_needed_again_while_it_is_being_unbound_is_bound_again(
     assert outside.bound("ox") == queues("a", "b")
 
 
-async def test_a_token_that_a_route_needs_is_kept(start: Start, app: Client, outside: Outside, vhost: str) -> None:
+@pytest.mark.parametrize("route", [(b"x-addq-ontrue", "a"), (b"x-addqre-ontrue", "^a"), (b"x-msg-addq-ontrue", "")])
+async def test_a_token_that_a_route_may_need_is_kept(
+    start: Start, app: Client, outside: Outside, vhost: str, route: tuple[bytes, str]
+) -> None:
+    """Otherwise, a publish could request the token while it is being unbound."""
+    key, chosen = route
     outside.make_queues("a", "b")
     first = stored("ox", "a")
     await app.declare("ox")
-    await app.bind(first, stored("ox", "b", ((b"x-addq-ontrue", text("a")),)))
+    await app.bind(first, stored("ox", "b", ((key, text(chosen)),)))
     topology = await start()
     await app.unbind(first, tokens=False)
     for _ in range(4):

@@ -92,8 +92,10 @@ class OrphanTokens:
         if exchange.declared is not None and not exchange.clients:
             left |= exchange.bound
         left &= exchange.bound - desired.tokens_of(exchange)
-        rules = self._state.router.exchanges.get(exchange.name)
-        return set() if rules is None else {destination for destination in left if not rules.uses(destination)}
+        router = self._state.router
+        if exchange.name not in router.exchanges:
+            return set()
+        return {destination for destination in left if not router.may_choose(exchange.name, destination)}
 
     def _is_needed(self, exchange: OwnedExchange, destination: Destination) -> bool:
         rules = self._state.router.exchanges.get(exchange.name)
