@@ -280,7 +280,10 @@ class BrokerFrames:
         return False
 
     def _unknown(self, kind: int, number: int, frame: bytes) -> bool:
-        """Discard a frame on a channel that does not exist; an open-ok, close or close-ok is an error. Return False."""
+        """Discard a frame on a channel that does not exist, and return False.
+
+        An open-ok, a close, a close-ok and the rest of a content are errors.
+        """
         if kind == METHOD:
             self._while_closing(Channel(number), U32.unpack_from(frame, 7)[0] if len(frame) >= _LEAST_METHOD else 0)
         elif number in self._connection.deliveries.unfinished:
@@ -319,7 +322,7 @@ class BrokerFrames:
         returns = channel.confirms.returns
         if is_return and returns:
             _, _, exchange, routing_key = read_method(Return, method[7:-1])
-            # other copies of the publish have not been returned yet
+            # Other copies of the publish have not been returned yet, or are known not to be returned.
             if not returns.returned(fingerprint(exchange, routing_key, header)):
                 channel.output.swallowed = CONTENT_HEAD.unpack_from(header)[5]
                 connection.deliveries.mark(channel)

@@ -101,7 +101,7 @@ class HeldFrames:
         #: the exchange that is being looked up for the first frame, a publish; b"" if there is none
         self.looked_up = b""
         #: what has been asked of the control plane for the first frame, a publish: destinations to bind, and permission
-        #: checks as exchange, client and destination
+        #: checks, each as (exchange, client, destination)
         self.asked: frozenset[Hashable] = frozenset()
         #: unanswered binds by identity, in order, each with its reply if the bind is done, otherwise None. While the
         #: channel waits only for binds, further binds need not wait.

@@ -224,7 +224,7 @@ class Returns:
                 return
 
     def processed(self, number: int) -> None:
-        """Record that the broker has returned all copies of publishes up to a number that it has not routed."""
+        """Record that the broker has returned all unroutable copies of the publishes up to the given number."""
         for whole in list(takewhile(lambda whole: whole.number <= number, self._order)):
             for copy in [copy for copy in whole.copies if copy not in whole.remote]:
                 whole.kept = True

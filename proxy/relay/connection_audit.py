@@ -61,7 +61,7 @@ def table_offsets(header: bytes) -> tuple[int, int]:
 
 
 def _after_expiration(header: bytes, flags: int, at: int) -> int:
-    """Return the offset after those of the properties priority, correlation id, reply-to and expiration that are set.
+    """Return the offset after whichever of priority, correlation id, reply-to and expiration are set.
 
     Raises:
         IndexError: a property extends past the frame.
@@ -82,7 +82,7 @@ class AuditCommits(Protocol):
 
     #: number of the last line on disk
     durable: int
-    #: the disk's error while it rejects lines; None otherwise
+    #: the error with which the disk currently rejects lines; None if the disk accepts lines
     failure: str | None
 
     @property
@@ -140,7 +140,7 @@ class DelayedConfirms:
         self._wrote.clear()
 
     def waits(self, channel: Channel) -> bool:
-        """Return True if a confirm on a channel has to wait now. All publishes must have been flushed."""
+        """Return True if a confirm on a channel has to wait now. Call `ConnectionAudit.flush` first."""
         return channel.audit.line > self._lines.durable or channel.number in self._waiting
 
     def keep(self, channel: Channel, frames: bytes) -> None:
@@ -302,7 +302,7 @@ class ConnectionAudit:
                 return
 
     def settled(self, channel: Channel, producer_tag: int, result: str, confirm_us: float | None = None) -> None:
-        """Record that the broker confirmed, refused or lost a publish."""
+        """Record that a publish was acked, nacked or lost."""
         self._settle(channel, channel.confirms.before + producer_tag, result, confirm_us)
 
     def lost(self, channel: Channel) -> None:

@@ -104,7 +104,7 @@ class LookUp(NamedTuple):
     """Look up an exchange that a client uses and that is unknown here, or unknown bindings of an exchange.
 
     `answer` is called with the type of the broker's exchange, or with None if that exchange is an open exchange or does
-    not exist. An open exchange, or its bindings, are added to the state before the call.
+    not exist. An open exchange or its bindings are added to the state before the call.
     """
 
     channel: Channel
@@ -142,7 +142,7 @@ class QueueInventory(NamedTuple):
 
     #: whether rules name this queue, or depend on queue names at all
     interested: Callable[[bytes], bool]
-    #: records a declared queue, and whether it is exclusive to its connection, or one of the broker's own exchanges
+    #: records a declared queue or one of the broker's own exchanges; the flag is True for an exclusive queue
     declared: Callable[[Destination, bool], None]
     queue_deleted: Callable[[bytes], None]
     #: records that a client has declared, deleted, bound or unbound an exchange
@@ -304,7 +304,7 @@ class ConnectionState:
         self.remotes = NO_REMOTES
 
     def permission_checks(self, unknown: Iterable[tuple[Reach, Destination]]) -> tuple[PermissionCheck, ...]:
-        """Return the checks for existing destinations that are not yet known to be within a client's reach."""
+        """Return the checks for exchanges and existing queues that are not yet known to be within a client's reach."""
         asked, state = [], self.plans.state
         for reach, destination in sorted(unknown, key=lambda pair: pair[1]):
             owners = (owned for owned in state.exchanges.values() if owned.reaches.get(reach.client) is reach)

@@ -28,7 +28,7 @@ unbind names the exact arguments of a row. Therefore, sidecars proceed as follow
 2. A sidecar unbinds its own assertions as soon as nothing known to this sidecar needs the destination. Bindings
   created through other sidecars do not rely on these assertions.
 3. A row of another sidecar is unbound only when it is *settled*: the row was first listed, another listing was
-  requested more than `LEASE_SECONDS` later, and that listing has arrived. No new binding relies on such a row, and the
+  requested at least `LEASE_SECONDS` later, and that listing has arrived. No new binding relies on such a row, and the
   listing contains all earlier bindings that rely on it. If a client unbinds a mark of another sidecar before the mark
   is settled, a pin replaces the mark (`unbind_plan`).
 4. Rows are unbound when two passes, `GRACE_SECONDS` apart, have shown that nothing needs these rows (`idle`).
@@ -331,7 +331,7 @@ class TokenTable:
         """Return the wanted destinations that have to be bound. Must be called after each listing.
 
         Args:
-            plain: the wanted destinations that rules need. Rules rely only on the plain row.
+            plain: the wanted destinations that a rules file names. Rules rely only on the plain row.
         """
         # This includes destinations whose rows changed after the listing was requested, since binding a plain row again
         # costs little.

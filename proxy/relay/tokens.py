@@ -178,7 +178,7 @@ class Tokens:
         return tokens
 
     def former(self, kind: str, name: bytes) -> tuple[bytes, ...]:
-        """Return the tokens of a destination that must no longer be bound."""
+        """Return a destination's former tokens, which must no longer be bound."""
         return tuple(self._token(key, kind, name, one_word) for key, one_word in self._former)
 
     def lead_to(self, later: Tokens) -> bool:

@@ -183,7 +183,7 @@ class OwnedExchange:
 
     @property
     def takes_exchanges(self) -> bool:
-        """True if the destinations may include exchanges. The `*` of a topic exchange then matches no token."""
+        """True if destinations may be exchanges: all tokens have eight words, so the pattern ``*`` matches no token."""
         return self.form in (TokenForm.DIRECT, TokenForm.EIGHT_WORDS)
 
     def reach(self, client: str) -> Reach:

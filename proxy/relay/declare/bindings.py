@@ -120,7 +120,10 @@ class ClientReach:
     def chosen_destinations(
         self, owned: OwnedExchange, compiled: CompiledBinding
     ) -> tuple[list[Destination], list[Destination]]:
-        """Return the existing destinations of a binding's routes, as two lists: unchecked, and already allowed."""
+        """Return the exchanges and existing queues of a binding's routes, as two lists: unchecked, and already allowed.
+
+        The first list contains at most `CHECKED_AT_ONCE` destinations.
+        """
         state = self._state
         chosen: dict[Destination, None] = {}
         budget = Budget(state.regex_budget)
@@ -549,7 +552,7 @@ class ClientBindings:
     def _remove_unstored(
         self, channel: Channel, request: BindRequest, owned: OwnedExchange, stored: StoredBinding
     ) -> Steps:
-        """Unbind from an exchange with queue delivery, unless the client may not do this.
+        """Unbind from an exchange with queue delivery, or refuse the unbind if the client lacks permission.
 
         As on the broker, the result does not depend on whether the binding exists.
         """

@@ -149,7 +149,7 @@ class ClientExchanges:
         If the exchange was missing, publishes have to wait from now on until its tokens are bound. Otherwise, its
         tokens are bound again before the client is answered, since the exchange and its bindings may have been deleted
         elsewhere. The channel waits for the reply, since the client's next message may be routed to the exchange. If
-        this is impossible and the client expects no reply, the method is forwarded unchanged.
+        no message can be routed to the exchange and the client expects no reply, the method is forwarded unchanged.
         """
         connection, destination, state = self._connection, (EXCHANGE, request.exchange), self._state
         if request.nowait and not (
@@ -307,7 +307,8 @@ class ClientExchanges:
             raise _inequivalent(owned.name, self._state.name, "type", f"'{OPEN}'", f"'{exchange_type}'")
         if owned.delivery is Delivery.QUEUE:
             _refuse_reserved(owned.name)
-            # The sidecar's channel is used, since the lookup finds nothing without the management API.
+            # Without the management API, the earlier lookup has found nothing. The sidecar's channel is used, since a
+            # 404 closes the channel.
             sidecar_channel = self._connection.upstream.sidecar_channel
             look = look_for(sidecar_channel.number or 0, (EXCHANGE, owned.name))
             absence = yield partial(sidecar_channel.run, [look])

@@ -105,8 +105,8 @@ def tokens_of(state: VhostState, queue: bytes) -> list[tuple[OwnedExchange, Dest
 def own_tokens(connection: ConnectionState, binding: Binding) -> list[tuple[OwnedExchange, Destination]]:
     """Return (exchange, queue) for each exclusive queue that, because of a new binding, needs tokens on a carrier.
 
-    A binding of an exclusive queue may route messages that other exchanges evaluated here pass on to its exchange. A
-    binding between two such exchanges may route messages to exclusive queues bound to the second one.
+    A binding from an exchange to an exclusive queue may also route messages that other exchanges evaluated here pass on
+    to this exchange. A binding between two exchanges may route messages to exclusive queues bound to the second one.
     """
     queues = connection.upstream.exclusive_queues
     if binding.destination_type == QUEUE:

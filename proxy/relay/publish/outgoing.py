@@ -283,8 +283,8 @@ def _carrier_copies(
 def _queue_copies(
     decision: Decision, leaves: TranslatedDestinations, owned: OwnedExchange, state: VhostState
 ) -> tuple[tuple[Copy, ...], tuple[Destination, ...]]:
-    # Missing queues come last, since all receivers see the name of the first queue. They are not omitted, since a queue
-    # is also missing if it exists but could not be bound to the carrier of another exchange.
+    # Missing queues come last, since all receivers see the name of the first queue as the routing key. They are not
+    # omitted, since an existing queue also counts as missing if it could not be bound to another exchange's carrier.
     named = [name for name in leaves.queues if can_exist(name)]
     queues = sorted(named, key=lambda name: ("queue", name) in state.missing)
     copies = []

@@ -165,7 +165,7 @@ class Plans:
         address: tuple[bytes, bytes] | None = None,
         header: bytes = b"",
     ) -> None:
-        """Record a failed publish (see `FailedPublish`). Never called for a publish that reaches a queue."""
+        """Record a failed publish (see `FailedPublish`). Not called for successful publishes."""
         if self.failures is not None:
             exchange, routing_key = (None, None) if address is None else address
             at, vhost = self.sources.wall(), self.state.name
@@ -402,11 +402,11 @@ class Plan:
         return out, seconds * 1e6
 
     def _outgoing(self, decision: Decision, routing_key: bytes) -> Outgoing:
-        """Return the outgoing form for a decision. Equivalent decisions share one object."""
+        """Return the outgoing form for a decision. Equivalent decisions share one object, with the exceptions below."""
         plans = self._plans
         state = plans.state
-        # The result of the address table also depends on the routing key, and the form of a waiting or refused message
-        # is not shared.
+        # A form is not shared if the decision is not cached, refuses the message, has to wait for permission checks or
+        # has exhausted a regex budget, or if the form also depends on the routing key, because of the address table.
         alone = not decision.keep or decision.error or decision.unchecked or decision.spent_budgets
         if alone or (self._source is None and state.addresses is not None):
             return self._new_outgoing(decision, routing_key)

@@ -296,8 +296,9 @@ class ProducerFrames:
                 count as missing.
 
         Raises:
-            ProtocolError: on the channel: 406 rejected by a filter, or sent to another broker within a transaction; 311
-                too large to be split. On the connection: 502 malformed header.
+            ProtocolError: on the channel: 406 rejected by a filter or because of an invalid regex in a header, or sent
+                to another broker within a transaction; 311 too large to be split. On the connection: 502 malformed
+                header.
         """
         connection = self._connection
         channel = publish.channel

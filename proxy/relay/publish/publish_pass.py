@@ -687,11 +687,11 @@ class PublishPass:
         channel: Channel,
         waited: bool,
     ) -> int:
-        """Process a publish on the slow path; return the offset after its header or, if it was processed, its body."""
-        if out.remote_targets is not None:  # an error of the other broker would affect other producers
+        """Process a publish on the slow path; return the offset after the last processed frame, its header or body."""
+        if out.remote_targets is not None:  # the other broker would close the shared link
             refuse_undecodable_header(header)
             if method[-2] & _IMMEDIATE_BIT:
-                raise ProtocolError(540, "immediate=true")  # RabbitMQ's answer and text
+                raise ProtocolError(540, "immediate=true")  # RabbitMQ's reply code and text
         if self._start < at:
             self._upstream.append(data[self._start : at])
         key_at = 14 + method[13]
