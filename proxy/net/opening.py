@@ -109,7 +109,7 @@ class Opening:
         """Count and log the failure after both sockets have been lost."""
         self.end()
         wrong_header = self._handshake.wrong_header
-        # a probe that connects and disconnects is not logged
+        # a probe that only connects and disconnects is neither counted nor logged
         if not (self._connecting or self._failure or wrong_header):
             return
         ending = self._handshake.ending

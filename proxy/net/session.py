@@ -331,8 +331,7 @@ class Session:
             self._deadline = self._loop.call_later(self._shared.limits.close_seconds, self._overdue)
 
     def _overdue(self) -> None:
-        """Abort the connection. If the producer is being refused, stop waiting for the broker's replies and refuse it
-        now."""
+        """Abort the connection or, if the producer is being refused, send Connection.Close without further waiting."""
         relay = self.relay
         if relay is None or relay.connection.lifecycle.phase is not Phase.REFUSING:
             self.abort()

@@ -4,8 +4,8 @@
 
 `UpstreamPool` keeps connections that are in their initial state when their producer disconnects. The next producer with
 the same login, virtual host and limits leases one of them, which `relay.handshake.lease` selects. Until then,
-heartbeats are exchanged. If the broker sends any other frame, the connection is unusable and is closed silently.
-Connections are kept only if `upstream.reuse` is set.
+heartbeats are exchanged. If the broker sends any other frame, the connection is unusable and is closed without a log
+line. Connections are kept only if `upstream.reuse` is set.
 
 Sources: AMQP 0-9-1 spec, 4.2.7; architecture, "One publish in, one publish out".
 """
@@ -186,7 +186,7 @@ class _Kept(asyncio.Protocol):
 
     @property
     def quiet(self) -> bool:
-        """True if the broker has sent only complete heartbeats."""
+        """True if the connection is open and the broker has sent only complete heartbeats."""
         return not self._input and not self.transport.is_closing()
 
     def wait(self, seconds: float) -> None:

@@ -62,8 +62,8 @@ class RemoteConnection:
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._read_pauses = ReadPauses()
-        #: lanes in the order of their creation, in which they also get channels on a new link, each with the function
-        #: that is called when the lane is closed
+        #: lanes in the order of creation, each with the function to call when the lane is closed; on a new link, they
+        #: get channels in the same order
         self._lanes: dict[Lane, Callable[[Lane], None]] = {}
         #: lanes that still have messages in progress although the producer's channel is closed
         self._leaving: set[Lane] = set()
