@@ -317,7 +317,7 @@ class BindingListings:
             if known is not None and known.entries != stored.entries:
                 later = _weight(known) > _weight(stored)
                 loser, winner = (stored, known) if later else (known, stored)
-                # Messages reach the destination through a mark, so marks are never removed.
+                # Messages reach the destination through a mark, so a mark is removed only if the winner has its key.
                 if not loser.is_mark or loser.copies[0].key == winner.copies[0].key:
                     superfluous.append(info if later else winners[identity])
                 if later:

@@ -200,7 +200,7 @@ def believed_tokens(
     for exchange in desired.carriers:
         if exchange.name in listed:
             continue
-        # The control user may bind other tokens only with the permissions of clients.
+        # Other tokens may have been bound for clients' routes, which must not use the control user's permissions.
         rules_only = exchange.declared is None and not exchange.clients
         for destination in sorted(exchange.bound):
             may_bind = rules_only or destination in desired.tokens_of(exchange)

@@ -181,10 +181,10 @@ class Observer:
             return None
 
     async def find_absent(self, desired: DesiredState, *, thorough: bool) -> list[Destination]:
-        """Query needed objects that could not be listed; return the destinations that do not exist.
+        """Query clients' exchanges that could not be listed; return the destinations that do not exist.
 
         Args:
-            thorough: whether earlier results are ignored.
+            thorough: whether earlier results are ignored, and known queues that could not be listed are also queried.
         """
         asked: list[Destination] = []
         if not self._observed.exchanges_complete:

@@ -265,7 +265,7 @@ class Reconciler:
             kept = self.observer.current(wanted()) if announced and queues is None else frozenset[bytes]()
             missing = await self._reconcile(wanted, remove_foreign, thorough=queues is not None, kept=kept)
             if queues is not None and self._clock() > began_at + self.state.handover_seconds / HANDOVER_LOOKS:
-                # Other sidecars may have handed over rows since the rows were listed, so another pass is run first.
+                # Other sidecars may have handed over rows since the rows were listed. Another pass detects such rows.
                 # Only rows that rules need are handed over, and RabbitMQ needs 10 s to list 100,000 bindings, so this
                 # pass lists only the bindings of exchanges that rules need.
                 plain = wanted().plain
@@ -357,7 +357,8 @@ class Reconciler:
                 for carrier, bindings in observer.foreign.items()
                 for binding in bindings
             ]
-        # Messages may choose these destinations because of this sidecar's rules, which other sidecars can't see.
+        # Other sidecars have handed over the rows of these destinations, since they can't see that messages may choose
+        # the destinations because of this sidecar's rules. The plain rows are bound again.
         router = self.state.router
         chosen = [
             BindToken(exchange, destination)

@@ -2,8 +2,8 @@
 
 Producers and regex routes can choose any number of destinations that no rule names. Attempts to bind the same
 destination therefore never run concurrently, and both the number of destinations bound on demand and the size of the
-cache of failed destinations are limited. Declares and deletes through a relay are applied at once. This must stay cheap
-with thousands of bindings, so the desired state is not recomputed for every declare in a long series.
+cache of failed destinations are limited. Declares and deletes through a relay are applied at once. This
+must remain cheap even with thousands of bindings, so the desired state is not recomputed for every declare in a series.
 
 Source: architecture, "The control plane".
 """
@@ -395,7 +395,8 @@ class RelayRequests:
             return
         state = self.state
         waiting = self._rights.waiting(state.exchanges, state.router, name) if kind == QUEUE else []
-        # The destination and its bindings may have been deleted elsewhere, for example an auto-delete exchange.
+        # Tokens that count as bound are bound again, since the destination (for example, an auto-delete exchange) may
+        # have been deleted elsewhere together with its bindings.
         waiting += [
             exchange
             for exchange in state.carried()
