@@ -148,7 +148,10 @@ class Effects:
 
     @property
     def asks_producer(self) -> bool:
-        """True if a visit reads the routes of producers; an invalid regex in them then closes the channel."""
+        """True if there are regex routes, or headers in which the producer may request routes.
+
+        An invalid regex in such a header of any message then closes the channel.
+        """
         return bool(self.granted_add or self.granted_delete or self.add_queues or self.delete_queues)
 
     @property
