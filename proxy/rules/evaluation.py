@@ -145,7 +145,8 @@ def _translate_publish(
     """Look up the address of a publish in the address table if the sidecar does not evaluate the exchange.
 
     Returns:
-        None if no rule applies; the redirected message if its new exchange is evaluated; otherwise the final result.
+        None if no rule applies, or if the address stays the same; the redirected message if its new exchange is
+        evaluated; otherwise the final result.
     """
     target = book.look_up(message.exchange, message.facts.routing_key)
     if target is None:

@@ -135,7 +135,7 @@ class ExplainRequest:
 
     Args:
         vhost: the virtual host; None for the only virtual host that has the exchange.
-        queues: queues that exist in addition to those named by the rules, or known to the running sidecar.
+        queues: queues that exist in addition to those named by the rules or listed by the running sidecar.
         at: time of the publish in seconds since the epoch; None for now.
     """
 
@@ -310,7 +310,8 @@ def _note(loaded: LoadedRules, vhost: VhostRules, exchange: bytes) -> str:
 def _vhost_of(loaded: LoadedRules, request: ExplainRequest) -> str:
     """Return the virtual host that has the message's exchange.
 
-    If no rules file names the exchange, return the virtual host of the only address table, or else the only one.
+    If there is none, return the first of these that exists: the requested virtual host, the virtual host of the only
+    address table, the only virtual host in the rules, ``/``.
     """
     exchange = request.message.exchange
     homes = [
