@@ -137,7 +137,7 @@ class SegmentCloser:
         self._thread = threading.Thread(target=self._run, name="audit-closer", daemon=True)
 
     def start(self, left: Iterable[Path]) -> None:
-        """Start the thread, which first closes the segments that an earlier process of this instance left open."""
+        """Start the thread, which also closes the segments that an earlier process of this instance left open."""
         for path in left:
             self._queue.put(path)
         self._thread.start()

@@ -33,7 +33,7 @@ BATCH_BYTES = 256 << 10
 _CLOSE_SECONDS = 1.0
 #: Seconds between two attempts to lock the instance.
 _LOCK_POLL_SECONDS = 0.05
-#: Seconds after which a lock is considered to be held by a running instance, unless the lock file says that its holder
+#: Seconds after which a lock is considered to be held by a running instance, unless the lock file shows that its holder
 #: closes old segments. The file is written immediately after locking.
 _HELD_SECONDS = 0.5
 #: Seconds to wait for another process to close the segments of this instance. A hanging file system may block it.
@@ -194,7 +194,7 @@ class AuditWriter:
         if done and self._ended.is_set():
             self._claim.release()
         else:
-            # A thread is still running, so the lock is released only when the process exits.
+            # A thread is still running or a segment is still open, so the lock is released only when the process exits.
             _log.warning("audit segments remain open; they are closed at the next start")
 
     async def _wait_for_end(self, seconds: float) -> bool:
@@ -217,7 +217,7 @@ class AuditWriter:
     def _lock(self, waited_seconds: float) -> list[Path] | None:
         """Try to lock the instance, and return the segments that an earlier process left open.
 
-        Return None if another process will release the lock soon.
+        Return None if another process holds the lock and may release it soon.
         """
         directory = self._policy.directory
         try:
