@@ -96,7 +96,10 @@ def inflated(file: io.BufferedIOBase, packed: bool) -> Iterator[bytes]:
 
 
 def texts(pieces: Iterable[bytes]) -> Iterator[str]:
-    """Yield text in chunks that end at a line break. A line that is incomplete because of damage is not yielded."""
+    """Yield text in chunks. Each ends at a line break, except within very long lines and at the end of the text.
+
+    A line that is incomplete because of damage is not yielded.
+    """
     rest = b""
     for piece in pieces:
         rest += piece

@@ -82,7 +82,7 @@ class Tables:
         return [self._run.storage.fetch(entry.path, folder) for entry in entries if entry.name.endswith(".parquet")]
 
     def state(self, day: date | None) -> dict[str, Any]:
-        """Return the inputs and page data of a day's tables; empty if another version created the tables."""
+        """Return the recorded inputs and page data of a day's tables; empty for tables of an earlier version."""
         return self._run.read_json(self._state_file(day))
 
     def fingerprint(self, day: date | None) -> str:
