@@ -63,7 +63,7 @@ class ReloadReport:
 
     Args:
         errors: reasons why the new rules are not active; empty if they are active.
-        invalid: whether the errors are in the files rather than caused by the broker.
+        invalid: whether the files are invalid or the broker has refused the rules; False if the broker is unreachable.
         missing: destinations of the new rules that can't be reached now, such as queues that no client has declared.
         version: version of the active rules after the reload.
         at: time in seconds since the epoch.
@@ -96,7 +96,7 @@ class Reload:
 
     A reload reads, compiles and tests the files in a thread. Everything that the new rules need is then declared on the
     broker. Finally, all virtual hosts switch at once, so that each publish is decided by either the old or the new
-    rules. A failure before the switch changes nothing.
+    rules. After a failure before the switch, the active rules stay in use.
 
     Args:
         files: lists the rules files of the configuration.
@@ -148,7 +148,7 @@ class Reload:
 
     @property
     def route(self) -> GuardedRoute:
-        """``POST /-/reload``: 200, 422 if the files are invalid, 503 if the broker prevents the reload."""
+        """``POST /-/reload``: 200; 422 if `ReloadReport.invalid` is set; 503 if the broker is unreachable."""
         return json_route("POST", "/-/reload", self._answer)
 
     async def _answer(self, _body: bytes) -> tuple[int, object]:

@@ -172,13 +172,13 @@ class Sidecar:
             _log.info("draining")
             if self._listening:
                 await listener.drain()
-                # The remaining messages are from producers that have disconnected. The same deadline applies.
+                # The remaining messages are from producers that have disconnected. The deadline of the drain applies.
                 await self._remotes.drain(self._end - loop.time())
         _log.info("stopped")
         return EXIT_OK
 
     async def _close_audit(self) -> None:
-        """Close the audit log. If producers have been drained, the same deadline applies."""
+        """Close the audit log. The deadline that the first signal has set also applies here."""
         if self._audit is not None:
             await self._audit.close(max(0.0, self._end - asyncio.get_running_loop().time()))
 
