@@ -66,7 +66,7 @@ def print_errors(lines: Iterable[object]) -> None:
 
 
 def output_width() -> int:
-    """Return the width of the terminal, or COLUMNS from the environment; 80 if neither is known."""
+    """Return COLUMNS from the environment, or the width of the terminal, but at least 40; 80 if neither is known."""
     return max(40, shutil.get_terminal_size((80, 24)).columns)
 
 

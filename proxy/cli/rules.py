@@ -111,8 +111,8 @@ def _pairs(in_force: list[dict[str, str]], options: argparse.Namespace) -> list[
     names = [str(path) for path in rules_files(read_settings(config))]
     left = {os.path.abspath(file["name"]): file for file in in_force}
     pairs = {name: left.pop(os.path.abspath(name), None) for name in names}
-    # The sidecar's names are relative to its working directory, which may differ from this one. Files without a partner
-    # are compared if their base name is unambiguous.
+    # The sidecar's names are relative to its working directory, which may differ from that of this command. Files whose
+    # paths do not match are compared if their base name is unambiguous.
     unpaired = [name for name, file in pairs.items() if file is None]
     for name in unpaired:
         base = Path(name).name
