@@ -85,7 +85,7 @@ def read_settings(root: Node | None, path: Path, environ: Environment[str, str],
 
 
 def _check_addresses(settings: Settings, faults: Faults) -> None:
-    """Report listen addresses that conflict, and broker addresses on which this sidecar itself listens."""
+    """Report listen addresses that conflict or have an unsuitable port, and broker addresses of this sidecar itself."""
     listening = [(f"listen[{index}].address", listener.address) for index, listener in enumerate(settings.listen)]
     listening += [("admin.address", address) for address in settings.admin_addresses]
     # An address that could not be read was replaced with the default, which must not be reported as a conflict.
@@ -229,9 +229,9 @@ def tests_files(settings: Settings) -> list[Path]:
 
 
 def _matching(folder: Path, pattern: str) -> list[Path]:
-    # As in a shell, a pattern does not match names that begin with a dot, such as editors' backups.
     if "\0" in pattern:
         return []
+    # As in a shell, a pattern does not match names that begin with a dot, such as editors' backups.
     names = glob.glob(pattern, root_dir=folder, recursive=True) if glob.has_magic(pattern) else [pattern]
-    # os.path.isfile raises no error, such as for a directory without permission or a name that is too long.
+    # os.path.isfile raises no error if, for example, a directory has no permission or a name is too long.
     return [folder / name for name in names if os.path.isfile(folder / name)]

@@ -144,7 +144,7 @@ class _SecretReader:
         return control.password
 
     def _given(self, section: str, model: FileModel, *keys: str) -> str | None:
-        """Return the key of a section that is set, and report several such keys; None if there is none."""
+        """Return which of the given keys is set in a section; None if none is. Report an error if several are set."""
         places = {key: self.settings.places.get(f"{section}.{key}") for key in keys}
         given = {key: place for key, place in places.items() if place is not None and getattr(model, key) is not None}
         # A variable overrides the file, even if they use different keys.
@@ -154,7 +154,7 @@ class _SecretReader:
         return next(iter(given), None)
 
     def _default(self, control: ControlSection) -> None:
-        """Report a missing password if the default password would be sent."""
+        """Report a missing password of a user other than guest, or warn that guest can log in only over loopback."""
         section, key = "upstream.control", "upstream.control.password"
         place = self.settings.place(f"{section}.username", section, "upstream")
         if control.username != ControlSection.model_fields["username"].default:
