@@ -319,7 +319,7 @@ def _unwrapped(annotation: Any, marks: Iterable[Any] = (), description: str | No
 
 
 def suggestion(name: str, known: Iterable[str]) -> str:
-    """Suggest a similar name, or the only one that begins with this name; otherwise, list all names."""
+    """Suggest a similar name, or the only known name that begins with this name; otherwise, list all names."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, 1, 0.75)
     begun = [key for key in known if len(name) > 1 and key.startswith(name)]
