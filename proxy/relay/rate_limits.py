@@ -48,7 +48,7 @@ class RateLimits(NamedTuple):
     read_bytes: int = 0
     #: capacity of each bucket in seconds of its rate
     burst_seconds: float = 1.0
-    #: maximum time for which a producer is slowed down before its connection is closed; 0: no limit
+    #: maximum time for which a producer is slowed down before its channel or connection is closed; 0: no limit
     patience_seconds: float = 0.0
 
 
@@ -81,7 +81,7 @@ class UserRateLimit:
         return wait, "publish_rate" if messages_wait >= bytes_wait else "publish_bytes"
 
     def patience_left(self, now: float) -> float:
-        """Return the seconds until a user in debt is disconnected; infinite if there is no limit."""
+        """Return the seconds until the producers of a user in debt are refused; infinite without a limit or a debt."""
         if not self.rates.patience_seconds or self.owes_since is None:
             return float("inf")
         return self.owes_since + self.rates.patience_seconds - now
