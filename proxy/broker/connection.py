@@ -404,7 +404,7 @@ class ControlConnection:
         }
 
     async def _in_lanes(self, work: Callable[[], Awaitable[None]], count: int) -> None:
-        """Run the given number of workers, but only one per lane at a time."""
+        """Run up to `count` workers concurrently, at most one per lane."""
 
         async def lane() -> None:
             async with self._bulk:

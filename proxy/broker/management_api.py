@@ -489,7 +489,7 @@ class VhostDiscovery:
         self.fault = ""
 
     async def find(self) -> set[str]:
-        """Return the virtual hosts. If the management API does not respond in time, set `fault` and return no hosts."""
+        """Return the virtual hosts. After a refusal or the time limit, set `fault` and return no virtual hosts."""
         if self._management is None:
             log.warning(
                 "no management API: client declarations made through other sidecars are unknown, and after a restart "

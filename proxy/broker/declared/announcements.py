@@ -88,7 +88,9 @@ class Announcements:
             self._exchange, self._queue, self._error = exchange, queue.name, ""
 
     async def check(self, management: ManagementApi) -> bool:
-        """Return True if announcements have been received since the last check; if not, subscribe again.
+        """Return True if the queue is still bound, so that no announcement was missed; otherwise, subscribe again.
+
+        Return False without subscribing if this can't be determined, since the management API has failed.
 
         Raises:
             UpstreamError: the connection was lost.

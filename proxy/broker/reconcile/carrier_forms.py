@@ -167,8 +167,9 @@ class CarrierForms:
     def removable(self, exchange: OwnedExchange, former: Collection[BindingInfo]) -> list[BindingInfo]:
         """Return the bindings with former tokens that may be removed at the end of a pass.
 
-        One-word tokens stay bound until the other sidecars have also switched to eight-word tokens, except on an
-        exchange without bindings. It routes nothing, but while tokens are bound, the broker considers it in use.
+        One-word tokens stay bound until the other sidecars have also switched to eight-word tokens, except on a
+        client's exchange without bindings. Such an exchange routes nothing, but while tokens are bound, the broker
+        considers the exchange in use.
         """
         if exchange.declared is not None and not exchange.clients:
             return list(former)
