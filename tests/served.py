@@ -40,7 +40,7 @@ class Running:
     Args:
         folder: directory for configuration, rules and log.
         settings: the configuration without `listen` and `admin`.
-        wrap: a command that executes the command given as its arguments in its own process.
+        wrap: a command that replaces itself with the command given as its arguments (exec).
     """
 
     def __init__(self, folder: Path, settings: dict[str, Any], wrap: Sequence[str] = ()) -> None:

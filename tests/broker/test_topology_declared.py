@@ -585,7 +585,7 @@ async def test_changes_are_announced_again_after_the_exchange_for_announcements_
     assert listed == []
     outside.delete_exchange(EXCHANGE)
     await app.bind(stored("ox", "b", (), 2))
-    second.managed(vhost).requests.changed(b"ox")  # is lost
+    second.managed(vhost).requests.changed(b"ox")  # the announcement is lost
     await asyncio.sleep(0.5)
     await reconcile(second, vhost)
     await reconcile(first, vhost)

@@ -518,7 +518,7 @@ async def test_an_unreachable_broker_is_logged_once_and_retried(
 async def test_the_connection_is_retried_soon_while_a_publish_waits_for_it(
     make: Make, outside: Outside, vhost: str, running: Callable[[VhostTopology], None]
 ) -> None:
-    """Otherwise, the pause before the last attempt would be longer than the publish waits."""
+    """Otherwise, the pause before the last attempt would be longer than the deadline of the publish."""
     outside.make_queue("a")
     known = state(vhost, {"documents": queues("a")})
     topology = await make(known, connect=False, retry_seconds=0.01, retry_limit_seconds=60)

@@ -1,7 +1,7 @@
 """Tests invariants of channels in random runs between a producer and a broker that answers late.
 
 The broker of these tests follows the behaviour of RabbitMQ, and fails the test on any frame for which RabbitMQ would
-close the connection. The producer may not have read all of its input, so that closes cross in every order.
+close the connection. The producer may still have unread input, so that closes cross in every order.
 """
 
 from __future__ import annotations

@@ -264,7 +264,7 @@ def strict(disk: Disk, *channels: int, wire: Wire | None = None, confirm: bool =
 
 
 def written(wire: Wire, disk: Disk, line: int | None = None) -> bytes:
-    """Write all lines, or those up to the line with a number; return the bytes then sent to the producer."""
+    """Write all lines, or the lines up to the given number; return the bytes then sent to the producer."""
     disk.durable = disk.appended if line is None else line
     if (delayed_confirms := wire.relay.connection.delayed_confirms) is not None:
         delayed_confirms.durable(disk.durable)

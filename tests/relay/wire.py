@@ -180,7 +180,7 @@ class Wire:
         return _taken(self.relay.connection.to_upstream)
 
     def producer(self) -> bytes:
-        """Return and clear the output to the producer; the broker first answers a close due to the producer's error."""
+        """Return and clear the output to the producer; if it is being refused, the broker first answers our close."""
         if self.relay.connection.lifecycle.phase is Phase.REFUSING:
             self.relay.broker_sent(say(0, commands.Connection.CloseOk()), self.now)
         return self.sent()
@@ -223,7 +223,7 @@ class Wire:
         return request
 
     def control(self, *bound: str) -> bytes:
-        """Bind the tokens of these queues, answer the only request to the control plane; return the output upstream."""
+        """Bind these queues' tokens and answer the only request to the control plane; return the output upstream."""
         request = self.request()
         for queue in bound:
             self.state.exchanges[b"xo"].tokens.bind_ok(("queue", queue.encode()))
