@@ -2,7 +2,7 @@
 
 When the broker refuses a declaration, it closes the channel. Each pooled channel is therefore used for only one method
 or one batch of binds at a time, and is discarded after a refusal, so that other declarations are not affected. `log_in`
-recognises refused logins. If the client has announced the capability ``authentication_failure_close``, the broker
+recognizes refused logins. If the client has announced the capability ``authentication_failure_close``, the broker
 closes the connection with 403; otherwise, it just drops the connection.
 
 The connection is a plain aio-pika connection, and `vhost_loop` reconnects after a loss. A robust aio-pika connection

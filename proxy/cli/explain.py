@@ -44,7 +44,7 @@ from proxy.rules.field_values import TAGS
 from proxy.rules.file_tests import publish_time
 from proxy.yamlfile.document import FLOAT, INTEGER, Faults, Mapping, escaped, read_document
 
-#: Header types that YAML recognises by the form of the value. Each has the form and its description in errors.
+#: Header types that YAML recognizes by the form of the value. Each has the form and its description in errors.
 _FORMS = {
     "int": (INTEGER, "an integer"),
     "float": (FLOAT, "a number"),

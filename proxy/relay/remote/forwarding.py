@@ -45,7 +45,7 @@ def send_alone(
 
 
 def copy_ids(remote_targets: RemoteTargets, producer_tag: int) -> list[Hashable]:
-    """Create identifiers by which the copies sent to other brokers are recognised when a broker returns them."""
+    """Create identifiers by which the copies sent to other brokers are recognized when a broker returns them."""
     return [
         ("remote", producer_tag, index) for index in range(len(remote_targets.targets) + len(remote_targets.failed))
     ]

@@ -66,7 +66,7 @@ _TOP_CHANNEL = 65535
 _CAPABILITIES = (b"publisher_confirms", b"basic.nack", b"connection.blocked", b"authentication_failure_close")
 #: Maximum number of cached method frames. The cache key is exchange, routing key and mandatory flag.
 _KEPT_METHODS = 256
-#: Maximum number of expired mandatory messages per lane whose returns are still recognised.
+#: Maximum number of expired mandatory messages per lane whose returns are still recognized.
 _KEPT_EXPIRED = 4096
 
 
