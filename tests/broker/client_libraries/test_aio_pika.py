@@ -18,6 +18,9 @@ async def connection(site: Site) -> AsyncIterator[AbstractRobustConnection]:
     )
     async with made:
         yield made
+    # The library ends its tasks in the background, also those of connections that were lost.
+    if tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+        await asyncio.wait(tasks, timeout=10)
 
 
 def letter(body: bytes, kind: str = "letter") -> aio_pika.Message:
