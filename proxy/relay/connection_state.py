@@ -82,7 +82,6 @@ class EnsureDestination(NamedTuple):
     `done` is called when the tokens are bound or refused.
     """
 
-    channel: Channel
     destination: Destination
     done: Callable[[], None]
 

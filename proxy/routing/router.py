@@ -95,6 +95,10 @@ class Router:
             return False
         return self.may_choose_unnamed(exchange, kind) or self.names(exchange, destination)
 
+    def may_be_chosen(self, destination: Destination) -> bool:
+        """Return True if any exchange can lead to a destination outside the router, even if no rule mentions it."""
+        return any(self.may_choose(exchange, destination) for exchange in self._exchanges)
+
     def may_choose_unnamed(self, exchange: bytes, kind: str) -> bool:
         """Return True if `exchange` can lead to destinations of this kind, outside the router, that no rule
         mentions."""

@@ -22,13 +22,21 @@ from proxy.amqp.method_frames import (
     look_for,
     read_request,
 )
-from proxy.amqp.methods import method_frame
 from proxy.amqp.tables import decode_table
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.channel import Channel, ExpectedReply
+from proxy.relay.channel import Channel
 from proxy.relay.channel_state import DECLARING, ChannelEvent
 from proxy.relay.connection_state import ConnectionState, EnsureDestination
-from proxy.relay.declare.injected_methods import Steps, answer, inject, look_up, pass_on, reply_and_resume, run_steps
+from proxy.relay.declare.injected_methods import (
+    Steps,
+    answer,
+    expect_reply,
+    inject,
+    look_up,
+    pass_on,
+    reply_and_resume,
+    run_steps,
+)
 from proxy.relay.declare.storage import (
     ALTERNATE,
     CARRIER_TYPE,
@@ -152,10 +160,7 @@ class ClientExchanges:
         no message can be routed to the exchange and the client expects no reply, the method is forwarded unchanged.
         """
         connection, destination, state = self._connection, (EXCHANGE, request.exchange), self._state
-        if request.nowait and not (
-            self._is_destination(request.exchange)
-            or any(state.router.may_choose(name, destination) for name in state.exchanges)
-        ):
+        if request.nowait and not (self._is_destination(request.exchange) or state.router.may_be_chosen(destination)):
             return True
 
         def declared(frame: bytes) -> bool:
@@ -163,19 +168,14 @@ class ClientExchanges:
                 return not request.nowait
             go_on = partial(reply_and_resume, connection, channel, b"" if request.nowait else frame)
             if any(destination in owned.bound for owned in state.carried()):
-                connection.pending.requests.append(EnsureDestination(channel, destination, go_on))
+                connection.pending.requests.append(EnsureDestination(destination, go_on))
             else:
                 connection.terms.inventory.declared(destination, False)
                 go_on()
             return False
 
         connection.change(channel, ChannelEvent.DECLARE)
-        channel.replies.append(ExpectedReply(methods.EXCHANGE_DECLARE_OK, declared))
-        if request.nowait:
-            with_reply = request._replace(nowait=False)
-            frame = method_frame(channel.number, methods.EXCHANGE_DECLARE, 0, *with_reply)
-            connection.to_upstream.append(frame)
-        return not request.nowait
+        return expect_reply(connection, channel, methods.EXCHANGE_DECLARE, request, declared)
 
     def _is_destination(self, name: bytes) -> bool:
         """Return True if an exchange is a destination that is, was or should be bound."""
@@ -212,14 +212,10 @@ class ClientExchanges:
                 self._connection.pending.resume(channel)
             return not request.nowait
 
-        channel.replies.append(ExpectedReply(methods.EXCHANGE_DELETE_OK, deleted))
-        if request.nowait:
-            # A reply is requested, since the broker may refuse to delete the exchange. The client's next frames, which
-            # may declare the exchange again, wait for it.
+        # A reply is always requested, since the broker may refuse to delete the exchange.
+        if request.nowait:  # the client's next frames, which may declare the exchange again, wait for the reply
             self._connection.change(channel, ChannelEvent.DECLARE)
-            frame = exchange_delete(channel.number, request.exchange, if_unused=request.if_unused)
-            self._connection.to_upstream.append(frame)
-        return not request.nowait
+        return expect_reply(self._connection, channel, methods.EXCHANGE_DELETE, request, deleted)
 
     def _delete(self, channel: Channel, request: ExchangeDelete, owned: OwnedExchange) -> Steps:
         """Delete an exchange that a client declared."""

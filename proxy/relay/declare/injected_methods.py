@@ -1,8 +1,8 @@
 """Runs the sidecar's own methods on a client's channel, so that the broker checks the client's permissions.
 
-Meanwhile, the client's frames on the channel wait. The broker answers in order, so each reply is identified by its
-position. A refusal is the broker's own Channel.Close, which is relayed to the client. If the broker refuses our own
-passive declare, the close is changed so that it names the method that the client sent.
+Meanwhile, the client's frames on the channel wait, except in `when_processed`. The broker answers in order, so each
+reply is identified by its position. A refusal is the broker's own Channel.Close, which is relayed to the client. If the
+broker refuses our own passive declare, the close is changed so that it names the method that the client sent.
 
 Source: architecture, "The broker is the store"; AMQP 0-9-1 spec, 1.3 (synchronous methods are answered in order).
 """
@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from proxy.amqp.method_frames import exchange_declare
+from proxy.amqp.method_frames import ExchangeDeclare, ExchangeDelete, QueueDeclare, QueueDelete, exchange_declare
 from proxy.amqp.methods import method_frame, reply_of, reply_to
 from proxy.errors import ProtocolError
 from proxy.relay.channel import Channel, ExpectedReply
@@ -49,6 +49,28 @@ def pass_on(channel: Channel, method: int, nowait: bool) -> bool:
     if not nowait:
         channel.replies.append(ExpectedReply(reply_of(method)))
     return True
+
+
+def expect_reply(
+    connection: ConnectionState,
+    channel: Channel,
+    method: int,
+    request: ExchangeDeclare | ExchangeDelete | QueueDeclare | QueueDelete,
+    taken: Callable[[bytes], bool],
+) -> bool:
+    """Expect the broker's reply to a request; if the client expects none, send the request in a form with a reply.
+
+    Args:
+        taken: called with the reply; returns whether the reply is forwarded.
+
+    Returns:
+        Whether the client's own frame is to be forwarded.
+    """
+    channel.replies.append(ExpectedReply(reply_of(method), taken))
+    if request.nowait:
+        with_reply = request._replace(nowait=False)
+        connection.to_upstream.append(method_frame(channel.number, method, 0, *with_reply))
+    return not request.nowait
 
 
 def answer(channel: Channel, method: int, nowait: bool) -> bytes:

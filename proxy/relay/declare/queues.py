@@ -13,13 +13,12 @@ from functools import partial
 
 from proxy.amqp import methods
 from proxy.amqp.method_frames import QueueDeclare, QueueDeclareOk, QueueDelete, read_method, read_request
-from proxy.amqp.methods import method_frame
 from proxy.amqp.tables import decode_value, pick
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.channel import Channel, ExpectedReply
+from proxy.relay.channel import Channel
 from proxy.relay.channel_state import ChannelEvent
 from proxy.relay.connection_state import ConnectionState, EnsureDestination
-from proxy.relay.declare.injected_methods import reply_and_resume
+from proxy.relay.declare.injected_methods import expect_reply, reply_and_resume
 from proxy.relay.declare.storage import refuse_nested, refuse_own_arguments
 from proxy.relay.declare.token_bindings import bind_tokens, tokens_of
 from proxy.relay.vhost import Delivery, OwnedExchange
@@ -60,11 +59,8 @@ class ClientQueues:
                 connection.terms.inventory.declared((QUEUE, request.queue), False)
             return True
         connection.change(channel, ChannelEvent.DECLARE)
-        channel.replies.append(ExpectedReply(methods.QUEUE_DECLARE_OK, partial(self._declared, channel, request)))
-        if request.nowait:
-            with_reply = request._replace(nowait=False)
-            connection.to_upstream.append(method_frame(channel.number, methods.QUEUE_DECLARE, 0, *with_reply))
-        return not request.nowait
+        declared = partial(self._declared, channel, request)
+        return expect_reply(connection, channel, methods.QUEUE_DECLARE, request, declared)
 
     def delete(self, channel: Channel, frame: bytes) -> bool:
         """Handle queue.delete; return whether it is forwarded unchanged."""
@@ -87,12 +83,8 @@ class ClientQueues:
 
         if waits:
             connection.change(channel, ChannelEvent.DECLARE)
-        channel.replies.append(ExpectedReply(methods.QUEUE_DELETE_OK, deleted))
-        if request.nowait:
-            # A reply is requested, since the broker may refuse to delete the queue, which then keeps its bindings.
-            with_reply = request._replace(nowait=False)
-            connection.to_upstream.append(method_frame(channel.number, methods.QUEUE_DELETE, 0, *with_reply))
-        return not request.nowait
+        # A reply is always requested, since the broker may refuse to delete the queue, which then keeps its bindings.
+        return expect_reply(connection, channel, methods.QUEUE_DELETE, request, deleted)
 
     def _declared(self, channel: Channel, request: QueueDeclare, frame: bytes) -> bool:
         """Answer a declare when the tokens of the queue are bound."""
@@ -113,16 +105,16 @@ class ClientQueues:
         if exclusive:
             bind_tokens(connection, wanted, go_on)
         elif inventory.interested(queue) and not (request.passive and _all_bound(wanted)):
-            connection.pending.requests.append(EnsureDestination(channel, (QUEUE, queue), go_on))
+            connection.pending.requests.append(EnsureDestination((QUEUE, queue), go_on))
         else:
             go_on()
         return False
 
     def _is_chosen(self, queue: bytes) -> bool:
         """Return True if the client's next message may be routed to a queue that is being declared."""
-        state = self._connection.plans.state
-        return self._connection.terms.inventory.interested(queue) or any(
-            state.router.may_choose(name, (QUEUE, queue)) for name in state.exchanges
+        connection = self._connection
+        return connection.terms.inventory.interested(queue) or connection.plans.state.router.may_be_chosen(
+            (QUEUE, queue)
         )
 
     def _add_exclusive(self, queue: bytes) -> None:

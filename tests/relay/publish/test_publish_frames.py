@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.amqp.tables import encode_table
-from proxy.relay.connection_state import RelayLimits
+from proxy.relay.connection_state import BindDestinations, RelayLimits
 from proxy.relay.tokens import NOWHERE, token
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.exchange import Exchange
@@ -156,7 +156,8 @@ def test_a_publish_waits_until_its_destination_is_bound(pieces: Callable[[bytes,
     message = publish("new", mandatory=True)
     assert pieces(message, wire) == b""
     [request] = wire.relay.connection.pending.requests
-    assert (request.channel.number, getattr(request, "destinations", ())) == (1, (("queue", b"new"),))
+    assert isinstance(request, BindDestinations)
+    assert (request.channel.number, request.destinations) == (1, (("queue", b"new"),))
     assert wire.control("new") == with_tokens(message, "new")
 
 
