@@ -309,6 +309,7 @@ ROWS = (
     latency("latency", "added latency, open exchange, p50", "open", 60),
     latency("latency", "added latency, pass-through, p50", "pass", 60),
     latency("latency", "added latency, HAProxy in TCP mode, p50", "haproxy", None),
+    latency("latency", "added latency, a relay that only copies, p50", "real-copying", None),
     cpu("cpu", "CPU per message, pass-through / HAProxy", "pass", 3),
     cpu("cpu", "CPU per message, open exchange / HAProxy", "open", 5),
     *real_rows(),
