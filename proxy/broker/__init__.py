@@ -1,4 +1,4 @@
-"""The control plane, which declares exchanges, queues and bindings on RabbitMQ and reads the broker's inventory.
+"""The control plane, which declares exchanges and queues on RabbitMQ, manages bindings, and reads the inventory.
 
 Only this package uses aio_pika, aiormq and aiohttp's client.
 

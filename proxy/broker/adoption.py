@@ -41,7 +41,7 @@ class UnsignedBinding:
     def foreign_signature(self) -> bool:
         """True if the binding has a signature that matches none of our secrets.
 
-        No version of oxproxy creates such bindings.
+        No sidecar with one of these secrets created this signature.
         """
         return self.secret is None and bool(self.info.signature)
 

@@ -1,7 +1,8 @@
 """Finds and removes objects that sidecars have left on a broker (`oxproxy cleanup`).
 
-These objects are exchanges with our mark or a reserved name, and their bindings with reserved routing keys. Exchanges
-with foreign bindings are kept. Source: architecture, "The broker is the store".
+These objects are exchanges with our mark or a reserved name, and their bindings. On an exchange without a reserved
+name, a binding without a reserved routing key is foreign. Exchanges with foreign bindings are kept.
+Source: architecture, "The broker is the store".
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Leftover:
 
 
 async def find_leftovers(management: ManagementApi, vhosts: Collection[str] = ()) -> list[Leftover]:
-    """Find leftover exchanges in the given virtual hosts, or in all."""
+    """Find leftover exchanges in the given virtual hosts, or in all virtual hosts if none are given."""
     leftovers = []
     for vhost, info in await management.exchanges_everywhere():
         if (vhosts and vhost not in vhosts) or not (info.marked or info.name.startswith(RESERVED_PREFIXES)):
@@ -62,7 +63,7 @@ async def find_leftovers(management: ManagementApi, vhosts: Collection[str] = ()
 
 
 async def remove_leftover(management: ManagementApi, leftover: Leftover) -> bool:
-    """Remove an exchange and return True, or remove only our bindings if the exchange has foreign bindings."""
+    """Remove an exchange and return True; if it has foreign bindings, remove only our bindings and return False."""
     if leftover.foreign:
         for binding in leftover.bindings:
             await management.remove_binding(leftover.vhost, leftover.exchange, binding)

@@ -117,7 +117,8 @@ class ControlSettings:
         retries_per_look: maximum number of refused or unverified destinations retried in one pass.
         listing_bytes: maximum size of a response from the management API. A list of 10,000 queues takes 0.5 MB.
         remove_foreign: whether foreign bindings on a carrier are removed, which requires the management API.
-        patience_seconds: time limit for the management API at startup, after which client declarations are not loaded.
+        patience_seconds: time for which startup waits for the management API before it continues without client
+            declarations.
         declared: settings for client declarations.
     """
 
@@ -179,7 +180,7 @@ class _Channel(aio_pika.Channel):
 
 
 class AmqpConnection(aio_pika.Connection):
-    """An open connection to one virtual host."""
+    """A connection to one virtual host."""
 
     CHANNEL_CLASS = _Channel
 
@@ -236,8 +237,8 @@ async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) ->
     """Open a connection to one host.
 
     Raises:
-        UpstreamError: REFUSED if the broker refused user or virtual host (`VhostNotFound` if the virtual host does not
-            exist), TIMEOUT at the deadline, or UNAVAILABLE.
+        UpstreamError: REFUSED if the broker refused the user or the virtual host (`VhostNotFound` if the virtual host
+            does not exist), TIMEOUT at the deadline, or UNAVAILABLE.
     """
     place = f"{host}:{port}"
     connection = AmqpConnection(settings, vhost, host, port)
@@ -266,23 +267,24 @@ async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) ->
 
 def cause_of(error: BaseException) -> str:
     """Return a brief description of an exception raised by aiormq or a socket."""
-    if isinstance(error, ChannelInvalidStateError):  # its text contains the address of an object
+    if isinstance(error, ChannelInvalidStateError):  # its text contains the memory address of an object
         return "channel closed"
     under = error.__cause__
-    if isinstance(under, OSError) and under.errno and under.errno > 0:  # negative numbers are errors of the resolver
-        return os.strerror(under.errno)  # asyncio's text repeats the address
+    if isinstance(under, OSError) and under.errno and under.errno > 0:  # negative numbers are resolver errors
+        return os.strerror(under.errno)  # asyncio's text repeats the network address
     text = str(error.args[-1]) if error.args else ""
     return text or type(error).__name__
 
 
-#: Number of channels reserved for single methods. A client's declare therefore never waits for bulk bindings.
+#: Number of channels reserved for single methods. A client's declare therefore never waits for bulk binds.
 _SINGLES = 8
 #: Maximum number of concurrent channels for bulk declarations. The broker processes declarations on a channel in
 #: sequence and syncs each to disk, so 32 channels bind four times as fast as one.
 _LANES = 32
 #: Number of idle channels that are kept open; others are closed after a bulk operation.
 _KEPT_IDLE = 8
-#: Number of binds sent on a channel per reply: enough to save round trips, but few enough for the reply's deadline.
+#: Number of binds in a batch, to which the broker sends one reply: large enough to save round trips, but small enough
+#: for the reply to arrive before the deadline.
 _BINDS_AHEAD = 16
 #: AMQP 0-9-1 spec, 1.4.2.6: channel-max 0 means no limit; channel numbers have 16 bits.
 _NO_LIMIT = 65535
@@ -325,7 +327,7 @@ class ControlConnection:
         """Connect to the first host that responds.
 
         Raises:
-            UpstreamError: REFUSED if a broker refused the user or virtual host, otherwise UNAVAILABLE with all errors.
+            UpstreamError: REFUSED if a host refused the user or virtual host, otherwise UNAVAILABLE with all errors.
         """
         await self.close()
         failures: list[str] = []
@@ -404,7 +406,7 @@ class ControlConnection:
         }
 
     async def _in_lanes(self, work: Callable[[], Awaitable[None]], count: int) -> None:
-        """Run up to `count` workers concurrently, at most one per lane."""
+        """Run `count` instances of `work` concurrently, but at most one per lane (a channel for bulk declarations)."""
 
         async def lane() -> None:
             async with self._bulk:
@@ -414,7 +416,7 @@ class ControlConnection:
         await self._trim()
 
     async def channel(self) -> AbstractChannel:
-        """Open a channel for uses other than sending single methods."""
+        """Return an open channel for purposes other than sending single methods."""
         return await self._while_open(self._channel())
 
     async def close(self) -> None:
@@ -491,7 +493,7 @@ class ControlConnection:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Translate the exceptions of aio-pika and aiormq to `UpstreamError`."""
+        """Translate exceptions raised by aio-pika and aiormq into `UpstreamError`."""
         try:
             yield
         except UpstreamError:
@@ -502,7 +504,8 @@ class ControlConnection:
             text = f"vhost {self._vhost!r}: no response within {self._settings.deadline_seconds:g} s"
             raise UpstreamError(UpstreamFailure.TIMEOUT, text) from error
         except asyncio.CancelledError as error:
-            # aiormq cancels tasks that wait for a closed connection. Only a cancellation of our own task is propagated.
+            # aiormq cancels operations that wait for a closed connection. The exception is propagated only if our own
+            # task has been cancelled.
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise
@@ -514,8 +517,8 @@ class ControlConnection:
         raise UpstreamError(UpstreamFailure.UNAVAILABLE, f"vhost {self._vhost!r}: {cause}") from error
 
     async def _trim(self) -> None:
-        # The channels that were opened first are kept, since objects that exist during a reload are never freed
-        # (`app.reload`).
+        # The channels with the lowest numbers, usually the oldest, are kept: the garbage collector never frees objects
+        # that existed at the last reload (`app.reload`), so closing old channels would free less memory.
         self._idle.sort(key=lambda channel: channel.number or 0)
         extra, self._idle[:] = self._idle[_KEPT_IDLE:], self._idle[:_KEPT_IDLE]
         for channel in extra:

@@ -1,4 +1,4 @@
-"""Client for RabbitMQ's management HTTP API: lists and looks up objects, and removes bindings.
+"""Client for RabbitMQ's management HTTP API: lists, looks up and removes objects, and declares marker exchanges.
 
 Only cheap and reliable listings are requested: queues and exchanges with a few columns, and the bindings of one
 exchange. On RabbitMQ 3.10, a single unusual routing key makes a listing of the bindings of all exchanges fail.
@@ -83,7 +83,8 @@ class BindingInfo(NamedTuple):
         properties_key: identifier of the binding in the management API.
         kept: the stored data of a client's bind; may be empty.
         signature: signature of the stored data; may be empty.
-        pin: distinguishes bindings that have the same token and no stored data; empty for the plain binding.
+        pin: distinguishes bindings that have the same token and no stored data; empty for a plain row
+            (`relay.token_table`).
     """
 
     destination: Destination
@@ -188,7 +189,7 @@ _CONCURRENT = 4
 
 _QUEUE_COLUMNS = "name,exclusive,arguments"
 _EXCHANGE_COLUMNS = "name,type,internal,durable,auto_delete,arguments"
-#: Number of bindings read between two pauses in which other tasks may run.
+#: Number of bindings that are read before control is returned to the event loop.
 _STEP = 500
 
 #: Clients can declare arguments with any nesting depth directly on the broker.
@@ -237,7 +238,10 @@ class ManagementApi:
         return {info.name: info for info in await self._rows(path, exchange_info)}
 
     async def exchanges_everywhere(self) -> list[tuple[str, ExchangeInfo]]:
-        """List the exchanges in all virtual hosts, each with its virtual host, but without `internal` and the like."""
+        """List the exchanges in all virtual hosts, each with its virtual host.
+
+        The attributes `internal`, `durable` and `auto_delete` are not requested, and have their default values.
+        """
         path = "/exchanges?columns=name,vhost,type,arguments"
         return await self._rows(path, lambda item: (str(item["vhost"]), exchange_info(item)))
 
@@ -302,14 +306,14 @@ class ManagementApi:
         if destinations is not None:
             source = f"/bindings/{_quoted(vhost)}/e/{_quoted(exchange)}"
             paths = [f"{source}/{kind[0]}/{_quoted(name)}?{columns}" for kind, name in destinations]
-        # If the last request was not answered in time, a long list gets no additional time.
+        # If the last request was not answered in time, the longer timeout for listings is not used.
         limit_seconds = self._settings.listing_seconds if self._responsive else self._settings.deadline_seconds
 
         async def listed(path: str) -> tuple[bytes, bytes | list[BindingInfo]]:
             body = await self._request("GET", path, limit_seconds=limit_seconds)
             # A destination without bindings does not change the digest of the whole list.
             part_digest = blake2b(body, digest_size=16).digest() if body != b"[]" else b""
-            # Parsing 10,000 bindings takes 60 ms, but comparing their digest takes only 3 ms.
+            # Parsing 10,000 bindings takes 60 ms, but computing the digest of the response takes only 3 ms.
             if digest:
                 return part_digest, body
             bindings = await self._parsed(path, body)
@@ -489,7 +493,7 @@ class VhostDiscovery:
         self.fault = ""
 
     async def find(self) -> set[str]:
-        """Return the virtual hosts. After a refusal or the time limit, set `fault` and return no virtual hosts."""
+        """Return the virtual hosts. After a refusal or at the time limit, set `fault` and return an empty set."""
         if self._management is None:
             log.warning(
                 "no management API: client declarations made through other sidecars are unknown, and after a restart "

@@ -1,8 +1,8 @@
-"""The declarations that the control plane sends, and explanations of refusals.
+"""The methods that the control plane sends (declares, binds and unbinds), and explanations of refusals.
 
-Most declarations are sent through aio-pika, which uses pamqp to encode them. However, pamqp changes the integer types
-in argument tables, and refuses some names that RabbitMQ allows (``orders~2``, ``Käse``). Declarations with such tables
-or names are encoded by `proxy.amqp` and sent as bytes, as in relays.
+Most methods are sent through aio-pika, which uses pamqp to encode them. However, pamqp changes the integer types in
+argument tables, and refuses some names that RabbitMQ allows (``orders~2``, ``Käse``). Methods with such tables or names
+are encoded by `proxy.amqp` and sent as bytes, as in relays.
 
 Sources: AMQP 0-9-1 spec, 1.6 (exchange class) and 1.7 (queue class); RabbitMQ's access control guide (permissions).
 """
@@ -27,8 +27,9 @@ from proxy.relay.declare.storage import ALTERNATE, MARK
 from proxy.relay.vhost import OwnedExchange
 from proxy.values import LONGEST_NAME_BYTES, QUEUE, Destination, Table, Value, shown
 
-#: RabbitMQ quotes names in reply texts and truncates each text to 255 bytes. If this splits a character, pamqp closes
-#: the connection. If names have at most this number of bytes, only RabbitMQ's own ASCII text is truncated.
+#: RabbitMQ quotes names in reply texts and truncates each text to 255 bytes. If this splits a character, pamqp can't
+#: decode the text, and the connection is closed. If names have at most this number of bytes, only RabbitMQ's own ASCII
+#: text is truncated.
 _QUOTABLE_BYTES = 140
 _METHOD_BYTES = 4
 
@@ -65,17 +66,17 @@ class Refusal(NamedTuple):
 
 
 class Method(Protocol):
-    """A declaration."""
+    """A method that the control plane sends."""
 
     @property
     def frame(self) -> bytes:
         """The encoded method, as a frame on channel 0."""
 
     async def call(self, channel: AbstractChannel, limit_seconds: float) -> object:
-        """Send the declaration through aio-pika. A refusal or a timeout closes the channel and raises an error.
+        """Send the method through aio-pika. A refusal or a timeout closes the channel and raises an error.
 
         Raises:
-            ValueError: aio-pika can't express the declaration.
+            ValueError: aio-pika can't send the method unchanged.
         """
 
 
@@ -169,7 +170,7 @@ class Bind:
 
 
 async def make(method: Method, channel: AbstractChannel, limit_seconds: float) -> None:
-    """Send a declaration through aio-pika, or as bytes if aio-pika can't express it."""
+    """Send a method through aio-pika, or as bytes if aio-pika can't send it unchanged."""
     try:
         await method.call(channel, limit_seconds)
     except ValueError:
@@ -177,7 +178,7 @@ async def make(method: Method, channel: AbstractChannel, limit_seconds: float) -
 
 
 async def make_all(binds: Sequence[Bind], channel: AbstractChannel, limit_seconds: float) -> None:
-    """Create many bindings on one channel. The broker answers only the last bind; any refusal closes the channel."""
+    """Create many bindings on one channel. The broker replies only to the last bind; any refusal closes the channel."""
     underlay = cast(Channel, await channel.get_underlay_channel())
     frames = b"".join(
         method_frames.bind(

@@ -16,7 +16,7 @@ from proxy.broker.reconcile.vhost_loop import VhostTopology
 from proxy.errors import UpstreamError
 from proxy.values import Destination, describe
 
-#: First and longest pause in seconds before a failed broker is queried again. The pause doubles after each failure.
+#: First and longest pause in seconds after a failed query of another broker. The pause doubles after each failure.
 _PAUSE_SECONDS = (30.0, 600.0)
 
 
@@ -24,13 +24,14 @@ class RemoteObserver:
     """Checks destinations on other brokers.
 
     Args:
-        reach: takes a local virtual host and another broker; returns this broker's connection settings and the virtual
-            host to use there, or None if the broker is not configured.
+        reach: takes a local virtual host and another broker; returns the connection settings for that broker and the
+            virtual host to use there, or None if that broker is not configured.
     """
 
     def __init__(self, reach: Callable[[str, Remote], tuple[ControlSettings, str] | None]) -> None:
         self._reach = reach
-        #: For each broker that could not be queried: the time of the next retry, and the pause if the retry fails.
+        #: For each local virtual host and broker that could not be queried: the time of the next retry, and the pause
+        #: that follows if the retry fails.
         self._resting: dict[tuple[str, Remote], tuple[float, float]] = {}
 
     async def observe(self, vhost: VhostTopology) -> None:

@@ -75,7 +75,7 @@ def status_of(vhost: VhostTopology) -> dict[str, Any]:  # Any: JSON
     }
 
 
-#: Number of passes between two checks of other brokers.
+#: Interval between checks of other brokers, as a multiple of the interval between passes.
 _PASSES_PER_REMOTE_CHECK = 6
 
 
@@ -119,8 +119,8 @@ class Topology:
         """Run the first pass of each virtual host. Must be followed by `run`.
 
         Raises:
-            UpstreamError: the first failure. The operator must resolve REFUSED: credentials, permissions or a conflict.
-                After UNAVAILABLE or TIMEOUT, `run` can be started and will retry.
+            UpstreamError: the first failure. After REFUSED, the operator must correct the credentials or permissions,
+                or resolve a conflict. After UNAVAILABLE or TIMEOUT, `run` can be started and will retry.
         """
         records = await self._recorder.load()
         discovered = await self._discovery.find()
@@ -137,7 +137,7 @@ class Topology:
             if isinstance(outcome, UpstreamError):
                 if name in self._ruled or outcome.failure is not UpstreamFailure.REFUSED:
                     raise outcome
-                # Startup can continue, since a refusal affects only a virtual host without rules.
+                # Startup continues, since the refusal affects only a virtual host without rules.
                 log.error("client declarations can't be read", vhost=name, error=str(outcome))
             elif isinstance(outcome, Exception):
                 self.supervisor.failed("vhost", outcome, name)  # `run` retries
@@ -174,7 +174,7 @@ class Topology:
         self.released(name)
 
     def _is_gone(self, vhost: VhostTopology) -> bool:
-        """Return True if no rules or clients need a deleted virtual host."""
+        """Return True if neither rules nor clients need a deleted virtual host."""
         name = vhost.state.name
         return not (name in self._ruled or vhost.has_rules or self.in_use(name))
 
@@ -238,7 +238,10 @@ class Topology:
 
     @property
     def waiting(self) -> list[str]:
-        """Virtual hosts whose first pass has not succeeded yet, which prevents readiness."""
+        """Virtual hosts that prevent readiness, because their first pass has not succeeded yet.
+
+        A virtual host without rules does not prevent readiness if the broker refused the last attempt.
+        """
         vhosts = [(name, self._vhosts[name]) for name in sorted(self._awaited & self._vhosts.keys())]
         return [
             name

@@ -1,4 +1,4 @@
-"""Announces changed client declarations to other sidecars, which then need not wait for their next regular pass.
+"""Announces changed client declarations to other sidecars, so that these need not wait for their next regular pass.
 
 Announcements are sent to a fanout exchange on the broker, to which each sidecar binds a queue. A message contains only
 the names of the changed exchanges; the changes themselves are read from the broker. Changes made within a short time
@@ -32,7 +32,7 @@ _GATHER_SECONDS = 0.05
 #: Maximum number of names in one message. If there are more, the message contains no names, which means "everything".
 _NAMES = 100
 _SENDER_BYTES = 8
-#: Timeout for a publish.
+#: Timeout for subscribing, for a publish, and for closing a channel.
 _DEADLINE_SECONDS = 10.0
 
 log = structlog.get_logger(__name__)
@@ -65,7 +65,7 @@ class Announcements:
         self._sending: asyncio.Task[None] | None = None
 
     async def subscribe(self) -> None:
-        """Subscribe on a new channel. A refusal is logged; announcements are then neither sent nor received.
+        """Subscribe on a new channel. A failure is logged; announcements are then neither sent nor received.
 
         Raises:
             UpstreamError: the connection was lost.
@@ -90,7 +90,7 @@ class Announcements:
     async def check(self, management: ManagementApi) -> bool:
         """Return True if the queue is still bound, so that no announcement was missed; otherwise, subscribe again.
 
-        Return False without subscribing if this can't be determined, since the management API has failed.
+        Return False without subscribing if this can't be determined because the management API failed.
 
         Raises:
             UpstreamError: the connection was lost.

@@ -3,8 +3,8 @@
 The file is needed for exchanges with ``delivery: queue``, which are not stored on the broker. If there is no management
 API, it is needed for all client declarations, since they can't be read back from the broker.
 
-The first line contains the format, version and checksum; every other line is a JSON array. The file is replaced
-atomically. A damaged file is rejected and renamed, but not deleted, since it may be the only copy.
+The first line contains the name of the format, its version and a checksum; every other line is a JSON array. The file
+is replaced atomically. A damaged file is rejected and renamed, but not deleted, since it may be the only copy.
 
 `Recorder` decides when the file is written. Each write is followed by a pause that is proportional to the duration of
 the write, so that bursts of changes do not delay producers. A change is written at once, unless a write or a pause is
@@ -51,8 +51,10 @@ class BindingRecord(NamedTuple):
     """A binding created by a client.
 
     Args:
-        exchange: the source exchange, which a client or a rules file declared.
-        copies: all copies on the broker, without `secret`. In files of older versions, only marks have keys.
+        exchange: the source exchange, which is defined in a rules file or was declared by a client.
+        copies: all copies on the broker. Their `secret` is not stored in the file, but determined by verifying the
+            signatures. Files of older versions contain no keys: a mark then has the unkeyed token as its key, and the
+            key of any other copy is empty.
         marks: sequence numbers of the copies whose key is the destination's token.
     """
 
@@ -158,7 +160,7 @@ def decode(data: bytes) -> SnapshotRecords:
             else:
                 bindings.append(_binding(*values))
     except (TypeError, KeyError, IndexError, AttributeError) as error:
-        raise ValueError(f"unknown kind of line: {error}") from error
+        raise ValueError(f"malformed line: {error}") from error
     return SnapshotRecords(tuple(exchanges), tuple(bindings), tuple(grants))
 
 
@@ -242,7 +244,7 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-#: Minimum pause after a write, as a multiple of the write's duration.
+#: Length of the pause after a write, as a multiple of the write's duration.
 _SHARE = 4
 #: Pause after a failed write.
 _RETRY_SECONDS = 1.0

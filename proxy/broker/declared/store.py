@@ -3,11 +3,12 @@
 A listing shows the state at an unknown time between the request and the response. Changes made through this sidecar in
 the meantime take precedence, so a listing is compared with the state at the time of the request. A listed item that is
 unknown here may have been created and deleted in the meantime. Such an item is accepted only if nothing changed since
-the request, or if the next listing also contains the item. No requests are made here (see `reconcile.observer`).
+the request, or if the next listing also contains the item. This module sends no requests (see `reconcile.observer`).
 
-There may be ten thousand bindings in a listing, so `BindingListings` decodes only new bindings, and relays may run
-between two steps. Raw bytes stored on the broker or in a snapshot (`relay.declare.storage`) may be damaged; the
-functions that convert them to exchanges and bindings then raise a ``ValueError`` with the reason.
+A listing may contain tens of thousands of bindings. `BindingListings` therefore decodes only bindings that were not in
+the previous listing, and regularly returns control to the event loop, so that relays can run. Raw bytes stored on the
+broker or in a snapshot (`relay.declare.storage`) may be damaged; the functions that convert them to exchanges and
+bindings then raise a ``ValueError`` with the reason.
 
 Source: architecture, "The broker is the store".
 """
@@ -85,7 +86,7 @@ def binding_from_listing(state: VhostState, exchange: bytes, carrier: bytes, inf
 
     Args:
         state: the virtual host, whose secrets verify the binding.
-        carrier: name of the carrier, which the signature covers.
+        carrier: name of the carrier; the signature covers this name.
 
     Raises:
         ValueError: the stored data is damaged, or belongs to another binding.
@@ -138,7 +139,7 @@ def _table(entries: bytes) -> Table:
         raise ValueError(str(error)) from error
 
 
-#: Number of bindings read or applied between two pauses in which other tasks may run.
+#: Number of bindings that are read or applied before control is returned to the event loop.
 _STEP = 128
 #: Maximum number of bindings in one log line.
 _SHOWN = 20
@@ -157,14 +158,14 @@ class BindingsBefore(NamedTuple):
 
 @dataclass(slots=True)
 class _Listed:
-    """What the listings of one exchange's bindings have shown.
+    """State derived from the listings of one exchange's bindings.
 
     Args:
         decoded: the stored bindings in the last listing.
-        unverified: bindings that the next listing has to confirm, by identity.
-        applied: the exchange and its number of changes when the last listing was applied; None if anything else has
-            changed the exchange since that listing was requested.
-        unsigned: bindings that are not signed with any of our secrets.
+        unverified: identities of the bindings that the next listing has to confirm.
+        applied: the exchange and its number of changes when the last listing was applied; None if anything else
+            changed the exchange between the request and the application of that listing.
+        unsigned: descriptions of the bindings that are not signed with any of our secrets.
         previous: number of bindings that are signed with a previous secret.
     """
 
@@ -193,7 +194,7 @@ class BindingListings:
 
     @property
     def unsigned(self) -> dict[bytes, list[str]]:
-        """Bindings that are not signed with any of our secrets, by exchange, as of the last listings."""
+        """Descriptions of the bindings that are not signed with any of our secrets, by exchange, as last listed."""
         return {name: last.unsigned for name, last in self._in_use() if last.unsigned}
 
     @property
@@ -208,7 +209,7 @@ class BindingListings:
         self._listed = dict(self._in_use())
 
     def settled(self, owned: OwnedExchange) -> bool:
-        """Return True if the state is unchanged since the last listing of an exchange's bindings was applied."""
+        """Return True if an exchange has not changed since the last listing of its bindings was applied."""
         last = self._listed.get(owned.name)
         if last is None or last.applied is None or self._state.exchanges.get(owned.name) is not owned:
             return False
@@ -261,7 +262,7 @@ class BindingListings:
                 is_disturbed = owned.changes != expected_changes
                 changes = owned.changes
                 then, now, stored = before.clients.get(identity), owned.clients.get(identity), joined.get(identity)
-                # A binding that a relay has added, removed or replaced since the request keeps its present state.
+                # If a relay has added, removed or replaced a binding since the request, the relay's change is kept.
                 if now is None and then is None and stored is not None:
                     if is_disturbed and identity not in believed:
                         last.unverified.add(identity)
@@ -291,7 +292,11 @@ class BindingListings:
     async def _joined(
         self, owned: OwnedExchange, last: _Listed, listed: Iterable[BindingInfo]
     ) -> tuple[dict[Hashable, StoredBinding], list[BindingInfo]]:
-        """Read the stored bindings in a listing. Copies of a binding are merged; the lowest sequence number wins."""
+        """Read the stored bindings in a listing; return them by identity, and the superfluous copies.
+
+        Copies of a binding are merged if their argument entries are equal. Otherwise, the copy with the highest rank
+        (`_weight`) wins.
+        """
         fresh: dict[_Row, tuple[Hashable, StoredBinding]] = {}
         joined: dict[Hashable, StoredBinding] = {}
         winners: dict[Hashable, BindingInfo] = {}
@@ -359,7 +364,7 @@ def why_unsigned(info: BindingInfo) -> str:
 
 
 def _weight(stored: StoredBinding) -> tuple[bool, bool, int]:
-    """Return the rank of a copy among copies that differ in more than the sequence number. The highest rank wins."""
+    """Return the rank of a copy among copies with different argument entries. The highest rank wins."""
     return stored.signed, stored.is_mark, -stored.copies[0].sequence
 
 
@@ -368,10 +373,10 @@ Refused: TypeAlias = tuple[StoredBinding, str]
 
 
 def inherit(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Router) -> Iterator[Refused | None]:
-    """Carry clients' exchanges and bindings over to new rules, in small steps. The state may change between two steps.
+    """Carry clients' exchanges and bindings over to new rules, in small steps. The state may change between the steps.
 
-    A client exchange is unchanged unless a rules file now declares an exchange with the same name. In this case, the
-    file's declaration applies, and clients' bindings are kept. A further call carries over later changes.
+    A client exchange is unchanged unless a rules file now defines an exchange with the same name. In this case, the
+    definition in the file applies, and clients' bindings are kept. A further call carries over later changes.
 
     Args:
         state: the state with the old rules and the declarations.
@@ -419,7 +424,7 @@ class ExchangesBefore(NamedTuple):
     """The state when a listing was requested.
 
     Args:
-        exchanges: the client exchanges that have a carrier, each with its `declares`.
+        exchanges: the client exchanges that have a carrier, each with its value of `declares` at that time.
         epoch: the epoch of the virtual host.
     """
 
@@ -427,7 +432,7 @@ class ExchangesBefore(NamedTuple):
     epoch: int
 
     def has(self, owned: OwnedExchange | None) -> bool:
-        """Return True if an exchange was known when the listing was requested, and was not declared again since."""
+        """Return True if an exchange was known when the listing was requested and has not been declared again since."""
         return owned is not None and self.exchanges.get(owned.name) == (owned, owned.declares)
 
 
@@ -437,7 +442,7 @@ class DeclarationStore:
     def __init__(self, state: VhostState) -> None:
         self.state = state
         self.listings = BindingListings(self)
-        #: Number of changes that passes have found.
+        #: Number of changes that this object has made to the shared state.
         self.changes = 0
         self._kept: dict[bytes, str] = {}
         self._unverified: set[bytes] = set()
@@ -539,18 +544,18 @@ class DeclarationStore:
         self.changes += 1
 
     def forget_deleted(self) -> None:
-        """Forget exchanges that no longer exist. Relays remove the exchanges that their clients delete."""
+        """Discard data on exchanges that no longer exist; relays remove the exchanges that their clients delete."""
         self._kept = {name: kept for name, kept in self._kept.items() if name in self.state.exchanges}
         self.listings.forget_deleted()
 
     # -- bindings ----------------------------------------------------------------------------------------------
 
     def add_binding(self, stored: StoredBinding, identity: Hashable = None) -> None:
-        """Add a client's binding, unless it is not valid; `identity` is computed if not given."""
+        """Add a client's binding if it is valid; `identity` is computed if not given."""
         binding = stored.binding
         if self.state.router.exchanges[binding.exchange].has(binding):
             return  # the rules file has the same binding and takes precedence
-        # Sequence numbers of unsigned bindings are not trusted; sequence numbers of exchanges determine no order.
+        # The sequence numbers of unsigned bindings are not trusted, and those of exchanges are not used for ordering.
         signed = [copy.sequence for copy in stored.copies if copy.signed]
         self.state.last_sequence = max(self.state.last_sequence, *signed, 0)
         try:
@@ -603,7 +608,7 @@ class DeclarationStore:
         return stored_binding(record.exchange, *content, copies, one_word=owned.is_topic)
 
     def bindings(self) -> list[StoredBinding]:
-        """Return a copy of the current bindings, since a pass must not assess bindings created after its start."""
+        """Return a list of the current bindings, since a pass must not assess bindings created after its start."""
         return [stored for owned in self.state.exchanges.values() for stored in owned.clients.values()]
 
     def binding_gone(self, stored: StoredBinding) -> bool:

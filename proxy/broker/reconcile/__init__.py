@@ -6,12 +6,12 @@
 | desired state: carriers, tokens, destinations that must exist | `desired` |
 | observing the broker: queues, exchanges, bindings of carriers | `observer` |
 | queues and exchanges that are known to exist | `observed` |
-| pure functions that determine required actions and unreachable destinations | `diff` |
+| comparing the two states: required actions and unreachable destinations | `diff` |
 | detecting conflicts, foreign bindings, bypasses and old tokens | `checks` |
 | carrier types, and the form of tokens on topic carriers | `carrier_forms` |
 | one pass: observe, diff, execute; replacing the rules | `reconciler` |
 | executing actions in bulk; failures and retries | `executor` |
-| requests and reports from relays between two passes | `relay_requests` |
+| requests and reports from relays, handled between passes | `relay_requests` |
 | tokens that are no longer needed | `orphan_tokens` |
 | migrating from unkeyed tokens, or tokens of a previous secret, to current tokens | `token_migration` |
 """

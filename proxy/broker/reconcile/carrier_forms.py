@@ -69,7 +69,7 @@ class CarrierBindings(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """True if the type is the requested type, or costs the broker no more than the other type."""
+        """True if the type is as requested, or if none is requested and the other type costs the broker no less."""
         wanted = self.exchange.wanted_type
         if wanted is not CarrierType.AUTO:
             return self.exchange.carrier_type is wanted
@@ -144,7 +144,8 @@ class CarrierForms:
         """Switch a topic carrier to eight-word tokens."""
         if exchange.form in (TokenForm.DIRECT, TokenForm.EIGHT_WORDS):
             return
-        # While rules are being prepared, the carrier has two exchange objects: for the current and for the new rules.
+        # While new rules are being prepared, the carrier has two exchange objects: one for the current rules and one
+        # for the new rules.
         now = self._state.exchanges.get(exchange.name)
         in_use = [now] if now is not None and now is not exchange and now.tokens is exchange.tokens else []
         for sharing in (exchange, *in_use):

@@ -83,7 +83,7 @@ def foreign_bindings(bindings: Iterable[BindingInfo], tokens: Tokens = _UNKEYED)
     """Find bindings on a carrier that are not tokens, grants or stored client bindings.
 
     A stored client binding with the token of another destination is also foreign. Any user that may bind can create
-    such a binding, since a signature does not cover the routing key.
+    such a binding, since a signature does not cover the binding's routing key on the carrier.
     """
     if tokens.form is TokenForm.ONE_WORD:
         tokens = tokens.in_form(TokenForm.CHANGING)  # another sidecar may already have changed the form
@@ -107,7 +107,7 @@ class CarrierTokens(NamedTuple):
     Args:
         rows: rows with the tokens that publishes carry, by destination.
         incomplete: destinations in `rows` for which at least one of these tokens is not bound.
-        former: bindings with former tokens on which no destination depends.
+        former: bindings with former tokens that no destination needs.
         unkeyed: number of bindings with unkeyed tokens.
         previous: number of bindings with tokens of previous secrets.
     """

@@ -1,6 +1,6 @@
 """Computes the desired state of one virtual host: carriers, tokens, and destinations that must exist.
 
-The functions are pure: they depend on the shared state, not on the broker. If clients must not benefit from the control
+The desired state depends only on the shared state, not on the broker. If clients must not benefit from the control
 user's permissions, destinations reached only through routes in clients' bindings are omitted. Relays bind the tokens of
 these destinations with the client's permissions. Source: architecture, "The control plane".
 """
@@ -28,7 +28,8 @@ class DesiredState:
         tokens: destinations that need a token on the carrier of an exchange, by exchange name.
         plain: destinations in `tokens` that a rules file needs, by exchange name.
         holders: exchanges on whose carrier a destination needs a token, by destination.
-        existing: destinations that must exist but need no token, with a role in the rules; "" for a plain destination.
+        existing: destinations that must exist but need no token, each with its role in the rules, or "" if the rules
+            simply route messages to it.
         published: exchanges to which the sidecar itself publishes, each with the exchange in the rules that needs it.
         translated: destinations that the address table redirects, and that therefore need not exist. Their
             replacements on this broker are in `existing`.
@@ -61,7 +62,10 @@ class DesiredState:
 
 
 def record_file_destinations(exchanges: Mapping[bytes, OwnedExchange], router: Router) -> None:
-    """Record on new exchanges what the rules file names. Must be called before clients' bindings are added."""
+    """For each new exchange from a rules file, record the destinations that the file names.
+
+    Must be called before clients' bindings are added.
+    """
     for name, exchange in router.exchanges.items():
         owned = exchanges.get(name)
         if owned is not None and owned.declared is None:

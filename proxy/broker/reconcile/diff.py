@@ -1,4 +1,4 @@
-"""Pure functions that return the actions needed to change the observed state of a virtual host to the desired state.
+"""Computes the actions that change the observed state of a virtual host to the desired state.
 
 Changes made by other sidecars or operators, and objects that the broker has lost, need no special case: the next
 observation shows them, and the returned actions restore the desired state. `desired` computes the desired state,
@@ -63,7 +63,7 @@ class RemoveBinding:
 
 
 class UnbindRows(NamedTuple):
-    """Unbinds rows that have a destination's tokens.
+    """Unbinds rows whose keys are a destination's tokens.
 
     Args:
         rows: identities of the rows (`relay.token_table`).
@@ -86,8 +86,11 @@ class Observation(NamedTuple):
 
     Args:
         tokens: destinations whose tokens are all bound on the carrier, by exchange. If a carrier could not be listed,
-            its tokens are assumed to be bound.
-        conflicts: exchanges for which nothing is done, since their carrier conflicts with an exchange on the broker.
+            tokens that were bound earlier are assumed to be still bound.
+        unverified: tokens to bind again.
+        surplus: bindings to remove.
+        conflicts: exchanges for which no actions are returned, since an exchange on the broker conflicts with their
+            carrier.
     """
 
     names: ObservedState

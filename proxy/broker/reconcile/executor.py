@@ -1,8 +1,8 @@
 """Carries out the actions returned by `diff` on the broker, and tracks failures.
 
 A failed action is retried in the next pass, and then at increasing intervals while `diff` still returns the action. If
-a destination does not exist or belongs to another connection, a refusal is expected and not treated as a failure. In
-each pass, a limited number of such destinations is checked again.
+a destination does not exist or is another connection's exclusive queue, a refusal is expected: it is not reported as a
+failure, and the action is retried in every pass. The number of retries in one pass is limited.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Failure(NamedTuple):
 
     Args:
         pause_looks: passes to skip before the next retry.
-        expected: whether the reason is only that the destination does not exist or belongs to another connection.
+        expected: whether the reason is only that the destination does not exist or is another connection's exclusive
+            queue.
     """
 
     why: str
@@ -51,7 +52,7 @@ class Failure(NamedTuple):
 
 
 class Executor:
-    """Executes declarations in one virtual host. If the connection is lost, methods raise `UpstreamError`."""
+    """Carries out actions in one virtual host. If the connection is lost, methods raise `UpstreamError`."""
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class Executor:
         if why is None:
             return
         attempts = 1 if last is None else last.attempts + 1
-        # A missing destination may be created at any time, and a queue of another connection may be deleted.
+        # At any time, a missing destination may be created, or another connection's exclusive queue may be deleted.
         expected = refusal is not None and refusal.code in (_NOT_FOUND, LOCKED)
         pause_looks = 0 if expected else min(2 ** min(attempts - 1, 6) - 1, _LONGEST_PAUSE_LOOKS)
         self.failures[action] = Failure(why, attempts, pause_looks, expected)
@@ -124,7 +125,8 @@ class Executor:
     async def _make_queues(self, actions: Sequence[DeclareQueue]) -> None:
         lacking = await self._absent(actions)
         refusals = dict(zip(lacking, await self._connection.call_all(lacking), strict=True))
-        # The broker refuses invalid arguments with the same code as a queue declared concurrently with other arguments.
+        # The broker sends the same reply code if arguments are invalid and if another client has just declared the
+        # queue with different arguments.
         differing = [action for action, refusal in refusals.items() if refusal is not None and refusal.code == _DIFFERS]
         absent = await self._absent(differing)
         for action, refusal in refusals.items():
@@ -151,7 +153,7 @@ class Executor:
         self._note(action, None, None)
 
     async def bind(self, tokens: Sequence[BindToken]) -> dict[BindToken, Refusal | None]:
-        """Bind tokens and update each exchange's table."""
+        """Bind tokens and update each exchange's token table."""
         written: dict[OwnedExchange, Tokens] = {}
         sent: dict[BindToken, int] = {}
         for token in tokens:

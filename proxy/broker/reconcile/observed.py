@@ -37,7 +37,7 @@ class ObservedState:
         """Process a listing of queues; `before` is a copy of `queues` from the time of the request."""
         now = self.queues
         self.queues = {name: info for name, info in listed.items() if name in now or name not in before}
-        # A queue that was removed and added again is a different object.
+        # If a queue was removed and added again, it has a different `QueueInfo` object.
         self.queues.update((name, info) for name, info in now.items() if before.get(name) is not info)
         self.queues_complete = True
 
@@ -46,7 +46,7 @@ class ObservedState:
         self.exchanges_complete = True
 
     def absence_reason(self, destination: Destination) -> str | None:
-        """Return why a destination can't be reached; None if it exists, or if its existence is unknown."""
+        """Return ABSENT if a destination is known not to exist; None if it exists, or if this is unknown."""
         kind, name = destination
         if kind == "queue":
             lacking = self.queues_complete and name not in self.queues

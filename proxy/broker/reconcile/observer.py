@@ -40,10 +40,10 @@ K = TypeVar("K", Destination, tuple[str, Destination])
 
 #: Number of concurrent listings of bindings.
 _READERS = 4
-#: The time that RabbitMQ needs for a list grows faster than the list. If a carrier has at least `_MANY_BINDINGS`
-#: bindings, they are therefore requested by destination. Each request scans all bindings, so the number of destinations
-#: is limited. Before the first list, the number of bindings is unknown, so at most `_FIRST_REQUESTS` requests are sent
-#: for all carriers together.
+#: The time that RabbitMQ needs for a list grows faster than the number of bindings. If a carrier has at least
+#: `_MANY_BINDINGS` bindings, they are therefore requested by destination. Each request scans all bindings, so this is
+#: done only if there are at most `_DESTINATIONS` destinations. Before the first list, the number of bindings is
+#: unknown, so at most `_FIRST_REQUESTS` requests are sent for all carriers together.
 _MANY_BINDINGS, _DESTINATIONS, _FIRST_REQUESTS = 20_000, 64, 128
 #: If listing an exchange's bindings takes longer than `_LONG_SECONDS`, the list is not requested in every pass, but
 #: only after `_SHARE` times the duration of the last listing.
@@ -122,16 +122,16 @@ class Observer:
         self._lacking: dict[Destination, str] = {}
         self._warned: set[str] = set()
         self._failed: list[str] = []
-        #: Errors in this pass for clients' exchanges that are listed, but whose bindings have never been read.
+        #: Errors from reading, in this pass, the bindings of clients' exchanges whose bindings have never been read.
         self.unread: list[UpstreamError] = []
         #: Listings that failed in the last pass.
         self.failures: tuple[str, ...] = ()
-        #: Alternate and dead-letter exchanges that route to carriers, as sentences for operators.
+        #: Descriptions, for operators, of alternate and dead-letter exchanges that route to carriers.
         self.bypasses: tuple[str, ...] = ()
         self._leading: set[bytes] = set()
 
     def reading(self, exchange: OwnedExchange) -> Reading:
-        """Return what the last listing has shown of the carrier of an exchange; a blank reading if there was none."""
+        """Return the last reading of an exchange's carrier, or an empty reading if there is none."""
         last = self.readings.get(exchange.carrier)
         return last if last is not None and last.exchange is exchange else Reading(exchange)
 
@@ -402,7 +402,7 @@ class Observer:
             )
 
     def forget_others(self, desired: DesiredState) -> None:
-        """Forget what listings have shown of carriers that are no longer needed."""
+        """Discard the readings of carriers that are no longer needed."""
         carriers = {exchange.carrier for exchange in desired.carriers}
         self.readings = {carrier: last for carrier, last in self.readings.items() if carrier in carriers}
 

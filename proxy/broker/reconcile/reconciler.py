@@ -5,8 +5,8 @@
     diff      the actions that change the observed state to the desired state
     execute   carries out the actions; stores results in `ObservedState` and `TokenTable`, which the relays use
 
-Tokens in a listing are known to be bound. Without listings, some tokens are bound again in each pass. `vhost_loop`
-schedules passes.
+Tokens in a listing are known to be bound. Without listings, each pass binds some tokens again to verify them.
+`vhost_loop` schedules passes.
 
 Source: docs/explanation/architecture.md.
 """
@@ -53,9 +53,9 @@ from proxy.values import QUEUE, Destination, describe, shown
 
 #: Number of pass intervals for which pins stay bound for other sidecars, all of which run a pass in the meantime.
 HANDOVER_LOOKS = 3
-#: Number of client bindings carried over to new rules between two pauses in which other tasks may run.
+#: Number of client bindings that are carried over to new rules before control is returned to the event loop.
 _STEP = 64
-#: Maximum number of attempts to look up bindings that change at the same time.
+#: Maximum number of attempts to look up bindings that change during the lookup.
 _LOOKUPS = 3
 
 log = structlog.get_logger(__name__)
@@ -122,7 +122,7 @@ class Reconciler:
         self._one_at_a_time = asyncio.Lock()
         #: Conflicts between the broker and the rules, each with ways to resolve it.
         self.conflicts: tuple[str, ...] = ()
-        #: Unreachable destinations that are named by rules as of the last pass, with the reasons.
+        #: Destinations named by rules that the last pass found to be unreachable, with the reasons.
         self.missing: Mapping[Destination, str] = {}
 
     # -- desired -----------------------------------------------------------------------------------------------
@@ -266,15 +266,15 @@ class Reconciler:
             missing = await self._reconcile(wanted, remove_foreign, thorough=queues is not None, kept=kept)
             if queues is not None and self._clock() > began_at + self.state.handover_seconds / HANDOVER_LOOKS:
                 # Other sidecars may have handed over rows since the rows were listed. Another pass detects such rows.
-                # Only rows that rules need are handed over, and RabbitMQ needs 10 s to list 100,000 bindings, so this
-                # pass lists only the bindings of exchanges that rules need.
+                # Only rows that rules files need are handed over, and RabbitMQ needs 10 s to list 100,000 bindings, so
+                # this pass lists only the bindings of exchanges with such rows.
                 plain = wanted().plain
                 kept = frozenset(name for name in self._listed if not plain.get(name))
                 missing = await self._reconcile(wanted, remove_foreign, thorough=False, kept=kept)
             return missing
         except UpstreamError:
             if queues is not None:
-                self._undeclared = last  # rejected rules must not declare anything later
+                self._undeclared = last  # the queues of rejected rules must not be declared later
             raise
 
     async def _reconcile(
@@ -357,8 +357,8 @@ class Reconciler:
                 for carrier, bindings in observer.foreign.items()
                 for binding in bindings
             ]
-        # Other sidecars have handed over the rows of these destinations, since they can't see that messages may choose
-        # the destinations because of this sidecar's rules. The plain rows are bound again.
+        # Other sidecars have handed over the rows of these destinations, since they do not know that this sidecar's
+        # rules let messages choose the destinations. The plain rows are bound again.
         router = self.state.router
         chosen = [
             BindToken(exchange, destination)

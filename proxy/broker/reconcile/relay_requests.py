@@ -1,4 +1,4 @@
-"""Handles relays' requests to bind destinations and their reports of created or deleted objects, between two passes.
+"""Handles requests from relays to bind destinations, and their reports of created or deleted objects, between passes.
 
 Producers and regex routes can choose any number of destinations that no rule names. Attempts to bind the same
 destination therefore never run concurrently, and both the number of destinations bound on demand and the size of the
@@ -43,8 +43,8 @@ log = structlog.get_logger(__name__)
 class RelayRequests:
     """Requests and reports from relays in one virtual host.
 
-    Destinations that could not be bound stay in the state's `missing` for `refresh_seconds`, until the next pass, so
-    that publishes don't request them repeatedly.
+    Destinations that could not be bound stay in the state's `missing` until the end of the first pass that finishes at
+    least `refresh_seconds` later, so that publishes don't request them repeatedly.
 
     Args:
         reconciler: provides the inventory and the client declarations, and binds tokens.
@@ -75,12 +75,12 @@ class RelayRequests:
         self._request_refresh = request_refresh
         #: Set while the control connection is up and the first pass has succeeded.
         self.connected = asyncio.Event()
-        #: Set while requests wait for the control connection, which is then retried soon.
+        #: Set while requests wait for the control connection; a reconnect is then attempted soon.
         self.awaited = asyncio.Event()
         self._waiting = 0
         self._attempts: dict[tuple[bytes, Destination], asyncio.Task[None]] = {}
         self._remembered: OrderedDict[Destination, tuple[str, float]] = OrderedDict()
-        #: Destinations that were declared since the start of the current pass, and of each attempt in progress.
+        #: For the current pass and for each attempt in progress: the destinations that were declared since its start.
         self._declared: list[set[Destination]] = []
         #: Number of bound tokens that no rule needs. Counted again in every pass.
         self.bound_count = 0
@@ -162,7 +162,10 @@ class RelayRequests:
     async def _unless_declared(
         self, destination: Destination, attempt: Callable[[], Awaitable[str | None]]
     ) -> str | None:
-        """Return why an attempt failed. The attempt is repeated if a client has declared the destination since."""
+        """Run an attempt; return the reason if it failed.
+
+        A failed attempt is repeated once if a client declared the destination in the meantime.
+        """
         with self.collecting_declared() as declared:
             why = await attempt()
             if why is not None and destination in declared:
@@ -281,7 +284,7 @@ class RelayRequests:
 
     @contextmanager
     def collecting_declared(self) -> Iterator[set[Destination]]:
-        """Collect the destinations that are declared during an operation, which may have found them missing earlier."""
+        """Collect the destinations declared during an operation, which may have found them missing before that."""
         declared = set[Destination]()
         self._declared.append(declared)
         try:
@@ -357,7 +360,7 @@ class RelayRequests:
         self._announce(exchange)
 
     def record_changes(self, changes: int) -> None:
-        """Record client declarations that have changed on the broker since the given number of changes."""
+        """Save client declarations if the store has changed them; `changes` is its earlier number of changes."""
         if self._store.changes != changes:
             self._reconciler.changed()
             self._record()
@@ -427,7 +430,7 @@ class RelayRequests:
             state.changed()
 
     def _believed(self, exchange: OwnedExchange, destination: Destination) -> bool:
-        """Return True if a destination counts as bound, and not only clients' bindings to it need its tokens."""
+        """Return True if a destination counts as bound, and its tokens are not needed only for clients' bindings."""
         if destination not in exchange.bound:
             return False
         receivers = exchange.receivers.get(destination, ())

@@ -101,7 +101,10 @@ class TokenMigration:
         return {name for name in markers if ("exchange", name) not in lacking}
 
     async def _is_new(self) -> bool:
-        """Return True if no version 0.1 sidecar can rely on tokens here. Call it before our first declaration."""
+        """Return True if no sidecar of version 0.1 can rely on tokens in this virtual host.
+
+        Must be called before our first declaration.
+        """
         if self._looked or self._management is None or not self._observed.exchanges_complete:
             return False
         if len(self._state.tokens.keys) < 2 or any(info.marked for info in self._observed.exchanges.values()):

@@ -84,8 +84,7 @@ class RefreshSchedule:
         self._requested_at = now + max(_PAUSE_SECONDS, _REQUESTED_PAUSE_FACTOR * took_seconds)
         if everything:
             # A change made just after the start of this pass is detected by the next pass, which should end at most
-            # `refresh_seconds` after the change.
-            # If passes are long, limiting the load on the broker is more important.
+            # `refresh_seconds` after the change. If passes are long, limiting the load on the broker is more important.
             self._regular_at = now + max(self._refresh_seconds - 2 * took_seconds, _REGULAR_PAUSE_FACTOR * took_seconds)
 
     async def wait(self, connection: ControlConnection) -> bool:
@@ -98,7 +97,7 @@ class RefreshSchedule:
         return await connection.wait_lost(seconds) if seconds > 0 else not connection.connected
 
 
-#: Number of consecutive logins that fail because the virtual host does not exist, after which it counts as deleted.
+#: Number of consecutive logins refused because the virtual host does not exist, after which it is considered deleted.
 _SURE_REFUSALS = 3
 
 
@@ -245,7 +244,7 @@ class VhostTopology:
                 log.warning("control connection lost", vhost=self.state.name)
 
     async def _pause(self, seconds: float) -> None:
-        """Wait before the connection is retried; if relays wait for it, not longer than the first such pause."""
+        """Wait before reconnecting; if relays are waiting for the connection, at most for the first, shortest pause."""
         jitter = random.uniform(0.5, 1.0)  # noqa: S311 - so that sidecars don't all reconnect at the same time
         first_seconds = min(seconds, self._settings.retry_seconds)
         await asyncio.sleep(first_seconds * jitter)
@@ -272,7 +271,7 @@ class VhostTopology:
         with requests.collecting_declared() as declared:
             result = await reconciler.look(thorough=thorough, announced=announced)
         names = reconciler.names.names(state.queues)
-        existing = declared - state.missing.keys()  # the pass may have found them missing before
+        existing = declared - state.missing.keys()  # the pass may have found them missing before they were declared
         missing = {
             destination: why
             for destination, why in {**requests.missing(), **reconciler.missing}.items()
@@ -322,7 +321,7 @@ class VhostTopology:
         await asyncio.sleep(self._settings.grace_seconds)
         pins = await self._until_done(partial(self.reconciler.unbind, tokens))
         await asyncio.sleep(self.state.handover_seconds)
-        # On carriers that are still in use, passes remove unneeded tokens.
+        # On carriers that are still in use, passes remove the pins.
         gone = [action for action in pins if action.exchange.carrier not in self.state.carriers]
         await self._until_done(partial(self.reconciler.executor.unbind, gone))
 
