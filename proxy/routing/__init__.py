@@ -1,6 +1,7 @@
 """Decides the destinations of a message according to the rules of the exchange to which it was published.
 
-The package is pure: it uses no sockets, clocks, files or randomness. Time, queue names and random draws are arguments.
+The package is pure: it uses no sockets, clocks, files or random number generators. The time, the names of the queues
+and a function for random picks are passed in as arguments.
 
 | subject | module |
 |---|---|

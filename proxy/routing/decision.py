@@ -1,9 +1,10 @@
-"""Input and result of a decision, and its trace.
+"""Input, result and trace of a decision.
 
 ``Facts`` is the part of a message that rules can test. ``Interest`` specifies which facts are tested by the rules
 of an exchange; no other facts are extracted or included in a cache key. ``Decision`` is the result. All three are
-immutable and independent of the wire format. ``Facts`` and ``Decision`` are created for every message whose decision is
-not cached. They are not frozen dataclasses, since creating a frozen instance takes four times as long.
+independent of the wire format and never changed after creation. ``Facts`` and ``Decision`` are created for every
+message whose decision is not cached. They are not frozen dataclasses, since creating a frozen instance takes four times
+as long.
 
 A ``Trace`` is collected only on request. Every binding is then visited, including those that the index would skip. The
 trace is plain data for explanations and does not affect the decision.
@@ -74,7 +75,7 @@ class Outcome(Enum):
     ROUTED = "routed"
     UNROUTED = "unrouted"
     FILTERED = "filtered"  # dropped by a `-silent` filter of the exchange
-    REJECTED = "rejected"  # by a filter, or because of a producer's invalid regex; `error` closes the channel
+    REJECTED = "rejected"  # by a filter, or because of a producer's invalid regex; the channel is closed with `error`
 
 
 #: Members for the publish path, since access through the class takes 0.1 us.

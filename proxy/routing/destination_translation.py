@@ -1,7 +1,7 @@
 """Translates the destinations of a decision with the address table.
 
-Each destination is looked up once: a queue as a publish to the default exchange with the queue's name as routing key,
-an exchange as a publish to that exchange with the message's routing key. The result is not looked up again.
+A queue is translated like a publish to the default exchange with the queue's name as routing key, and an exchange like
+a publish to that exchange with the message's routing key. The translated address is not translated again.
 
 `translate_destinations` is used for publishes. The control plane, which has no message, uses `static_translations` to
 determine which destinations need not exist, and which must exist instead.
@@ -68,7 +68,7 @@ def translate_destinations(
             translated[QUEUE, target.publication.routing_key] = None
         elif target.publication.routing_key == routing_key:
             translated[EXCHANGE, target.publication.exchange] = None
-        elif target.publication.routing_key.startswith(RESERVED_PREFIXES):  # a token from the producer's routing key
+        elif target.publication.routing_key.startswith(RESERVED_PREFIXES):  # copied from the producer's routing key
             failed.append(FailedTranslation(target.rule, _RESERVED_KEY))
         else:
             publications[target.publication] = None
@@ -111,8 +111,8 @@ def static_translations(
     # A message that the table redirected to an exchange is not translated again, so these destinations must exist.
     final = {destination for name in evaluated if book.may_lead_to(name) for destination in router.destinations(name)}
     by_destination = {translation.destination: translation for translation in translations}
-    # A rule for some routing keys may keep messages at an exchange from which a later rule redirects all other
-    # messages.
+    # A rule may keep messages with certain routing keys at an exchange, although a later rule redirects all other
+    # messages from this exchange.
     final |= {(kind, name) for kind, name in by_destination if kind == EXCHANGE and book.may_keep(name)}
     away = {destination: by_destination[destination] for destination in by_destination if destination not in final}
     return StaticTranslations(away, translations)

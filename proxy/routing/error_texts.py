@@ -15,8 +15,9 @@ from typing import cast
 from proxy.errors import ProtocolError, Scope
 from proxy.values import Table, Value
 
-#: AMQP 0-9-1 reply code 406, the only reply code that rules cause, and the prefix of its text on the wire.
+#: The AMQP 0-9-1 reply code 406, the only reply code that rules cause.
 PRECONDITION_FAILED = 406
+#: Prefix of the reply texts on the wire.
 _OPENING = "PRECONDITION_FAILED - "
 #: Maximum length in bytes of the text on the wire, which is a short string. Longer texts are truncated to _KEPT bytes,
 #: and three dots are added.

@@ -60,7 +60,7 @@ class InterestCount:
 
     @property
     def sees_queues(self) -> bool:
-        """True if the names of all queues matter. Unlike `interest`, this is cheap even after a change."""
+        """True if the list of queues matters. Unlike `interest`, this is cheap even after a change."""
         return QUEUE_NAMES in self._fact_names
 
     def _collect(self) -> Interest:
@@ -117,7 +117,7 @@ class Exchange:
         name: the name to which producers publish.
         type: ``x-open``, ``direct``, ``fanout``, ``topic`` or ``headers``.
         arguments: exchange arguments in declared order; those of an open exchange define its filters.
-        local_time: the time zone of ``dtl`` operators; None for the system's.
+        local_time: the time zone of ``dtl`` operators; None for the system's time zone.
 
     Raises:
         ProtocolError: a filter's value is not an integer; 406 on the channel.
@@ -226,7 +226,7 @@ class Exchange:
         return _Identity(binding) in self._compiled
 
     def binds(self, destination_type: str, destination: bytes, routing_key: bytes) -> bool:
-        """Return True if there is a binding to this destination with this routing key and any arguments."""
+        """Return True if this destination is bound with this routing key, whatever the arguments of the binding."""
         wanted = (destination_type, destination, routing_key)
         return any(
             wanted == (binding.destination_type, binding.destination, binding.routing_key) for binding in self.bindings

@@ -6,8 +6,8 @@ visited. The result is in visiting order and may contain bindings that are false
 that certainly have no effect.
 
 Topics are stored in a trie of words. A lookup processes the words of the routing key in order and computes the set of
-all nodes that these words can reach. The cost is proportional to the number of words and nodes, not to the number of
-paths.
+all nodes that these words can reach. The cost is at most proportional to the number of words times the number of nodes,
+regardless of the number of paths.
 
 An empty key has no words, as in RabbitMQ's topic exchange. Sources: the open-exchange specification, section 1 (a visit
 that changes nothing may be omitted); AMQP 0-9-1 spec, 3.1.3.3.
@@ -49,7 +49,7 @@ class _Node:
         #: key, so one table is sufficient for wildcards and words.
         self.following: dict[bytes, _Node] = {}
         self.entries: _Bucket = []
-        #: Whether the node follows `#`, so that every further word leads to the same node.
+        #: Whether the node is reached by `#`, so that every further word leads to the same node.
         self.repeats = repeats
 
     @property

@@ -172,7 +172,7 @@ class Message:
 
 
 def spelled_integer(text: bytes | int) -> int | None:
-    """Return the integer value of an expiration; None if the broker will reject it."""
+    """Return the value of an integer property; None for an expiration that the broker will reject."""
     if isinstance(text, int):
         return text
     return int(text) if _INTEGER.fullmatch(text) else None

@@ -89,19 +89,21 @@ class Router:
         )
 
     def may_choose(self, exchange: bytes, destination: Destination) -> bool:
-        """Return True if `exchange` can lead to a destination outside the router, even if no rule mentions it."""
+        """Return True if messages to `exchange` can reach a destination outside the router.
+
+        This includes destinations that no rule names.
+        """
         kind, name = destination
         if kind == EXCHANGE and name in self._exchanges:
             return False
         return self.may_choose_unnamed(exchange, kind) or self.names(exchange, destination)
 
     def may_be_chosen(self, destination: Destination) -> bool:
-        """Return True if any exchange can lead to a destination outside the router, even if no rule mentions it."""
+        """Return True if messages to any exchange can reach a destination outside the router; see `may_choose`."""
         return any(self.may_choose(exchange, destination) for exchange in self._exchanges)
 
     def may_choose_unnamed(self, exchange: bytes, kind: str) -> bool:
-        """Return True if `exchange` can lead to destinations of this kind, outside the router, that no rule
-        mentions."""
+        """Return True if messages to `exchange` can reach destinations of this kind that no rule names."""
         reached = self._reach(exchange).exchanges
         return any(other.chooses_queues if kind == QUEUE else other.lets_producer_add_exchanges for other in reached)
 
@@ -191,8 +193,8 @@ class Router:
                 seen.add(name)
                 nested.append(self._exchanges[name])
         if len(nested) > 1:
-            # As in the broker, the last name is visited first. The order matters only if two exchanges would close the
-            # channel.
+            # As in the broker, the exchange with the last name is visited first. The order matters only if two
+            # exchanges would close the channel.
             nested.sort(key=_name)
         return nested
 

@@ -153,13 +153,13 @@ OPERATOR_KEYS: dict[bytes, Reader] = {
 
 _PropertyReader: TypeAlias = Callable[[bytes, Value, str], PropertyOperator]
 
-#: Names as bytes, and as the str objects that all bindings share.
+#: Names as bytes, mapped to the str objects that all bindings share.
 _TEXT_PROPERTIES = {name.encode(): name for name in TEXT_PROPERTIES}
 _INTEGER_PROPERTIES = {name.encode(): name for name in INTEGER_PROPERTIES}
 _PROPERTIES = _TEXT_PROPERTIES | _INTEGER_PROPERTIES
 
-#: Operators of the property family: keys whose value is the name of a property, and signs that are followed by the
-#: name.
+#: Operators of the property family: keys whose value is the name of a property, and operators such as ``=`` or ``re``
+#: that are followed by the name.
 _PROPERTY_TESTS: dict[bytes, _PropertyReader] = {b"x-?prex": PropertyIsPresent, b"x-?pr!ex": PropertyIsAbsent}
 _TEXT_SIGNS: dict[bytes, _PropertyReader] = {
     b"=": PropertyEquals,
@@ -173,7 +173,7 @@ _INTEGER_SIGNS: dict[bytes, _PropertyReader] = {
 
 
 def _property_key(draft: Draft, key: bytes, value: Value) -> None:
-    """Read a key of the property family: a test, or a sign followed by a space and the name of the property."""
+    """Read a key of the property family: a test, or an operator followed by a space and the name of the property."""
     sign, _, name = key.removeprefix(PROPERTY_PREFIX).partition(b" ")
     operator: _PropertyReader | None
     if value.letter == "S" and key in _PROPERTY_TESTS:

@@ -30,7 +30,7 @@ class Binding:
     destination: bytes  # name of the queue or exchange
     routing_key: bytes  # must be empty for open exchanges
     arguments: Table  # in declared order
-    id: str = ""  # the name in the rules file, or the ``binding_hash``
+    id: str = ""  # the name in the rules file, or the ``binding_hash``; if empty, decisions use the hash
     sequence: int = 0  # of two bindings with equal order, the binding with the higher sequence is visited first
     reach: Reach | None = field(default=None, compare=False)  # limits its routes; None for no limit
     #: whether it is visited after all bindings without this flag, regardless of its order
@@ -103,7 +103,7 @@ class Reach:
         #: destinations that the client may bind
         self.allowed: set[Destination] = set()
         #: destinations that the client may not bind, with the reason. Only the latest are kept, since messages can name
-        #: any.
+        #: any number of destinations.
         self.refused: dict[Destination, str] = {}
 
     def refuse(self, destination: Destination, reason: str) -> None:

@@ -248,7 +248,7 @@ class Draft:
     """The arguments of a binding that have been read so far."""
 
     destination: Destination  # the declared destination
-    zone: tzinfo | None = UTC  # local time; None for the system's time zone
+    zone: tzinfo | None = UTC  # the time zone of ``dtl`` operators; None for the system's time zone
     headers: list[HeaderOperator] = field(default_factory=list)
     others: list[Operator] = field(default_factory=list)
     order: int = 0
@@ -275,9 +275,10 @@ def is_regex_key(key: bytes) -> bool:
     return head.startswith((b"x-addq", b"x-delq", b"x-add1q")) and b"re-on" in head
 
 
-#: Values of `index_place` for a binding that is always visited, and for a binding that is indexed by all keys of
-#: `either`. Any other number is the position of the binding's key in `required`.
+#: Value of `index_place` for a binding that is always visited.
 ALWAYS_VISITED: Final = -1
+#: Value of `index_place` for a binding that is indexed by all keys of `either`. For a binding that is indexed by a
+#: single key, `index_place` is the position of this key in `required`.
 UNDER_EITHER: Final = -2
 
 
@@ -300,7 +301,7 @@ class CompiledBinding:
     exchange: bytes = b""  # name of its exchange
     id: str = ""  # id of the binding in decisions
     arrival: int = 0  # increases with every binding of its exchange
-    index_place: int = ALWAYS_VISITED  # place of the binding in the index
+    index_place: int = ALWAYS_VISITED  # by which keys the binding is indexed
     asks_producer: bool = field(init=False)
     plain: bool = field(init=False)
 

@@ -132,7 +132,7 @@ def compile_binding(exchange_type: str, binding: Binding, local_time: tzinfo | N
 
     Args:
         exchange_type: a key of COMPILERS.
-        local_time: the time zone of ``dtl`` operators; None for the system's.
+        local_time: the time zone of ``dtl`` operators; None for the system's time zone.
 
     Raises:
         ProtocolError: the binding is not valid; 406 on the channel, with the text of RabbitMQ or of the open-exchange

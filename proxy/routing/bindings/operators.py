@@ -1,9 +1,9 @@
 """Operators (the individual conditions of a binding) and topics.
 
 The verdict of an operator is MATCH, MISMATCH or, if the fact is missing, ABSENT. `compiled` combines verdicts.
-`arguments` maps argument keys to operators; the key of a new operator has to be added there. An operator rejects values
-of the wrong type. An operator's predicate tests a fact that is present. Values keep their type letters, which only
-comparisons ignore.
+`arguments` maps argument keys to operators; the key of a new operator has to be added there. When an operator is
+created, it rejects an expected value of the wrong type. Its predicate tests a fact that is present. Values keep their
+type letters, which only comparisons ignore.
 
 Topic exchanges and the ``rkta`` operators use `Topic`: words are separated by dots, ``*`` matches exactly one word, and
 ``#`` matches any number of words.
@@ -52,7 +52,7 @@ class Topic:
     """A compiled topic. Every pattern is valid, since topic exchanges reject no patterns.
 
     Args:
-        pattern: words between dots.
+        pattern: words separated by dots.
         ignore_case: whether letters are compared case-insensitively (``rktaci``), as Latin-1.
     """
 
@@ -158,8 +158,9 @@ _PLAIN: Final = NUMBERS | TEXTS
 #: Canonical form of the empty table and the empty list, which are equal.
 _EMPTY = ("F", ())
 
-#: Signs of numeric comparisons for `_compare`.
+#: Codes of the comparison operators, for `_compare`.
 _EQUAL, _DIFFERENT, _LESS, _AT_MOST, _AT_LEAST, _GREATER = range(6)
+#: These codes, by the operator as written in argument keys.
 SIGNS: Final = {b"=": _EQUAL, b"!=": _DIFFERENT, b"<": _LESS, b"<=": _AT_MOST, b">=": _AT_LEAST, b">": _GREATER}
 
 #: Suffixes of ``x-?hkex`` and the type letters that each accepts.
@@ -222,7 +223,7 @@ QUEUE_NAMES: Final[FactName] = ("queues", "")
 class Operator:
     """Base class of all operators.
 
-    Operators have no state and no closures, since a hundred thousand bindings may have two operators each.
+    Operators have few attributes and no closures, since a hundred thousand bindings may have two operators each.
 
     This is not an ABC, since compiled subclasses of an ABC share its cache of type checks, so that `isinstance` in code
     that is not compiled would mistake one operator for another.
@@ -332,7 +333,7 @@ class HeaderEquals(HeaderOperator):
 
 
 class HeaderCompares(HeaderOperator):
-    """Matches a number by comparing its exact mathematical value; `sign` is a value of SIGNS."""
+    """Matches a number by comparing its exact mathematical value; `sign` is a code from SIGNS."""
 
     __slots__ = ("_bound", "_sign")
 
@@ -558,7 +559,7 @@ class PropertyMatches(PropertyOperator):
 
 
 class PropertyCompares(PropertyOperator):
-    """Matches an integer property by comparing it with a number; `sign` is a value of SIGNS."""
+    """Matches an integer property by comparing it with a number; `sign` is a code from SIGNS."""
 
     __slots__ = ("_sign",)
 

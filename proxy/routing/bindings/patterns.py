@@ -5,8 +5,8 @@ tables for Latin-1. The system's ``libpcre2-8``, called through ctypes, runs the
 
 **Cost of a search.** Producers choose subjects, and clients choose patterns, so both may be hostile. PCRE2's match
 limit counts match steps, which are calls to PCRE2's internal ``match()``. The count restarts at every offset at which a
-match could begin. Between two steps, a repeat may scan the rest of the subject, and this scan is not counted. Hence a
-pattern has two forms:
+match could begin. Between match steps, a repeat may scan the rest of the subject, and this scan is not counted. A
+pattern therefore has two forms:
 
 1. The *plain* form is the pattern as written, compiled to machine code if the system permits executable memory. The
    worst case of a search is the product of the match limit, the number of offsets and the length of a scan; the limit
@@ -14,12 +14,12 @@ pattern has two forms:
    than a microsecond, but only the worst case is known in advance.
 2. The *counted* form is the pattern, preceded by ``(?s:.*?)`` unless it is anchored, and compiled with
    ``PCRE2_ANCHORED`` and ``PCRE2_NO_AUTO_POSSESS``. It is a single search from one offset, in which each scanned
-   character that backtracking releases counts as a match step. The limit applies to the whole search. Only the
+   character that backtracking gives back counts as a match step. The limit applies to the whole search. Only the
    interpreter counts in this way: machine code does not count scanned characters that the next literal can't follow
    (measured: 3 s for ``[a-y]*z|q`` on 131,000 bytes). If a pattern contains constructs that scan without match steps
    (``_SCANS``, ``_COMPARES``), each step is charged as a scan of the whole subject, so such patterns reach the limit on
-   shorter subjects. Patterns with verbs or calls of the whole pattern (``_WHOLE``) have no counted form; the worst case
-   of their plain form is charged instead.
+   shorter subjects. Patterns with backtracking verbs or recursion into the whole pattern (``_WHOLE``) have no counted
+   form; the worst case of their plain form is charged instead.
 
 **Cost of a decision.** A `Budget` has the same unit as the match limit: one match step, about 10 ns. A search is tried
 with increasing limits, each of which is charged. The charge therefore exceeds the actual cost by at most a constant
@@ -84,16 +84,17 @@ _GROWTH, _LARGEST_LIMIT = 8, 1 << 20
 
 #: Constructs without which a search never scans further than the length of the pattern.
 _WALKS = re.compile(rb"[*+]|,\}|\\[XRkg1-9]|\(\?[P&R(0-9+-]")
-#: Constructs that take longer for each scanned character: Unicode properties, references, calls.
+#: Constructs that take longer for each scanned character: Unicode properties, back references, subroutine calls.
 _SLOW = re.compile(rb"\(\*U|\\[XRkg1-9]|\(\?[P&R0-9+-]")
 _COUNTS = re.compile(rb"\{([0-9]{1,9})(?:,([0-9]{1,9}))?")
-#: Constructs that scan without match steps even in the counted form: possessive and atomic groups, look-around, calls,
-#: conditions; and free spacing and quoting, which may hide them. References only compare.
+#: Constructs that scan without match steps even in the counted form: possessive repeats, atomic groups, lookarounds,
+#: subroutine calls and conditional groups; also free spacing and quoting, which may hide such constructs.
 _SCANS = re.compile(rb"[*+?}]\+|\(\?(?!:|#|\||P?<[^=!]|P=|'|[imsUJ-]+[:)])|\\[QEX]|\\g[<']")
+#: Back references, which compare characters without match steps.
 _COMPARES = re.compile(rb"\\[1-9gk]|\(\?P=")
-#: Constructs with which these scans take longer.
+#: Constructs that make these scans slower.
 _SLOW_SCANS = re.compile(rb"\(\*U|\\[XRpP]|\\g[<']|\(\?(?:P>|[&0-9+-])")
-#: Constructs whose meaning would change in the counted form: verbs, and calls of the whole pattern.
+#: Constructs whose meaning would change in the counted form: backtracking verbs, and recursion into the whole pattern.
 _WHOLE = re.compile(rb"\(\*|\(\?(?:R|0)|\\g[<'][+-]?0")
 #: Settings, which must come first in a pattern.
 _SETTINGS = re.compile(rb"\A(?:\(\*(?:UTF|UCP)\))*")
@@ -233,7 +234,7 @@ class _Library:
         return self.info(code, _INFO_JITSIZE) > 0  # a pattern may forbid it with (*NO_JIT)
 
     def info(self, code: ctypes.c_void_p, field: int) -> int:
-        value = ctypes.c_size_t()  # zero, since the library may write a smaller integer
+        value = ctypes.c_size_t()  # initialized to zero, since the library may write a smaller integer
         self._pcre2.pcre2_pattern_info_8(code, ctypes.c_uint32(field), ctypes.byref(value))
         return value.value
 
@@ -263,8 +264,8 @@ class _Code:
     """Compiled code, freed with the object.
 
     Args:
-        text: the source to compile.
-        source: the original pattern, whose repeat counts are inspected.
+        text: the pattern to pass to PCRE2, in its plain or counted form.
+        source: the pattern as written, from which the repeat counts are read.
         counted: whether the interpreter has to run the code.
 
     Attributes:
@@ -295,8 +296,7 @@ class _Code:
 
 
 def _scan_work(text: bytes) -> int:
-    """Return the work for a character that the counted form scans without a match step; 0 if there are no such
-    scans."""
+    """Return the work for a character that the counted form scans without a match step; 0 if no scan is uncounted."""
     scans = _SCANS.search(text)
     if scans is None and _COMPARES.search(text) is None:
         return 0
@@ -339,7 +339,8 @@ class Pattern:
         self._match: Final = pcre2.match
         self._handle: Final = self._code.handle
         self._data: Final = pcre2.data
-        # A skip to a missing mark restarts the search at each offset at which the missing mark is detected.
+        # If the mark of a (*SKIP:NAME) is missing, PCRE2 restarts the search at the same offset, and the limit applies
+        # to each restart.
         self._contexts: Final = pcre2.root_contexts if b"(*SKIP:" in text else pcre2.contexts
         self._anchored: Final = self._code.anchored
         self._weight: Final = self._code.weight
@@ -458,7 +459,7 @@ class Pattern:
                 return _Code(form, _ANCHORED | _NO_AUTO_POSSESS, self._text, counted=True)
             except InvalidPattern:
                 continue
-        return self._code  # PCRE2's limits for size and nesting
+        return self._code  # the counted form exceeds PCRE2's limits for size or nesting
 
 
 _kept = lru_cache(maxsize=_KEPT)(Pattern)

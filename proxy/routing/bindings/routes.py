@@ -150,7 +150,8 @@ class Effects:
     def asks_producer(self) -> bool:
         """True if there are regex routes, or headers in which the producer may request routes.
 
-        An invalid regex in such a header of any message then closes the channel.
+        The channel is then closed if a message has an invalid regex in any header for regex routes, even if the binding
+        does not permit this header.
         """
         return bool(self.granted_add or self.granted_delete or self.add_queues or self.delete_queues)
 
