@@ -3,7 +3,8 @@
 Outcome, destinations and error text are compared as `explain` reports them, regardless of whether a destination exists.
 Publishes for which a rule picks a queue at random cannot be compared and are counted separately. Clock conditions can
 be compared, since both sets use the time of the publish. To limit memory use, only `EXCHANGES` exchanges have separate
-counts, and only `KINDS` kinds of difference have an example. This module uses no I/O and no clock.
+counts, and for each of them, only `KINDS` kinds of difference have an example. This module performs no I/O and does not
+read the clock.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from proxy.rules.message import DescribedMessage
 from proxy.rules.ruleset import VhostRules
 from proxy.values import text
 
-#: Maximum number of exchanges with separate counts, and maximum number of kinds of difference with an example. All
-#: others are counted together.
+#: Maximum number of exchanges with separate counts, and maximum number of kinds of difference with an example per
+#: exchange. All others are counted together.
 EXCHANGES, KINDS = 500, 20
 #: Name under which the exchanges without separate counts are counted.
 OTHER = "other"
@@ -32,7 +33,7 @@ class ObservedPublish:
 
     Args:
         queues: names of the queues in the virtual host, among which regex routes choose.
-        decision: the decision of the live rules, if they evaluated an exchange.
+        decision: the decision of the live rules.
     """
 
     vhost: str

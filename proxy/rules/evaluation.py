@@ -1,7 +1,7 @@
 """Evaluates the rules for a message, without a broker.
 
-This module applies the decision, the address table, the alternate exchange and ``unmatched: pass``. Tests in rules
-files, ``oxproxy explain`` and ``oxproxy shadow`` use it. The module does not consider whether a destination exists.
+In addition to the decision, this module considers the address table, the alternate exchange and ``unmatched: pass``,
+but not whether a destination exists. Tests in rules files, ``oxproxy explain`` and ``oxproxy shadow`` use it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PASSED, TRANSLATED = "passed", "translated"
 
 @dataclass(frozen=True, slots=True)
 class RoutingResult:
-    """Result of routing a message. The fields have the same names as the keys under `expect` in a test.
+    """Result of routing a message. The first five fields have the same names as the keys under `expect` in a test.
 
     `exchanges` includes the alternate exchange if it is used. `failed` contains the reasons for failed translations.
     `rule` is the index of the first address rule that applied. `code` is the reply code of `error`.

@@ -45,7 +45,7 @@ class Lookup:
     """One lookup in the address table, without passwords.
 
     Args:
-        rule: number of the rule that applied, from 0; None if no rule applied.
+        rule: number of the rule that applied, counted from 0; None if no rule applied.
         captures: the strings matched by the wildcards in the rule's pattern.
         target: target of the resulting address, or the reason why there is none.
     """
@@ -134,7 +134,7 @@ class ExplainRequest:
     """One message to explain.
 
     Args:
-        vhost: the virtual host; None for the only virtual host that has the exchange.
+        vhost: the virtual host; None to determine it from the exchange.
         queues: queues that exist in addition to those named by the rules or listed by the running sidecar.
         at: time of the publish in seconds since the epoch; None for now.
     """

@@ -1,8 +1,8 @@
 """Reads AMQP values (arguments and headers), times and time zones from rules files.
 
-A string becomes ``S``, an integer ``I`` or ``l``, a decimal number ``d``, true and false ``t``, a list ``A``, a mapping
-``F``, null ``V``; every other type is written with a tag. Times become seconds since the epoch. A time without a zone
-is rejected, since its meaning would depend on the machine.
+A string becomes ``S``, an integer ``I`` or ``l``, a floating-point number ``d``, true and false ``t``, a list ``A``, a
+mapping ``F``, and null ``V``; every other type requires a tag. Times become seconds since the epoch. A time without a
+zone is rejected, since its meaning would depend on the machine.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def publish_time(written: str) -> float:
     return seconds
 
 
-#: 0002-01-01 and 9999-12-30 (UTC). Earlier and later times may be outside the calendar in some time zones.
+#: 0002-01-01 and 9999-12-30 (UTC). In some time zones, earlier and later times may be outside the range of `datetime`.
 _EARLIEST, _LATEST = -62_104_060_800, 253_402_128_000
 _TIME = "a time with its zone such as 2026-11-21T08:00:00Z"
 #: An instant in seconds since the epoch.

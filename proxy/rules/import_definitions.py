@@ -32,11 +32,13 @@ _BY_ARGUMENTS = (OPEN, "headers")
 _BY_KEY = ("direct", "topic")
 #: Name of the carrier if the broker already has an exchange with the imported name.
 _CARRIER = "{}.oxproxy"
-#: Prefixes of exchanges that a sidecar creates, and of routing keys on carriers. They identify carriers.
+#: Prefixes of the names of exchanges that sidecars create, and of routing keys on carriers. They identify the exchanges
+#: that must not be imported.
 _RESERVED = tuple(prefix.decode() for prefix in RESERVED_PREFIXES)
 _EXPECTED = "the output of rabbitmqctl export_definitions"
-#: JSON names of Python types, and of the types that pydantic expects.
+#: JSON names of the types that were found, by Python type.
 _SEEN = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
+#: JSON names of the types that were expected, by pydantic's type of error.
 _WANTED = {
     "model_type": "an object", "dict_type": "an object", "list_type": "a list",
     "string_type": "a string", "literal_error": "queue or exchange",

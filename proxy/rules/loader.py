@@ -122,7 +122,7 @@ def _read(source: RulesSource, files: list[ParsedFile], faults: Faults) -> None:
     if source.root is not None:
         files.append(read_rules_file(source.root, source, faults))
     elif not source.faults.errors:
-        # A truncated file must not disable the active rules.
+        # A file that was truncated by mistake must not disable the active rules.
         faults.error(Place(source.name, 1, 1), "", "the file is empty, expected a mapping with keys such as exchanges")
 
 

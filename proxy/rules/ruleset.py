@@ -34,7 +34,7 @@ class ExchangeRule:
         unmatched_pass: whether messages that no binding routes are passed unchanged to the broker's own exchange.
         arguments: exchange arguments in file order, including alternate-exchange.
         bindings: the bindings in file order; bindings with equal order are visited by descending `sequence`.
-        local_time: time zone of ``dtl`` operators; None for the system's.
+        local_time: time zone of ``dtl`` operators; None for the system's time zone.
     """
 
     name: bytes

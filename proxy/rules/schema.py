@@ -60,7 +60,7 @@ T = TypeVar("T")
 
 TYPES = (OPEN, "headers", "topic", "direct", "fanout")
 CARRIER: Final = "carrier"
-#: Routing operators that name their destinations.
+#: Prefixes of the routing operators that name their destinations.
 NAMED_ROUTES = (b"x-addq-", b"x-adde-", b"x-delq-", b"x-dele-")
 #: Arguments that the sidecar itself adds to exchanges and bindings on the broker.
 OWN_ARGUMENTS = frozenset((b"x-open-exchange", b"x-oxproxy"))
@@ -87,7 +87,7 @@ def _or_name(schema: dict[str, Any]) -> None:
 
 
 class QueueModel(FileModel):
-    """A queue to declare as durable; an existing queue is used unchanged. It may be written as the name only."""
+    """A queue to declare as durable; an existing queue is used unchanged. The name alone may replace the mapping."""
 
     model_config = ConfigDict(json_schema_extra=_or_name)
 
@@ -424,12 +424,13 @@ def _binding(packed: PackedBinding, owner: ParsedExchange, index: int, places: P
     return ParsedBinding(binding, owner.fields.path, index, bool(packed.name), places, packed.first)
 
 
-#: Kind and name of the destination, routing key, name.
+#: Kind and name of a binding's destination, its routing key, and its own name.
 _PlainBinding: TypeAlias = tuple[str, bytes, bytes, str]
 #: Maximum number of shared names and entries.
 _MOST_SHARED = 8192
-#: Keys of a binding that have string values, and keys whose positions are packed, with the indexes of the positions.
+#: Keys of a binding that have string values.
 _TEXT_KEYS = frozenset(("queue", "exchange", "name", "routing_key"))
+#: Keys of a binding whose positions are stored, each with its index in the order of positions (`_OWN` and following).
 _MARKED = {"routing_key": _KEY, "name": _NAME, "arguments": _ARGUMENTS}
 
 
@@ -543,7 +544,7 @@ class RulesSource:
     """A file with its parsed document and packed bindings.
 
     Args:
-        root: the file's document; None if the file is empty or unreadable.
+        root: the file's document; None if the file is empty or has a syntax error.
         faults: syntax errors in the file.
     """
 

@@ -1,8 +1,8 @@
 """Detects changes to rules files and TLS files, for reload.
 
-Files are first compared by name, link target and time, so that a change of a ConfigMap's symbolic link is noticed. They
-are then compared by content, since a file with a new time may have the same content. No function waits for changes; the
-caller polls.
+Files are first compared by name, link target, inode, size and time, so that a change of a ConfigMap's symbolic link is
+detected. They are then compared by content, since a file with a new time may have the same content. No function waits
+for changes; the caller polls.
 
 Source: Kubernetes documentation, "ConfigMaps: mounted ConfigMaps are updated automatically" (not under `subPath`).
 """

@@ -134,7 +134,7 @@ def evaluated(
     unreached += [(destination, _UNBOUND) for destination in out.unbound]
     for target in () if out.remote_targets is None else out.remote_targets.targets:
         unreached += _missing_elsewhere(state, target)
-    # Computed without the secret key, since the tokens on the broker must not be shown.
+    # These tokens are computed without the secret, since the tokens on the broker must not be shown.
     tokens = state.tokens_of(owned)
     names = {key: destination for destination in chosen for key in tokens.of(*destination)}
     return Wire(tuple(_publishes(source or message, out, names)), tuple(unreached))

@@ -80,7 +80,7 @@ def invalid_gotos(entries: Sequence[CompiledBinding]) -> Iterator[tuple[Compiled
 
 
 def redundant(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, CompiledBinding]]:
-    """Yield the bindings that duplicate an earlier binding, each with the earlier binding.
+    """Yield the bindings that add nothing to another binding, each with that other binding.
 
     Only exchanges whose bindings do nothing but add their destination are considered. In such exchanges, the order of
     bindings does not matter.
@@ -112,7 +112,7 @@ def _effect(compiled: CompiledBinding) -> Hashable:
     return compiled.destination, compiled.binding.routing_key, typed_arguments(arguments)
 
 
-#: Strings that a pattern should handle within the limit: a repeated character, followed by a different character.
+#: Strings that a pattern should handle within the limit: one or two repeated characters, followed by another character.
 _SIMPLE = (b"a" * 200 + b"!", b"0" * 200 + b"!", b" " * 200 + b"!", b"a." * 100 + b"!", b"a b " * 50 + b"!")
 #: Number of times that a character of the pattern is repeated in a trial string.
 _REPEATED = 200

@@ -35,8 +35,8 @@ _TYPOGRAPHIC = frozenset("\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb")
 _TYPED = str.maketrans(
     {**dict.fromkeys(_TYPOGRAPHIC, ""), **dict.fromkeys("\u2010\u2011\u2012\u2013\u2212", "-"), "\u00a0": " "}
 )
-#: Everything in a pattern that is not a literal character: escapes, character classes, quantifiers in braces, groups
-#: and verbs.
+#: Everything in a pattern that is not a literal character: escapes, character classes, quantifiers in braces, the
+#: beginnings of groups, and backtracking verbs.
 _NOT_LITERAL = re.compile(
     rb"\\[pPxogkNu]\{[^}]*\}|\\[pPc].|\\x[0-9A-Fa-f]{0,2}|\\[gk](?:<[^>]*>|'[^']*')|\\.|\[\^?\]?[^]]*\]|\{[^}]*\}"
     rb"|\(\?P>\w+\)|\(\?[^()]*?[:=!>)]|\(\*[^)]*\)",

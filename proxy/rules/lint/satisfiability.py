@@ -180,7 +180,7 @@ def _empty(bounds: Iterable[tuple[bytes, object]], whole: bool = False, octet: b
     """Return True if no number lies within the bounds.
 
     Args:
-        bounds: sign and number of each comparison. Signs other than < <= > >= = are ignored.
+        bounds: operator and number of each comparison. Operators other than < <= > >= = are ignored.
         whole: whether only integers count.
         octet: whether only numbers from 0 to 255 count.
     """
