@@ -96,7 +96,7 @@ class Faults:
 _MAX_DIGITS = 64
 _BEYOND: int = 10**_MAX_DIGITS
 
-#: Decimal numbers in the core schema.
+#: Integers and floats in decimal notation, according to the core schema.
 INTEGER = re.compile(r"[-+]?[0-9]+")
 FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _OCTAL = re.compile(r"0o[0-7]+")

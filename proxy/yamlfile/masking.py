@@ -19,13 +19,14 @@ _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MARK = "\ufeff"
 MASK = "***"
 _KEY = "password"
-#: A part of an address, with or without a scheme; the colon before a password in a part. The password ends at the last
-#: ``@``.
+#: A part of an address between slashes, and the colon before a password in such a part. The password ends at the last
+#: ``@`` of the part.
 _PART, _COLON = re.compile(r"[^/]+"), re.compile(":.", re.DOTALL)
 _AT = re.compile(r"@|\\(?:x40|u0040|U00000040)")
 #: The same for text that is not valid YAML, and for comments.
 _PART_OF_LINE, _COLON_IN_LINE = re.compile(r"[^/\r\n]+"), re.compile(r":\S")
-#: A line, in text that is not valid YAML, that may continue the value of an earlier line: not an item and not a key.
+#: A line, in text that is not valid YAML, that may continue the value of an earlier line: it begins neither an item nor
+#: a key.
 _MORE = r"(?:\r?\n(?![ \t]*(?:-[ \t]|[\"']?[\w.-]+[\"']?[ \t]*:(?:\s|$)))[^\r\n]+)"
 #: A password in text that is not valid YAML, or in a comment.
 _WRITTEN = re.compile(rf"(?P<before>\b{_KEY}[\"']?\s*:[ \t]*)(?:(?=\S)[^\r\n]+{_MORE}*|{_MORE}+)", re.IGNORECASE)
@@ -121,7 +122,7 @@ def _passwords(text: str, start: int, end: int, event: ScalarEvent) -> list[tupl
     """Return the start and end of each password in the addresses in a scalar."""
     if not any(_in_addresses(event.value, _PART, _COLON)):
         return []
-    # With an escape or a line break, the text of the file differs from the value.
+    # If the scalar contains an escape or a line break, the text of the file differs from the value.
     if event.value not in (text[start:end], text[start + 1 : end - 1]):
         return [(start, end)]
     return [(start + begin, start + stop) for begin, stop in _in_addresses(text[start:end], _PART, _COLON)]

@@ -159,7 +159,7 @@ def read_model(model: type[M], keys: Keys) -> M | None:
 
 
 def _causes(details: list[ErrorDetails]) -> list[ErrorDetails]:
-    """Remove errors about a list's length that follow from errors in its items."""
+    """Remove errors about a list's length that result from errors in its items."""
     within = {detail["loc"][:length] for detail in details for length in range(len(detail["loc"]))}
     return [detail for detail in details if detail["type"] != "too_short" or detail["loc"] not in within]
 
@@ -167,8 +167,8 @@ def _causes(details: list[ErrorDetails]) -> list[ErrorDetails]:
 def _plain(node: Node) -> object:
     """Convert a tree to input for pydantic. Nodes that no type accepts are not converted.
 
-    These are local tags, floats, and nodes for missing values. A float in a file is never valid; the only valid floats
-    are durations and times that have been converted from text.
+    These are scalars with a local tag, floats, and nodes without a value. A float in a file is never valid; the only
+    valid floats are durations and times that have been converted from strings.
     """
     if isinstance(node, Mapping):
         return {key.text: _plain(child) for key, child in node.entries}
@@ -287,7 +287,7 @@ class KeyType(NamedTuple):
 
     @property
     def is_section(self) -> bool:
-        """True if the type is a model, or a list or mapping of models."""
+        """True if the type is a model or a list of models."""
         return isinstance(self.item, type) and issubclass(self.item, BaseModel)
 
 
@@ -345,7 +345,7 @@ class Expected:
 
     Args:
         hidden: whether the value must be kept out of messages.
-        quotes: whether quoting fixes the value if it is a scalar of another type.
+        quotes: whether a scalar of another type becomes valid when it is put in quotes.
     """
 
     def __init__(self, expected: str, hidden: bool = False, quotes: bool = True) -> None:
