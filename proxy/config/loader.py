@@ -43,7 +43,8 @@ def load_settings(
     Args:
         path: the file; - is standard input.
         environ: the environment, whose variables with the prefix ``OXPROXY_`` override keys.
-        secrets_required: whether passwords stored outside the file, TLS files and directories must exist; see `Faults`.
+        secrets_required: whether TLS files, directories, and passwords stored outside the configuration file must
+            exist; see `Faults`.
 
     Raises:
         ConfigErrors: the file can't be read, or contains errors. All errors are reported.
@@ -85,7 +86,7 @@ def read_settings(root: Node | None, path: Path, environ: Environment[str, str],
 
 
 def _check_addresses(settings: Settings, faults: Faults) -> None:
-    """Report listen addresses that conflict or have an unsuitable port, and broker addresses of this sidecar itself."""
+    """Report listen addresses that conflict or have an unsuitable port, and broker addresses that are our own."""
     listening = [(f"listen[{index}].address", listener.address) for index, listener in enumerate(settings.listen)]
     listening += [("admin.address", address) for address in settings.admin_addresses]
     # An address that could not be read was replaced with the default, which must not be reported as a conflict.
@@ -176,7 +177,7 @@ def _absence(file: Path) -> str:
     """Return the reason why a file can't be used; "" if the file exists."""
     try:
         return "" if file.is_file() else "file does not exist"
-    except OSError as error:  # such as a directory without permission
+    except OSError as error:  # for example, a directory can't be accessed
         return error.strerror or str(error)
 
 
@@ -233,5 +234,5 @@ def _matching(folder: Path, pattern: str) -> list[Path]:
         return []
     # As in a shell, a pattern does not match names that begin with a dot, such as editors' backups.
     names = glob.glob(pattern, root_dir=folder, recursive=True) if glob.has_magic(pattern) else [pattern]
-    # os.path.isfile raises no error if, for example, a directory has no permission or a name is too long.
+    # os.path.isfile raises no error if, for example, a directory can't be accessed or a name is too long.
     return [folder / name for name in names if os.path.isfile(folder / name)]

@@ -1,6 +1,7 @@
 """Reads passwords, the secrets that sign client bindings, and the key for the hashes in the audit log.
 
-Each value is stored in the configuration, in an environment variable or in a file. Errors never contain a value.
+Each value is stored in an environment variable or in a file; a password may also be part of the configuration. Errors
+never contain a value.
 """
 
 from __future__ import annotations
