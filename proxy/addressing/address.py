@@ -36,7 +36,7 @@ class Address:
         port: None for the scheme's default.
         name: everything after the slash that ends the domain, not decoded.
         passive: True if the address is for listening, not for connecting.
-        local: True if the domain is empty. The address is then on the sidecar's own broker.
+        local: True if there is no scheme and the domain is empty. The address is then on the sidecar's own broker.
     """
 
     scheme: bytes | None

@@ -6,13 +6,13 @@ In a pattern, ``*`` matches any run of bytes, ``%`` matches any run without a sl
 itself. If there are several ways to match, the first wildcard takes its longest run, then the second, and so on. There
 is no recursion, no regular expression and no backtracking: the cost is at most proportional to the length of the
 pattern times the length of the address. If all wildcards of a pattern are ``*``, its literals are matched one after
-another from the right. For other patterns, the set of offsets from which the rest can match is computed as one big
-integer, starting at the end of the pattern. A single pass from the left then extends each wildcard to the farthest of
-these offsets.
+another from the right. For other patterns, the set of offsets from which the rest of the pattern can match is computed
+for each wildcard, starting at the end of the pattern. Each set is stored as the bits of one large integer. A single
+pass from the left then extends each wildcard to the farthest of these offsets.
 
 `AddressIndex` preselects patterns by their prefix, then by their suffix, then by a few bytes of an inner literal. An
-address is looked up by its prefixes, suffixes and substrings. The patterns found are only candidates, which are
-then matched.
+address is looked up by its prefixes, suffixes and substrings. The patterns found are only candidates, which are then
+matched.
 
 Source: the messenger-addressing specification, 1.1 to 1.3, and 1.6 for the bound.
 """
@@ -403,8 +403,7 @@ class _Bucket:
 
 
 def _pieces_of(pattern: AddressPattern) -> set[bytes]:
-    """Return all substrings of a pattern's inner literals with the first length in `_PIECES` for which there are
-    any."""
+    """Return the substrings of a pattern's inner literals, with the first length in `_PIECES` that yields any."""
     for length in _PIECES:
         if substrings := {piece for literal in pattern.literals for piece in _cut(literal, length)}:
             return substrings

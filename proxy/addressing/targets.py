@@ -1,4 +1,4 @@
-"""Maps a publish to its address, and a translated address to broker, exchange and routing key.
+"""Maps a publish to its address, and a translated address to a broker, an exchange and a routing key.
 
 Each combination of exchange and routing key has exactly one address. A result of the table consists of a domain (the
 broker) and a name (the exchange and routing key on that broker). An unusable result does not raise an exception, but
@@ -184,7 +184,7 @@ class AddressBook:
         return AddressBook(self.table, self._brokers)
 
     def look_up(self, exchange: bytes, routing_key: bytes) -> Target | FailedTranslation | None:
-        """Return the target of a publish; None if no rule applies. The same object is returned for equal publishes."""
+        """Return the target of a publish; None if no rule applies. Equal publishes share the cached object."""
         try:
             return self._kept[exchange, routing_key]
         except KeyError:
@@ -247,9 +247,9 @@ class AddressBook:
         return kept
 
     def may_keep(self, exchange: bytes) -> bool:
-        """Return True if a rule for some publishes to an exchange may lead back to the exchange.
+        """Return True if a rule that matches some publishes to an exchange may send them back to this exchange.
 
-        Only rules that precede the rule for every publish to the exchange are considered.
+        Only rules that precede the first rule that matches every publish to the exchange are considered.
         """
         beginning = address_of(Publication(exchange, b""))
         every = AddressPattern(beginning + b"*")
@@ -267,7 +267,7 @@ class AddressBook:
         return translation is not None and (domain is None or domain.local) and _may_name(translation, exchange)
 
     def rules_exposing_passwords(self) -> list[int]:
-        """Return the rules that have matched an address with a password and were not returned before.
+        """Return the rules that have matched an address with a password and have not been returned before.
 
         Receivers can see these passwords in the original address.
         """
