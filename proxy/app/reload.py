@@ -42,7 +42,7 @@ _FREED_AT_ONCE = 64
 _FREE_ATTEMPTS = 60
 #: Seconds for which a compiling thread holds the interpreter while other threads wait.
 _SWITCH_SECONDS = 0.0005
-#: Seconds between two checks of the files. A change is loaded after two checks.
+#: Seconds between checks of the files. A change is loaded when the next check finds no further change.
 POLL_SECONDS = 1.0
 #: Seconds until the next attempt to activate valid rules if the broker was unreachable.
 RETRY_SECONDS = 5.0
