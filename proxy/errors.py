@@ -17,7 +17,7 @@ from typing import Self
 
 
 class ProxyError(Exception):
-    """Base class of all errors that this package raises deliberately."""
+    """Base class of the four families."""
 
 
 class Scope(Enum):

@@ -22,7 +22,7 @@ FOLDER: Final = os.path.join(ROOT, "proxy", "_native")
 #: File whose first line is the digest of the sources, and whose second line contains the compilation settings. Each
 #: further line is the path of a source, relative to ROOT.
 MANIFEST: Final = "manifest.txt"
-#: Identifies this Python and this platform exactly, so that modules built for other platforms are never loaded.
+#: File suffix that identifies the version of Python and the platform, so that modules built for others are not loaded.
 SUFFIX: Final = EXTENSION_SUFFIXES[0]
 
 

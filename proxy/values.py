@@ -35,7 +35,7 @@ class Value(NamedTuple):
 
 
 def strings(value: Value) -> Iterator[bytes]:
-    """Yield the byte strings of a value, or of its elements if it is an array."""
+    """Yield the content of a value, or of each element of an array, if it is a byte string."""
     elements = value.value if value.letter == "A" and isinstance(value.value, tuple) else (value,)
     for element in elements:
         if isinstance(element.value, bytes):
@@ -49,7 +49,7 @@ Table: TypeAlias = tuple[tuple[bytes, Value], ...]
 #: key costs time there.
 RESERVED_PREFIX: Final = b"x.o.p.e.n.x."
 RESERVED_WORD: Final = RESERVED_PREFIX.replace(b".", b"-")
-#: Prefixes of destination tokens. Routing keys and CC entries from producers must not begin with them.
+#: Both reserved prefixes. Routing keys and CC entries from producers must not begin with them.
 RESERVED_PREFIXES = (RESERVED_PREFIX, RESERVED_WORD)
 
 #: AMQP 0-9-1 spec, 4.2.5.3: a short string has at most 255 octets.
