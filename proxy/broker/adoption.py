@@ -134,7 +134,7 @@ class Adoption:
         return lacking
 
     async def retire_tokens(self) -> int:
-        """Record on the broker that, from now on, only the current tokens are bound in the virtual host.
+        """Record on the broker that, from now on, only the current tokens are used in the virtual host.
 
         In their next pass, sidecars detect this, publish only with the current tokens, and remove the other tokens.
         Before this call, all sidecars must have the current secret, none may run version 0.1, and `lacking_tokens` must

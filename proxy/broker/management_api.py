@@ -413,7 +413,7 @@ class ManagementApi:
         )
 
     def _how(self) -> dict[str, Any]:  # Any: arguments of several types
-        """Return request options: no redirects, and the current certificates."""
+        """Return request options: no redirects, and TLS settings with the current certificates."""
         tls = self._settings.management_tls
         how: dict[str, Any] = {"allow_redirects": False}
         return how if tls is None else how | {"ssl": tls.context(), "server_hostname": tls.server_name}

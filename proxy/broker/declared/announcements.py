@@ -1,9 +1,9 @@
-"""Announces changed client declarations to other sidecars, so that these need not wait for their next regular pass.
+"""Announces changed client declarations to other sidecars, so that they need not wait for their next regular pass.
 
 Announcements are sent to a fanout exchange on the broker, to which each sidecar binds a queue. A message contains only
-the names of the changed exchanges; the changes themselves are read from the broker. Changes made within a short time
-are announced in one message. If an announcement is lost, other sidecars detect the change in their next regular pass.
-Each regular pass checks that the queue is still bound, since the exchange may have been deleted.
+the sender's ID and the names of the changed exchanges; the changes themselves are read from the broker. Changes made
+within a short time are announced in one message. If an announcement is lost, other sidecars detect the change in their
+next regular pass. Each regular pass checks that the queue is still bound, since the exchange may have been deleted.
 Source: RabbitMQ's guide on exchanges.
 """
 
@@ -88,9 +88,9 @@ class Announcements:
             self._exchange, self._queue, self._error = exchange, queue.name, ""
 
     async def check(self, management: ManagementApi) -> bool:
-        """Return True if the queue is still bound, so that no announcement was missed; otherwise, subscribe again.
+        """Return True if the queue is still bound, which means that no announcement was missed.
 
-        Return False without subscribing if this can't be determined because the management API failed.
+        Otherwise, subscribe again and return False. If the management API fails, return False without subscribing.
 
         Raises:
             UpstreamError: the connection was lost.

@@ -251,7 +251,7 @@ _RETRY_SECONDS = 1.0
 
 
 class Recorder:
-    """Writes the snapshot of client declarations to a file; without a path, does nothing."""
+    """Writes the snapshot of client declarations to a file; does nothing if there is no path."""
 
     def __init__(self, path: Path | None, states: Callable[[], Iterable[VhostState]], supervisor: Supervisor) -> None:
         self._path = path

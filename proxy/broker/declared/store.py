@@ -217,7 +217,7 @@ class BindingListings:
         return self._state.router.exchanges.get(owned.name) is exchange and owned.changes == changes
 
     def before(self, owned: OwnedExchange) -> BindingsBefore | None:
-        """Return the input for `take`; None if the exchange is not in use. Must be called before requesting a list."""
+        """Return the input for `take`; None if the exchange is not in use. Must be called before the request."""
         if self._state.exchanges.get(owned.name) is not owned:
             return None
         exchange = self._state.router.exchanges[owned.name]
@@ -425,7 +425,7 @@ class ExchangesBefore(NamedTuple):
 
     Args:
         exchanges: the client exchanges that have a carrier, each with its value of `declares` at that time.
-        epoch: the epoch of the virtual host.
+        epoch: the epoch of the virtual host at that time.
     """
 
     exchanges: Mapping[bytes, tuple[OwnedExchange, int]]

@@ -1,7 +1,7 @@
 """Finds tokens that are still bound although the last binding that needed them was removed.
 
-While such a token is bound, the broker considers the exchange in use. A relay that removes a binding also removes the
-token that the binding needed. This module finds tokens that the relay could not remove, and tokens of bindings that
+While such a token is bound, the broker considers the exchange in use. A relay that removes a binding also unbinds the
+token that the binding needed. This module finds tokens that the relay could not unbind, and tokens of bindings that
 were removed directly on the broker. A token is unbound only after two successive passes have found that nothing needs
 it, since a client may be creating a binding that needs it during the first pass. Source: `relay.token_table`.
 """

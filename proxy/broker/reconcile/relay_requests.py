@@ -284,7 +284,7 @@ class RelayRequests:
 
     @contextmanager
     def collecting_declared(self) -> Iterator[set[Destination]]:
-        """Collect the destinations declared during an operation, which may have found them missing before that."""
+        """Collect the destinations that are declared during an operation that may already have found them missing."""
         declared = set[Destination]()
         self._declared.append(declared)
         try:
@@ -304,7 +304,7 @@ class RelayRequests:
         )
 
     def declared(self, destination: Destination, exclusive: bool = False) -> None:
-        """Record a declared queue, or that one of the broker's own exchanges exists.
+        """Record that a queue was declared, or that one of the broker's own exchanges exists.
 
         Args:
             exclusive: whether a queue is exclusive to its connection.
@@ -360,7 +360,7 @@ class RelayRequests:
         self._announce(exchange)
 
     def record_changes(self, changes: int) -> None:
-        """Save client declarations if the store has changed them; `changes` is its earlier number of changes."""
+        """Record client declarations that the store has changed; `changes` is the number of its earlier changes."""
         if self._store.changes != changes:
             self._reconciler.changed()
             self._record()
