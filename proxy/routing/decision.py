@@ -98,7 +98,7 @@ class Decision:
     error: bytes  # for REJECTED, the reply text without ``PRECONDITION_FAILED - ``
     #: (exchange, id) of the bindings that were true, in visiting order
     matched: tuple[tuple[bytes, str], ...]
-    keep: bool  # whether the decision may be cached (False after a random draw)
+    keep: bool  # whether the decision may be cached (False after a random pick, and while destinations are unchecked)
     match_limit_hits: int  # regex searches that reached the match limit
     #: owners whose regex budgets were spent, sorted: rules (rules files), client, message
     spent_budgets: tuple[str, ...]

@@ -159,7 +159,7 @@ def format_term(value: Value, column: int = 0) -> str:
 def _float(number: float) -> str:
     """Format a number with the fewest digits that identify it.
 
-    An exponent is used if the result is shorter, or if the number is 2**53 or larger.
+    An exponent is used if the result is shorter, or if the number's absolute value is 2**53 or larger.
     """
     plain = repr(number)
     mantissa, _, exponent = (plain if "e" in plain else _scientific(plain)).partition("e")

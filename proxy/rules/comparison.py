@@ -84,7 +84,7 @@ class _Kind:
 
 @dataclass(slots=True)
 class _Counts:
-    """Numbers of publishes to one exchange. `kinds` counts differences by the live and the candidate result."""
+    """Numbers of publishes to one exchange. `kinds` counts them by the pair of a live and a candidate result."""
 
     compared: int = 0
     equal: int = 0

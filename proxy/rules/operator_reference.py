@@ -1,8 +1,8 @@
 """Describes each operator, effect, permission and filter of an open exchange, with an example.
 
 The entries have several uses: ``oxproxy operators`` prints them, ``python -m deploy.reference`` generates the tables in
-docs/reference/rules.md, and messages and the JSON Schema for rules files are derived from them. A test compares the
-keys with the keys that `routing` reads, and compiles every example.
+docs/reference/rules.md, and error messages and the JSON Schema for rules files are derived from them. A test compares
+the keys with the keys that `routing` reads, and compiles every example.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ SECTIONS = (MATCH_TYPES, HEADERS, MESSAGE, EFFECTS, PERMISSIONS, FILTERS)
 
 
 class OperatorValue(NamedTuple):
-    """Value, effect and name of an operator, for messages and JSON Schema.
+    """Value, effect and name of an operator, for error messages and the JSON Schema.
 
     Args:
         expected: the expected value.

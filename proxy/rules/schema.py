@@ -566,7 +566,7 @@ def read_source(name: str, data: bytes) -> RulesSource:
 
 
 def release_parsed(file: ParsedFile) -> None:
-    """Release the parsed bindings of a file individually; see `release_tree`."""
+    """Release the parsed bindings of a file one by one; see `release_tree`."""
     for exchange in file.exchanges:
         while exchange.bindings:
             exchange.bindings.pop()

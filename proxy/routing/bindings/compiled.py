@@ -286,7 +286,7 @@ UNDER_EITHER: Final = -2
 class CompiledBinding:
     """A binding that is ready to be visited.
 
-    There may be a hundred thousand bindings, so attributes that can be derived from other attributes are not stored.
+    There may be a hundred thousand bindings, so most values that can be derived from attributes are not stored.
     """
 
     binding: Binding

@@ -74,7 +74,7 @@ def invalid_gotos(entries: Sequence[CompiledBinding]) -> Iterator[tuple[Compiled
             if jump in (0, STOP):
                 continue
             if jump > greatest:
-                yield compiled, key, f"no binding has order {jump} or greater: the evaluation ends here"
+                yield compiled, key, f"no binding has order {jump} or greater, so the evaluation ends here"
             elif jump <= compiled.order:
                 yield compiled, key, f"order {jump} is not greater than the order of this binding, {compiled.order}"
 
