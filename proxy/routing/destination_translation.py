@@ -103,7 +103,11 @@ class StaticTranslations(NamedTuple):
 def static_translations(
     book: AddressBook, named: Iterable[Destination], router: Router, carriers: Collection[bytes]
 ) -> StaticTranslations:
-    """Translate the destinations named by rules, independently of messages; `carriers` are those of the router."""
+    """Translate the destinations named by rules, independently of messages.
+
+    Args:
+        carriers: names of the carriers of the router's exchanges.
+    """
     evaluated = router.exchanges
     taken = evaluated.keys() | carriers
     candidates = (static_translation(book, destination, taken) for destination in sorted(set(named)))

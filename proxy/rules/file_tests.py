@@ -39,7 +39,7 @@ _Names: TypeAlias = Annotated[tuple[Annotated[str, Expected("a name")], ...], LI
 
 
 class ExpectationModel(FileModel):
-    """Expected result of a test; missing keys default to empty lists."""
+    """Expected result of a test. Omitted lists are expected to be empty; an omitted outcome is not checked."""
 
     queues: _Names = ()
     """every queue that receives the message"""
