@@ -406,7 +406,7 @@ class ControlConnection:
         }
 
     async def _in_lanes(self, work: Callable[[], Awaitable[None]], count: int) -> None:
-        """Run `count` instances of `work` concurrently, but at most one per lane (a channel for bulk declarations)."""
+        """Run `work` up to `count` times concurrently, but at most once per lane (a channel for bulk declarations)."""
 
         async def lane() -> None:
             async with self._bulk:

@@ -30,8 +30,8 @@ class RemoteObserver:
 
     def __init__(self, reach: Callable[[str, Remote], tuple[ControlSettings, str] | None]) -> None:
         self._reach = reach
-        #: For each local virtual host and broker that could not be queried: the time of the next retry, and the pause
-        #: that follows if the retry fails.
+        #: For each local virtual host and other broker that could not be queried: the time of the next retry, and the
+        #: pause that follows if the retry fails.
         self._resting: dict[tuple[str, Remote], tuple[float, float]] = {}
 
     async def observe(self, vhost: VhostTopology) -> None:

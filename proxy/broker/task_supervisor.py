@@ -34,7 +34,7 @@ def end_if_cancelled() -> None:
 
 
 async def gather_all(work: Iterable[Awaitable[T]]) -> list[T]:
-    """Wait until everything has finished, even if something fails; then return the results or raise the first error."""
+    """Wait until all work has finished, even if some of it fails; then return the results or raise the first error."""
     results: list[T] = []
     for result in await asyncio.gather(*work, return_exceptions=True):
         if isinstance(result, BaseException):

@@ -84,7 +84,7 @@ class _Kind:
 
 @dataclass(slots=True)
 class _Counts:
-    """Numbers of publishes to one exchange. `kinds` counts them by the pair of a live and a candidate result."""
+    """Numbers of publishes to one exchange. `kinds` counts those that differ, by live and candidate result."""
 
     compared: int = 0
     equal: int = 0

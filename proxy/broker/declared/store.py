@@ -194,7 +194,7 @@ class BindingListings:
 
     @property
     def unsigned(self) -> dict[bytes, list[str]]:
-        """Descriptions of the bindings that are not signed with any of our secrets, by exchange, as last listed."""
+        """Descriptions of bindings that are signed with none of our secrets, by exchange, as of the last listings."""
         return {name: last.unsigned for name, last in self._in_use() if last.unsigned}
 
     @property

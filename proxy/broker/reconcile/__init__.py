@@ -6,7 +6,7 @@
 | desired state: carriers, tokens, destinations that must exist | `desired` |
 | observing the broker: queues, exchanges, bindings of carriers | `observer` |
 | queues and exchanges that are known to exist | `observed` |
-| comparing the two states: required actions and unreachable destinations | `diff` |
+| comparing desired and observed state: required actions, unreachable destinations | `diff` |
 | detecting conflicts, foreign bindings, bypasses and old tokens | `checks` |
 | carrier types, and the form of tokens on topic carriers | `carrier_forms` |
 | one pass: observe, diff, execute; replacing the rules | `reconciler` |

@@ -122,7 +122,7 @@ class Observer:
         self._lacking: dict[Destination, str] = {}
         self._warned: set[str] = set()
         self._failed: list[str] = []
-        #: Errors from reading, in this pass, the bindings of clients' exchanges whose bindings have never been read.
+        #: Errors in this pass when reading the bindings of clients' exchanges whose bindings have never been read.
         self.unread: list[UpstreamError] = []
         #: Listings that failed in the last pass.
         self.failures: tuple[str, ...] = ()

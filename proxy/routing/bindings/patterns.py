@@ -92,7 +92,7 @@ _COUNTS = re.compile(rb"\{([0-9]{1,9})(?:,([0-9]{1,9}))?")
 _SCANS = re.compile(rb"[*+?}]\+|\(\?(?!:|#|\||P?<[^=!]|P=|'|[imsUJ-]+[:)])|\\[QEX]|\\g[<']")
 #: Back references, which compare characters without match steps.
 _COMPARES = re.compile(rb"\\[1-9gk]|\(\?P=")
-#: Constructs that make these scans slower.
+#: Constructs that make the scans without match steps slower.
 _SLOW_SCANS = re.compile(rb"\(\*U|\\[XRpP]|\\g[<']|\(\?(?:P>|[&0-9+-])")
 #: Constructs whose meaning would change in the counted form: backtracking verbs, and recursion into the whole pattern.
 _WHOLE = re.compile(rb"\(\*|\(\?(?:R|0)|\\g[<'][+-]?0")
@@ -296,7 +296,7 @@ class _Code:
 
 
 def _scan_work(text: bytes) -> int:
-    """Return the work for a character that the counted form scans without a match step; 0 if no scan is uncounted."""
+    """Return the work per character that the counted form scans without match steps; 0 if it has no such scans."""
     scans = _SCANS.search(text)
     if scans is None and _COMPARES.search(text) is None:
         return 0
