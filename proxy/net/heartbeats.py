@@ -20,7 +20,7 @@ from proxy.net.link import Link
 from proxy.relay.handshake.greeting import Tuning
 from proxy.relay.relay import Relay
 
-#: Number of checks per interval.
+#: Number of checks during the shortest of the heartbeat intervals and the idle timeout.
 _LOOKS = 4
 
 
@@ -28,9 +28,9 @@ class Heartbeats:
     """Monitors both sides of one connection.
 
     Args:
-        idle_seconds: time without data other than heartbeats until the connection is idle; 0 for no timeout.
+        idle_seconds: time after which a connection with only heartbeats is considered idle; 0 for no timeout.
         flush: sends the relay's output.
-        idle: called at the idle timeout.
+        idle: called when the connection is idle.
     """
 
     __slots__ = (
@@ -87,10 +87,10 @@ class Heartbeats:
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        del self._flush, self._idle  # they refer to the session, which is freed at once without this reference cycle
+        del self._flush, self._idle  # otherwise, this reference cycle would prevent the session from being freed
 
     def saw(self, data: bytes, now: float) -> None:
-        """Record a read from either side. A heartbeat that is split across two reads counts as another frame type."""
+        """Record a read from either side. A heartbeat that is split across two reads counts as other data."""
         if data.replace(HEARTBEAT_FRAME, b""):
             self._busy = now
 

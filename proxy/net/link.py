@@ -11,14 +11,15 @@ from collections.abc import Callable
 from time import monotonic
 from typing import cast
 
-#: Reading from the other side is paused when the write buffer exceeds the first size, and resumes when the buffer is
-#: smaller than the second size. These sizes permit full speed on loopback, and thousands of connections.
+#: Size of the write buffer above which reading from the other side is paused. It is large enough for full speed on
+#: loopback, and small enough for thousands of connections.
 WRITE_HIGH_BYTES = 1 << 20
+#: Size of the write buffer below which reading from the other side resumes.
 WRITE_LOW_BYTES = 1 << 18
 #: Pause between reads during continuous traffic. Reading many small segments at once, such as confirms from RabbitMQ,
 #: takes a fraction of the time of reading them separately.
 PAUSE_SECONDS = 0.008
-#: After a read of this size, a pause is not worthwhile.
+#: A read of at least this size is not followed by a pause.
 _LARGE_READ_BYTES = 1 << 16
 _BETWEEN_READS = frozenset(("between reads",))
 
@@ -37,7 +38,7 @@ def peer_address(name: object) -> tuple[str, str]:
 
 
 class ReadPauses:
-    """Pauses the sockets of one connection between reads, and resumes them together in one wake-up."""
+    """Pauses the sockets of one session between reads, and resumes all of them with one timer."""
 
     __slots__ = ("_links", "_loop", "_timer")
 
@@ -64,7 +65,7 @@ class ReadPauses:
 
 
 class Link(asyncio.Protocol):
-    """One side of a session.
+    """The socket on one side of a session.
 
     Args:
         received: called with received bytes.
@@ -92,7 +93,7 @@ class Link(asyncio.Protocol):
         self._paused_for: set[str] = set()
         self.transport: asyncio.Transport | None = None
         self.connected = False
-        #: monotonic time of the accept or of the connection attempt, before TLS
+        #: monotonic time at which this object was created; for an accepted connection, this is before TLS
         self.begun = monotonic()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -104,7 +105,8 @@ class Link(asyncio.Protocol):
     def end(self) -> None:
         """Invoke no further callbacks, and abort a connection that is established later.
 
-        The callbacks refer to the session. Without this reference cycle, the session is freed at once.
+        The callbacks refer to the session. Removing them breaks this reference cycle, so that the session is freed
+        immediately.
         """
         self.data_received = self._lost = self._writable = _ignore  # type: ignore[method-assign, assignment]
         self._made = self.abort if self.transport is None else _ignore
@@ -163,7 +165,7 @@ class Link(asyncio.Protocol):
         return self.transport.get_write_buffer_size() if self.connected and self.transport is not None else 0
 
     def release(self) -> asyncio.Transport | None:
-        """Detach and return the socket if it is open; this link then receives nothing more."""
+        """Give up the socket, and return it if it is open. The caller must set another protocol for it."""
         transport, was_connected = self.transport, self.connected
         self.connected = False
         return transport if was_connected and transport is not None and not transport.is_closing() else None

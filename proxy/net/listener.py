@@ -41,13 +41,13 @@ _LOOK_SECONDS = 0.05
 #: Others are closed without a reason, so that a flood of connections does not exhaust file descriptors.
 REFUSED_AT_ONCE = 64
 _BACKLOG = 1024
-#: Maximum number of connections accepted in one iteration of the event loop.
+#: Maximum number of connections that a listening socket accepts in one iteration of the event loop.
 _ACCEPTED_AT_ONCE = 64
 #: Pause before accepting connections again after the system ran out of sockets, as in asyncio.
 _ACCEPT_PAUSE_SECONDS = 1.0
 #: Errors that occur if the machine has no address of the requested address family.
 _NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
-#: A producer's own socket and its connection to the broker.
+#: Each producer needs one socket to the producer and one socket to the broker.
 DESCRIPTORS_PER_PRODUCER = 2
 #: Descriptors for everything else: 64 refused producers (`REFUSED_AT_ONCE`), 64 connections to the admin address
 #: (`admin.MOST_CONNECTIONS`), and 128 for listeners, the control plane, the audit log and remote brokers.
@@ -82,14 +82,14 @@ class ListenError(OSError):
 
 
 def admitted_connections(connections: int, kept: int = 0) -> int:
-    """Raise this process's limit on file descriptors as far as needed and permitted; log if the limit stays too low.
+    """Raise this process's limit on file descriptors as far as needed and permitted; log if it remains too low.
 
     Args:
         connections: configured maximum number of producers.
         kept: maximum number of upstream connections kept for reuse.
 
     Returns:
-        The number of producers that the file descriptors permit.
+        The configured number of producers, or a smaller number if the file descriptors do not suffice.
     """
     reserve = RESERVED_DESCRIPTORS + kept
     needed = DESCRIPTORS_PER_PRODUCER * connections + reserve
@@ -215,7 +215,7 @@ class Listener:
             asyncio.get_running_loop().add_reader(listening, self._accept, listening, tls)
 
     def _receive(self, connection: socket.socket, host: str, name: str, tls: ContextProvider | None) -> None:
-        """Create the session for a new connection, or close the connection."""
+        """Create the session for a new connection, or close the connection if it is refused without a reason."""
         refusal = self._refusal(host, name)
         if refusal == "":
             self._context.counters.downstream.results["refused"] += 1
@@ -229,7 +229,7 @@ class Listener:
         self._tasks.start(self._join(connection, session, name, tls), "accept")
 
     async def _join(self, connection: socket.socket, session: Session, name: str, tls: ContextProvider | None) -> None:
-        """Connect a socket to its session, after the TLS handshake if there is one."""
+        """Connect a socket to its session; with TLS, do so after the TLS handshake."""
         protocol = session.producer
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

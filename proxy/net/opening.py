@@ -32,7 +32,7 @@ class Opening:
     Args:
         producer: the producer's side, connected.
         upstream: the broker's side, not connected yet.
-        tasks: tasks that are cancelled at the end of the session.
+        tasks: runs tasks, which are cancelled at the end of the session.
         opened: called once, when both sides are open.
         refusal: reason for refusing the producer; None if it is admitted.
     """
@@ -65,7 +65,7 @@ class Opening:
         self._negotiation = reuse.negotiation() if reuse is not None else None
         self._connecting = False
         self._adopting = False
-        #: result of a failed handshake, if the handshake itself can't determine the result
+        #: `result` label of a failed opening if the reason is not in `Handshake.ending`; otherwise empty
         self._failure = ""
 
     def from_producer(self, data: bytes) -> None:
@@ -92,7 +92,8 @@ class Opening:
     def upstream_lost(self, error: Exception | None) -> None:
         """Handle the loss of the broker's socket.
 
-        The error may be a TLS error, since with TLS 1.3 a broker rejects our certificate only after the TLS handshake.
+        The error may be a TLS error, since with TLS 1.3, a broker rejects our certificate only after our side has
+        finished the TLS handshake.
         """
         failure = None
         if isinstance(error, ssl.SSLError) and self._handshake.ending is None:
@@ -163,7 +164,7 @@ class Opening:
         self._log.warning("upstream not reachable", error=str(error))
 
     async def _adopt(self, control: ControlPlane) -> None:
-        """Load the client declarations of a virtual host before its first producer continues."""
+        """Load the client declarations of a virtual host before the session of its first producer starts."""
         vhost = self._handshake.vhost
         self._pause_both(True)
         try:

@@ -1,4 +1,4 @@
-"""One producer connection and the upstream connection that it leases: sockets, heartbeats, back-pressure and closing.
+"""One producer connection and its upstream connection: sockets, heartbeats, back-pressure and closing.
 
 During the handshake, `opening` handles the received bytes. Then, `relay.relay` handles the bytes, and decides what to
 send and when to close. Sources: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec, 4.2.7.
@@ -45,7 +45,7 @@ class Session:
 
     Args:
         ended: called once when both sockets are closed.
-        refusal: reply text with which the producer is refused after the handshake; None if it is admitted.
+        refusal: reply text with which the producer is refused during the handshake; None if it is admitted.
     """
 
     def __init__(
@@ -188,7 +188,7 @@ class Session:
             self._regex_pause = self._loop.call_later(seconds, self._resume_after_regexes)
 
     def _resume_after_regexes(self) -> None:
-        """Process bytes that have already been read."""
+        """End the pause, and process bytes that have already been read."""
         self._end_regex_pause()
         self._from_producer(b"")
 
@@ -215,7 +215,7 @@ class Session:
             self._opening.from_upstream(data)
 
     def _flush(self, relay: Relay, now: float) -> None:
-        """Send the relay's output to both sides, start its requests, and close the sockets that are done."""
+        """Send the relay's output to both sides, start its requests, and close sockets that are no longer needed."""
         connection = relay.connection
         if connection.to_upstream:
             self._heartbeats.wrote_upstream_at = now
@@ -249,7 +249,7 @@ class Session:
             self._flush(self.relay, monotonic())
 
     def audit_durable(self, sequence: int) -> None:
-        """Release confirms that waited for audit records up to this number, which are now on disk."""
+        """Release the confirms that waited for audit records, since the records up to `sequence` are on disk."""
         if self.relay is not None and (delayed_confirms := self.relay.connection.delayed_confirms):
             delayed_confirms.durable(sequence)
             self._flush(self.relay, monotonic())
@@ -419,7 +419,7 @@ class Session:
         self._end_cycles()
 
     def _end_cycles(self) -> None:
-        """Remove reference cycles, so that the session is freed at once.
+        """Remove reference cycles, so that the session is freed immediately.
 
         The garbage collector does not free objects that exist during a reload (`app.reload`).
         """

@@ -17,7 +17,7 @@ from proxy.relay.counters import LimitCounters
 from proxy.relay.rate_limits import UserRateLimit
 from proxy.relay.relay import Relay
 
-#: Shortest pause that is worth a timer.
+#: Minimum duration of a pause.
 LEAST_SECONDS = 0.001
 #: Pause of a producer that has exhausted a regex budget, as a multiple of the duration of its decisions.
 _PAUSE_FACTOR = 9
@@ -25,7 +25,7 @@ _WORDS = {"publish_rate": "publishes per second", "publish_bytes": "bytes per se
 
 
 class RegexPacing:
-    """Limits the decisions that exhaust regex budgets to a tenth of the total time.
+    """Limits the time spent on decisions that exhaust regex budgets to a tenth of the total time.
 
     Each of these decisions takes milliseconds, during which no other connection is served.
     """
@@ -39,7 +39,7 @@ class RegexPacing:
         """Return the number of seconds for which reading from the producer must be paused.
 
         Args:
-            begin: monotonic time at which the producer's last decisions started.
+            begin: monotonic time at which the producer's most recent decisions started.
             now: monotonic time at which these decisions ended.
         """
         self._next = max(self._next, now) + (now - begin) * _PAUSE_FACTOR
@@ -72,9 +72,9 @@ class Throttle:
         self._charged = 0
         self._timer: asyncio.TimerHandle | None = None
         self._over = False
-        #: whether the producer was refused and has published nothing since, so that it is paused but not refused again
+        #: whether the producer was refused and has published nothing since then; such a producer is only paused
         self._was_refused = False
-        #: monotonic time before which the user's debt does not count for this producer
+        #: earliest monotonic time at which this producer's patience starts, even if the user's debt is older
         self._not_charged_before = float("-inf")
 
     def read(self, size_bytes: int, now: float) -> None:
@@ -99,7 +99,7 @@ class Throttle:
         if not wait or self._timer is not None or self._over:
             return
         if self._was_refused:
-            self._not_charged_before = now  # does not apply to the user's other producers
+            self._not_charged_before = now  # only for this producer, not for the user's other producers
         patience_left = self._not_charged_before + self.allowance.rates.patience_seconds - now
         left = max(self.allowance.patience_left(now), patience_left)
         if left <= 0:
@@ -113,7 +113,7 @@ class Throttle:
     def _refuse(self, limit: str, paid_at: float) -> None:
         rates = self.allowance.rates
         most = rates.publishes if limit == "publish_rate" else rates.read_bytes
-        self.allowance.owes_since = paid_at  # this debt does not count for the user's other producers
+        self.allowance.owes_since = paid_at  # this debt must not be held against the user's other producers
         self._was_refused = True
         self._counters.hits["patience"] += 1
         patience = f"{rates.patience_seconds:g} s"

@@ -1,7 +1,7 @@
 """Creates the TLS contexts for producers and brokers from files. No other module creates contexts.
 
 Contexts are created when the sidecar starts and again at each reload; established connections keep their contexts.
-Neither keys nor the contents of files are ever shown.
+Neither keys nor the contents of files are ever logged or included in errors.
 
 The expiry of our own certificates is read from their PEM text, since Python's `ssl` provides it only for peers'
 certificates. OpenSSL has already accepted these certificates, so the parser validates only the fields that it reads.
@@ -23,7 +23,7 @@ from typing import TypeAlias
 from proxy.errors import ConfigError, ConfigErrors
 
 _PEM = re.compile(rb"-----BEGIN (?:X509 |TRUSTED )?CERTIFICATE-----(.*?)-----END ", re.DOTALL)
-#: Tags of the optional field before the serial number, and of a time whose year has two digits.
+#: DER tags of the optional version field, which precedes the serial number, and of a time with a two-digit year.
 _VERSION, _UTC_TIME = 0xA0, 0x17
 
 
@@ -61,7 +61,7 @@ def _end(der: bytes) -> float:
 def _der_content(der: bytes, at: int) -> tuple[int, int]:
     """Return the start and end of the content of a DER element, given the offset of the element."""
     begin, length = at + 2, der[at + 1]
-    if length & 0x80:  # long form: these bits are the number of length bytes
+    if length & 0x80:  # long form: the lower seven bits are the number of bytes that contain the length
         width = length & 0x7F
         length = int.from_bytes(der[begin : begin + width])
         begin += width
@@ -72,7 +72,7 @@ def _der_content(der: bytes, at: int) -> tuple[int, int]:
 ContextProvider: TypeAlias = Callable[[], ssl.SSLContext]
 
 _OLDEST = ssl.TLSVersion.TLSv1_2
-#: OpenSSL's codes for a chain without a trusted CA.
+#: OpenSSL's verification errors for a chain that does not lead to a trusted CA.
 _UNTRUSTED = frozenset((18, 19, 20, 21))
 #: Explanations for unclear OpenSSL errors.
 _MEANING = {
@@ -147,7 +147,7 @@ class ClientTls:
         return context
 
     def words(self, error: BaseException) -> str:
-        """Describe a connection error that occurred with these settings, without the peer's address."""
+        """Describe an error of a connection with these settings, without the peer's address."""
         if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _UNTRUSTED:
             trusted = "the system's CA certificates" if self.ca is None else f"a CA in {self.ca}"
             return f"{words(error)} (not signed by {trusted})"
@@ -163,7 +163,7 @@ class TlsContexts:
         self.ends: dict[tuple[str, str], float] = {}
 
     def of(self, tls: ServerTls | ClientTls) -> ssl.SSLContext:
-        """Return the context in use; create it if there is none.
+        """Return the context in use for these settings; create it if there is none.
 
         Raises:
             ConfigError: a new context is needed, but a certificate, key or CA file can't be used.

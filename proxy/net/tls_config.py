@@ -74,7 +74,7 @@ class SidecarTls:
         return use
 
     def read_for(self, remotes: RemotePool, brokers: Mapping[str, Mapping[bytes, RemoteBroker]]) -> Callable[[], None]:
-        """Do the same as `read`. The returned function also makes `remotes` use the brokers."""
+        """Read all TLS files; see `read`. The returned function also puts the brokers into use in `remotes`."""
         use_contexts = self.read(brokers)
 
         def use() -> None:
@@ -92,7 +92,10 @@ class SidecarTls:
         return {index: partial(self.contexts.of, tls) for index, tls in self.listeners.items()}
 
     def client(self, tls: ClientTls, server_name: str | None) -> TlsSettings:
-        """Return TLS settings for the client libraries, with another name that the certificate must have."""
+        """Return TLS settings for the client libraries.
+
+        The certificate must have the name `server_name`, or the host name if this argument is None.
+        """
         return TlsSettings(partial(self.contexts.of, tls), server_name, tls.words)
 
     def control(self) -> TlsSettings | None:

@@ -28,7 +28,8 @@ from proxy.net.tls import ClientTls, TlsContexts
 from proxy.relay.counters import Counters
 from proxy.relay.handshake.lease import Lease, LeaseNegotiation
 
-#: Timeout for closing a TLS connection, including sending buffered bytes. Sessions close the connection earlier.
+#: Timeout for closing a TLS connection, including sending buffered bytes. Sessions abort the connection earlier unless
+#: bytes are still being sent.
 LONGEST_CLOSE_SECONDS = 3600.0
 
 
@@ -147,7 +148,7 @@ class UpstreamPool:
             await self._gone.wait()
 
     def _drop(self, kept: _Kept) -> None:
-        """Close a connection that has expired or is unusable."""
+        """Close a kept connection that has expired, is unusable, or must be replaced by a new one."""
         for lease, candidate in self._kept.items():
             if candidate is kept:
                 del self._kept[lease]
@@ -223,7 +224,7 @@ class _Kept(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Accept heartbeats; any other frame makes the connection unusable."""
         if self._left is not None:
-            self.transport.close()  # the reply to our close
+            self.transport.close()  # this is the reply to our Connection.Close
             return
         self._heard = monotonic()
         self._input += data

@@ -27,7 +27,7 @@ from proxy.values import Destination
 
 
 class ClientConnection(Protocol):
-    """A connection of a client."""
+    """A client's connection, on which the client's permissions can be checked."""
 
     def ask(self, asked: PermissionCheck, done: Callable[[], None]) -> None:
         """Check on the broker whether the client may bind a destination; record the result, then call `done`."""
@@ -68,7 +68,7 @@ class ClientConnections:
 
 
 _log = structlog.get_logger(__name__)
-#: Interval between checks for warnings.
+#: Interval between checks for address rules that expose passwords.
 _WARN_SECONDS = 1.0
 
 
@@ -81,10 +81,10 @@ class VhostControl(Protocol):
         """Return True if a rule has the queue as a destination, or depends on queue names."""
 
     def declared(self, destination: Destination, exclusive: bool) -> None:
-        """Record a declared queue, or that one of the broker's own exchanges exists."""
+        """Record that a queue was declared, or that one of the broker's own exchanges exists."""
 
     def queue_deleted(self, queue: bytes) -> None:
-        """Record a deleted queue."""
+        """Record that a queue was deleted."""
 
     def changed(self, exchange: bytes) -> None:
         """Record that a client has changed an exchange or its bindings."""
@@ -93,7 +93,7 @@ class VhostControl(Protocol):
         """Bind the tokens of a newly declared queue, or rebind those of an exchange that was declared again."""
 
     async def bind(self, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
-        """Bind destinations that a publish waits for."""
+        """Bind destinations that a publish is waiting for."""
 
     async def look_up(self, exchange: bytes, destination: Destination | None) -> str | None:
         """Look up an exchange, or its bindings to a destination, on the broker.
@@ -117,10 +117,10 @@ class ControlPlane(Protocol):
 
 
 class Vhosts:
-    """Plans and inventory by virtual host.
+    """Plans, state and control plane of each virtual host.
 
     Args:
-        states: virtual hosts named by rules.
+        states: states of the virtual hosts that are named in the rules.
         control: the control plane; None if no rules need it.
         sources: clocks and random numbers.
         rules: settings for client declarations.
@@ -161,7 +161,10 @@ class Vhosts:
         return plans
 
     def forget(self, vhost: str) -> None:
-        """Forget a deleted virtual host. A new virtual host with the same name starts from scratch."""
+        """Forget a deleted virtual host, unless clients are still connected to it.
+
+        A new virtual host with the same name then starts from scratch.
+        """
         if not self.client_connections.present(vhost):
             plans = self._plans.pop(vhost, None)
             if plans is not None:

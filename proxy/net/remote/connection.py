@@ -27,9 +27,9 @@ from proxy.relay.remote.link import Lane, RemoteLink, RemoteMessage, RemoteResul
 _log = structlog.get_logger(__name__)
 #: Timeout for connecting and logging in to a broker.
 _OPENING_SECONDS = 10.0
-#: Seconds between two attempts: the first wait and the longest wait, both randomised by up to half.
+#: Shortest and longest wait between connection attempts, in seconds. Each wait is randomized by up to 50 percent.
 _BACK_OFF = (0.2, 5.0)
-#: Seconds between two log lines about refused or lost messages of one link.
+#: Minimum number of seconds between two warnings about the same link.
 _LOG_SECONDS = 5.0
 _LOOP = "leads back to this sidecar"
 _STOPPING = "the proxy is shutting down"
@@ -62,12 +62,12 @@ class RemoteConnection:
         self._changed = changed
         self._loop = asyncio.get_running_loop()
         self._read_pauses = ReadPauses()
-        #: lanes in the order of creation, each with the function to call when the lane is closed; on a new link, they
-        #: get channels in the same order
+        #: lanes in the order of creation, each with the function to call when the lane is closed; after a reconnect,
+        #: channels are assigned in the same order
         self._lanes: dict[Lane, Callable[[Lane], None]] = {}
         #: lanes that still have messages in progress although the producer's channel is closed
         self._leaving: set[Lane] = set()
-        #: whether messages wait because all channels of the link are in use
+        #: whether messages are waiting because all channels of the link are in use
         self._crowded = False
         #: number of unconfirmed messages
         self.under_way = 0
@@ -174,7 +174,7 @@ class RemoteConnection:
             self._warn("message to another broker failed", result=result.value, reason=reason)
 
     def _warn(self, event: str, **fields: str) -> None:
-        """Log a warning, but at most one in _LOG_SECONDS."""
+        """Log a warning, but at most once every `_LOG_SECONDS`."""
         if monotonic() >= self._log_after:
             self._log_after = monotonic() + _LOG_SECONDS
             _log.warning(event, remote=self.endpoint.label, **fields)
@@ -253,7 +253,7 @@ class RemoteConnection:
         self._end(self._link.failure or text if self._link is not None else text)
 
     def _end(self, reason: str) -> None:
-        """Close the link, after which `run` reconnects."""
+        """Close the connection, after which `run` reconnects."""
         if self._over.is_set():
             return
         self._not_open(reason)
@@ -279,7 +279,7 @@ class RemoteConnection:
             self._stop()
 
     async def _attempt(self) -> None:
-        """Connect, and return when the link has ended."""
+        """Connect, and return when the connection has ended or the attempt has failed."""
         endpoint, tls = self.endpoint, self.endpoint.tls
         self._over = asyncio.Event()
         self._stands = asyncio.Event()

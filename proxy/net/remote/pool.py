@@ -58,7 +58,7 @@ class RemotePool:
         self.listening: Sequence[HostPort] = ()
 
     def port(self, vhost: str, full: Callable[[bool], None]) -> ProducerRemotes:
-        """Return the other brokers for one producer's connection. For `full`, see `ProducerRemotes`."""
+        """Return the object with which one producer's connection uses other brokers. For `full`, see its class."""
         port = ProducerRemotes(self, vhost, full)
         self._ports.add(port)
         return port
@@ -114,7 +114,7 @@ class RemotePool:
 
     async def drain(self, seconds: float) -> None:
         end = monotonic() + seconds
-        while self.under_way and monotonic() < end:  # noqa: ASYNC110 -- a count, no event
+        while self.under_way and monotonic() < end:  # noqa: ASYNC110 -- a number, not an event
             await asyncio.sleep(0.05)
 
     def give_up(self) -> None:
