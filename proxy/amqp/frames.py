@@ -18,17 +18,18 @@ HEADER: Final = 2
 BODY: Final = 3
 HEARTBEAT: Final = 8
 FRAME_END: Final = 206
-#: type, channel, size
+#: the head of a frame: type, channel, size
 FRAME_HEAD: Final = Struct(">BHI")
-#: type, channel, size, class, weight, body size: the fixed part of a content header frame
+#: the fixed part of a content header frame: type, channel, size, class, weight, body size
 CONTENT_HEAD: Final = Struct(">BHIHHQ")
-#: bytes of a frame in addition to its payload: head and frame-end
+#: number of bytes that a frame has in addition to its payload: head and frame-end
 OVERHEAD: Final = 8
 U16: Final = Struct(">H")
 U32: Final = Struct(">I")
 U64: Final = Struct(">Q")
-#: a whole Basic.Ack frame, and the size of its payload: class, method, delivery tag and flags
+#: a whole Basic.Ack frame: type, channel, size, class and method, delivery tag, flags, frame-end
 ACK_FRAME: Final = Struct(">BHIIQBB")
+#: size of the payload of a Basic.Ack frame
 ACK_BYTES: Final = 13
 #: Number of bytes by which a frame may exceed frame-max, as on RabbitMQ (FRAME_SIZE_FUDGE in rabbit_reader). Some
 #: clients, such as AMQPStorm, split bodies into parts of frame-max bytes, to which they add the head and the frame-end.

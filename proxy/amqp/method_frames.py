@@ -87,7 +87,7 @@ class QueueBind(NamedTuple):
 
 
 class QueueUnbind(NamedTuple):
-    """``Queue.Unbind``; it has no nowait bit."""
+    """``Queue.Unbind``, which has no nowait bit."""
 
     queue: bytes
     exchange: bytes
@@ -225,7 +225,7 @@ def reply_text(reply_code: int, text: bytes) -> bytes:
         return whole
     cut = MAX_REPLY_TEXT_BYTES - len(_CUT)
     for at in range(cut, cut - _UTF8_LONGEST, -1):
-        if whole[at] & 0xC0 != 0x80:  # never truncated within a character, unless the text is not UTF-8
+        if whole[at] & 0xC0 != 0x80:  # do not truncate within a character, unless the text is not UTF-8
             cut = at
             break
     return whole[:cut] + _CUT
@@ -308,7 +308,7 @@ def basic_publish(channel: int, exchange: bytes, key: bytes, *, mandatory: bool 
 
 
 def basic_return(channel: int, reply_code: int, text: bytes, exchange: bytes, key: bytes) -> bytes:
-    """Build ``Basic.Return``, to be sent before the content. RabbitMQ's text is just the name ``NO_ROUTE``."""
+    """Build ``Basic.Return``, which is sent before the content. RabbitMQ's reply text is only the name ``NO_ROUTE``."""
     return method_frame(channel, methods.BASIC_RETURN, reply_code, text, exchange, key)
 
 

@@ -1,8 +1,8 @@
 """Method numbers, argument layouts and replies. Reads the arguments of any method, and builds method frames.
 
-Only the layouts are taken from pamqp, which no other module uses. pamqp converts strings to ``str``, which fails on
-binary names, and tables to ``dict``, which loses types, order and duplicates. Here, both remain bytes. This module has
-no state: the handshake and the relay decide which methods are allowed at a given time.
+Names, layouts and replies are taken from pamqp, but pamqp's codec is not used: it converts strings to ``str``, which
+fails on binary names, and tables to ``dict``, which loses types, order and duplicates. Here, both remain bytes. This
+module has no state: the handshake and the relay decide which methods are allowed at a given time.
 
 A method is identified by one number, class id << 16 | method id. The payload of a method frame begins with this number,
 in four bytes. All lengths are in bytes. Only methods that the sidecar inspects have a constant.

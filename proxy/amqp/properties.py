@@ -1,7 +1,7 @@
-"""Locates the header table and the other properties of a content header, without decoding them.
+"""Locates the header table of a content header, and reads the other properties.
 
 This module handles only the layout of the properties of class basic, independently of frames and rules. It never writes
-property bytes: callers cut and insert at the returned offsets.
+property bytes: callers remove and insert bytes at the returned offsets.
 
 Source: AMQP 0-9-1 spec, 4.2.6.1 "The content header". As on RabbitMQ, the two low bits of the flags are ignored. One of
 them is the continuation bit, so a second word of flags is never read. RabbitMQ 3.10.8 delivers the flags unchanged, and
@@ -154,16 +154,16 @@ def _malformed() -> NoReturn:
 
 
 def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
-    """Return a key for the address and header of a publish, which is the same when the broker returns the publish.
+    """Return a key for the address and header of a publish. A message that the broker returns has the same key.
 
     Args:
         header: a whole content header frame.
 
     Raises:
-        ProtocolError: the header is malformed (502).
+        ProtocolError: 502: the header is malformed.
     """
     at, first, last = header_table(header)
-    # When RabbitMQ removes BCC, it writes L (64 bits, unsigned) as l; other letters are unchanged (tested with 3.10.8).
-    # RabbitMQ 4.0 also sorts the entries by name, and keeps only the first entry with each name.
+    # When RabbitMQ removes BCC, it changes the type letter L (64 bits, unsigned) to l, and no other (tested with
+    # 3.10.8). RabbitMQ 4.0 also sorts the entries by name, and keeps only the first entry with each name.
     entries = {name: raw.replace(b"L", b"l") for name, raw in reversed(pick(header, first, last, None)) if name != _BCC}
     return exchange, routing_key, header[11:at], tuple(sorted(entries.items())), header[last:]

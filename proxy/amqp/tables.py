@@ -3,8 +3,10 @@
 Received bytes are never re-encoded: rules get decoded values, and the broker gets the producer's own bytes, except that
 whole entries may be added or removed. This module is independent of frames, methods and rules.
 
-Source: AMQP 0-9-1 spec, 4.2.5.5 "Field tables"; letters as interpreted by RabbitMQ (errata, "Field types"). All lengths
-are in bytes. Malformed bytes cause a ``ProtocolError`` that closes the connection with 502, as on RabbitMQ.
+Each value begins with an octet, the type letter. The letters have the same meaning as on RabbitMQ. All lengths are in
+bytes. Malformed bytes cause a ``ProtocolError`` that closes the connection with 502, as on RabbitMQ.
+
+Source: AMQP 0-9-1 spec, 4.2.5.5 "Field tables"; RabbitMQ's errata, "Field types".
 """
 
 from __future__ import annotations
@@ -31,11 +33,12 @@ _FIXED: Final = {
         "T": ">Q", "f": ">f", "d": ">d", "D": ">BI",
     }.items()
 }  # fmt: skip
-#: (letter, codec, size of the value), by the octet of the letter.
+#: (type letter, codec, size of the value), indexed by the octet of the type letter.
 _FIXED_BY_OCTET: Final = {ord(letter): (letter, codec, codec.size) for letter, codec in _FIXED.items()}
 _LENGTH: Final = struct.Struct(">I")
 
-#: Size of the letter and the value together, by the letter's octet; 0 if a length of four bytes follows the letter.
+#: Total size of the type letter and the value, indexed by the octet of the type letter; 0 if the letter is followed by
+#: a length of four bytes.
 VALUE_SIZES: Final = (
     {ord(letter): 1 + codec.size for letter, codec in _FIXED.items()} | {ord("V"): 1} | dict.fromkeys(b"SxAF", 0)
 )
@@ -46,7 +49,7 @@ _CONTAINERS: Final = b"AF"
 _VOID: Final = Value("V", None)
 _NEW_TUPLE: Final[Any] = tuple.__new__
 
-#: Exceptions caused by reading out of bounds, and by an unknown letter.
+#: Exceptions caused by reading out of bounds, and by an unknown type letter.
 _MALFORMED = (IndexError, KeyError, struct.error)
 
 
@@ -60,11 +63,11 @@ def pick(data: bytes, start: int, end: int, wanted: frozenset[bytes] | None) -> 
         wanted: names to find; None: all names.
 
     Returns:
-        (name, raw value) for each entry found, in order, including duplicates. A raw value consists of the letter and
-        the bytes of the value.
+        (name, raw value) for each entry found, in order, including duplicates. A raw value consists of the type letter
+        and the bytes of the value.
 
     Raises:
-        ProtocolError: 502: the last entry does not end exactly at ``end``, or a letter is unknown.
+        ProtocolError: 502: the last entry does not end exactly at ``end``, or a type letter is unknown.
     """
     picked: list[tuple[bytes, bytes]] = []
     sizes = VALUE_SIZES
@@ -166,11 +169,11 @@ def refuse_undecodable(data: bytes, start: int, end: int) -> None:
 
 
 def _walk(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Visit every value of a table. The walk is iterative, not recursive, so any nesting is possible.
+    """Visit every value of a table. The walk is iterative, not recursive, so any depth of nesting is possible.
 
     Yields:
-        For each value, the offset of its name (of its letter, in an array), the offset of its letter, and its depth,
-        which is 0 in the table itself.
+        For each value, the offset of its name (in an array, the offset of its type letter), the offset of its type
+        letter, and its depth, which is 0 in the table itself.
 
     Raises:
         IndexError, KeyError or struct.error: the table is malformed.
@@ -217,16 +220,16 @@ def encode_table(table: Table) -> bytes:
     """Encode entries, without the table's length.
 
     Raises:
-        LocalProtocolError: a name is too long, or a value does not match its letter.
+        LocalProtocolError: a name is too long, or a value does not match its type letter.
     """
     return b"".join([_encode_name(name) + encode_value(value) for name, value in table])
 
 
 def encode_value(value: Value) -> bytes:
-    """Encode one value: its letter, followed by its content.
+    """Encode one value: its type letter, followed by its content.
 
     Raises:
-        LocalProtocolError: the value does not match its letter.
+        LocalProtocolError: the value does not match its type letter.
     """
     letter, content = value
     codec = _FIXED.get(letter)
@@ -274,11 +277,11 @@ def _decode_entries(data: bytes, start: int, end: int, depth: int) -> Table:
 
 
 def _decode(data: bytes, at: int, end: int, depth: int) -> tuple[Value, int]:
-    """Decode the value whose letter is at ``at``; it must not extend beyond ``end``."""
+    """Decode the value whose type letter is at ``at``; the value must not extend beyond ``end``."""
     octet: int = data[at]
     at += 1
     if octet == 0x53 and at + 4 <= end:
-        # Most headers are strings or 32-bit integers. Reading four octets without a codec takes half as long.
+        # Most headers are strings or 32-bit integers. Reading four octets takes half as long without a codec.
         stop: int = at + 4 + ((data[at] << 24) | (data[at + 1] << 16) | (data[at + 2] << 8) | data[at + 3])
         if stop > end:
             _malformed()
