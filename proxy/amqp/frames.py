@@ -3,7 +3,8 @@
 The handshake is not performance-critical. It uses `FrameBuffer`, which buffers received bytes until they are requested.
 The relay reads frames in place and uses `PartialFrame`, which buffers only an incomplete frame.
 
-Source: AMQP 0-9-1 spec, 4.2.3 "General frame format": type (1 byte), channel (2), size (4), payload, frame-end (206).
+A frame consists of its type (1 byte), its channel (2 bytes), the size of its payload (4 bytes), the payload, and the
+frame-end octet (206). Source: AMQP 0-9-1 spec, 4.2.3 "General frame format".
 """
 
 from __future__ import annotations
