@@ -30,14 +30,14 @@ from proxy.values import RESERVED_PREFIXES, Destination, can_exist, reserved_pre
 PUBLISH = (60, 40)
 #: reason in audit records for a publish whose address translation failed
 TRANSLATION_FAILED: Final = "translation_failed"
-#: reason in audit records if a regex budget was exhausted, which makes bindings false or routes ineffective
+#: reason in audit records if a regex budget was exhausted, so that bindings count as false or routes have no effect
 REGEX_BUDGET: Final = "regex_budget"
 CC_ONLY: Final = frozenset((b"CC",))
 _BCC: Final = frozenset((b"BCC",))
 CC_BCC: Final = CC_ONLY | _BCC
 _CUT: Final = OURS | _BCC
 _CUT_CC: Final = _CUT | CC_ONLY
-#: entries from the producer that may have to be removed: BCC, CC, and the headers reserved for the sidecar
+#: flags of the producer's entries that may have to be removed: BCC, CC, and the headers reserved for the sidecar
 CUT_BCC: Final = 1
 CUT_CC: Final = 2
 CUT_OURS: Final = 4
@@ -59,7 +59,8 @@ class Copy(NamedTuple):
         bcc: further routing keys: tokens, or queue names with queue delivery.
         moved: whether the exchange or key differs from the producer's; if so, our header contains the original address.
         hide_cc: whether the producer's CC must be hidden, since the outgoing exchange would route by it.
-        plain: whether none of our keys route the publish; if so, the producer's CC and BCC have their usual meaning.
+        plain: whether the broker alone routes the publish, not the rules; if so, the producer's CC and BCC have their
+            usual meaning.
         keys_per_destination: number of consecutive keys for one destination. They must stay in one publish, so that the
             broker delivers to the destination only once.
     """
@@ -137,7 +138,7 @@ class Outgoing:
         self.original = original
         #: whether destinations must be bound, or permissions checked, before the publish can be sent
         self.waits = bool(unbound or decision.unchecked)
-        #: whether a message can be sent at once as one publish to the producer's own broker
+        #: whether a message can be sent immediately as a single publish to the producer's own broker
         self.leaves_at_once = remote_targets is None and not self.waits and (untouched or len(copies) == 1)
         #: the target on another broker, if it is the only target and the publish need not wait
         self.remote_alone: Target | None = None
@@ -157,7 +158,7 @@ class Outgoing:
             self._encode(copies[0])
 
     def _encode(self, copy: Copy) -> None:
-        """Encode the variable parts of the first copy, which is usually the only copy."""
+        """Encode the parts that are inserted for the first copy, which is usually the only copy."""
         self.cuts = CUT_OURS if copy.plain else CUT_OURS | CUT_BCC | (CUT_CC if copy.hide_cc else 0)
         self.bcc = b"" if copy.plain else bcc_entry(copy.bcc)
         if not copy.moved:
@@ -204,9 +205,10 @@ def outgoing(
     """Turn a decision into upstream publishes.
 
     Args:
-        owned: the exchange of the publish.
+        owned: the exchange that was evaluated.
         routing_key: the message's routing key, for the address table.
-        source: original address if the address table has redirected the publish, which is then not translated again.
+        source: original address if the address table has redirected the publish. Its destinations are then not
+            translated.
     """
     leaves = TranslatedDestinations(decision.queues, decision.exchanges)
     if state.addresses is not None and source is None:
@@ -239,7 +241,7 @@ def outgoing(
             make = _queue_copies if owned.delivery is Delivery.QUEUE else _carrier_copies
             copies, unbound = make(decision, leaves, owned, state)
         copies += apart
-    if source is not None:  # each copy is sent to another address than the producer's
+    if source is not None:  # each copy is sent to an address other than the producer's
         if untouched:
             untouched, copies = False, (Copy(owned.name, routing_key, (), moved=True, plain=True),)
         copies = tuple(copy._replace(moved=True, routing_key=copy.key(routing_key)) for copy in copies)
@@ -269,8 +271,8 @@ def _carrier_copies(
     if not reachable and owned.alternate is not None and not decision.alternate:
         # Chosen destinations that do not exist must not trigger the alternate exchange (open-exchange spec, 1.6).
         return (Copy(b"", NOWHERE, (), moved=True, hide_cc=True),), unbound
-    # Exchange tokens come first, so that a split keeps them together. The broker removes duplicates only within one
-    # publish.
+    # Exchange tokens come first, so that a split keeps them together, since the broker removes duplicates only within
+    # one publish.
     reachable.sort(key=lambda name: name[0] != "exchange")
     names = state.tokens_of(owned)
     tokens = tuple(key for name in reachable for key in names.of(*name))
@@ -283,7 +285,7 @@ def _carrier_copies(
 def _queue_copies(
     decision: Decision, leaves: TranslatedDestinations, owned: OwnedExchange, state: VhostState
 ) -> tuple[tuple[Copy, ...], tuple[Destination, ...]]:
-    # Missing queues come last, since all receivers see the name of the first queue as the routing key. They are not
+    # Missing queues come last, since all consumers see the name of the first queue as the routing key. They are not
     # omitted, since an existing queue also counts as missing if it could not be bound to another exchange's carrier.
     named = [name for name in leaves.queues if can_exist(name)]
     queues = sorted(named, key=lambda name: ("queue", name) in state.missing)
@@ -413,6 +415,6 @@ def remote_header(target: Target, plain: bool, original: OriginalAddress, header
 
 
 def readdressed_method(method: bytes, address: bytes) -> bytes:
-    """Replace the address in a whole Basic.Publish frame by `address`, the encoded exchange and routing key."""
+    """Replace the address in a whole Basic.Publish frame with `address`, the encoded exchange and routing key."""
     payload = method[7:13] + address + method[-2:-1]
     return method[:3] + U32.pack(len(payload)) + payload + b"\xce"

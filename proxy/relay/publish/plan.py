@@ -53,13 +53,15 @@ PROCESS_BYTES: Final = 64 << 20
 #: A decision is not cached if its facts are larger.
 FACTS_BYTES: Final = 2048
 #: If a full cache has had fewer than one hit per `_USEFUL` entries, caching is not worthwhile, since the facts of the
-#: messages rarely repeat. The cache is cleared, and the next `_UNKEPT` decisions per entry are not cached.
+#: messages rarely repeat. The cache is cleared, and for each of its entries, `_UNKEPT` decisions are not cached.
 _USEFUL: Final = 4
 _UNKEPT: Final = 16
-#: memory in bytes for a cached decision without its facts, and for each of its references to a destination or binding
+#: memory in bytes for a cached decision, without its facts and references
 _ENTRY_BYTES: Final = 200
+#: memory in bytes for each of the decision's references to a destination or binding
 _REFERENCE_BYTES: Final = 24
-#: offset of the property flags in a content header frame: head 7, class 2, weight 2, body size 8
+#: offset in bytes of the property flags in a content header frame, after frame head (7), class (2), weight (2) and body
+#: size (8)
 _FLAGS_AT: Final = 19
 
 #: flag of a header that rules test, in addition to the flags CUT_BCC, CUT_CC and CUT_OURS
@@ -165,7 +167,7 @@ class Plans:
         address: tuple[bytes, bytes] | None = None,
         header: bytes = b"",
     ) -> None:
-        """Record a failed publish (see `FailedPublish`). Not called for successful publishes."""
+        """Record a failed publish (see `FailedPublish`), if there is a sink for failed publishes."""
         if self.failures is not None:
             exchange, routing_key = (None, None) if address is None else address
             at, vhost = self.sources.wall(), self.state.name
@@ -243,7 +245,7 @@ class Plans:
             return self._passing(publication)
         source = PublishSource(OriginalAddress(*publication), target.rule)
         new = target.publication if isinstance(target, Target) else Publication(b"", b"")
-        # A token in the new key would reach a queue that the rules did not choose.
+        # If the new routing key were a token, the message would reach a queue that the rules did not choose.
         reserved = new.routing_key.startswith(RESERVED_PREFIXES)
         if isinstance(target, Target) and target.remote is None and not reserved:
             owned = state.exchanges.get(target.publication.exchange)
@@ -279,9 +281,9 @@ class Plan:
     Args:
         owned: the exchange that is evaluated.
         interest: facts that the exchange's rules test.
-        source: the producer's address, if the address table has redirected the publish to this exchange.
-        routing_key: the routing key that the rules test if the publish was redirected.
-        fixed: the outgoing form, if nothing is evaluated.
+        source: the producer's address, if the plan is for a single address; None if it is for an evaluated exchange.
+        routing_key: the routing key that the rules test, if the address table redirects the publish.
+        fixed: the outgoing form, if no rules are evaluated.
         reserved: whether the address table translates the address to a reserved routing key.
     """
 
@@ -320,7 +322,7 @@ class Plan:
         self.keyed: Final = routing_key is None and (interest.routing_key or plans.state.addresses is not None)
         #: Whether the headers and the routing key are the only facts.
         self.plain: Final = not (interest.properties or interest.body_sizes or interest.clock or interest.queues)
-        #: why the pass collects or removes an entry, by encoded name: a sum of FACT, CUT_BCC, CUT_CC and CUT_OURS
+        #: by encoded name, why the pass collects or removes a header: a sum of FACT, CUT_BCC, CUT_CC and CUT_OURS
         self.mentioned: Final = {shortstr(name): cut for name, cut in _ALWAYS.items()}
         for name in interest.headers or ():
             self.mentioned[shortstr(name)] = self.mentioned.get(shortstr(name), 0) | FACT
@@ -440,7 +442,7 @@ class Plan:
         )
         nowhere = plans.failures is not None and plans.failures.watched and bool(self.unroutable(out))
         if nowhere:
-            out.leaves_at_once = False  # only the slow path records failures, so that other publishes don't take longer
+            out.leaves_at_once = False  # failures are recorded only on the slow path, to keep the publish pass fast
         return out
 
     def _keep(self, facts: object, out: Outgoing, size: int) -> None:

@@ -45,8 +45,9 @@ from proxy.values import counted
 
 _KIND_NAMES: Final = {METHOD: "method", HEADER: "content header", BODY: "content body", HEARTBEAT: "heartbeat"}
 _CONNECTION: Final = 10
-#: size of the shortest method frame, and of the shortest content header frame, in bytes
+#: size of the shortest method frame in bytes
 _LEAST_METHOD: Final = 12
+#: size of the shortest content header frame in bytes
 _LEAST_HEADER: Final = 22
 _EVENTS = {
     methods.CHANNEL_OPEN: ChannelEvent.PRODUCER_OPEN,
@@ -81,8 +82,8 @@ class ProducerFrames:
     def take(self, kind: int, number: int, frame: bytes) -> bool:
         """Handle one whole frame of type `kind` on channel `number`; return whether it is forwarded unchanged.
 
-        If it is not, its replacement, if any, is already in the output. Only errors that close the connection are
-        raised.
+        If it is not forwarded, anything sent in its place is already in the output. Only errors that close the
+        connection are raised.
         """
         connection = self._connection
         if connection.lifecycle.phase is not Phase.OPEN:
@@ -335,7 +336,7 @@ class ProducerFrames:
     def leave_for_remote(
         self, publish: PendingPublish, header: bytes, body: bytes, plan: Plan, out: Outgoing, took_us: float
     ) -> bool:
-        """Send a whole publish to its only target, which is on another broker. See `leave` for the arguments.
+        """Send a complete publish to its only target, which is on another broker. See `leave` for the arguments.
 
         Return False if `leave` has to process the publish instead.
         """
@@ -394,8 +395,8 @@ class ProducerFrames:
     def _wait(self, publish: PendingPublish, header: bytes, plan: Plan, out: Outgoing, *, waited: bool) -> bool:
         """Hold a publish until its destinations are bound; return False if there is nothing to wait for.
 
-        A publish waits again only for further destinations, for example those chosen by an exchange whose permission
-        check has just been completed. It never waits twice for the same destination, so the waits end.
+        A publish waits again only for other destinations, for example those chosen by an exchange whose permission
+        check has just been completed. It never waits twice for the same destination, so it can't wait forever.
         """
         connection, channel = self._connection, publish.channel
         asked = channel.held.asked if waited else frozenset()

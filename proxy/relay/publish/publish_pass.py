@@ -2,11 +2,11 @@
 
 Input
     `PublishPass.read_producer` receives any part of the producer's stream. `_run` processes only whole frames; an
-    incomplete frame waits in `_rest` for the next read. A frame consists of type (1 byte), channel (2), size (4),
-    payload, 206. A publish consists of three kinds of frames on one channel: a method frame with exchange, routing key
-    and flags; a content header frame with body size, property flags and properties, which include the header table; and
-    body frames. `at`, `header_at` and `body_at` are offsets into the read buffer. All other offsets are offsets into a
-    copy of the method frame or the header frame:
+    incomplete frame waits in `_rest` for the next read. A frame consists of its type (1 byte), its channel (2 bytes),
+    the size of its payload (4 bytes), the payload, and the frame-end octet (206). A publish consists of three kinds of
+    frames on one channel: a method frame with exchange, routing key and flags; a content header frame with body size,
+    property flags and properties, which include the header table; and body frames. `at`, `header_at` and `body_at` are
+    offsets into the read buffer. All other offsets are offsets into a copy of the method frame or the header frame:
 
         at                                                    header_at                                     body_at
         |                                                     |                                             |
@@ -31,17 +31,17 @@ Exceptions
        producers are served in the meantime.
 
 Assumptions
-    The pass handles a publish if its channel is open, expects a method and holds no frames. Everything else is handled
-    frame by frame in `ProducerFrames`, which may change any channel and the rules. A method frame that is not followed
-    by its header frame is held in the channel; when the header frame arrives, `_take_joined` processes both. This
-    method also processes publishes that have waited.
+    The pass handles a publish if its channel is open, expects a method and holds no frames. All other frames are
+    handled one by one in `ProducerFrames`, which may change the state of any channel, and the rules. A method frame
+    that is not directly followed by its header frame is held in the channel; when the header frame arrives,
+    `_take_joined` processes both frames. `_take_joined` also processes publishes that have waited.
 
 Reading numbers
-    In compiled code, reading a four-octet number octet by octet takes a tenth of the time of a call, and in interpreted
-    code twice the time. In both, comparing several octets as one slice is cheap. Therefore, numbers are read inline,
-    and octets that rarely differ, such as the upper octets of a size, are compared first, as one slice. The method
-    frame and the header frame are copied, because offsets in a frame are usually small numbers. In interpreted code,
-    small numbers are cached, while each larger offset would be a new object.
+    Reading a four-octet number octet by octet takes a tenth of the time of a call to `unpack_from` in compiled code,
+    and twice that time in interpreted code. In both, comparing several octets as one slice is cheap. Therefore, numbers
+    are read inline, and octets that rarely differ, such as the upper octets of a size, are compared first, as one
+    slice. The method frame and the header frame are copied, because offsets within a frame are usually small numbers.
+    In interpreted code, small numbers are cached, while each larger offset would be a new object.
 
 Apart from slices of the input, no object is created per frame, and nothing is cached per connection. The module is
 compiled with mypyc if there is a compiler, and runs unchanged without one.
@@ -103,16 +103,17 @@ if TYPE_CHECKING:
 
 #: class and method of Basic.Publish
 _BASIC_PUBLISH: Final = b"\x00\x3c\x00\x28"
-#: class and method of Basic.Ack, Reject and Nack, which consumers send, and the size of their payload in bytes
+#: class and method of Basic.Ack, Reject and Nack, which consumers send
 _SETTLING: Final = frozenset((b"\x00\x3c\x00\x50", b"\x00\x3c\x00\x5a", b"\x00\x3c\x00\x78"))
+#: payload size of these methods in bytes
 _ACK_BYTES: Final = 13
-#: type, channel, size
+#: size of a frame's head in bytes: type, channel, size
 _FRAME_HEAD_BYTES: Final = 7
-#: payload bytes of a content header without properties
+#: payload size in bytes of a content header without properties
 _LEAST_HEADER: Final = 14
-#: payload bytes of a publish with empty exchange and routing key
+#: payload size in bytes of a Basic.Publish with an empty exchange and an empty routing key
 _LEAST_METHOD: Final = 9
-#: Number of held frames processed at once; whether one of them has to wait is known only afterwards.
+#: Number of held frames that are processed together; only afterwards is it known whether one of them has to wait.
 _HELD_AT_ONCE: Final = 64
 #: suffix of the names of the headers CC and BCC, which contain further routing keys
 _CC_NAME: Final = b"CC"
@@ -124,8 +125,9 @@ _CONTENT_ENCODING_BIT: Final = CONTENT_ENCODING >> 8
 _HEADERS_BIT: Final = HEADERS >> 8
 #: flag in the last octet of a Basic.Publish
 _IMMEDIATE_BIT: Final = 2
-#: entries with further routing keys; all entries that may have to be removed
+#: entries with further routing keys
 _CUT_KEYS: Final = CUT_CC | CUT_BCC
+#: all entries that may have to be removed
 _CUT_ALL: Final = _CUT_KEYS | CUT_OURS
 #: value of `took_us` for a cached decision
 _KNOWN: Final = -1.0
@@ -133,13 +135,14 @@ _KNOWN: Final = -1.0
 _BASIC_CLASS: Final = b"\x00\x3c"
 #: class Basic, the weight, and the upper octets of the size of a body of less than 64 KiB
 _BASIC_SHORT_BODY: Final = _BASIC_CLASS + bytes(8)
-#: letter, and upper octets of the size, of a string of less than 256 bytes
+#: type letter and upper octets of the length of a string of less than 256 bytes
 _SHORT_STRING: Final = b"S\x00\x00\x00"
-#: value in `_WIDTHS` for octets that are not the letter of a type
+#: value in `_WIDTHS` for octets that are not a type letter
 _UNKNOWN: Final = 255
-#: the four octets of each small number; nearly all numbers that the pass writes are in this range
+#: the four octets of each number below 1024; nearly all numbers that the pass writes are in this range
 _FOUR_OCTETS: Final = [number.to_bytes(4, "big") for number in range(1024)]
-#: size in bytes of a field's letter and value, by the octet of the letter; 0 if a length of four bytes follows it
+#: total size of a field's type letter and value in bytes, indexed by the octet of the letter; 0 if the letter is
+#: followed by a length of four bytes
 _WIDTHS: Final = [VALUE_SIZES.get(letter, _UNKNOWN) for letter in range(256)]
 
 
@@ -160,8 +163,9 @@ class PublishPass:
         self._connection: Final = connection
         self._plans: Final = connection.plans
         self._frames: Final = ProducerFrames(connection)
-        #: size limits of a frame's payload in bytes, from the producer and to the broker
+        #: maximum payload size in bytes of a frame from the producer
         self._largest: Final[int] = connection.terms.tuning.frame_max_producer + FRAME_SIZE_FUDGE - OVERHEAD
+        #: maximum payload size in bytes of a frame to the broker
         self._upstream_largest: Final[int] = connection.terms.tuning.frame_max_upstream - OVERHEAD
         #: maximum size of a body
         self._message_bytes: Final[int] = connection.terms.limits.message_bytes
@@ -229,7 +233,7 @@ class PublishPass:
         rest = self._rest.take()
         self._frames.resuming = True
         if waits:
-            # Destinations that are still unbound count as missing. The publish waits again only for further ones.
+            # Destinations that are still unbound count as missing. The publish waits again only for other destinations.
             self._begin()
             self._take_joined(held[0], held[1], channel, waited=not self._looked_up)
             interrupted = interrupted or self._spent
@@ -247,7 +251,7 @@ class PublishPass:
             self._read(b"".join(held[first : first + _HELD_AT_ONCE]))
             interrupted = self.interrupted
         self.interrupted = interrupted
-        # Held frames that have not been processed yet precede the Connection.Close that the producer sent after them.
+        # Held frames that have not been processed yet must be processed before the producer's Connection.Close.
         self._frames.resuming = self.interrupted and connection.lifecycle.last_frame is not None
         if rest:
             self._rest.keep(self._rest.take() + rest)
@@ -405,8 +409,8 @@ class PublishPass:
 
         Returns:
             The offset after the last processed frame, which is the header or the body. If the header frame is
-            incomplete, an offset beyond the buffer; if a different or invalid frame follows, 0. In both cases, the
-            publish has not been processed.
+            incomplete, an offset beyond the buffer; if a different or invalid frame follows, 0. In the last two cases,
+            the publish has not been processed.
         """
         end: i64 = len(data)
         header_at: i64 = at + len(method)
@@ -478,10 +482,10 @@ class PublishPass:
                 text = "the header table extends past the end of its frame"
                 raise ProtocolError(502, text)
 
-            # The scan. An entry consists of the length of its name, the name, a letter, and a value. The size of the
-            # value depends on the letter or follows the letter. Most names are ruled out by their length alone.
-            # A value that ends after the table is found after the loop. No index exceeds the frame, because its last
-            # octet occurs neither in `_SHORT_STRING` nor among the letters.
+            # The scan. An entry consists of the length of its name, the name, a type letter, and a value. The size of
+            # the value depends on the letter or follows the letter. Most names are excluded by their length alone.
+            # A value that ends after the table is detected after the loop. No index exceeds the frame, because its last
+            # octet occurs neither in `_SHORT_STRING` nor among the type letters.
             collected = b""
             meanings = 0
             mentioned = plan.mentioned
@@ -529,8 +533,8 @@ class PublishPass:
                 refuse_reserved(method[key_at + 1 : -2], header[entries_at:table_end], names)
             out = plan.fixed
             if out is None:
-                # The facts are the key, preceded by its length, and then whole entries. Only messages with the same key
-                # and entries have the same bytes.
+                # The facts are the length of the routing key, the key, and then whole entries. This encoding is
+                # unambiguous: only messages with the same key and entries have the same facts.
                 facts: object = collected
                 if plan.keyed:
                     facts = method[key_at:-2] + collected
@@ -556,7 +560,7 @@ class PublishPass:
             rewritten = False
             header_bytes: int = header_size
             if not out.untouched:
-                # The producer's own entries that are kept, and the inserted entries.
+                # `kept`: the producer's own entries that are not removed; `added`: the inserted entries.
                 kept = header[entries_at:table_end]
                 if meanings & out.cuts:
                     kept = table_entries(kept, out.copies[0], out.address_of(method[key_at + 1 : -2]))
@@ -666,7 +670,7 @@ class PublishPass:
         if (
             body_size <= self._largest
             and after <= len(data)
-            # The size of a single body frame has the same octets as the lower half of the content header's body size.
+            # The size of a single body frame is equal to the lower half of the body size in the content header.
             and data[body_at : body_at + _FRAME_HEAD_BYTES] == channel.body_start + header[15:19]
             and data[after - 1] == FRAME_END
         ):
@@ -687,8 +691,8 @@ class PublishPass:
         channel: Channel,
         waited: bool,
     ) -> int:
-        """Process a publish on the slow path; return the offset after the last processed frame, its header or body."""
-        if out.remote_targets is not None:  # the other broker would close the shared link
+        """Process a publish on the slow path; return the offset after its last processed frame, the header or body."""
+        if out.remote_targets is not None:  # otherwise, the other broker would close the link, which is shared
             refuse_undecodable_header(header)
             if method[-2] & _IMMEDIATE_BIT:
                 raise ProtocolError(540, "immediate=true")  # RabbitMQ's reply code and text
@@ -702,7 +706,7 @@ class PublishPass:
             body_size: int = U64.unpack_from(header, 11)[0]
             body = data[body_at + _FRAME_HEAD_BYTES : body_at + _FRAME_HEAD_BYTES + body_size]
             body_frame = frame(BODY, channel.number, body) if body_size else b""
-            # This holds if the body is one complete frame.
+            # This condition is true if the body is one complete frame.
             if len(body) == body_size <= self._largest and data.startswith(body_frame, body_at):
                 if self._frames.leave_for_remote(publish, header, body, plan, out, took_us):
                     self._start = body_at + len(body_frame)

@@ -1,8 +1,9 @@
 """Splits a publish into several upstream publishes if one upstream publish is not sufficient.
 
-This is necessary if there are too many tokens for one header frame or if, with queue delivery, some destinations are
-exchanges. The body is repeated, so it is buffered until it is complete (`RelayLimits.replay_bytes` limits its size).
-The channel's ledger joins the confirms, and its `Returns` joins the returns.
+This is necessary if there are too many tokens for one header frame, if some destinations of an exchange with queue
+delivery are exchanges, or if a destination is on another broker. The body is repeated, so it is buffered until it is
+complete (`RelayLimits.replay_bytes` limits its size). The channel's `Ledger` combines the confirms, and its `Returns`
+combines the returns.
 
 Source: architecture, "One publish in, one publish out".
 """
@@ -24,7 +25,8 @@ from proxy.relay.publish.outgoing import PUBLISH, Copy, Outgoing, copy_frames
 from proxy.relay.remote.forwarding import copy_ids, send_remote_copies
 
 _CONTENT_TOO_LARGE = 311
-#: bytes of a BCC entry before its keys (name, letter, length), and bytes before each key (letter, length)
+#: Sizes in bytes in a BCC entry: the part before the keys (name, type letter, length), and the part before each key
+#: (type letter, length).
 _AROUND_KEYS, _AROUND_KEY = 9, 5
 
 
@@ -79,9 +81,9 @@ def send_collected(connection: ConnectionState, collected: CollectedPublish) -> 
 
 
 def _request_answer(connection: ConnectionState, channel: Channel, returns: Returns) -> None:
-    """Request an answer to learn when the broker has processed all publishes sent so far.
+    """Request a reply that shows when the broker has processed all publishes sent so far.
 
-    Without confirms and transactions, nothing else shows this. One request is unanswered at a time.
+    Without confirms and transactions, nothing else shows this. At most one such reply is outstanding per channel.
     """
     number = channel.confirms.total
 
@@ -118,7 +120,8 @@ def _divided(original: OriginalAddress, header: bytes, copy: Copy, limit: int) -
         raise _too_large(f"headers of {len(header)} bytes leave no room for the destinations")
     if copy.routing_key is None or copy.exchange:
         return [copy._replace(bcc=copy.bcc[at : at + keys_each]) for at in range(0, len(copy.bcc), keys_each)]
-    # With queue delivery, the keys are queue names, and the broker removes duplicates only within one publish.
+    # With queue delivery, the keys are queue names. Each of them is in only one part, as the routing key or in BCC,
+    # since the broker removes duplicates only within one publish.
     keys = (copy.routing_key, *copy.bcc)
     return [
         copy._replace(routing_key=keys[at], bcc=keys[at + 1 : at + 1 + keys_each])

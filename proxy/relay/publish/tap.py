@@ -1,8 +1,8 @@
-"""Observers of the publish path: shadow rules (`Tap`) and the list of failed publishes (`FailureSink`).
+"""Observers of the publish path: shadow mode (`Tap`) and the list of failed publishes (`FailureSink`).
 
-If a tap observes publishes with a plan, the plan has a reference to the tap (`Plan.tap`). The tap receives each
-of these publishes together with the decision. The outgoing publish does not change. Methods that read a message's
-header raise ProtocolError (502) if the header is malformed.
+If a tap observes the publishes for which a plan is used, the plan has a reference to the tap (`Plan.tap`). The tap
+receives each of these publishes together with the decision, and does not change the outgoing publish. Methods that read
+a message's header raise ProtocolError (502) if the header is malformed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from proxy.amqp.properties import decode_properties, header_table
 from proxy.amqp.tables import decode_table, pick
 from proxy.routing.decision import Decision, Facts
 
-#: Offsets in a content header frame: body size, property flags, properties.
+#: Offsets of the body size, the property flags and the properties in a content header frame.
 _SIZE_AT, _FLAGS_AT, _PROPERTIES_AT = 11, 19, 21
 _PROPERTIES = frozenset(
     (
@@ -100,7 +100,7 @@ class FailedPublish(NamedTuple):
         return [name for name, _ in decode_table(self.header, *header_table(self.header)[1:])] if self.header else []
 
     def raw_headers(self, names: frozenset[bytes]) -> list[tuple[bytes, bytes]]:
-        """Return the same as `ObservedDecision.raw_headers`."""
+        """Return (name, raw value) for the headers with the given names; empty if the header frame is unknown."""
         return pick(self.header, *header_table(self.header)[1:], names) if self.header else []
 
 
