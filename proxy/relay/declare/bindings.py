@@ -61,7 +61,7 @@ from proxy.routing.bindings.exchange_types import compile_binding
 from proxy.routing.bindings.patterns import Budget
 from proxy.values import EXCHANGE, QUEUE, Destination, counted, reserved_prefix, shown
 
-#: Maximum number of destinations checked when a binding is made; others are checked when a message chooses them.
+#: Maximum number of destinations checked when a binding is created; others are checked when a message chooses them.
 CHECKED_AT_ONCE = 500
 _REFUSED = "403 ACCESS_REFUSED - "
 #: The broker's error texts for destinations that a client may not bind.
@@ -200,7 +200,7 @@ class ClientReach:
         return self.is_needed(owned, stored.destination, stored.binding.identity in owned.clients)
 
     def is_needed(self, owned: OwnedExchange, destination: Destination, uses: int = 0) -> bool:
-        """Return True if a destination is needed by a route, a downstream exchange or more than `uses` bindings."""
+        """Return True if a route, a downstream exchange, or more than `uses` bindings need a destination."""
         router = self._state.router
         exchange = router.exchanges[owned.name]
         if exchange.uses(destination) > uses or any(destination in reach.allowed for reach in owned.reaches.values()):
@@ -215,7 +215,7 @@ class _Bind(NamedTuple):
     request: BindRequest
     owned: OwnedExchange
     identity: Hashable
-    #: the binding for routing
+    #: the binding in the form used for routing
     compiled: CompiledBinding
     #: the tokens of the carrier when the bind was sent
     under: Tokens
@@ -602,7 +602,7 @@ class ClientBindings:
         return [(name, None) for name in names if self._state.may_be_open(name)]
 
     def _may_be_elsewhere(self, request: BindRequest) -> bool:
-        """Return True if an unknown binding may just have been made through another sidecar."""
+        """Return True if the binding is unknown here, but may just have been created through another sidecar."""
         owned = self._owned(request)
         if owned is None or owned.delivery is not Delivery.CARRIER or not self._state.shared:
             return False

@@ -203,7 +203,8 @@ class ClientExchanges:
     def _delete_destination(self, channel: Channel, request: ExchangeDelete) -> bool:
         """Delete one of the broker's own exchanges that is a destination; return whether to forward the method.
 
-        Its tokens are deleted as well, so if it is declared again, publishes have to wait until they are bound again.
+        The bindings with its tokens are deleted as well, so if the exchange is declared again, publishes have to wait
+        until its tokens are bound again.
         """
 
         def deleted(_: bytes) -> bool:
@@ -219,7 +220,7 @@ class ClientExchanges:
 
     def _delete(self, channel: Channel, request: ExchangeDelete, owned: OwnedExchange) -> Steps:
         """Delete an exchange that a client declared."""
-        if request.if_unused and (owned.bound or owned.grants):  # the broker counts our rows as uses
+        if request.if_unused and (owned.bound or owned.grants):  # because of our rows, the exchange counts as used
             self._connection.change(channel, ChannelEvent.DECLARE)
             yield partial(withdraw, self._connection, owned, sorted(owned.bound), list(owned.grants), plain=True)
             if channel.state is not DECLARING:
@@ -244,7 +245,7 @@ class ClientExchanges:
         yield partial(inject, self._connection, channel, steps)
         owned.declares += 1
         if declared is not None and owned.name not in self._state.exchanges:
-            # The broker had deleted the exchange with its last binding, and a listing has shown this.
+            # The broker had deleted the exchange with its last binding, and a listing showed this in the meantime.
             new, exchange = open_exchange(owned.name, declared, owned.delivery)
             new.form = owned.form
             self._state.add_exchange(new, exchange)
@@ -303,8 +304,8 @@ class ClientExchanges:
             raise _inequivalent(owned.name, self._state.name, "type", f"'{OPEN}'", f"'{exchange_type}'")
         if owned.delivery is Delivery.QUEUE:
             _refuse_reserved(owned.name)
-            # Without the management API, the earlier lookup has found nothing. The sidecar's channel is used, since a
-            # 404 closes the channel.
+            # Without the management API, the earlier lookup finds no exchange. The sidecar's own channel is used here,
+            # since the broker closes the channel with 404 if the exchange does not exist.
             sidecar_channel = self._connection.upstream.sidecar_channel
             look = look_for(sidecar_channel.number or 0, (EXCHANGE, owned.name))
             absence = yield partial(sidecar_channel.run, [look])

@@ -1,6 +1,6 @@
 """Runs the sidecar's own methods on a client's channel, so that the broker checks the client's permissions.
 
-Meanwhile, the client's frames on the channel wait, except in `when_processed`. The broker answers in order, so each
+Meanwhile, the client's frames on the channel are held, except in `when_processed`. The broker answers in order, so each
 reply is identified by its position. A refusal is the broker's own Channel.Close, which is relayed to the client. If the
 broker refuses our own passive declare, the close is changed so that it names the method that the client sent.
 
@@ -21,7 +21,7 @@ from proxy.relay.channel_state import DECLARING, ChannelEvent
 from proxy.relay.connection_state import ConnectionState, LookUp
 from proxy.values import Destination
 
-#: Starts some work, and calls the given function when the work is done, with the result if there is one.
+#: Starts an operation, and calls the given function when the operation is done, with its result if there is one.
 Step: TypeAlias = Callable[[Callable[..., None]], None]
 #: A sequence of steps: each `yield` waits for a step, and returns its result. If the channel or the connection ends,
 #: the sequence ends at that step.
@@ -35,7 +35,7 @@ def run_steps(steps: Steps, result: object = None) -> None:
     """Run a sequence until a step has to wait; when that step is done, the sequence continues.
 
     Args:
-        result: the result of the step for which the sequence has waited.
+        result: the result of the previous step; None at the start of the sequence.
     """
     try:
         step = steps.send(result)
@@ -58,7 +58,7 @@ def expect_reply(
     request: ExchangeDeclare | ExchangeDelete | QueueDeclare | QueueDelete,
     taken: Callable[[bytes], bool],
 ) -> bool:
-    """Expect the broker's reply to a request; if the client expects none, send the request in a form with a reply.
+    """Expect the broker's reply to a request. If the client's request has nowait set, send it without nowait instead.
 
     Args:
         taken: called with the reply; returns whether the reply is forwarded.
@@ -119,7 +119,7 @@ def inject(
 
 
 def when_processed(connection: ConnectionState, channel: Channel, then: Callable[[], None]) -> None:
-    """Call a function when the broker has processed all earlier frames of a channel; the channel does not wait."""
+    """Call a function when the broker has processed all earlier frames of a channel. No frames are held meanwhile."""
 
     def answered(_: bytes) -> bool:
         then()
@@ -131,7 +131,7 @@ def when_processed(connection: ConnectionState, channel: Channel, then: Callable
 
 
 def refuse_in_order(connection: ConnectionState, channel: Channel, error: ProtocolError) -> None:
-    """Refuse a method as RabbitMQ does: after the replies to the client's earlier methods on the channel.
+    """Refuse a method as RabbitMQ does, which is after the replies to the client's earlier methods on the channel.
 
     If one of these methods causes an error on the broker, the client receives only that error.
     """
@@ -145,7 +145,7 @@ def look_up(
     then: Callable[[str | None], None],
     destination: Destination | None = None,
 ) -> None:
-    """Look up an exchange, or some of its bindings, on the broker; the channel's frames must be held.
+    """Look up an exchange, or some of its bindings, on the broker. The channel must be in a state that holds frames.
 
     See `LookUp` for the arguments.
     """

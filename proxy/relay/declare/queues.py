@@ -25,7 +25,7 @@ from proxy.relay.vhost import Delivery, OwnedExchange
 from proxy.values import QUEUE, Destination, reserved_prefix
 
 _DEAD_LETTER_KEY = b"x-dead-letter-routing-key"
-#: Number of exclusive queues of a connection that are recorded although the broker may have deleted them.
+#: Number of exclusive queues that may be recorded for a connection before those that no longer exist are removed.
 _EXCLUSIVE = 1000
 
 
@@ -67,7 +67,8 @@ class ClientQueues:
         connection = self._connection
         request = read_request(QueueDelete, frame[7:-1])
         queue = request.queue or channel.last_queue
-        # Only this process stores these bindings, so the client's next frames wait until they have been removed.
+        # Bindings of exchanges with queue delivery are stored only in this process, so the client's next frames wait
+        # until the bindings to this queue have been removed.
         waits = any(
             (QUEUE, queue) in owned.receivers
             for owned in connection.plans.state.exchanges.values()
@@ -87,7 +88,7 @@ class ClientQueues:
         return expect_reply(connection, channel, methods.QUEUE_DELETE, request, deleted)
 
     def _declared(self, channel: Channel, request: QueueDeclare, frame: bytes) -> bool:
-        """Answer a declare when the tokens of the queue are bound."""
+        """Handle the declare-ok; answer the client when the tokens of the queue are bound."""
         connection = self._connection
         inventory = connection.terms.inventory
         queue = channel.last_queue = read_method(QueueDeclareOk, frame[7:-1]).queue
@@ -118,7 +119,7 @@ class ClientQueues:
         )
 
     def _add_exclusive(self, queue: bytes) -> None:
-        """Record an exclusive queue, and forget deleted queues, such as auto-delete queues, from time to time."""
+        """Record an exclusive queue; from time to time, forget queues that were deleted, such as auto-delete queues."""
         connection = self._connection
         queues = connection.upstream.exclusive_queues
         queues.add(queue)

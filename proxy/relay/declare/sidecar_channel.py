@@ -1,4 +1,4 @@
-"""The channel that is reserved for the sidecar on a leased upstream connection.
+"""The channel that is reserved for the sidecar on an upstream connection.
 
 It is the channel with the highest number, which is never offered to the producer. The sidecar uses it for methods that
 only this connection may send, such as binds of the connection's exclusive queues. The sidecar sends a method only after
@@ -30,7 +30,7 @@ class _State(Enum):
 
 
 class SidecarChannel:
-    """The sidecar's channel on a leased connection, which is opened when it is first used.
+    """The sidecar's channel on an upstream connection. The channel is opened when it is first used.
 
     Args:
         number: channel number; None if the broker permits only one channel, in which case every method is refused.
@@ -48,11 +48,11 @@ class SidecarChannel:
 
     @property
     def used(self) -> bool:
-        """True if the channel is open on the broker."""
+        """True if the channel is open on the broker or being opened."""
         return self._state is not _State.CLOSED
 
     def run(self, frames: Sequence[bytes], done: Done) -> None:
-        """Send methods that have one reply each. Methods that are already waiting are sent first."""
+        """Send methods, each of which has one reply. Methods that are already waiting are sent first."""
         if self.number is None:
             done("the broker permits no additional channel")
             return

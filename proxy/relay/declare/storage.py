@@ -42,7 +42,7 @@ Member = TypeVar("Member", bound=Enum)
 
 #: argument that marks our exchanges on the broker
 MARK = b"x-open-exchange"
-#: argument with the sequence and the raw arguments; hidden from clients
+#: argument with the sequence number, routing key, user and raw arguments of a declaration; hidden from clients
 KEPT = b"x-oxproxy"
 #: argument with the signature of a binding; hidden from clients
 SIGNATURE = b"x-oxproxy-signature"
@@ -53,8 +53,9 @@ DELIVERY = b"x-delivery"
 #: argument with which a client chooses the type of an exchange's carrier
 CARRIER_TYPE = b"x-carrier-type"
 ALTERNATE = b"alternate-exchange"
+#: Prefix of storage keys.
 STORAGE = RESERVED_PREFIX + b"b."
-#: The same prefix as part of a single word, for topic carriers.
+#: Prefix of storage keys that are a single word, for topic carriers.
 STORAGE_WORD = RESERVED_WORD + b"b-"
 #: Greatest valid sequence number. Sequence numbers are microseconds since 1970, so it will be reached in 2255.
 LAST_SEQUENCE = 2**53 - 1
@@ -151,7 +152,7 @@ def refuse_nested(entries: bytes, target: str, name: bytes, vhost: str) -> None:
 
 
 def exchange_arguments(sequence: int, entries: bytes) -> bytes:
-    """Return the argument entries of an open exchange on the broker: the client's entries, the mark and our own."""
+    """Return the argument entries of an open exchange on the broker: the client's entries and our own."""
     return entries + _MARK_ENTRY + longstr_entry(KEPT, pack(sequence, entries))
 
 
@@ -196,7 +197,7 @@ def identity_key(identity: tuple[Hashable, ...], *, one_word: bool = False) -> b
 
 
 def kept_rows(stored: StoredBinding) -> list[tuple[bytes, bytes]]:
-    """Return the key and argument entries of each copy stored on the broker, starting with the effective copy."""
+    """Return the key and argument entries of each copy stored on the broker, in the order of `StoredBinding.copies`."""
     client_key = stored.binding.routing_key
     return [
         (copy.key, kept_arguments(copy.sequence, stored.entries, client_key, copy.client, copy.signature))

@@ -24,7 +24,7 @@ from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.bindings.binding import Binding
 from proxy.values import QUEUE, Destination, can_exist
 
-#: prefix of a refusal if the source or destination does not exist, which the broker checks after the permissions
+#: prefix of the broker's refusal if the source or destination does not exist; the broker checks the permissions first
 _NOT_FOUND = "404 "
 
 
@@ -44,7 +44,7 @@ def row_frames(
 def removal_frames(
     number: int, owned: OwnedExchange, destination: Destination, tokens: Tokens, rows: Iterable[bytes]
 ) -> list[bytes]:
-    """Build the methods that unbind rows, and the pins with former tokens, which would keep the exchange in use."""
+    """Build the methods that unbind rows, and also pins with former tokens, which would keep the exchange in use."""
     frames = [frame for row in rows for frame in row_frames(unbind, number, owned, destination, tokens, row)]
     for row in owned.tokens.former_pins(destination):
         entries = pin_entries(row)
