@@ -4,7 +4,7 @@ The entries of the property tables are not re-encoded. Our own entries are appen
 names are removed, so that no client can impersonate a proxy or another peer.
 
 The producer is offered one channel fewer than the broker permits, since the channel with the highest number on the
-leased connection is reserved for the sidecar. If the producer insists on smaller frames than the broker accepts, the
+upstream connection is reserved for the sidecar. If the producer insists on smaller frames than the broker accepts, the
 two sides have different limits.
 
 Source: AMQP 0-9-1 spec, 1.4.2.1, 1.4.2.2, 1.4.2.5 and 1.4.2.6, 4.9 "Limitations"; RabbitMQ's error texts; RabbitMQ

@@ -29,7 +29,7 @@ _CHANGED = b"the broker has changed, connect again"
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """The methods exchanged when an upstream connection was opened, as whole frames except for the login."""
+    """The methods exchanged when an upstream connection was opened: whole frames, and a hash of the login."""
 
     start: bytes = b""
     #: keyed hash of the producer's mechanism, response, locale and capabilities
@@ -151,7 +151,7 @@ class LeaseNegotiation:
         else:
             if method == methods.CONNECTION_OPEN_OK:
                 self.lease.open_ok = frame.raw
-            # Otherwise, the broker refuses or needs more steps; such a connection is not kept.
+            # Any method other than OpenOk is a refusal or a further step of the login; such a connection is not kept.
             self._passes_through = True
             return frame.raw
         if not self._answers_given:

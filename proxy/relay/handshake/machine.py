@@ -4,8 +4,8 @@ The broker authenticates the producer, so mechanism, response, virtual host and 
 sidecar intervenes in three ways: it adds entries to the properties from both sides, changes the limits (`greeting`),
 and replies to the producer if the broker is unreachable.
 
-If the broker is unreachable, a producer that has sent its protocol header is not disconnected at once. Such a producer
-gets our own Start and, after the producer's StartOk, Connection.Close 320. The reason is the behaviour of pika 1.4,
+If the broker is unreachable, a producer that has sent its protocol header is not disconnected immediately. The producer
+gets our own Start and, after its StartOk, Connection.Close 320. The reason is the behaviour of pika 1.4,
 aiormq 7.2, py-amqp 5.4 and amqp-tools 0.11. After a Close instead of Start, aiormq reports "Expected Connection.Start"
 and amqp-tools reports "unexpected method received". If the Close follows Start and StartOk, all four report the code
 and text of the Close (pika in a ProbableAuthenticationError).
@@ -385,7 +385,7 @@ class Handshake:
         return self.state
 
     def _note(self, side: HandshakeSide, reply_code: int, text: bytes | str) -> None:
-        """Record why the handshake failed; the first reason counts."""
+        """Record why the handshake failed, unless an earlier reason has been recorded."""
         shown = text if isinstance(text, str) else text.decode(errors="replace")
         self.ending = self.ending or Ending(side, reply_code, shown)
 

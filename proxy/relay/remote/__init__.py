@@ -2,6 +2,6 @@
 
 | subject | module |
 |---|---|
-| converting a publish to messages for other brokers, and joining their results | `forwarding` |
+| converting a publish to messages for other brokers, and combining their results | `forwarding` |
 | the connection to another broker, and the publishes of each channel on it | `link` |
 """

@@ -1,7 +1,7 @@
-"""Sends a publish to other brokers and joins their results with the result from the producer's own broker.
+"""Sends a publish to other brokers and combines their results with the result from the producer's own broker.
 
-Each target gets one message. A failed translation counts as a copy that is refused at once. The channel's `Ledger` and
-`Returns` join the results of all copies. `link` sends the messages.
+Each target gets one message. A failed translation counts as a copy that is refused immediately. The channel's `Ledger`
+and `Returns` combine the results of all copies. `link` sends the messages.
 
 Source: the messenger-addressing specification, 3.3 and 3.4; architecture, "One publish in, one publish out".
 """
@@ -18,7 +18,7 @@ from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.publish.outgoing import RemoteTargets, remote_header
 from proxy.relay.remote.link import RemoteMessage, RemotePublisher, RemoteResult
 
-#: Results that mean that a broker has accepted responsibility for a message.
+#: Results that count as an ack of the message for the producer.
 _TAKEN = frozenset((RemoteResult.ACKED, RemoteResult.RETURNED))
 
 
@@ -30,7 +30,7 @@ def send_alone(
     header: bytes,
     body: bytes,
 ) -> None:
-    """Send a whole publish whose only target is on another broker. The channel has already counted the publish.
+    """Send a complete publish whose only target is on another broker. The channel has already counted the publish.
 
     The confirm for this message settles the publish.
     """
@@ -45,7 +45,7 @@ def send_alone(
 
 
 def copy_ids(remote_targets: RemoteTargets, producer_tag: int) -> list[Hashable]:
-    """Create identifiers by which the copies sent to other brokers are recognized when a broker returns them."""
+    """Create identifiers for the copies sent to other brokers; `Returns` uses them instead of fingerprints."""
     return [
         ("remote", producer_tag, index) for index in range(len(remote_targets.targets) + len(remote_targets.failed))
     ]

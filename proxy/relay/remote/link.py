@@ -3,11 +3,11 @@
 The login uses SASL PLAIN; no error text contains a password. A link ends when the broker closes it or violates the
 protocol, or when the socket is lost. `failure` then contains the reason.
 
-A lane tracks the publishes from one producer's channel to another broker, and the result of each publish. A lane
-outlives links. When a link is lost, waiting messages are sent over the next link, and unconfirmed messages count as
-lost, since nothing is sent twice. On a link, a lane that is in use has its own channel, so that a channel error (such
-as a missing exchange or a wrong user-id) affects only publishes from one producer's channel. This module uses no
-sockets and no clock.
+A lane tracks the publishes from one producer's channel to another broker, and the result of each publish. A lane may
+outlive the link that it uses. When a link is lost, waiting messages are sent over the next link, and unconfirmed
+messages count as lost, since nothing is sent twice. A lane that is in use has its own channel on the link, so that a
+channel error (such as a missing exchange or a wrong user-id) affects only publishes from one producer's channel. This
+module uses no sockets and no clock.
 
 Source: the messenger-addressing specification, 3.4 "Confirms"; AMQP 0-9-1 spec, 2.2.4 to 2.2.10, 4.2.3; RFC 4616;
 RabbitMQ guides "Publisher confirms", "Blocked connections" and "authentication_failure_close".
@@ -60,11 +60,11 @@ from proxy.values import Table, Value
 
 #: Our own frame_max in bytes. The broker may propose a lower value.
 FRAME_MAX = 131_072
-#: Heartbeat interval in seconds, if the broker proposes none.
+#: Heartbeat interval in seconds that is used if the broker proposes none.
 _HEARTBEAT = 60
 _TOP_CHANNEL = 65535
 _CAPABILITIES = (b"publisher_confirms", b"basic.nack", b"connection.blocked", b"authentication_failure_close")
-#: Maximum number of cached method frames. The cache key is exchange, routing key and mandatory flag.
+#: Maximum number of cached method frames per lane. The cache key consists of exchange, routing key and mandatory flag.
 _KEPT_METHODS = 256
 #: Maximum number of expired mandatory messages per lane whose returns are still recognized.
 _KEPT_EXPIRED = 4096
@@ -97,7 +97,7 @@ class RemoteMessage:
     since: float
     #: called once, with the result
     settled: Callable[[RemoteResult], None]
-    #: whether the broker has returned the message, whose ack is then still outstanding
+    #: whether the broker has returned the message; its ack is still outstanding in this case
     returned: bool = False
 
     @property
@@ -119,8 +119,8 @@ class Lane:
     """The publishes from one producer's channel to one broker.
 
     Args:
-        settled: called with each message, its result, and the reason for a failure, before the message's own callback.
-            The reason contains no credentials.
+        settled: called with each settled message, its result, and the reason for a failure, before the message's own
+            callback. The reason contains no credentials.
     """
 
     __slots__ = (
@@ -137,12 +137,13 @@ class Lane:
         self._tag = 0
         #: lowest unconfirmed tag
         self._low = 1
-        #: messages that wait for a channel
+        #: messages that have not been sent yet, in order
         self.waiting: deque[RemoteMessage] = deque()
         #: sent messages that have not been confirmed yet, by delivery tag, ascending
         self.unconfirmed: dict[int, RemoteMessage] = {}
-        #: sent messages that may still be returned: the fingerprint by delivery tag, and the tags by fingerprint
+        #: fingerprints of the sent messages that may still be returned, by delivery tag
         self._fingerprints: dict[int, Hashable] = {}
+        #: delivery tags of the same messages, by fingerprint, oldest first
         self._returnable: dict[Hashable, deque[int]] = {}
         self.number = 0
 
@@ -161,7 +162,7 @@ class Lane:
         link.to_send += (channel_open(number), confirm_select(number))
 
     def close(self) -> None:
-        """Release the lane's channel on the link; the lane has no messages."""
+        """Release the lane's channel on the link; the lane must have no messages in progress."""
         link, self._link = self._link, None
         if link is not None and self.number:
             link.to_send.append(channel_close(self.number, 200, b"done"))
@@ -226,7 +227,8 @@ class Lane:
     def returned(self, exchange: bytes, routing_key: bytes, header: bytes) -> None:
         """Handle a return; `header` is the content header frame.
 
-        Of several messages with the same fingerprint, the oldest is chosen, since the broker routes them alike.
+        If several messages have the same fingerprint, the oldest is chosen. The broker routes all of them in the same
+        way.
         """
         tags = self._returnable.get(fingerprint(exchange, routing_key, header))
         if tags is None:
@@ -273,7 +275,7 @@ class Lane:
         late = list(takewhile(lambda sent: sent[1].since < before, self.unconfirmed.items()))
         for tag, _ in late:
             del self.unconfirmed[tag]
-        # These may still be returned, but must not accumulate if the broker never confirms them.
+        # Expired messages may still be returned, but must not accumulate here if the broker never confirms them.
         excess = len(self._fingerprints) - len(self.unconfirmed) - _KEPT_EXPIRED
         for tag in tuple(islice(self._fingerprints, max(excess, 0))):
             self._not_returnable(tag)
@@ -295,7 +297,7 @@ class Credentials:
 
 
 class RemoteLink:
-    """A connection to another broker. The login starts at once.
+    """A connection to another broker. The login starts immediately.
 
     Attributes:
         to_send: output for the socket, in order; the driver sends and clears it.
@@ -394,7 +396,7 @@ class RemoteLink:
         self._closing.add(number)
 
     def lost(self, reason: str) -> None:
-        """End the connection and notify every lane, once."""
+        """End the connection and notify every lane; further calls have no effect."""
         if self.failure is not None:
             return
         self.failure = reason
