@@ -1,18 +1,18 @@
 """Relays one producer connection, sans-IO: receives bytes from both sides and produces bytes for both sides.
 
-Nothing here opens a socket, reads a clock or draws a random number. The `net` package passes bytes and times to a
-`Relay`.
+No module in this package opens a socket, reads a clock or draws a random number. The `net` package passes the received
+bytes and the current time to a `Relay`.
 
 | subject | module |
 |---|---|
-| interface for the driver, which passes bytes, time and replies | `relay` |
+| interface for the driver (`net`), which passes bytes, the time and the results of requests | `relay` |
 | state shared by both directions; output and requests for the driver; closing | `connection_state` |
 | states of a channel and the table of transitions | `channel_state` |
 | state of one channel: content in progress, held frames, pending confirms, expected replies | `channel` |
 | frames from the producer: publishes, and a handler for each other method | `publish` |
 | exchange.declare and delete, binds and unbinds of open exchanges | `declare` |
 | frames from the broker: deliveries, returns, acks, nacks, replies and closes | `broker_frames` |
-| joining the acks, nacks and returns of publishes that were split | `confirm_ledger` |
+| combining the acks, nacks and returns of publishes that were split | `confirm_ledger` |
 | publishes to other brokers | `remote` |
 | login and negotiation of limits | `handshake` |
 | the state of a virtual host, shared with the control plane | `vhost` |

@@ -70,7 +70,7 @@ class AuditSink(ABC):
         """Return the allow-listed headers as text for a line.
 
         Args:
-            entries: (name, letter and value bytes), as returned by `proxy.amqp.tables.pick`.
+            entries: (name, raw value), as returned by `proxy.amqp.tables.pick`.
         """
 
     @abstractmethod

@@ -1,8 +1,8 @@
 """Relays frames from the broker to the producer. Frames are copied, and inspected only if necessary.
 
-Confirms are counted and, on a channel with a ledger, joined. The original address is restored in returns and deliveries
-of publishes whose address we changed. Frames on a channel that we closed are discarded, but a content whose first frame
-was sent to the producer is always completed.
+Confirms are counted and, on a channel with a ledger, combined. The original address is restored in returns and
+deliveries of publishes whose address we changed. Frames on a channel that we closed are discarded, but a content whose
+first frame was sent to the producer is always completed.
 
 Source: AMQP 0-9-1 spec, 1.4 to 1.8, 2.2.10, 4.2.3 and 4.2.6; RabbitMQ guides "Publisher confirms" and "Blocked
 connections"; the messenger-addressing specification, 3.3.
@@ -39,13 +39,15 @@ from proxy.relay.channel_state import BOTH_AWAITING_BROKER, DISCARDING, RELAYED_
 from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.original_address import ADDRESS_HEADER, restored_content
 
-#: size of a Basic.Ack frame in bytes, and of the part before the two lower octets of the delivery tag
+#: size of a Basic.Ack frame in bytes
 _ACK_FRAME_BYTES: Final = 21
+#: size in bytes of the part of the frame that precedes the two lowest octets of the delivery tag
 _ACK_HEAD_BYTES: Final = 17
-#: upper octets of a delivery tag below 2**32
+#: the upper four octets of a delivery tag below 2**32
 _FOUR_ZEROS: Final = bytes(4)
-#: size of the shortest method frame, and of the shortest content header frame, in bytes
+#: size of the shortest method frame in bytes
 _LEAST_METHOD: Final = 12
+#: size of the shortest content header frame in bytes
 _LEAST_HEADER: Final = 22
 _ENDED: Final = frozenset((Phase.CLOSING, Phase.CLOSED))
 _ANSWERS: Final = frozenset(
@@ -133,7 +135,7 @@ class BrokerFrames:
                             settled, published = confirms.settled, confirms.published
                             first = at
                             last = settled.low
-                            # Confirms often arrive in a row, so loop while only the lower octets of the tag differ.
+                            # Confirms often arrive back to back, so loop while only the last octets differ.
                             head = data[at : at + _ACK_HEAD_BYTES]
                             upper_tag: int = (data[at + 15] << 24) | (data[at + 16] << 16)
                             if data[at + 11 : at + 15] != _FOUR_ZEROS:
@@ -361,7 +363,7 @@ class BrokerFrames:
         return taken(self) if taken else self._connection.lifecycle.phase is not Phase.CLOSING
 
     def _while_closing(self, channel: Channel, index: int) -> bool:
-        """Handle a frame on a channel that was closed by the broker or by us. Most methods are discarded."""
+        """Handle a method on a channel that was closed by the broker or by us. Most methods are discarded."""
         connection = self._connection
         if index == methods.CHANNEL_CLOSE_OK:
             return self._closed(channel)
@@ -419,7 +421,7 @@ class BrokerFrames:
 
     def _return(self, channel: Channel, frame: bytes) -> bool:
         connection = self._connection
-        # The content header is needed to restore an address, to join returns and to record failed publishes.
+        # The content header is needed to restore an address, to combine returns and to record failed publishes.
         failures = connection.plans.failures
         if connection.plans.state.restores or channel.confirms.returns or (failures is not None and failures.watched):
             return self._content(channel, frame)

@@ -65,7 +65,7 @@ class Backlog:
     Requests are limited because each uses memory until it is answered, and a broker that hangs never answers.
     """
 
-    #: announced body bytes of publishes that are sent as several copies
+    #: total size, as announced by their headers, of the bodies that are being buffered to be sent as several copies
     collected: int = 0
     #: bytes of held frames from the producer
     held: int = 0
@@ -100,11 +100,12 @@ class HeldFrames:
         self.frames: list[bytes] = []
         #: the exchange that is being looked up for the first frame, a publish; b"" if there is none
         self.looked_up = b""
-        #: what has been asked of the control plane for the first frame, a publish: destinations to bind, and permission
-        #: checks, each as (exchange, client, destination)
+        #: what has been requested from the control plane for the first frame, a publish: destinations to bind, and
+        #: permission checks, each as (exchange, client, destination)
         self.asked: frozenset[Hashable] = frozenset()
-        #: unanswered binds by identity, in order, each with its reply if the bind is done, otherwise None. While the
-        #: channel waits only for binds, further binds need not wait.
+        #: binds that have not been answered to the client yet, by identity and in order. The value is the reply to the
+        #: client if the bind is done, otherwise None. While the channel waits only for binds, further binds need not
+        #: wait.
         self.binds: dict[Hashable, bytes | None] = {}
         #: (exchange, destination) of those unanswered binds that also bind the destination's token
         self.marking: set[Hashable] = set()
@@ -123,7 +124,7 @@ class HeldFrames:
 
 
 class ProducerOutput:
-    """Output for the producer other than frames copied from the broker."""
+    """State of the output to the producer on one channel, apart from frames that are just copied."""
 
     __slots__ = ("close_oks", "deferred", "returned", "swallowed")
 
@@ -132,7 +133,7 @@ class ProducerOutput:
         self.deferred: list[bytes] = []
         #: number of close-oks to send after the broker's close-ok, for further closes from the producer
         self.close_oks = 0
-        #: method frame of a return, delivery or get-ok that waits for its content header
+        #: method frame of a return, delivery or get-ok whose content header has not arrived yet
         self.returned: bytes | None = None
         #: outstanding body bytes of a return that the producer must not see
         self.swallowed = 0
@@ -151,13 +152,13 @@ class PendingConfirms:
     #: number of publishes since Confirm.Select, which is also the latest delivery tag
     published: int = 0
     settled: Settled = field(default_factory=Settled)
-    #: joins confirms; None until the first publish that is sent as several copies
+    #: combines confirms; None until the first publish that is sent as several copies
     ledger: Ledger | None = None
     #: publishes sent as several copies, which the broker may return separately
     returns: Returns | None = None
-    #: `total` at each commit or rollback that is unanswered
+    #: the value of `total` at each commit or rollback that has not been answered yet
     transactions: deque[int] = field(default_factory=deque)
-    #: (delivery tag, time of the publish) of the confirm being timed
+    #: (delivery tag, time of the publish) of the confirm whose latency is being measured
     sample: tuple[int, float] | None = None
 
     @property
@@ -245,9 +246,10 @@ class Channel:
     def __init__(self, number: int, backlog: Backlog | None = None) -> None:
         backlog = backlog or Backlog()
         self.number = number
-        #: the first five octets of a content header frame of less than 64 KiB (type, channel and the upper half of the
-        #: size), and the first three octets of a body frame
+        #: the first five octets of a content header frame of less than 64 KiB: type, channel and the upper half of the
+        #: size
         self.short_header: Final = FRAME_HEAD.pack(HEADER, number, 0)[:5]
+        #: the first three octets of a body frame: type and channel
         self.body_start: Final = FRAME_HEAD.pack(BODY, number, 0)[:3]
         self.state: ChannelState = CLOSED
         self.mode: ChannelMode = PLAIN

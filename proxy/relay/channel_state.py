@@ -31,7 +31,7 @@ class ChannelState(Enum):
     OPENING = "opening"
     OPEN = "open"
     WAITING = "holding a publish"
-    #: our own methods are running for a declaration by the producer
+    #: our own methods were sent upstream for a declaration by the producer, and have not been answered yet
     DECLARING = "declaring"
     #: the producer's Channel.Close was sent upstream
     CLOSING_BY_PRODUCER = "being closed by the producer"
@@ -140,7 +140,7 @@ TRANSITIONS: Final[dict[ChannelState, dict[ChannelEvent, ChannelState]]] = {
         _Event.BROKER_OPEN_OK: DECLARING,
         _Event.BROKER_CLOSE: CLOSING_BY_BROKER,
         _Event.BROKER_CLOSE_OK: DECLARING,
-        _Event.DECLARE: DECLARING,  # a declaration has several steps
+        _Event.DECLARE: DECLARING,  # a declaration may have several steps
         _Event.RESUME: OPEN,
         _Event.REFUSE: CLOSING_BY_US,
         _Event.END: CLOSED,
@@ -214,8 +214,9 @@ DISCARDING: Final = frozenset(
 CONFIRMABLE: Final = frozenset((OPENING, OPEN, WAITING, DECLARING, CLOSING_BY_PRODUCER))
 #: In these states, a channel counts as one of the producer's open channels.
 COUNTED: Final = CONFIRMABLE | {CLOSING_BY_BROKER, CLOSING_BY_BOTH}
-#: In these states, a close-ok from the producer (UP) or from the broker (DOWN) is relayed to the other side.
+#: In these states, a close-ok from the producer is relayed to the broker.
 RELAYED_UP: Final = frozenset((CLOSING_BY_BROKER, CLOSING_BY_BOTH))
+#: In these states, a close-ok from the broker is relayed to the producer.
 RELAYED_DOWN: Final = frozenset((CLOSING_BY_PRODUCER, CLOSING_BY_BOTH, BOTH_AWAITING_BROKER))
 
 _SECOND_OPEN = (504, "second 'channel.open' seen")

@@ -1,4 +1,4 @@
-"""Tracks which publishes on a channel are settled, and joins several upstream confirms or returns into one.
+"""Tracks which publishes on a channel are settled, and combines several upstream confirms or returns into one.
 
 While every publish from the producer results in one upstream publish, the tags on both sides are equal, the broker's
 acks are relayed, and `Settled` counts them. `Ledger` takes over on a channel with the first publish that needs several
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Final
 
-#: Maximum number of publishes per channel whose returns are joined. Publishes that the broker has processed are
+#: Maximum number of publishes per channel whose returns are combined. Publishes that the broker has processed are
 #: removed. If the limit is exceeded, for example in a transaction, the oldest publishes are removed, and their returns
 #: are relayed once per copy.
 WAITING_RETURNS: Final = 4096
@@ -89,10 +89,10 @@ class _Entry:
 
 
 class Ledger:
-    """Joins upstream confirms for each producer tag, including confirms from other brokers.
+    """Combines the upstream confirms for each producer tag, including confirms from other brokers.
 
     Args:
-        outstanding: producer tags not settled when the ledger takes over; each is equal to its upstream tag.
+        outstanding: producer tags that are not settled when the ledger takes over; their upstream tags are the same.
         published: highest tag in use on both sides at that time.
     """
 
@@ -168,17 +168,18 @@ class _Whole:
 
 
 class Returns:
-    """Joins the returns of publishes that were sent as several copies.
+    """Combines the returns of publishes that were sent as several copies.
 
     A copy is identified by a fingerprint of the parts that do not change when the broker returns the copy. If several
-    publishes have the same fingerprint, the oldest is chosen, since the producer can't distinguish them. Publishes are
+    publishes have the same fingerprint, a return counts for the oldest of them that may still be returned, since the
+    producer can't distinguish them. Publishes are
     numbered from the start of the channel, because delivery tags start with Confirm.Select.
     """
 
     __slots__ = ("_copies", "_order", "requested")
 
     def __init__(self) -> None:
-        #: whether an answer has been requested that shows that the broker has processed the earlier publishes
+        #: whether a method was sent whose reply will show that the broker has processed the earlier publishes
         self.requested = False
         self._order: deque[_Whole] = deque()
         self._copies: dict[Hashable, deque[_Whole]] = {}
@@ -198,7 +199,10 @@ class Returns:
             self._forget(self._order.popleft())
 
     def returned(self, copy: Hashable) -> bool:
-        """Return True if a return must be relayed: if its publish is not tracked, or has no other unreturned copies."""
+        """Record a return, and return True if it must be relayed.
+
+        It must be relayed if its publish is not tracked, or if all copies of the publish have been returned.
+        """
         waiting = self._copies.get(copy)
         if waiting is None:
             return True

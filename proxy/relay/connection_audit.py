@@ -9,9 +9,9 @@ Tx.CommitOk) wait, until the last line of their channel is on disk. Nacks must w
 that overtook an ack would include the acked publish. All other frames may overtake the confirms. This includes returns,
 which have to precede the acks of their publishes anyway.
 
-The close of a channel or connection must not overtake its confirms. While lines are being written, the close and
-everything after it wait, for at most one write. If the disk rejects lines or does not respond, the wait would be
-unbounded. In this case, the close is sent and the waiting confirms are dropped. For the producer, these publishes stay
+The close of a channel or connection must not overtake its confirms. While lines are being written, the close and all
+later output wait until this write has finished. If the disk rejects lines or does not respond, this could take forever.
+In this case, the close is sent and the waiting confirms are dropped. For the producer, these publishes stay
 unconfirmed, as if the broker's confirms had crossed the close.
 
 Source: docs/reference/audit.md (record, modes); RabbitMQ guide "Consumer acknowledgements and publisher confirms".
@@ -30,10 +30,11 @@ from proxy.relay.audit_sink import AuditSink, PublishRecord
 from proxy.relay.channel import Channel
 from proxy.relay.channel_state import CONFIRM
 
-#: Maximum number of mandatory publishes per channel for which returns can be identified, on channels without and with
-#: confirms. If there are more, the oldest are forgotten. On channels with confirms, settled publishes are removed at
-#: once, since the broker returns a message before confirming it.
+#: Maximum number of mandatory publishes for which returns can be identified, per channel without confirms. If there are
+#: more, the oldest are forgotten.
 _MANDATORY: Final = 4096
+#: The same limit for a channel with confirms. Its settled publishes are removed immediately, since the broker returns a
+#: message before confirming it.
 _MANDATORY_CONFIRMING: Final = 65536
 #: bit of the delivery mode in the first octet of the property flags
 _DELIVERY_MODE: Final = 0x10
@@ -43,7 +44,7 @@ _BETWEEN: Final = 0x0F
 _MESSAGE_ID: Final = 0x80
 #: Maximum number of publishes whose lines have not been appended yet.
 _PUBLISHES: Final = 256
-#: Approximate size in bytes of an entry for delayed confirms, without its frames.
+#: Approximate memory in bytes for an entry of delayed confirms, without its frames.
 _ENTRY_BYTES: Final = 128
 
 
@@ -94,7 +95,7 @@ class AuditCommits(Protocol):
 
 
 class DelayedConfirms:
-    """Confirms on one connection that wait for their audit records.
+    """Confirms on one connection that are waiting for their audit records.
 
     Args:
         lines: the audit log.
@@ -150,7 +151,7 @@ class DelayedConfirms:
         self.size_bytes += len(frames) + _ENTRY_BYTES
 
     def end(self, number: int, interrupted: bool) -> None:
-        """Send a channel's waiting confirms before its close, or drop them if a content is interrupted."""
+        """Output a channel's waiting confirms before its close; drop them if a content is interrupted or lines fail."""
         waiting = self._waiting.pop(number, None)
         if waiting is None:
             return
@@ -178,7 +179,7 @@ class DelayedConfirms:
             self._go_on()
 
     def failing(self) -> None:
-        """Release the waiting closes without their confirms, since the disk rejects lines."""
+        """Release waiting closes and drop their confirms, since the disk rejects lines or does not respond."""
         if self.until is not None:
             sealed = {id(confirms) for confirms in self._sealed}
             self._out[:] = [piece for piece in self._out if id(piece) not in sealed]
@@ -197,7 +198,7 @@ class ConnectionAudit:
     def __init__(
         self, journal: AuditSink, conn: str, user: str, vhost: str, delayed_confirms: DelayedConfirms | None = None
     ) -> None:
-        #: confirms that wait for their lines; None if confirms need not wait
+        #: confirms that are waiting for their lines; None if confirms need not wait
         self.delayed_confirms = delayed_confirms
         self._journal = journal
         self._conn = conn
@@ -206,8 +207,9 @@ class ConnectionAudit:
         self._names = journal.names
         self.ruled_only = journal.ruled_only
         self._opening = ""
-        #: channel of the last line, and the common beginning of the channel's lines
+        #: channel of the last line
         self._channel: Channel | None = None
+        #: beginning of all lines for this channel in the current read
         self._begin = ""
         #: publishes whose lines have not been appended yet, all with the current opening
         self._publishes: list[PublishRecord] = []
@@ -291,8 +293,8 @@ class ConnectionAudit:
     def returned(self, channel: Channel, exchange: bytes, routing_key: bytes) -> None:
         """Record a return.
 
-        The returned publish is the oldest one with the same exchange and routing key, as given by the producer, because
-        returns arrive in the order of the publishes.
+        The returned publish is the oldest one to which the producer gave this exchange and routing key, because returns
+        arrive in the order of the publishes.
         """
         waiting = channel.audit.mandatory
         while waiting:

@@ -3,8 +3,9 @@
 `publish_pass` (producer to broker) and `broker_frames` (broker to producer) both modify this state; `relay` creates it,
 and the driver reads it. Output is collected in `to_upstream` and `to_producer`; requests that need sockets, time or the
 control plane are collected in `pending`. Related state is grouped into separate objects: `Lifecycle` (phase of the
-connection), `UpstreamLink` (the leased connection), `Deliveries`, `ConnectionTraffic`, `PendingWork`, and a `Channel`
-for each channel. For publishes that go to several brokers, this module also sends our own acks, nacks and returns.
+connection), `UpstreamLink` (the upstream connection), `Deliveries`, `ConnectionTraffic`, `PendingWork`, and a `Channel`
+for each channel. For publishes that are split or go to other brokers, this module also sends our own acks, nacks and
+returns.
 
 Source: AMQP 0-9-1 spec, 2.2.4 "connection" and 1.4/1.5 on closing; RabbitMQ guide "Publisher confirms".
 """
@@ -40,12 +41,12 @@ from proxy.relay.vhost import OwnedExchange
 from proxy.routing.bindings.binding import Reach
 from proxy.values import Destination
 
-#: Interval in seconds between two timed confirms on a connection.
+#: Minimum interval in seconds between confirms whose latency is measured on a connection.
 SAMPLE_SECONDS: Final = 0.1
-#: With at least this many unconfirmed publishes on a channel, or prefetched deliveries, the latency of a single message
-#: does not matter.
+#: The latency of a single message does not matter if a channel has at least this many unconfirmed publishes, or a
+#: prefetch count of at least this size.
 AHEAD_MESSAGES: Final = 1024
-#: Largest body size in bytes that compiled code can count. It exceeds the broker's limit.
+#: Largest body size in bytes that fits into an integer in compiled code. It exceeds the broker's limit.
 MOST_MESSAGE_BYTES: Final = (1 << 63) - 1
 #: Minimum number of deliveries in one read for a consumer to count as streaming.
 STREAMED_DELIVERIES: Final = 8
@@ -87,7 +88,7 @@ class EnsureDestination(NamedTuple):
 
 
 class BindDestinations(NamedTuple):
-    """Bind destinations that a publish waits for.
+    """Bind destinations that a publish is waiting for.
 
     The destinations in `permission_checks` were chosen by routes in clients' bindings. They are first checked on
     connections of these clients.
@@ -179,7 +180,7 @@ class Lifecycle:
 
 @dataclass(slots=True, eq=False)
 class UpstreamLink:
-    """State of the leased connection to the broker, and the sidecar's own channel on that connection."""
+    """State of the upstream connection, and the sidecar's own channel on that connection."""
 
     sidecar_channel: SidecarChannel
     #: whether a Connection.Close, ours or the producer's, was sent upstream
@@ -199,7 +200,7 @@ class UpstreamLink:
         self.closing = self.done = True
 
     def block(self, blocked: bool) -> int:
-        """Record whether the broker blocks publishes; return the change in the number of blocked links."""
+        """Record whether the broker blocks publishes; return the change in the number of blocked connections."""
         change = blocked - self.blocked
         self.blocked = blocked
         return change
@@ -207,7 +208,7 @@ class UpstreamLink:
 
 @dataclass(slots=True, eq=False)
 class PendingWork:
-    """Work to do after a read: the driver carries out `requests`, and the relay does everything else."""
+    """Work to do after a read: the driver carries out `requests`, and the relay resumes channels."""
 
     #: requests to the control plane; the driver takes and clears them
     requests: list[Request] = field(default_factory=list)
@@ -229,14 +230,14 @@ class Deliveries:
     few_at_a_time: bool = False
     #: deliveries in the last read of the broker's socket
     in_last_read: int = 0
-    #: channels on which the broker's content frames or replies are not simply copied
+    #: numbers of the channels on which the broker's frames are inspected instead of just being copied
     inspected: set[int] = field(default_factory=set)
     #: outstanding body bytes of the content being sent to the producer, by channel number; -1 if its header is also
     #: outstanding
     unfinished: dict[int, int] = field(default_factory=dict)
 
     def mark(self, channel: Channel) -> None:
-        """Record whether the broker's frames on a channel can't just be copied to the producer."""
+        """Record whether the broker's frames on a channel must be inspected instead of just being copied."""
         if channel.state in DISCARDING or channel.output:
             self.inspected.add(channel.number)
         else:
@@ -249,15 +250,16 @@ class ConnectionTraffic:
 
     #: current time in seconds on the driver's monotonic clock, set with every input
     now: float = 0.0
-    #: earliest time of the next timed confirm
+    #: earliest time of the next publish whose confirm latency is measured
     sample_after: float = 0.0
+    #: number of publishes on channels that have ended
     before: int = 0
 
 
 class RemoteBrokers(NamedTuple):
     """Connections to other brokers, for publishes that the address table redirects to them."""
 
-    #: returns a publisher to a broker for a producer's channel, or the reason why there is none
+    #: returns the publisher with which a producer's channel publishes to a broker, or the reason why there is none
     publisher: Callable[[Remote, int], RemotePublisher | str]
     #: called when a result from another broker has produced output
     notify: Callable[[], None]
@@ -354,7 +356,7 @@ class ConnectionState:
 
     @property
     def close_is_delayed(self) -> bool:
-        """True if the close of a channel or of the connection waits for confirms."""
+        """True if the close of a channel or of the connection is waiting until confirms can be sent."""
         delayed_confirms = self.delayed_confirms
         return delayed_confirms is not None and delayed_confirms.until is not None
 
@@ -366,7 +368,7 @@ class ConnectionState:
 
     @property
     def upstream_full(self) -> bool:
-        """True if reading from the broker is paused, since a close waits or the delayed confirms are at a limit."""
+        """True if reading from the broker is paused: a close is waiting, or the delayed confirms are at a limit."""
         delayed_confirms = self.delayed_confirms
         delayed_bytes = 0 if delayed_confirms is None else delayed_confirms.size_bytes
         return self.close_is_delayed or delayed_bytes >= self.terms.limits.held_bytes
@@ -466,7 +468,7 @@ class ConnectionState:
 
     @property
     def delayed_confirms(self) -> DelayedConfirms | None:
-        """Confirms that wait for their audit records; None if confirms need not wait."""
+        """Confirms that are waiting for their audit records; None if confirms need not wait."""
         return self.audit.delayed_confirms if self.audit is not None else None
 
     def delay_confirm(self, channel: Channel, confirm: bytes) -> bool:
@@ -486,7 +488,7 @@ class ConnectionState:
             self.delayed_confirms.end(channel.number, channel.number in self.deliveries.unfinished)
 
     def note_settled(self, channel: Channel) -> None:
-        """Time a confirm, and forget mandatory publishes that can no longer be returned."""
+        """Record the latency of the sampled confirm, and forget mandatory publishes that can no longer be returned."""
         confirms = channel.confirms
         mandatory = channel.audit.mandatory
         while mandatory and mandatory[0][0] <= confirms.before + confirms.settled.low:
@@ -540,7 +542,7 @@ class ConnectionState:
     def note_nack(self, channel: Channel, producer_tag: int) -> None:
         confirms = channel.confirms
         if confirms.sample is not None and confirms.sample[0] == producer_tag:
-            confirms.sample = None  # only acks are timed
+            confirms.sample = None  # the latency is measured only for acks
         number = confirms.before + producer_tag
         reason = f"the broker refused publish {number} of the channel"
         self.plans.fail(self.terms.user, channel.number, "nacked", reason)
@@ -554,7 +556,7 @@ class ConnectionState:
             self.backlog.collected -= content.collected.body_size
 
     def refuse(self, channel: Channel, error: ProtocolError) -> None:
-        """Answer a producer's protocol error on one channel by sending Channel.Close to both sides at once.
+        """Answer a producer's protocol error on one channel by immediately sending Channel.Close to both sides.
 
         Earlier publishes stay published, since the broker receives them before our close.
         """
@@ -593,7 +595,7 @@ class ConnectionState:
             self.end_refusal()
 
     def end_refusal(self) -> None:
-        """Send Connection.Close to a refused producer that waits for it, since no more replies are expected."""
+        """Send Connection.Close to a producer that is being refused, since no more replies are expected."""
         error = self.lifecycle.fault
         if self.lifecycle.phase is Phase.REFUSING and error is not None:
             self._close_producer(error.reply_code, error.text, error.class_id, error.method_id)
@@ -605,7 +607,7 @@ class ConnectionState:
             self._close_producer(reply_code, text)
 
     def _close_upstream(self) -> None:
-        """Send Connection.Close to the broker; the connection ends when CloseOk arrives or the link is lost."""
+        """Send Connection.Close to the broker; the connection ends when CloseOk arrives or the socket is lost."""
         if not self.upstream.closing:
             self.upstream.closing = True
             self.to_upstream.append(method_frames.connection_close(200, b"Goodbye"))

@@ -21,7 +21,7 @@ OUTCOMES = ("routed", "unrouted", "filtered", "rejected", "translated", "passed"
 OTHER = "other"
 #: Default maximum number of bindings with separate totals (setting `metrics.bindings`).
 BINDING_LIMIT = 500
-#: Number of tallies folded between two pauses of `Traffic.folding`. With ten bindings each, this takes about a
+#: Number of tallies that `Traffic.folding` folds before it yields. With ten bindings each, this takes about a
 #: millisecond.
 FOLD_STEP = 256
 
@@ -38,7 +38,7 @@ REGEX_OWNERS = ("rules", "client", "message")
 DECISION_BOUNDS = (1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 1.0)
 #: Histogram bounds in seconds. A confirm takes 0.2 ms on loopback, and several seconds for a busy quorum queue.
 CONFIRM_BOUNDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
-#: Limits whose violation causes a connection to be rejected before its handshake.
+#: Limits on the number of connections; a connection that would exceed one of them is rejected.
 REJECTED_CONNECTIONS = ("connections", "connections_per_peer")
 #: Limits that apply to producers, counted when a producer is slowed down or its channel or connection is closed.
 LIMITS = ("publish_rate", "publish_bytes", "patience", "message_size", "idle", "regex_budget")
@@ -218,8 +218,8 @@ class Traffic:
     def publishes(self) -> Iterator[tuple[str, bytes, str, int, int]]:
         """Yield (vhost, exchange, outcome, publishes, body bytes).
 
-        The first row for an exchange contains the bytes of all outcomes. This method and the next two may run in any
-        thread, since they read copies and copying a dictionary is atomic.
+        The first row for an exchange contains the total bytes of all outcomes. This method and the next two may run in
+        any thread, since they read copies and copying a dictionary is atomic.
         """
         for counters in (*self._exchanges.copy().values(), *self._others.copy().values()):
             body_bytes = counters.body_bytes
@@ -298,7 +298,7 @@ class RelayCounters:
     paused_producers: int = 0
     #: gauge: open channels of producers
     channels: int = 0
-    #: closes that the sidecar has sent, by reply code
+    #: closes that the sidecar has sent because of a producer's error or an exceeded limit, by reply code
     protocol_errors: Counter[int] = field(default_factory=Counter)
 
     def spend(self, owners: Iterable[str]) -> None:
@@ -328,7 +328,7 @@ class LimitCounters:
     rejected_connections: dict[str, int] = field(default_factory=lambda: dict.fromkeys(REJECTED_CONNECTIONS, 0))
     #: how often each limit (one of LIMITS) was reached
     hits: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LIMITS, 0))
-    #: gauge: producers paused because their user has published too much
+    #: gauge: producers paused because their user has exceeded a rate limit, or because they exhausted a regex budget
     throttled: int = 0
 
 
@@ -384,8 +384,9 @@ class Counters:
         self.rules = RulesCounters()
         self.audit = AuditCounters()
         self.remotes: dict[str, RemoteCounters] = {}
-        #: gauge: upstream connections that are kept without a producer, and the number of connections reused so far
+        #: gauge: upstream connections that are kept without a producer
         self.kept_connections = 0
+        #: number of times that a kept connection was reused
         self.reused_connections = 0
         self.missing_destinations = 0
         self.foreign_bindings = 0
@@ -394,8 +395,9 @@ class Counters:
         self.carrier_bindings: Mapping[tuple[str, str, str], int] = {}
         self.unkeyed_tokens = 0
         self.unsigned_bindings = 0
-        #: number of processes that share the listening addresses, and of restarts of this process
+        #: number of processes that share the listening addresses
         self.workers = 1
+        #: number of restarts of this process
         self.worker_restarts = 0
         #: failed attempts of the control plane to connect to the broker
         self.control_unreachable = 0

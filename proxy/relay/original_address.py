@@ -1,4 +1,4 @@
-"""Headers with the original address of a message that was sent with a different exchange or routing key.
+"""Headers with the original address of a message that was sent upstream with a different exchange or routing key.
 
 If we change the exchange or routing key of a publish, we add `x-original-address`: a table with the original and the
 new pair of exchange and routing key. `x-original-cc` stores a producer's CC if the broker must not route by it. In
@@ -145,8 +145,8 @@ def _translated(state: VhostState, book: AddressBook, first: OriginalAddress, ne
 def _destination(state: VhostState, book: AddressBook, first: OriginalAddress, new: OriginalAddress) -> bool:
     """Return True if a publish to `first` may be routed to a destination that is translated to `new`.
 
-    The header does not contain the destination. If no rule names it, its name is unknown, so any result of the table
-    is possible.
+    The header does not contain the destination. If no rule names the destination, its name is unknown here, so any
+    result of the address table is possible.
     """
     rewrites = book.rewrites(first.exchange, state.router.destinations(first.exchange))
     if rewrites.leads_to(first.routing_key, Publication(*new)):

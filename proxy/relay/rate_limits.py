@@ -1,8 +1,8 @@
 """Token buckets that limit the publish rate of each user.
 
-A bucket holds the units that may be taken at once and refills steadily. It may be overdrawn, since publishes are
-charged only after they have been read. The debt determines how long reading from the user's producers is paused.
-This module uses no sockets and no clock.
+A bucket contains the units that may be taken immediately, and it is refilled at a constant rate. It may be overdrawn,
+since publishes are charged only after they have been read. The debt determines how long reading from the user's
+producers is paused. This module uses no sockets and no clock.
 
 Source: the token bucket in RFC 2697, section 3, with a debt instead of marking.
 """
@@ -58,7 +58,8 @@ class UserRateLimit:
     def __init__(self, rates: RateLimits) -> None:
         self.rates = rates
         self.connections = 0
-        #: start of the current debt, or the time when the debt of a refused producer is paid; None if there is no debt
+        #: start of the current debt; after a producer was refused, the time at which the debt will be paid; None if
+        #: there is no debt
         self.owes_since: float | None = None
         self._publishes = TokenBucket(rates.publishes, rates.burst_seconds)
         self._read_bytes = TokenBucket(rates.read_bytes, rates.burst_seconds)

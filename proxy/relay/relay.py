@@ -1,4 +1,4 @@
-"""Joins one producer connection to one upstream connection.
+"""Relays bytes between one producer connection and its upstream connection.
 
 The driver passes the bytes from both sides, with the time, to a `Relay`. The driver then sends `connection.to_upstream`
 and `connection.for_producer`, carries out `connection.pending.requests`, and passes their results to `Relay.answer`.
@@ -41,7 +41,7 @@ class Relay:
 
     @property
     def interrupted(self) -> bool:
-        """True if a publish has exhausted a regex budget. Later frames then wait for the next input, possibly b""."""
+        """True if a publish has exhausted a regex budget. Later frames are processed with the next input, maybe b""."""
         return self._publishing.interrupted
 
     def producer_sent(self, data: bytes, now: float) -> None:

@@ -1,8 +1,8 @@
 """State of the destination tokens of one carrier exchange. Only this module changes that state.
 
 Both the relays and the control plane report events (a bind was sent, answered or refused; a queue was deleted; a
-listing arrived; a destination is needed, or no longer needed) and query what to bind and unbind. Times are arguments,
-and this module sends nothing.
+listing arrived; a destination is needed, or no longer needed) and query what to bind and unbind. The current time is
+passed in as an argument, and this module performs no I/O.
 
 Several bindings ("rows") of a destination may have the same token as their key. Messages reach the destination while at
 least one of these rows exists. There are three kinds of rows:
@@ -42,9 +42,9 @@ unbind names the exact arguments of a row. Therefore, sidecars proceed as follow
   a long time, another pass is therefore run before the rules take effect.
 
 Points 1 to 4 guarantee that the last row on which a binding relies is kept, regardless of the order in which the broker
-executes the steps of any number of sidecars. Only durations are compared, so clocks need not agree.
-`tests/relay/test_token_table.py` runs two sidecars, with the same rules and with different rules, against a broker in
-every order that hypothesis finds.
+executes the steps of any number of sidecars. Only durations are compared, so the sidecars' clocks need not agree.
+`tests/relay/test_token_table.py` runs the steps of two sidecars and a broker in orders that hypothesis generates, with
+the same rules and with different rules.
 
 Source: architecture, "The control plane".
 """
@@ -102,7 +102,7 @@ class TokenRecord:
     state: TokenState = TokenState.UNKNOWN
     #: what needs the token, as far as this process knows
     needs: Need = Need.NOBODY
-    #: the table's event count at the last change, which takes precedence over listings requested before it
+    #: the table's event count at the last change. The change takes precedence over listings requested before it.
     changed: int = 0
     #: sequence numbers of the marks made by this process
     marks: set[int] = field(default_factory=set)
@@ -110,7 +110,7 @@ class TokenRecord:
     pins: set[bytes] = field(default_factory=set)
     #: the pins that this process made before the carrier's tokens changed, and that have former tokens as keys
     former_pins: set[bytes] = field(default_factory=set)
-    #: time at which the newest of these marks and pins was sent
+    #: time at which the newest mark or pin made by this process was sent
     asserted_at: float = _LONG_AGO
     #: connection that made the newest mark or pin; None if a new queue with the same name may have replaced the
     #: destination
@@ -182,7 +182,7 @@ class TokenTable:
         self._bound: set[Destination] = set()
         #: number of changes so far
         self.events = 0
-        #: the event counts when the latest received listing and the listing before it were requested
+        #: the event counts at which the latest received listing and the one before it (`_last_look`) were requested
         self._look = self._last_look = 0
         self._wanted: frozenset[Destination] = frozenset()
         #: destinations that a rules file names
@@ -379,7 +379,7 @@ class TokenTable:
         return record.withdrawn <= since and now < record.asserted_at + LEASE_SECONDS
 
     def superseded(self, destination: Destination) -> tuple[bytes, ...]:
-        """Return the pins of this process, which a new pin would replace."""
+        """Return the pins of this process, all of which a new pin would replace."""
         return tuple(sorted(self._records.get(destination, _ABSENT).pins - {PLAIN}))
 
     def former_pins(self, destination: Destination) -> tuple[bytes, ...]:
@@ -389,7 +389,7 @@ class TokenTable:
     def asserted(
         self, destination: Destination, row: Row, sent_at: float, binder: object | None, replaced: Iterable[bytes] = ()
     ) -> None:
-        """Record that the broker has bound a mark or pin of this process and unbound the pins that it replaces."""
+        """Record that the broker has bound a mark or pin of this process, and unbound the pins that it replaces."""
         record = self._change(destination)
         if isinstance(row, int):
             record.marks.add(row)
@@ -532,6 +532,6 @@ class TokenTable:
                 self._tidy(destination, record)
 
     def _tidy(self, destination: Destination, record: TokenRecord) -> None:
-        """Remove a blank record. On a shared carrier, call this only after a listing that contains no older state."""
+        """Remove a blank record. On a shared carrier, call this only for a listing requested after the last change."""
         if record.is_blank:
             self._records.pop(destination, None)

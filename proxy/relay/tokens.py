@@ -7,8 +7,8 @@ only ``[a-z0-9.-]``, since some other characters break listings in RabbitMQ 3.10
 are wildcards on topic exchanges. `TokenForm` determines whether a token is a single word or has eight words. Hardly any
 topic pattern on a downstream exchange matches eight words.
 
-The secrets are arguments; other modules read them from files and the environment. Each purpose has its own key, derived
-from the secret, so that a hash for one purpose is never valid for another.
+The secrets are passed in as arguments; other modules read them from files and the environment. Each purpose has its own
+key, derived from the secret, so that a hash for one purpose is never valid for another.
 
 Source: RFC 2104 (HMAC), FIPS 198-1.
 """
@@ -35,16 +35,17 @@ _KEYED = {"queue": GRANTS + b"q.", "exchange": GRANTS + b"e."}
 #: The same prefixes for tokens that are a single word.
 _KEYED_WORD = {"queue": RESERVED_WORD + b"r-q-", "exchange": RESERVED_WORD + b"r-e-"}
 _EIGHT_WORDS = tuple(_KEYED.values())
-#: The hash after the prefix of a keyed token or a grant. A wildcard in its place would match tokens on a topic carrier.
+#: Pattern of the hash that follows the prefix of a keyed token or a grant. A key with a wildcard instead of the hash is
+#: not a token, since it would match the tokens of several destinations on a topic carrier.
 _HASH = rb"[0-9a-f]{16}"
 _PREFIXES = b"|".join(map(re.escape, (*_EIGHT_WORDS, *_KEYED_WORD.values())))
 _KEYED_TOKEN = re.compile(b"(?:%s)%s" % (_PREFIXES, _HASH))
 _GRANT = re.compile(re.escape(GRANTS) + _HASH)
 #: Prefix of the exchanges that record which tokens are no longer bound (see `Tokens.markers`).
 _MARKERS = RESERVED_PREFIX + b"f."
-#: used in place of a key for unkeyed tokens
+#: Used instead of a key for unkeyed tokens.
 UNKEYED = b""
-#: Number of destinations whose tokens are cached; computing a hash takes a microsecond.
+#: Maximum number of destinations whose tokens are cached; computing a hash takes a microsecond.
 _REMEMBERED = 65536
 _SIGNING, _TOKENS = b"oxproxy binding signature 1", b"oxproxy destination token 1"
 
@@ -71,8 +72,8 @@ class TokenForm(Enum):
 #: Number of destinations up to which a direct exchange costs RabbitMQ 3.10 less than a topic exchange with tokens in
 #: the given form (docs/explanation/performance.md).
 FEW_DESTINATIONS = {TokenForm.ONE_WORD: 50, TokenForm.EIGHT_WORDS: 200}
-#: The tokens computed for a destination with one key, the current token first. True stands for a single word, False for
-#: eight words.
+#: The kinds of token computed for a destination from one key, the kind of the current token first: True for tokens that
+#: are a single word, False for tokens with eight words.
 _ONE_WORD = {
     TokenForm.DIRECT: (False,),
     TokenForm.ONE_WORD: (True,),
@@ -216,7 +217,7 @@ class Secrets:
 
     Args:
         secrets: the current secret, followed by previous secrets. If empty, signatures are valid only between processes
-            without a secret. This suffices for explanations and tests, which use no broker.
+            without a secret. This suffices for `explain` and for tests of rules, which use no broker.
     """
 
     def __init__(self, secrets: Iterable[bytes] = ()) -> None:

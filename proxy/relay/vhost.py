@@ -64,8 +64,8 @@ class BindingCopy(NamedTuple):
     key: bytes
     #: the signature stored on the broker; b"" if there is none
     signature: bytes = b""
-    #: index of the secret with which the copy was signed, 0 for the current secret; None if it was not signed with any
-    #: of our secrets
+    #: index of the secret with which the copy was signed (0: the current secret); None if it was not signed with any of
+    #: our secrets
     secret: int | None = 0
 
     @property
@@ -83,13 +83,13 @@ class StoredBinding(NamedTuple):
     #: storage key of the binding on the carrier. If the key of a copy differs, it is the destination's token, and the
     #: copy routes messages to the destination.
     key: bytes
-    #: all copies on the broker, signed copies first, then by sequence. The first copy is effective. There are several
-    #: copies if several sidecars have created the binding.
+    #: all copies on the broker, signed copies first, then by sequence. The first copy determines the user and the
+    #: sequence of the binding. There are several copies if several sidecars have created the binding.
     copies: tuple[BindingCopy, ...]
 
     @property
     def client(self) -> str:
-        """User that made the effective copy; empty if the copy is not signed."""
+        """User that created the first copy; empty if the copy is not signed."""
         return self.copies[0].client if self.signed else ""
 
     @property
@@ -106,7 +106,7 @@ class StoredBinding(NamedTuple):
 
     @property
     def is_mark(self) -> bool:
-        """True if the key of the effective copy is the destination's token, not the storage key."""
+        """True if the key of the first copy is the destination's token, not the storage key."""
         return self.copies[0].key != self.key
 
     @property
@@ -122,7 +122,7 @@ class StoredBinding(NamedTuple):
 
 
 def sorted_copies(copies: Iterable[BindingCopy]) -> tuple[BindingCopy, ...]:
-    """Return the copies of one binding in order, the effective copy first."""
+    """Return the copies of one binding in the order of `StoredBinding.copies`."""
     return tuple(sorted(copies, key=lambda copy: (not copy.signed, *copy[:-1])))
 
 
@@ -135,7 +135,7 @@ class OwnedExchange:
     #: ``x-open`` or the emulated standard type
     type: str
     delivery: Delivery
-    #: the exchange on the broker that carries these messages (only with delivery CARRIER)
+    #: the carrier exchange on the broker (only with delivery CARRIER)
     carrier: bytes
     #: whether messages that no binding routes are passed to the broker's own exchange with the same name
     unmatched_pass: bool = False
@@ -144,8 +144,9 @@ class OwnedExchange:
     arguments: Table = ()
     #: declaration by a client; None for an exchange from a rules file
     declared: DeclaredExchange | None = None
-    #: destinations that the rules file names, and whether its rules let messages add exchanges (for the control plane)
+    #: destinations that the rules file names; only used by the control plane
     file_destinations: frozenset[Destination] = frozenset()
+    #: whether the rules file lets messages add exchanges as destinations; only used by the control plane
     file_adds_exchanges: bool = False
     #: bindings created by clients, by identity; bindings from rules files are only in the router
     clients: dict[Hashable, StoredBinding] = field(default_factory=dict)
@@ -209,7 +210,7 @@ class OwnedExchange:
         return self.tokens.bound
 
     def keep(self, stored: StoredBinding, identity: Hashable = None) -> None:
-        """Store a client's binding, replacing any binding with the same identity (computed if not given)."""
+        """Store a client's binding, replacing any binding with the same identity. The identity may be omitted."""
         identity = identity or stored.binding.identity
         self.changes += 1
         self._count_regexes(self.clients.get(identity), -1)
@@ -276,7 +277,7 @@ class VhostState:
     #: translated destinations that do not exist on other brokers, with the reason; a key consists of the label of the
     #: broker and the destination on that broker
     missing_remote: dict[tuple[str, Destination], str] = field(default_factory=dict)
-    #: whether publishes may be sent to a different address, so that deliveries need the original address restored
+    #: whether publishes may be sent to a different address, so that the original address must be restored in deliveries
     restores: bool = field(init=False)
     #: whether routes in clients' bindings are limited to destinations that the client has permission to bind; set by
     #: the control plane
@@ -399,9 +400,9 @@ class VhostState:
     def add_binding(
         self, stored: StoredBinding, compiled: CompiledBinding | None = None, identity: Hashable = None
     ) -> bool:
-        """Add a client's binding, or merge its copies; return whether the binding or its effective copy is new.
+        """Add a client's binding, or merge its copies; return whether the binding or its first copy is new.
 
-        The identity and the compiled form of the binding are computed if not given.
+        The identity and the compiled form of the binding are computed if they are omitted.
         """
         owned, exchange = self.exchanges[stored.binding.exchange], self.router.exchanges[stored.binding.exchange]
         identity = identity or stored.binding.identity
