@@ -1,6 +1,6 @@
 """Sockets: listener, producer sessions, upstream and remote connections, TLS, heartbeats, limits.
 
-This package makes no AMQP decisions: `relay` gets the received bytes and returns the bytes to send.
+This package makes no decisions about AMQP: it passes received bytes to `relay`, which returns the bytes to send.
 
 | responsibility | module |
 |---|---|

@@ -42,7 +42,7 @@ class SessionContext:
 
     Args:
         version: our version, sent to both sides.
-        audit: the audit log, if confirms or producers may have to wait for it.
+        audit: the audit log, for which confirms or producers may have to wait; None if it is disabled.
         allowances: rate limits of users.
         reuse: upstream connections kept for reuse, if enabled.
     """

@@ -2,7 +2,8 @@
 
 If nothing was sent to a side for half of its heartbeat interval, a heartbeat is sent. If nothing was received from a
 side for two intervals, that side is considered lost. A connection is idle if only heartbeats were received during the
-idle timeout, unless it has unconfirmed publishes. Time during which reading is paused does not count.
+idle timeout, unless it has unconfirmed publishes. Time during which reading is paused does not count towards any of
+these timeouts.
 
 Source: AMQP 0-9-1 spec, 4.2.7.
 """

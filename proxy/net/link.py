@@ -1,4 +1,4 @@
-"""Reads and writes one socket of a session, with back-pressure. This module is independent of AMQP.
+"""Reads and writes one socket, with back-pressure. This module is independent of AMQP.
 
 While the write buffer of a link is full, the sidecar does not read from the other side. Reading resumes when the buffer
 is below the low-water mark. Source: asyncio "Transports and Protocols", flow control.
@@ -38,7 +38,7 @@ def peer_address(name: object) -> tuple[str, str]:
 
 
 class ReadPauses:
-    """Pauses the sockets of one session between reads, and resumes all of them with one timer."""
+    """Pauses related sockets between reads, such as both sockets of a session, and resumes them with one timer."""
 
     __slots__ = ("_links", "_loop", "_timer")
 
@@ -65,7 +65,7 @@ class ReadPauses:
 
 
 class Link(asyncio.Protocol):
-    """The socket on one side of a session.
+    """The socket on one side of a session, or the socket of a link to another broker.
 
     Args:
         received: called with received bytes.
@@ -85,7 +85,7 @@ class Link(asyncio.Protocol):
         writable: Callable[[bool], None],
         made: Callable[[], None],
     ) -> None:
-        #: called by the transport directly
+        #: called directly by the transport
         self.data_received = received  # type: ignore[method-assign, assignment]
         self._lost = lost
         self._writable = writable
@@ -126,7 +126,7 @@ class Link(asyncio.Protocol):
         self._writable(True)
 
     def send(self, pieces: list[bytes]) -> None:
-        """Send all parts in one write, and clear the list."""
+        """Send all pieces in one write, and clear the list."""
         data = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         pieces.clear()
         if self.connected and self.transport is not None:

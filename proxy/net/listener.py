@@ -43,7 +43,7 @@ REFUSED_AT_ONCE = 64
 _BACKLOG = 1024
 #: Maximum number of connections that a listening socket accepts in one iteration of the event loop.
 _ACCEPTED_AT_ONCE = 64
-#: Pause before accepting connections again after the system ran out of sockets, as in asyncio.
+#: Pause after an accept has failed, for example because too many files are open, as in asyncio.
 _ACCEPT_PAUSE_SECONDS = 1.0
 #: Errors that occur if the machine has no address of the requested address family.
 _NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
@@ -157,7 +157,7 @@ class Listener:
     async def _listen(self, host: str, port: int, tls: ContextProvider | None) -> list[tuple[str, int]]:
         loop = asyncio.get_running_loop()
         look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        infos = await loop.run_in_executor(None, look_up)  # uvloop's `getaddrinfo` removes the scope of an address
+        infos = await loop.run_in_executor(None, look_up)  # uvloop's `getaddrinfo` removes the scope id of an address
         bound: list[tuple[str, int]] = []
         absent: OSError | None = None
         for family, _, _, _, address in dict.fromkeys(infos):
@@ -262,7 +262,7 @@ class Listener:
                     ssl_shutdown_timeout=limits.close_seconds,
                 )
                 return
-        except (TimeoutError, ConnectionAbortedError):  # ConnectionAbortedError is raised by the event loop's deadline
+        except (TimeoutError, ConnectionAbortedError):  # ConnectionAbortedError: `ssl_handshake_timeout` has expired
             result, reason = "timeout", f"no TLS handshake within {limits.handshake_seconds:g} s"
         except (ssl.SSLError, ConfigError) as error:
             result, reason = "tls_error", words(error)

@@ -65,7 +65,7 @@ class Opening:
         self._negotiation = reuse.negotiation() if reuse is not None else None
         self._connecting = False
         self._adopting = False
-        #: `result` label of a failed opening if the reason is not in `Handshake.ending`; otherwise empty
+        #: `result` label of a failed opening, if it can't be derived from `Handshake.ending`; otherwise empty
         self._failure = ""
 
     def from_producer(self, data: bytes) -> None:

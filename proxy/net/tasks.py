@@ -25,7 +25,7 @@ class Tasks:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()  # Any: results are not used
 
-    def start(self, coroutine: Coroutine[Any, Any, object], name: str) -> asyncio.Task[Any]:  # Any: asyncio's
+    def start(self, coroutine: Coroutine[Any, Any, object], name: str) -> asyncio.Task[Any]:  # Any: as in asyncio
         """Run a coroutine; if it fails, log the traceback with the given name."""
         task = asyncio.get_running_loop().create_task(coroutine, name=name)
         self._tasks.add(task)
@@ -42,7 +42,7 @@ class Tasks:
             task.cancel()
 
     async def ended(self) -> None:
-        """Cancel all tasks and wait until they have ended. A cancellation that a library swallows is repeated."""
+        """Cancel all tasks and wait until they have ended. If a library suppresses a cancellation, it is repeated."""
         while self._tasks:
             self.cancel()
             await asyncio.wait(self._tasks, timeout=_CANCEL_AGAIN_SECONDS)

@@ -1,8 +1,9 @@
 """Slows down producers that exceed their user's rate limits or exhaust regex budgets.
 
 `Throttle` charges each read to the user (`relay.rate_limits`). While the user is in debt, the producer's socket is not
-read; RabbitMQ's flow control works in the same way. If the debt lasts longer than the configured patience, a timer or
-the next read closes the channel or connection with the reason. If there are no limits, no `Throttle` is created.
+read; RabbitMQ's flow control works in the same way. If the debt lasts longer than the configured patience, the channel
+or connection is closed with the reason, by a timer or at the next read. If there are no limits, no `Throttle` is
+created.
 
 Sources: architecture, "One publish in, one publish out" (back-pressure); RabbitMQ guide "Flow Control".
 """

@@ -28,7 +28,7 @@ _VERSION, _UTC_TIME = 0xA0, 0x17
 
 
 def certificate_end(pem: bytes) -> float:
-    """Return the expiry (seconds since 1970) of the first certificate in a PEM file. Peers receive this certificate.
+    """Return the expiry (seconds since 1970) of the first certificate in a PEM file, which is presented to peers.
 
     Raises:
         ValueError: there is no readable certificate.
@@ -59,7 +59,7 @@ def _end(der: bytes) -> float:
 
 
 def _der_content(der: bytes, at: int) -> tuple[int, int]:
-    """Return the start and end of the content of a DER element, given the offset of the element."""
+    """Return the offsets at which the content of a DER element begins and ends; `at` is the offset of the element."""
     begin, length = at + 2, der[at + 1]
     if length & 0x80:  # long form: the lower seven bits are the number of bytes that contain the length
         width = length & 0x7F

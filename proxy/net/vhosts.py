@@ -53,7 +53,7 @@ class ClientConnections:
         return any(name == vhost for name, _ in self._open)
 
     async def ask(self, vhost: str, asked: Iterable[PermissionCheck]) -> None:
-        """Check permissions on clients' connections. A client without a connection is refused until it opens one."""
+        """Check permissions on clients' connections. For a client without a connection, a refusal is recorded."""
         waiting = []
         for check in asked:
             connections = self._open.get((vhost, check.reach.client))

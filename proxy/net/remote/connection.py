@@ -132,7 +132,7 @@ class RemoteConnection:
         self._retire(lane)
 
     def refuse(self, message: RemoteMessage, reason: str) -> None:
-        """Report as refused a message that can't be sent over any link."""
+        """Report that a message was refused, since it can't be sent over any link."""
         self._count(RemoteResult.NACKED, reason)
         message.settled(RemoteResult.NACKED)
 
@@ -192,7 +192,7 @@ class RemoteConnection:
     # -- bytes -----------------------------------------------------------------------------------------------------
 
     def flush_soon(self) -> None:
-        """Send the collected output, once per iteration of the event loop."""
+        """Send the collected output in the next iteration of the event loop."""
         if not self._flushing:
             self._flushing = True
             self._loop.call_soon(self._flush)

@@ -119,7 +119,7 @@ class RemotePool:
 
     def give_up(self) -> None:
         """Report all messages in progress as lost, so that connected producers get nacks."""
-        for connection in tuple(self._connections.values()):  # a result may end an idle link
+        for connection in tuple(self._connections.values()):  # reporting a result may remove a link
             connection.give_up()
 
     def _counters_of(self, label: str) -> RemoteCounters:
@@ -272,7 +272,7 @@ class _LanePublisher:
             self._move(connection)
 
     def _move(self, connection: RemoteConnection) -> None:
-        """Continue on another link, with the messages that have not been sent yet; the others stay on the old link."""
+        """Continue on another link with the messages that have not been sent yet; the old link keeps the others."""
         old_connection, old_lane = self.connection, self._lane
         self.connection = connection
         self._lane = connection.lane(self._lane_closed)
