@@ -278,7 +278,7 @@ class ClientBindings:
             owned = None if self._unknown(request) else self._owned(request)
             planned = None if owned is None else self._planned(channel, request, owned)
         except ProtocolError:
-            return False  # the bind is refused when it is processed
+            return False  # the bind waits, and is refused later, when it is processed
         if planned is None or planned.chosen or planned.identity in channel.held.binds:
             return False
         if planned.compiled.regexes:
@@ -399,7 +399,7 @@ class ClientBindings:
                     self._note_pins([pin])
 
     def _check_first(self, planned: _Bind) -> Steps:
-        """Check what the client may bind, then store the binding. After a refusal, no rows remain."""
+        """Check what the client may bind, then store the binding. After a refusal, the new rows are unbound again."""
         channel, request, owned = planned.channel, planned.request, planned.owned
         user = self._connection.terms.user
         fresh = [destination for destination in planned.tokens if destination not in owned.bound]

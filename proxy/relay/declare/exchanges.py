@@ -92,7 +92,7 @@ def refuse_inequivalent(owned: OwnedExchange, request: ExchangeDeclare, table: T
 
 
 def _refuse_reserved(name: bytes) -> None:
-    """Refuse the names that the broker refuses, for an exchange that is not declared on the broker."""
+    """Refuse reserved names as the broker does, for an exchange that is not declared on the broker."""
     if not name:
         raise ProtocolError(403, "operation not permitted on the default exchange", Scope.CHANNEL)
     if name.startswith(b"amq."):

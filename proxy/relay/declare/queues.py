@@ -1,7 +1,8 @@
 """Handles queue.declare and queue.delete: notifies the control plane, and binds the tokens of new queues.
 
-Both methods are forwarded to the broker. A channel waits for the reply to a declare, and until the tokens of the queue
-are bound, so that the client's next publish reaches the queue even if the client does not wait for the declare-ok.
+Both methods are forwarded to the broker. After a declare, the channel's frames are held until the broker has answered
+and the tokens of the queue are bound, so that the client's next publish reaches the queue even if the client does not
+wait for the declare-ok.
 
 Source: AMQP 0-9-1 spec, 1.7.2.1.
 """

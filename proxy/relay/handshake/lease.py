@@ -1,11 +1,11 @@
 """Reuses an idle upstream connection for a new producer, instead of opening a new upstream connection.
 
 In the producer's handshake, this module answers in place of the broker, with the methods that the broker sent when the
-kept connection was opened. Every producer gets Start. A producer with the same login as the previous producer also gets
-Tune. If the limits and the virtual host are the same as well, the producer gets OpenOk. As soon as something differs, a
-connection to the broker is opened. The broker then receives everything that the producer has sent so far. If the
-producer has already received a reply, the broker's own reply is suppressed. Therefore, only the broker admits
-unknown users, and a producer receives the same methods as on a new connection.
+kept connection was opened. Every producer gets Start. A producer with the same login as the previous producer of a kept
+connection also gets Tune. If the limits and the virtual host are the same as well, the producer gets OpenOk. As soon as
+something differs, a connection to the broker is opened. The broker then receives everything that the producer has sent
+so far. If the producer has already received a reply, the broker's own reply is suppressed. Therefore, only the broker
+admits unknown users, and a producer receives the same methods as on a new connection.
 
 Source: AMQP 0-9-1 spec, 2.2.4 "The connection class"; architecture, "One publish in, one publish out".
 """

@@ -50,7 +50,7 @@ ADDRESS_ENTRIES, ADDRESS_BYTES = 64, 16384
 ADDRESSES: Final = 1024
 #: Size limit for the cached decisions of all virtual hosts in the process.
 PROCESS_BYTES: Final = 64 << 20
-#: A decision is not cached if its facts are larger.
+#: A decision is not cached if the size of its facts in bytes, plus `_ENTRY_BYTES`, exceeds this limit.
 FACTS_BYTES: Final = 2048
 #: If a full cache has had fewer than one hit per `_USEFUL` entries, caching is not worthwhile, since the facts of the
 #: messages rarely repeat. The cache is cleared, and for each of its entries, `_UNKEPT` decisions are not cached.
@@ -318,7 +318,7 @@ class Plan:
         self.tap: Final = plans.watching(owned.name if source is None else source.address.exchange)
         #: Whether the whole header table is a fact.
         self.whole_table: Final = interest.headers is None
-        #: Whether the message's routing key is a fact. The address table needs it if a destination is an exchange.
+        #: Whether the message's routing key is a fact. The address table needs the key if a destination is an exchange.
         self.keyed: Final = routing_key is None and (interest.routing_key or plans.state.addresses is not None)
         #: Whether the headers and the routing key are the only facts.
         self.plain: Final = not (interest.properties or interest.body_sizes or interest.clock or interest.queues)
@@ -404,7 +404,7 @@ class Plan:
         return out, seconds * 1e6
 
     def _outgoing(self, decision: Decision, routing_key: bytes) -> Outgoing:
-        """Return the outgoing form for a decision. Equivalent decisions share one object, with the exceptions below."""
+        """Return the outgoing form for a decision. Equivalent decisions share one object, except in the cases below."""
         plans = self._plans
         state = plans.state
         # A form is not shared if the decision is not cached, refuses the message, has to wait for permission checks or

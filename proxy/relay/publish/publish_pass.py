@@ -177,7 +177,7 @@ class PublishPass:
         self._looked_up = b""
         #: whether a publish has exhausted a regex budget, so that the frames after it wait for the next `read_producer`
         self.interrupted = False
-        # Set by `_begin` and `_look`; constant during one read.
+        # Set by `_begin` at the start of a read; `_look` updates some of these values during the read.
         self._start = 0
         self._spent = False
         self._hits = 0
@@ -257,7 +257,7 @@ class PublishPass:
             self._rest.keep(self._rest.take() + rest)
 
     def _begin(self) -> None:
-        """Set the values that are constant during one read."""
+        """Set the values for the next read."""
         connection = self._connection
         self._start = 0  # start of the bytes to copy unchanged
         self._spent = False

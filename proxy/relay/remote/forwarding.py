@@ -18,7 +18,7 @@ from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.publish.outgoing import RemoteTargets, remote_header
 from proxy.relay.remote.link import RemoteMessage, RemotePublisher, RemoteResult
 
-#: Results that count as an ack of the message for the producer.
+#: Results for which the producer gets an ack.
 _TAKEN = frozenset((RemoteResult.ACKED, RemoteResult.RETURNED))
 
 
