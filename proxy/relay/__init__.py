@@ -10,7 +10,7 @@ bytes and the current time to a `Relay`.
 | states of a channel and the table of transitions | `channel_state` |
 | state of one channel: content in progress, held frames, pending confirms, expected replies | `channel` |
 | frames from the producer: publishes, and a handler for each other method | `publish` |
-| exchange.declare and delete, binds and unbinds of open exchanges | `declare` |
+| declares and deletes of exchanges and queues; binds and unbinds of open exchanges | `declare` |
 | frames from the broker: deliveries, returns, acks, nacks, replies and closes | `broker_frames` |
 | combining the acks, nacks and returns of publishes that were split | `confirm_ledger` |
 | publishes to other brokers | `remote` |

@@ -315,7 +315,7 @@ class BrokerFrames:
         # else: the frame belongs to a content whose method was discarded on a channel that has since been closed
 
     def _returned(self, channel: Channel, method: bytes, kind: int, header: bytes) -> None:
-        """Handle the content header of a delivery, get-ok or return whose method frame has been held."""
+        """Handle the content header of a delivery, get-ok or return whose method frame is held."""
         connection = self._connection
         if kind != HEADER or len(header) < _LEAST_HEADER:
             raise ProtocolError(505, f"expected a content header on channel {channel.number}")

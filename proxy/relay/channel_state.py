@@ -7,9 +7,9 @@ states in `HOLDING`, frames from the producer are buffered; they become events w
 
 Either side may close a channel, and the closes may cross. Each close is answered by a close-ok. On either connection,
 the channel number may be reused once no close-ok is outstanding (spec, 1.5.2.5 and 1.5.2.6). RabbitMQ answers a close
-at once, even if it crosses RabbitMQ's own close. On a channel that is being closed, RabbitMQ discards everything else,
-with two exceptions: it treats an open as a second open (504), and answers a method with a further close (404) if the
-method refers to the last declared queue but no queue was declared. Only RabbitMQ's first close is answered.
+immediately, even if it crosses RabbitMQ's own close. On a channel that is being closed, RabbitMQ discards everything
+else, with two exceptions: it treats an open as a second open (504), and answers a method with a further close (404) if
+the method refers to the last declared queue but no queue was declared. Only RabbitMQ's first close is answered.
 
 Source: AMQP 0-9-1 spec, 1.5 "channel" and 2.2.10 "closing"; RabbitMQ's `rabbit_channel:handle_method`.
 """

@@ -114,7 +114,7 @@ class DelayedConfirms:
         #: (line, confirms) by channel number, oldest first
         self._waiting: dict[int, deque[tuple[int, bytes]]] = {}
         self.size_bytes = 0
-        #: number of the line that must be on disk before a close and all later output are sent; None if nothing waits
+        #: number of the line that must be on disk before a close and all later output are sent; None if no close waits
         self.until: int | None = None
         #: output that precedes the waiting close
         self._before: list[bytes] = []
@@ -130,7 +130,7 @@ class DelayedConfirms:
         return self._out if self.until is None else self._before
 
     def wrote(self, channel: Channel) -> None:
-        """Note that a publish on a channel has been recorded."""
+        """Note that a publish on a channel was recorded; its line may not have been appended yet."""
         if not self._wrote or self._wrote[-1] is not channel:
             self._wrote.append(channel)
 
@@ -151,7 +151,7 @@ class DelayedConfirms:
         self.size_bytes += len(frames) + _ENTRY_BYTES
 
     def end(self, number: int, interrupted: bool) -> None:
-        """Output a channel's waiting confirms before its close; drop them if a content is interrupted or lines fail."""
+        """Send waiting confirms before a channel's close, or drop them if a content is interrupted or a write fails."""
         waiting = self._waiting.pop(number, None)
         if waiting is None:
             return

@@ -46,7 +46,7 @@ SAMPLE_SECONDS: Final = 0.1
 #: The latency of a single message does not matter if a channel has at least this many unconfirmed publishes, or a
 #: prefetch count of at least this size.
 AHEAD_MESSAGES: Final = 1024
-#: Largest body size in bytes that fits into an integer in compiled code. It exceeds the broker's limit.
+#: Largest body size in bytes that fits into a signed 64-bit integer (compiled code). It exceeds the broker's limit.
 MOST_MESSAGE_BYTES: Final = (1 << 63) - 1
 #: Minimum number of deliveries in one read for a consumer to count as streaming.
 STREAMED_DELIVERIES: Final = 8
@@ -140,7 +140,7 @@ class RelayLimits(NamedTuple):
 class QueueInventory(NamedTuple):
     """Non-blocking callbacks to the control plane."""
 
-    #: whether rules name this queue, or depend on queue names at all
+    #: whether rules name this queue, or depend on queue names
     interested: Callable[[bytes], bool]
     #: records a declared queue or one of the broker's own exchanges; the flag is True for an exclusive queue
     declared: Callable[[Destination, bool], None]
@@ -167,7 +167,7 @@ class Lifecycle:
     fault: ProtocolError | None = None
     #: the producer's Connection.Close, held while publishes wait for their destinations
     last_frame: bytes | None = None
-    #: number of further Connection.Close methods that the producer sent before the first was answered
+    #: number of further Connection.Close methods that the producer sent before the first one was answered
     further_closes: int = 0
     #: whether the producer's Connection.Close was answered, so that the producer will close the socket
     producer_ends: bool = False
@@ -413,7 +413,7 @@ class ConnectionState:
         return any(channel.state in HOLDING for channel in self.channels.values())
 
     def forget_all(self) -> None:
-        """End all channels, and discard their frames."""
+        """End all channels, and discard the frames that they hold."""
         for channel in tuple(self.channels.values()):
             self.change(channel, ChannelEvent.END)
             channel.held.take()
@@ -558,7 +558,7 @@ class ConnectionState:
     def refuse(self, channel: Channel, error: ProtocolError) -> None:
         """Answer a producer's protocol error on one channel by immediately sending Channel.Close to both sides.
 
-        Earlier publishes stay published, since the broker receives them before our close.
+        Earlier publishes are not affected, since the broker receives them before our close.
         """
         self.plans.counters.protocol_errors[error.reply_code] += 1
         self.change(channel, ChannelEvent.REFUSE)

@@ -274,7 +274,7 @@ class RelayCounters:
     """Counters of the relays of one virtual host. Values marked as gauges can decrease."""
 
     vhost: str
-    #: publishes forwarded to exchanges that are not named in the rules
+    #: publishes forwarded to exchanges that are not evaluated
     publishes_passed: int = 0
     bytes_passed: int = 0
     returns: int = 0

@@ -1,7 +1,8 @@
 """Relays bytes between one producer connection and its upstream connection.
 
-The driver passes the bytes from both sides, with the time, to a `Relay`. The driver then sends `connection.to_upstream`
-and `connection.for_producer`, carries out `connection.pending.requests`, and passes their results to `Relay.answer`.
+The driver passes the bytes from both sides, and the current time, to a `Relay`. The driver then sends
+`connection.to_upstream` and `connection.for_producer`, carries out `connection.pending.requests`, and passes their
+results to `Relay.answer`.
 
 Source: architecture, "One publish in, one publish out"; AMQP 0-9-1 spec, 4.2.7 (heartbeats).
 """
@@ -41,7 +42,7 @@ class Relay:
 
     @property
     def interrupted(self) -> bool:
-        """True if a publish has exhausted a regex budget. Later frames are processed with the next input, maybe b""."""
+        """True if a publish has exhausted a regex budget. Later frames wait for the next input, which may be empty."""
         return self._publishing.interrupted
 
     def producer_sent(self, data: bytes, now: float) -> None:

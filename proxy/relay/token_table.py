@@ -448,7 +448,7 @@ class TokenTable:
             record.marks = marks  # no binding created through another sidecar relies on them
 
     def _settled(self, record: TokenRecord, rows: Collection[Row], seconds: float = LEASE_SECONDS) -> bool:
-        """Return True if all bindings that rely on the given listed rows are known (points 3 and 5 above)."""
+        """Return True if all bindings that rely on the given listed rows are known (points 3 and 5 of the module)."""
         return record.listed.issuperset(rows) and record.listed_since + seconds <= record.looked_at
 
     # -- listings ----------------------------------------------------------------------------------------------

@@ -161,7 +161,7 @@ class OwnedExchange:
     grants: dict[bytes, Destination] = field(default_factory=dict)
     #: increases with every binding that a client creates, creates again or removes
     changes: int = 0
-    #: increases whenever a client declares the exchange again. The broker may have deleted it in the meantime.
+    #: increases whenever a client declares the exchange again, since the broker may have deleted it in the meantime
     declares: int = 0
     #: number of regular expressions in clients' bindings, by user
     regexes: Counter[str] = field(default_factory=Counter)
@@ -210,7 +210,10 @@ class OwnedExchange:
         return self.tokens.bound
 
     def keep(self, stored: StoredBinding, identity: Hashable = None) -> None:
-        """Store a client's binding, replacing any binding with the same identity. The identity may be omitted."""
+        """Store a client's binding, replacing any binding with the same identity.
+
+        The identity is computed if it is not given.
+        """
         identity = identity or stored.binding.identity
         self.changes += 1
         self._count_regexes(self.clients.get(identity), -1)
@@ -402,7 +405,7 @@ class VhostState:
     ) -> bool:
         """Add a client's binding, or merge its copies; return whether the binding or its first copy is new.
 
-        The identity and the compiled form of the binding are computed if they are omitted.
+        The identity and the compiled form of the binding are computed if they are not given.
         """
         owned, exchange = self.exchanges[stored.binding.exchange], self.router.exchanges[stored.binding.exchange]
         identity = identity or stored.binding.identity
