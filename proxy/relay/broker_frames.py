@@ -82,7 +82,9 @@ class BrokerFrames:
         return not self._rest
 
     def read_broker(self, data: bytes) -> None:
-        """Receive any part of the broker's stream. Output for the producer is collected in the connection's state.
+        """Process the next bytes from the broker, which may begin and end within a frame.
+
+        Output for the producer is collected in the connection's state.
 
         Raises:
             ProtocolError: the broker's bytes are not valid AMQP, so the upstream connection is unusable.
@@ -94,10 +96,10 @@ class BrokerFrames:
             self._rest.keep(data[at:])
 
     def _run(self, data: bytes) -> int:  # noqa: C901 -- one pass over the read buffer, as in `publish_pass`
-        """Process whole frames; return the offset of the rest.
+        """Process whole frames; return the offset of the first byte that has not been processed.
 
-        Frames that need no processing extend the run `start:at`, which is copied as one slice. These frames are whole
-        contents, parts of contents, confirms on channels without a ledger, and methods that are not inspected.
+        Frames that need no processing extend the run `start:at`, which is copied as one slice. Such frames are contents
+        or parts of contents, confirms on channels without a ledger, and methods that are not inspected.
         """
         connection = self._connection
         out = connection.to_producer

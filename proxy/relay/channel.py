@@ -98,10 +98,10 @@ class HeldFrames:
     def __init__(self, backlog: Backlog) -> None:
         self._backlog = backlog
         self.frames: list[bytes] = []
-        #: the exchange that is being looked up for the first frame, a publish; b"" if there is none
+        #: the exchange that is being looked up for the publish with which the held frames begin; b"" if there is none
         self.looked_up = b""
-        #: what has been requested from the control plane for the first frame, a publish: destinations to bind, and
-        #: permission checks, each as (exchange, client, destination)
+        #: what has been requested from the control plane for the publish with which the held frames begin: destinations
+        #: to bind, and permission checks, each as (exchange, client, destination)
         self.asked: frozenset[Hashable] = frozenset()
         #: binds that have not been answered to the client yet, by identity and in order. The value is the reply to the
         #: client if the bind is done, otherwise None. While the channel waits only for binds, further binds need not
@@ -149,12 +149,12 @@ class PendingConfirms:
 
     #: number of publishes before Confirm.Select; these have no delivery tags
     before: int = 0
-    #: number of publishes since Confirm.Select, which is also the latest delivery tag
+    #: number of publishes since Confirm.Select; equal to the latest delivery tag
     published: int = 0
     settled: Settled = field(default_factory=Settled)
     #: combines confirms; None until the first publish that is sent as several copies
     ledger: Ledger | None = None
-    #: publishes sent as several copies, which the broker may return separately
+    #: tracks the publishes that are sent as several copies, since the broker may return each copy separately
     returns: Returns | None = None
     #: the value of `total` at each commit or rollback that has not been answered yet
     transactions: deque[int] = field(default_factory=deque)

@@ -1,11 +1,11 @@
 """Tracks which publishes on a channel are settled, and combines several upstream confirms or returns into one.
 
-While every publish from the producer results in one upstream publish, the tags on both sides are equal, the broker's
-acks are relayed, and `Settled` counts them. `Ledger` takes over on a channel with the first publish that needs several
-upstream publishes. From then on, the tags differ. A producer's tag is settled when all copies of its publish are
-settled, and it is nacked if at least one copy was nacked. `Returns` decides when a return is relayed, which is when all
-copies have been returned. A return has no tag, so it is identified by its content, which also works on channels without
-confirms. The broker has sent all returns of a publish when it answers a later method on the channel or, in a
+As long as every publish from the producer results in one upstream publish, the tags on both sides are equal, the
+broker's acks are relayed, and `Settled` counts them. `Ledger` takes over on a channel with the first publish that needs
+several upstream publishes. From then on, the tags differ. A producer's tag is settled when all copies of the publish
+are settled, and it is nacked if at least one copy was nacked. `Returns` decides when a return is relayed, which is when
+all copies have been returned. A return has no tag, so it is identified by its content, which also works on channels
+without confirms. The broker has sent all returns of a publish when it answers a later method on the channel or, in a
 transaction, the commit.
 
 `broker_frames` handles the broker's acks and nacks, records them here and relays them.

@@ -245,7 +245,7 @@ class _LanePublisher:
 
     def send(self, message: RemoteMessage) -> None:
         if self._refusal:
-            self._look_up()  # the reason may no longer apply, such as too many links
+            self._look_up()  # the reason, such as too many links, may no longer apply
         if self._refusal:
             self.connection.refuse(message, self._refusal)
         else:

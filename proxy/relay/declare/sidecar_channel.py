@@ -42,7 +42,7 @@ class SidecarChannel:
         self.number = number
         self._out = to_upstream
         self._state = _State.CLOSED
-        #: frames to send; the last frame of each `run` has the callback
+        #: frames to send, each with a callback or None; the last frame of each `run` has the callback
         self._queue: deque[tuple[bytes, Done | None]] = deque()
         self._refusal: str | None = None
 

@@ -3,6 +3,6 @@
 | subject | module |
 |---|---|
 | which method is allowed in which state, and the reply to it | `machine` |
-| changes in Start, StartOk, Tune and TuneOk | `greeting` |
+| changes to Start, StartOk, Tune and TuneOk | `greeting` |
 | reusing an idle upstream connection instead of opening a new one | `lease` |
 """

@@ -94,7 +94,7 @@ class RemoteTargets(NamedTuple):
 
 
 class Outgoing:
-    """The outgoing form of messages with the same decision, shared by all messages with the same facts.
+    """The outgoing form of messages. Messages with the same facts share one object if their decision is cached.
 
     Args:
         tally: counts the publishes and body bytes.

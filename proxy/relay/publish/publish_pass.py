@@ -1,12 +1,13 @@
 """The publish pass, which reads the producer's bytes once from left to right and writes the bytes for the broker.
 
 Input
-    `PublishPass.read_producer` receives any part of the producer's stream. `_run` processes only whole frames; an
-    incomplete frame waits in `_rest` for the next read. A frame consists of its type (1 byte), its channel (2 bytes),
-    the size of its payload (4 bytes), the payload, and the frame-end octet (206). A publish consists of three kinds of
-    frames on one channel: a method frame with exchange, routing key and flags; a content header frame with body size,
-    property flags and properties, which include the header table; and body frames. `at`, `header_at` and `body_at` are
-    offsets into the read buffer. All other offsets are offsets into a copy of the method frame or the header frame:
+    `PublishPass.read_producer` receives the next bytes from the producer, which may begin and end within a frame.
+    `_run` processes only whole frames; an incomplete frame is kept in `_rest` until the next read. A frame consists of
+    its type (1 byte), its channel (2 bytes), the size of its payload (4 bytes), the payload, and the frame-end octet
+    (206). A publish consists of three kinds of frames on one channel: a method frame with exchange, routing key and
+    flags; a content header frame with body size, property flags and properties, which include the header table; and
+    body frames. `at`, `header_at` and `body_at` are offsets into the read buffer. All other offsets are offsets into a
+    copy of the method frame or the header frame:
 
         at                                                    header_at                                     body_at
         |                                                     |                                             |
@@ -192,7 +193,7 @@ class PublishPass:
         self._plain = connection.plans.state.plain_exchanges
 
     def read_producer(self, data: bytes) -> None:
-        """Receive any part of the producer's stream; output is collected in the connection's state."""
+        """Process the next bytes from the producer; output is collected in the connection's state."""
         self._read(data)
         if not self.interrupted:
             self._frames.resuming = False
@@ -279,7 +280,7 @@ class PublishPass:
         self._relaying = lifecycle.phase is Phase.OPEN and (lifecycle.last_frame is None or self._frames.resuming)
 
     def _run(self, data: bytes) -> int:  # noqa: C901 -- the publish path is one pass, see the module
-        """Process whole frames; return the offset of the rest."""
+        """Process whole frames; return the offset of the first byte that has not been processed."""
         connection = self._connection
         channels = connection.channels
         largest = self._largest
