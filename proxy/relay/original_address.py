@@ -69,7 +69,11 @@ def address_parts(original_exchange: bytes, new_exchange: bytes) -> tuple[bytes,
 
 
 def read(entries: bytes) -> tuple[OriginalAddress, OriginalAddress] | None:
-    """Return (original, new) from the entries of a header table, or None if our header is missing or malformed."""
+    """Return (original, new) from the entries of a header table, or None if our header is missing or invalid.
+
+    Raises:
+        ProtocolError: 502: the entries, or the value of our header, can't be decoded.
+    """
     if ADDRESS_HEADER not in entries:
         return None
     picked = pick(entries, 0, len(entries), frozenset((ADDRESS_HEADER,)))

@@ -44,7 +44,7 @@ Reading numbers
     slice. The method frame and the header frame are copied, because offsets within a frame are usually small numbers.
     In interpreted code, small numbers are cached, while each larger offset would be a new object.
 
-Apart from slices of the input, no object is created per frame, and nothing is cached per connection. The module is
+For most frames, no object other than slices of the input is created. Nothing is cached per connection. The module is
 compiled with mypyc if there is a compiler, and runs unchanged without one.
 
 Source: AMQP 0-9-1 spec, 4.2.3 and 4.2.6; architecture, "The path of one publish".
