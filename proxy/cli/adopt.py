@@ -119,7 +119,7 @@ async def _finish(adoption: Adoption, options: argparse.Namespace) -> tuple[bool
 async def _sign(adoption: Adoption, binding: UnsignedBinding, options: argparse.Namespace) -> str | None:
     """Sign a binding; return the reason if it was not signed."""
     if binding.foreign_signature and not options.doubtful:
-        return "not signed: no version of oxproxy creates such a binding (--doubtful signs it)"
+        return "not signed: its signature matches no configured secret (--doubtful signs it)"
     if options.dry_run:
         return "would be signed"
     reason = await adoption.sign(binding)

@@ -21,7 +21,7 @@ exchanges:
   - name: e
     bindings:
       - queue: there
-        arguments: {{x-addq-ontrue: [made, nowhere]}}
+        arguments: {{x-addq-ontrue: [made, nowhere], x-delq-ontrue: removed, x-dele-onfalse: removed}}
       - exchange: gone
       - exchange: amq.topic
 """

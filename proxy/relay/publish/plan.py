@@ -50,7 +50,7 @@ ADDRESS_ENTRIES, ADDRESS_BYTES = 64, 16384
 ADDRESSES: Final = 1024
 #: Size limit for the cached decisions of all virtual hosts in the process.
 PROCESS_BYTES: Final = 64 << 20
-#: A decision is not cached if the size of its facts in bytes, plus `_ENTRY_BYTES`, exceeds this limit.
+#: A decision is not cached if the size of its facts in bytes exceeds this limit.
 FACTS_BYTES: Final = 2048
 #: If a full cache has had fewer than one hit per `_USEFUL` entries, caching is not worthwhile, since the facts of the
 #: messages rarely repeat. The cache is cleared, and for each of its entries, `_UNKEPT` decisions are not cached.
@@ -392,13 +392,13 @@ class Plan:
         if decision.spent_budgets:
             counters.spend(decision.spent_budgets)
         out = self._outgoing(decision, routing_key)
-        cost = len(entries) + len(routing_key) + _ENTRY_BYTES
+        size = len(entries) + len(routing_key)
         if self._unkept:
             self._unkept -= 1
             counters.cache_bypassed += 1
-        elif decision.keep and not out.unbound and cost <= FACTS_BYTES:
+        elif decision.keep and not out.unbound and size <= FACTS_BYTES:
             shared = len(decision.queues) + len(decision.exchanges) + len(decision.matched)
-            self._keep(facts, out, cost + _REFERENCE_BYTES * shared)
+            self._keep(facts, out, size + _ENTRY_BYTES + _REFERENCE_BYTES * shared)
         else:
             counters.cache_bypassed += 1
         return out, seconds * 1e6

@@ -55,6 +55,8 @@ class EvaluatedExchange:
 
 
 _Key: TypeAlias = tuple[str, str, bytes]
+#: The kind of the destinations that a routing operator adds, by the first seven octets of its key.
+_ADDED = {b"x-addq-": QUEUE, b"x-adde-": EXCHANGE}
 
 
 def destinations(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[NamedDestination]:
@@ -72,8 +74,9 @@ def destinations(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[Named
                 written = NamedDestination(vhost, kind, name, parsed.place, f"{parsed.path}.{kind}")
                 named[vhost, kind, name] = written
             for key, name in parsed.named_routes():
-                kind = EXCHANGE if key.startswith((b"x-adde-", b"x-dele-")) else QUEUE
-                named.setdefault((vhost, kind, name), NamedDestination(vhost, kind, name, *parsed.argument_at(key)))
+                kind = _ADDED.get(key[:7], "")
+                if kind:  # destinations that are only removed from the selection need not exist
+                    named.setdefault((vhost, kind, name), NamedDestination(vhost, kind, name, *parsed.argument_at(key)))
     for vhost, book in loaded.books.items():
         named = _relocated(named, loaded.rules.vhosts[vhost], book, loaded.routers[vhost])
     return [destination for key, destination in named.items() if key not in declared]
