@@ -28,13 +28,15 @@ _DEFAULT_URL = "http://127.0.0.1:15693"
 #: Default locations of the configuration.
 _CONFIGURATIONS = (Path("oxproxy.yaml"), Path("/etc/oxproxy/oxproxy.yaml"))
 
-#: Timeout for a response, in seconds. Compiling ten thousand bindings takes one second.
+#: Timeout for a response, in seconds. For some requests, the sidecar compiles rules, which takes one second for ten
+#: thousand bindings.
 _ANSWER_SECONDS = 60.0
 _UNUSABLE = 422
 _NO_SIDECAR = "the response is not {}; check that this is the admin address of a sidecar"
 #: ``file:line:column``; line and column are optional.
 _PLACE = re.compile(r"(.*?)(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?", re.DOTALL)
-#: The loopback address to use instead of each wildcard address, to which clients can't connect on some systems.
+#: Wildcard addresses, each with the loopback address to use instead. On some systems, clients can't connect to a
+#: wildcard address.
 _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 -- nothing is bound
 
 
@@ -98,7 +100,7 @@ def configuration(options: argparse.Namespace) -> Path | None:
 
 
 def admin_urls(settings: Settings) -> list[str]:
-    """Return the admin URLs of all workers, as seen from their own host.
+    """Return the admin URLs of all workers, for requests from the host on which they run.
 
     Raises:
         ConfigErrors: the configuration has no admin address.
@@ -152,7 +154,8 @@ class AdminClient:
         """Request a page and return its text.
 
         Raises:
-            ConfigErrors: the sidecar is unreachable or refuses the request. Errors in files keep their positions.
+            ConfigErrors: the sidecar is unreachable or refuses the request. Errors that the sidecar reports for files
+                include their positions.
         """
         address = self.url.rstrip("/") + page
         if "@" in self.url:  # the URL may contain a password, which must not be printed

@@ -1,4 +1,4 @@
-"""``oxproxy adopt``: signs bindings on the broker that were created by earlier versions or with a previous secret."""
+"""``oxproxy adopt``: signs client bindings that are unsigned or were signed with a previous secret."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def run(options: argparse.Namespace) -> int:
     Return NO if a binding could not be signed or the transition could not be ended.
 
     Raises:
-        ConfigErrors: the management API is not configured, the broker is unreachable or refuses a request, or a virtual
-            host does not exist.
+        ConfigErrors: the management API is not configured, the broker is unreachable or refuses a request, or a
+            requested virtual host or exchange does not exist.
     """
     settings = read_settings(options.config)
     control, management = control_of(settings)

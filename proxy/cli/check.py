@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--broker",
         metavar="URL",
-        help="also check conflicts and destinations on a broker: amqp(s)://USER:PASSWORD@HOST:5672 or "
+        help="also check a broker for conflicts and missing destinations: amqp(s)://USER:PASSWORD@HOST:5672 or "
         "http(s)://USER:PASSWORD@HOST:15672. With http(s), the user must be an administrator, and the command also "
         "prints what the sidecar would declare at startup and which permissions the control user lacks. TLS settings "
         "are taken from upstream.tls",
@@ -61,7 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the findings. Return 2 for errors, and 1 if a test fails or ``--strict`` or ``--fail-under`` is not met."""
+    """Print the findings.
+
+    Return WRONG if there are errors, and NO if a test fails, if there are warnings with ``--strict``, or if the
+    coverage is less than ``--fail-under``.
+    """
     findings = check_files(options.files, os.environ, lambda path: read_bytes(str(path)))
     if findings.uses_tls:
         _check_tls_files(findings)
@@ -136,7 +140,10 @@ class _Sources:
         return self._parsed[path]
 
     def take(self, path: Path, faults: Faults) -> RulesSource | None:
-        """Return a file, whose parsed content the caller releases. If the file is named again, it is parsed again."""
+        """Return a file without keeping its parsed content, so that the caller can release the memory.
+
+        If the file is requested again, it is parsed again.
+        """
         source = self.of(path, faults)
         self._parsed.pop(path, None)
         return source

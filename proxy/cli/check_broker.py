@@ -1,9 +1,10 @@
 """``oxproxy check --broker``: determines what a sidecar with these rules would change on a broker at startup, and what
 would prevent the sidecar from starting.
 
-With the management API, queues, exchanges and permissions are listed to compute the plan. With AMQP, queues and
-exchanges are declared passively, and an existing carrier is declared as a sidecar would declare it, so that the broker
-reports any difference. Nothing is created. TLS settings are taken from the configuration. Failed queries are errors.
+With the management API, queues, exchanges and bindings are listed to compute the plan, and the permissions of the
+control user are checked. With AMQP, queues and exchanges are declared passively, and an existing carrier is declared as
+a sidecar would declare it, so that the broker reports any difference. Nothing is created. TLS settings are taken from
+the configuration. Failed queries are errors.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ from proxy.yamlfile.document import ConfigWarning
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
 _CARRIER = "carrier"
-#: The form of tokens affects the choice of carrier types. This check assumes that no sidecar runs version 0.1.
+#: The choice of carrier types depends on the form of the tokens, but not on their key. This check assumes that no
+#: sidecar runs version 0.1, so that there are no unkeyed tokens.
 _KEYED = Tokens(keys=[b"any"], retired=frozenset([UNKEYED]))
 
 

@@ -1,4 +1,4 @@
-"""``oxproxy cleanup``: lists and, with ``--yes``, removes everything that sidecars created on the broker."""
+"""``oxproxy cleanup``: lists and, with ``--yes``, removes the exchanges and bindings that sidecars created."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """List the objects that sidecars created and, with ``--yes``, remove them. Return NO if some could not be removed.
+    """List the exchanges and bindings that sidecars created and, with ``--yes``, remove them.
+
+    Return NO if some objects could not be removed.
 
     Raises:
         ConfigErrors: the management API is not configured, is unreachable or refuses a request; a virtual host does not
@@ -52,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _expect_stopped(settings: Settings) -> None:
-    """Check on the admin ports that no worker is running."""
+    """Raise `ConfigErrors` if a worker responds on its admin port."""
     running = []
     for url in admin_urls(settings) if settings.admin_addresses else []:
         with contextlib.suppress(ConfigErrors):

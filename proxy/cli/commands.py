@@ -26,7 +26,7 @@ class CommandEntry:
         wrong: meaning of exit status 2.
         module: name of the module in this package, if it differs from the command's name.
         interrupted: meaning of exit status 130; empty if it never occurs.
-        more: further exit statuses.
+        more: further exit statuses, each with its meaning.
     """
 
     summary: str
@@ -56,7 +56,7 @@ COMMANDS = {
         (("oxproxy serve --config oxproxy.yaml", "runs until Ctrl-C"),),
         no="internal error",
         done="drained",
-        wrong="invalid configuration or rules, or refused by the broker",
+        wrong="invalid configuration or rules, an address that can't be bound, or a refusal by the broker",
         interrupted="",
         more=((143, "terminated by a second signal before draining finished"),),
     ),
@@ -92,7 +92,8 @@ COMMANDS = {
             ("oxproxy explain --exchange orders --key a.b --header amount=2000", "with the running sidecar"),
             ("oxproxy explain --rules rules/orders.yaml --message - --expect orders.big < message.yaml", "in a script"),
         ),
-        no="an expected queue is not reached, no exchange or address rule applies, or the results of workers differ",
+        no="an expected queue is not reached, the exchange is not evaluated, no address rule applies, or the results "
+        "of workers differ",
     ),
     "status": CommandEntry(
         "show the state of a running sidecar",
@@ -102,7 +103,7 @@ COMMANDS = {
             ("oxproxy status", "the sidecar configured in ./oxproxy.yaml or /etc/oxproxy/oxproxy.yaml"),
             ("oxproxy status --admin http://127.0.0.1:15693 --json", "the response of /status"),
         ),
-        no="the sidecar or a worker is not ready",
+        no="a sidecar or worker is not ready, or a worker is unreachable",
         done="ready",
         wrong=_ASKED,
     ),
@@ -139,7 +140,7 @@ COMMANDS = {
             ("oxproxy routes rules/*.yaml", "routes in files"),
             ("oxproxy routes --exchange orders", "one exchange of the running sidecar"),
         ),
-        no="an exchange or virtual host does not exist",
+        no="a requested exchange or virtual host does not exist",
     ),
     "rules": CommandEntry(
         "show the active rules of a running sidecar, or compare them with files",
@@ -222,7 +223,7 @@ COMMANDS = {
             ("oxproxy adopt --config oxproxy.yaml --dry-run", "lists bindings"),
             ("oxproxy adopt --config oxproxy.yaml --finish", "signs bindings and ends the transition"),
         ),
-        no="some bindings could not be signed",
+        no="some bindings could not be signed, or the transition could not be ended",
     ),
     "completion": CommandEntry(
         "print a completion script for bash, zsh or fish",

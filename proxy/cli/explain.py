@@ -44,7 +44,7 @@ from proxy.rules.field_values import TAGS
 from proxy.rules.file_tests import publish_time
 from proxy.yamlfile.document import FLOAT, INTEGER, Faults, Mapping, escaped, read_document
 
-#: Header types that YAML recognizes by the form of the value. Each has the form and its description in errors.
+#: Header types that YAML infers from the form of a value, each with this form and its description in errors.
 _FORMS = {
     "int": (INTEGER, "an integer"),
     "float": (FLOAT, "a number"),
@@ -257,7 +257,7 @@ def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argpa
 
 
 def _is_unknown_exchange(answer: dict[str, Any]) -> bool:  # Any: JSON
-    """Return `Explanation.unknown_exchange` for a response, which may come from an earlier version."""
+    """Return `Explanation.unknown_exchange` for a response, which a sidecar of an earlier version may have sent."""
     return bool(answer["outcome"] == PASSED and not answer["walk"] and answer["exchange"])
 
 

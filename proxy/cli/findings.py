@@ -58,6 +58,7 @@ class Findings:
         errors: errors, each of which would prevent the sidecar from starting.
         warnings: valid definitions that are probably not intended.
         failures: failed tests, each with the explanation of its message.
+        files: the checked files.
         sets: sets of rules that could be compiled.
         untested: bindings that no test makes true.
         destinations: destinations that must exist on the broker.

@@ -35,7 +35,7 @@ declared:                                # declarations by clients over AMQP
 admin:
   address: 127.0.0.1:15693               # /metrics /livez /readyz /status
 
-# audit: {directory: audit}              # one line per publish; the parent directory must exist
+# audit: {directory: audit}              # audit log: one line per publish; the parent directory must exist
 """
 _RULES = """\
 # Rules that route messages to queues: docs/reference/rules.md. `oxproxy check` runs the tests at the end.

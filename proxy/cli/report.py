@@ -1,4 +1,4 @@
-"""``oxproxy report``: creates tables and a page from audit logs."""
+"""``oxproxy report``: creates tables and pages from audit logs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         type=Path,
         action="append",
-        help="rules file, for detecting dead bindings; - for standard input; can be repeated",
+        help="rules file, to list bindings without a match; - for standard input; can be repeated",
     )
     parser.add_argument("--stream", action="store_true", help="process new segments every minute until SIGTERM")
     parser.add_argument("--once", action="store_true", help="with --stream: exit after one round")
@@ -78,7 +78,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _for_now(request: Request, options: argparse.Namespace) -> Request:
-    """Return the request for the current time. A stream continues from its first day, but its last day may be today."""
+    """Return the request for the next run of a stream.
+
+    The first day was determined when the stream started. A last day such as `today` is determined again for each run.
+    """
     until = None if options.until is None else day(options.until, "--until")
     return replace(request, until=until, now=datetime.now(UTC))
 

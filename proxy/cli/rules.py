@@ -24,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         nargs="*",
         default=[],  # otherwise, argparse lists FILE among the missing arguments
-        help="files to print or compare; - for standard input; default: the files named in the configuration",
+        help="files to print or compare; - for standard input; default: for show, all active files; for diff, those in "
+        "the configuration",
     )
     add_admin_arguments(parser)
     parser.add_argument(

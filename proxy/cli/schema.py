@@ -27,7 +27,7 @@ class _Schema(GenerateJsonSchema):
         return False
 
     def default_schema(self, schema: core_schema.WithDefaultSchema) -> JsonSchemaValue:
-        """Omit a default that can't be written in a file: a secret, a list of sections, or the absence of a key."""
+        """Omit a default that can't be written in a file: a secret, a list of sections, or None if null is invalid."""
         default = _written(schema.get("default"))
         described = self.generate_inner(schema["schema"])
         nullable = {"type": "null"} in described.get("anyOf", ())

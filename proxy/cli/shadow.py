@@ -26,7 +26,8 @@ from proxy.errors import ConfigError, ConfigErrors
 Report: TypeAlias = dict[str, Any]  # Any: JSON
 
 _PAGE = "/-/shadow"
-#: Seconds between two requests for the report. The sidecar ends a comparison whose report is not read.
+#: Seconds between two requests for the report. The sidecar discards a candidate whose report is not requested for a
+#: long time.
 _POLL_SECONDS = 30.0
 _MOST_SECONDS = 30 * 86400.0
 #: Maximum number of bindings in a table; JSON output contains all bindings.

@@ -46,7 +46,7 @@ class _Reading:
     """The metrics at one moment.
 
     Args:
-        at: monotonic seconds.
+        at: time of the reading, in monotonic seconds.
         counters: values by name and labels.
         connections: open connections of producers.
     """
