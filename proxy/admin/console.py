@@ -1,4 +1,4 @@
-"""The console at ``/``, a page for browsers, and the OpenAPI description of the pages that the console reads.
+"""The console at ``/``, a page for browsers, and the OpenAPI description of all pages on the admin address.
 
 The console consists of plain HTML, CSS and JavaScript modules, served unmodified from the package. The content security
 policy permits no requests to other servers and no inline scripts.

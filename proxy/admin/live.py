@@ -25,7 +25,7 @@ from proxy.admin.traffic import SAMPLE_SECONDS, TrafficSampler
 MOST_STREAMS = 32
 #: Number of queued events above which a client is disconnected.
 QUEUED_EVENTS = 8
-#: Seconds between two samples if there are no clients.
+#: Minimum seconds between two samples if there are no clients.
 QUIET_SECONDS = 10.0
 #: Minimum pause as a multiple of the duration of the last sample, with and without clients.
 PAUSE_FACTOR, QUIET_FACTOR = 100, 500
@@ -33,7 +33,7 @@ PAUSE_FACTOR, QUIET_FACTOR = 100, 500
 _LOOKING_SECONDS = 10.0
 _TRAFFIC = "traffic"
 _HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
-#: Keep-alive, which also detects that a client has disconnected.
+#: Sent if there are no events: keeps the connection alive, and detects that a client has disconnected.
 _COMMENT = b":\n\n"
 
 
@@ -61,10 +61,10 @@ class LiveTopic:
 
 @dataclass(slots=True, eq=False)
 class _Stream:
-    """One client.
+    """One event stream to a client.
 
     Args:
-        request: the request, which contains the connection.
+        request: the client's request, through which its connection can be aborted.
         events: queued events; None ends the stream.
     """
 
@@ -89,7 +89,7 @@ class LiveFeed:
     """Samples traffic, and sends changes to event streams.
 
     Args:
-        traffic: the sampler, with the topic `traffic`.
+        traffic: the sampler, which provides the topic `traffic`.
         topics: other topics, by name.
         timer: returns monotonic seconds.
     """
@@ -102,7 +102,7 @@ class LiveFeed:
         self._timer = timer
         self._streams: set[_Stream] = set()
         self._looking_until = 0.0
-        #: set while there are clients
+        #: set while there are streams or recent requests for `/api/traffic`
         self._looked_at = asyncio.Event()
 
     @property

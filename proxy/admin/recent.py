@@ -21,7 +21,8 @@ from proxy.errors import ProtocolError
 from proxy.relay.publish.tap import FailedPublish, FailureSink
 from proxy.values import text
 
-#: Maximum number of kept publishes, and maximum size of their header frames in bytes; the oldest are dropped first.
+#: Maximum number of kept publishes, and maximum total size of their header frames in bytes; the oldest publishes are
+#: dropped first.
 KEPT, KEPT_BYTES = 200, 2 << 20
 #: Publishes that reach no queue are recorded until this many seconds after the last request.
 WATCHED_SECONDS = 300.0

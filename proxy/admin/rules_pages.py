@@ -1,4 +1,7 @@
-"""Shows the active rules: files as written, their routes, notes about lines, and differences from the files on disk."""
+"""Shows the active rules: their files, routes, notes about lines of the files, and differences from the files on disk.
+
+Secrets in files are masked.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,7 @@ class RulesPages:
         return 200, await asyncio.to_thread(render)
 
     async def notes(self, _body: bytes) -> tuple[int, object]:
-        """Return the position of each binding, and the warnings of ``oxproxy check``."""
+        """Return the file and line of each binding, and the warnings of ``oxproxy check``."""
         loaded = self._loaded()
         version, notes = self._noted
         if version != loaded.rules.version:

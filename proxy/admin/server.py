@@ -61,13 +61,14 @@ MAX_BODY_BYTES = 1 << 20
 #: Maximum number of connections, for which `net.listener` reserves descriptors. Once it is reached, a new connection
 #: replaces the connection that has been idle for the longest time.
 MOST_CONNECTIONS = 64
-#: Age in seconds up to which a connection does not count as idle, since its request may be in transit. If all
-#: connections are new, a further connection gets 503. The time is short, so that successive silent connections don't
-#: lock out probes.
+#: Seconds for which a connection that waits for a request does not count as idle, since its request may be in transit.
+#: If no connection is idle, a further connection gets 503. The time is short, so that clients which open many
+#: connections without sending requests don't lock out probes.
 NEW_SECONDS = 0.05
 #: Maximum number of connections waiting for a 503, and the seconds within which their request must arrive.
 MOST_REFUSED, REFUSED_SECONDS = 32, 1.0
-#: Seconds to receive a whole request, and to send its response.
+#: Seconds within which the first request of a connection must be received, and within which each response must be read
+#: and the next request received.
 REQUEST_SECONDS = 30.0
 _NO_ROOM = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 #: Host names accepted for guarded pages, in addition to addresses and `admin.hosts`.
@@ -95,7 +96,7 @@ class AdminServer:
         exposition: renders the metrics page.
         readiness: returns the reasons why the sidecar is not ready; empty if it is ready.
         status: returns the content of `/status`, as plain data for JSON.
-        allow: networks other than loopback that may use guarded pages, as addresses or CIDR.
+        allow: networks other than loopback that may use guarded pages, as addresses or in CIDR notation.
         routes: further guarded pages.
         degraded: returns limitations that don't prevent readiness.
         hosts: additional host names accepted for guarded pages.
@@ -246,7 +247,7 @@ class AdminServer:
 
 
 class _Refused(asyncio.Protocol):
-    """A connection that exceeds the limit. If its request arrives soon, the response is 503.
+    """A connection that exceeds the limit. If its request arrives within `REFUSED_SECONDS`, the response is 503.
 
     Args:
         among: all such connections. Beyond `MOST_REFUSED`, connections are closed immediately.

@@ -1,8 +1,8 @@
 """Samples publish rates for the last 15 minutes, and totals and rates by exchange, binding and destination.
 
 Totals by outcome are always sampled, but at long intervals if `live` has no clients. Reading the numbers for each
-binding and destination takes longer, so this is done only if there are clients, and in a thread. The event loop adds
-tallies to the totals in steps, as it does for the metrics page.
+binding and destination takes longer, so this is done only if there are clients, and in a thread. Before that, the event
+loop adds the tallies (see `proxy.relay.counters`) to the totals in steps, as it does for the metrics page.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-// Rules: the active rules files as written, with matches and warnings at their lines, and the differences on disk.
+// Rules: the active rules files, with matches and warnings at their lines, and the differences from the files on disk.
 
 import { at, badge, count, element, name, rate, visible, whole } from './dom.js'
 import { json, numbers, state } from './feed.js'
@@ -64,7 +64,7 @@ function written(file, notes) {
 const warning = note => element('li', { class: 'warning' }, element('span', {}, 'warning'), element('code', {},
   ...(note.key ? [name(note.key), ': '] : []), name(note.message)))
 
-// Highlights YAML keys and comments, as far as a single line shows them.
+// Highlights YAML keys and comments, as far as they can be recognized in a single line.
 function colored(text) {
   const parts = /^(\s*(?:- )*)(?:("[^"]*"|'[^']*'|[^\s#:"'{[][^:#]*)(:)(?=\s|$))?((?:"[^"]*"|'[^']*'|[^#"']|(?<=\S)#)*)(.*)$/.exec(text)
   if (!parts) return [name(text)]
