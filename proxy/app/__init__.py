@@ -7,5 +7,5 @@ Only this package imports uvloop.
 - `composition`: converts sections of the configuration to the arguments of other packages.
 - `reload`: reloads the rules on request, on SIGHUP and when files change.
 - `shadow`: compares a second set of rules with the active rules on live traffic.
-- `workers`: the supervisor of several sidecars on one port, which restarts them and forwards signals.
+- `workers`: the supervisor of several sidecars on the same addresses, which restarts them and forwards signals.
 """

@@ -1,7 +1,7 @@
 """Converts sections of the configuration to the arguments of other packages.
 
-Other packages do not use `Settings`. No socket is opened here. The other brokers named by the rules are also checked:
-their passwords and certificates must be usable, and their addresses must differ from this sidecar's addresses
+Other packages do not use `Settings`. No socket is opened here. This module also checks the other brokers named in the
+rules: their passwords and certificates must be usable, and their addresses must differ from this sidecar's addresses
 (messenger-addressing specification, section 3.2).
 """
 
@@ -32,7 +32,7 @@ from proxy.yamlfile.document import Faults
 from proxy.yamlfile.hosts import HostPort
 from proxy.yamlfile.models import path_in
 
-#: value for "no limit", since channel numbers have 16 bits
+#: Limit if none is configured, since channel numbers have 16 bits.
 _MOST_CHANNELS = 65535
 #: Parameter n of scrypt. With this value, a derivation takes 16 MiB and about 50 ms, once at startup.
 _SCRYPT_COST = 2**14
@@ -103,9 +103,9 @@ def client_rules(settings: Settings) -> ClientRules:
 def secrets_of(settings: Settings) -> Secrets:
     """Return the secrets that sign client bindings.
 
-    Without `declared.secrets`, the only secret is derived from the control user's password, so that all sidecars with
-    this user have the same secret. The derivation is deliberately slow, since guessed passwords can be tested against
-    signatures.
+    If `declared.secrets` is not configured, the only secret is derived from the control user's password, so that all
+    sidecars with this user have the same secret. The derivation is deliberately slow, since guessed passwords can be
+    tested against signatures.
     """
     given = [source.value for source in settings.declared.secrets]
     if given:
@@ -135,7 +135,7 @@ def audit_policy(settings: Settings) -> AuditPolicy | None:
 
 
 def audit_privacy(settings: Settings) -> Privacy:
-    """Return the settings for the parts of a message that may be shown, in audit records and elsewhere."""
+    """Return the settings that define which parts of a message may be shown, in audit records and elsewhere."""
     audit = settings.audit
     shown = frozenset(name.encode() for name in audit.headers)
     return Privacy(shown, frozenset(audit.hash), audit.hash_key)

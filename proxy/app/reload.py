@@ -40,7 +40,7 @@ _SHOWN = 100
 _FREED_AT_ONCE = 64
 #: Number of attempts to free old rules that are still in use. The interval is `POLL_SECONDS`.
 _FREE_ATTEMPTS = 60
-#: Seconds for which a compiling thread holds the interpreter while other threads wait.
+#: Seconds for which a compiling thread holds the interpreter lock while other threads wait.
 _SWITCH_SECONDS = 0.0005
 #: Seconds between checks of the files. A change is loaded when the next check finds no further change.
 POLL_SECONDS = 1.0
@@ -249,7 +249,7 @@ class Reload:
             router = loaded.routers.get(name) or Router(())
             if not self._topology.follows(name):
                 await self._topology.adopt(name, state)
-            managed = self._topology.managed(name)  # not available if the virtual host has been deleted in the meantime
+            managed = self._topology.managed(name)  # looked up now: the virtual host may be deleted during `prepare`
             prepared.append((managed, state, await managed.prepare(exchanges, router, declared_queues(rules))))
         remains = [exchange for router in before.routers.values() for exchange in router.exchanges.values()]
         # No await until `self.loaded` is set, so that no publish is processed in between.
@@ -295,7 +295,7 @@ async def free_exchanges(exchanges: list[Exchange]) -> None:
             await asyncio.sleep(POLL_SECONDS)
         else:
             continue
-        while exchange.dismantle(_FREED_AT_ONCE):  # noqa: ASYNC110 -- lets other tasks run; waits for nothing
+        while exchange.dismantle(_FREED_AT_ONCE):  # noqa: ASYNC110 -- lets other tasks run, does not poll
             await asyncio.sleep(0)
 
 

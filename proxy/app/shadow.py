@@ -47,7 +47,7 @@ PAUSE_FACTOR = 19
 _LAST_SECONDS = 2.0
 #: Seconds between two updates of client declarations.
 _INHERIT_SECONDS = 1.0
-#: Number of client bindings added to the candidate between two pauses in which other tasks may run.
+#: Number of client bindings added to the candidate before other tasks may run.
 _STEP = 64
 #: Seconds after which a candidate whose report is not read is discarded.
 UNREAD_SECONDS = 3600.0
@@ -83,7 +83,7 @@ class Shadow:
         vhosts: provides the publishes.
         privacy: which parts of a message may be shown.
         tasks: runs the comparison.
-        wall: returns seconds since 1970.
+        wall: returns seconds since the epoch.
         timer: returns monotonic seconds.
     """
 
@@ -251,7 +251,7 @@ class Shadow:
                     await asyncio.sleep(0)
 
     def _example(self, observed: ObservedDecision) -> dict[str, object]:
-        """Return the parts of a message that may be shown; the settings for audit records apply."""
+        """Return the parts of a message that may be shown, according to the settings for audit records."""
         privacy = self._privacy
         headers = privacy.header_values(observed.raw_headers(privacy.headers))
         return {"routing_key": privacy.shown("rk", observed.routing_key), "headers": headers}

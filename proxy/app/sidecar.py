@@ -1,6 +1,6 @@
 """The sidecar: assembles all packages according to the configuration and the rules, runs until SIGTERM, and drains.
 
-Only this module imports all packages.
+Only this module refers to all parts of a running sidecar.
 """
 
 from __future__ import annotations
@@ -75,8 +75,9 @@ _log = structlog.get_logger(__name__)
 _DISTRIBUTION = "open-exchange-proxy"
 #: Seconds between two updates of the gauges that are not updated by events.
 _WATCH_SECONDS = 1.0
-#: Seconds for which another thread (compiling rules, writing the metrics page) may hold the interpreter while the event
-#: loop waits. Python's default of 5 ms would be noticeable, since the event loop may wait several times per iteration.
+#: Seconds for which another thread (compiling rules, writing the metrics page) may hold the interpreter lock while the
+#: event loop waits. Python's default of 5 ms would be noticeable, since the event loop may wait several times per
+#: iteration.
 _SWITCH_SECONDS = 0.0005
 #: Seconds without a failure after which a periodic task counts as working.
 _STEADY_SECONDS = 5.0
@@ -102,7 +103,7 @@ class Sidecar:
         self, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str], slot: WorkerSlot | None = None
     ) -> None:
         self._slot = slot
-        #: the settings as written in the file, for later comparison
+        #: the settings as written in the file, to detect changes that require a restart
         self._written = settings
         self._settings = settings = settings if slot is None else slot.settings(settings)
         self._environ = environ
@@ -132,7 +133,7 @@ class Sidecar:
         self._stopping = asyncio.Event()
         self._signals = 0
         self._listening = False
-        #: event-loop time at which the waits after the first signal end
+        #: event-loop time at which every wait after the first signal ends
         self._end = 0.0
         self._following: asyncio.Task[object] | None = None
         self._refused: UpstreamError | ConfigError | None = None
@@ -194,7 +195,7 @@ class Sidecar:
         _log.info("admin endpoint", address=f"{bound[0]}:{bound[1]}")
 
     async def _open_audit(self, policy: AuditPolicy, stack: AsyncExitStack) -> PublishLog | None:
-        """Open the audit log; return None if a signal has arrived while another process holds the log's lock.
+        """Open the audit log; return None if a signal arrives while another process still holds the log's lock.
 
         Raises:
             ConfigError: the audit log can't be written.
@@ -237,7 +238,7 @@ class Sidecar:
         return listener
 
     async def _control(self, tasks: Tasks, listener: Listener) -> None:
-        """Synchronise the broker with the rules, then accept producers."""
+        """Declare and bind on the broker what the rules need, then accept producers."""
         if self._following is None:
             gc.collect()  # collection is disabled in the next step, since it creates no reference cycles
             try:
@@ -336,7 +337,11 @@ class Sidecar:
         return remotes
 
     def _control_settings_of_remote(self, vhost: str, remote: Remote) -> tuple[ControlSettings, str] | None:
-        """Return settings for reading another broker's inventory, with the login used for messages to that broker."""
+        """Return settings and virtual host for reading another broker's inventory.
+
+        The login is that for messages to this broker. Return None if the target has no endpoint, if its address is that
+        of this sidecar, or if the login is not UTF-8.
+        """
         remotes = self._remotes
         place = endpoint(remote, remotes.brokers.get(vhost, {}), vhost)
         if not isinstance(place, Endpoint) or is_own_address(place.host, place.port, remotes.listening):

@@ -5,9 +5,9 @@ serves no producers. It restarts a worker whenever the worker exits, with back-o
 forwards SIGTERM and SIGHUP. Before SIGHUP is forwarded, and before a worker is restarted, another process reads and
 checks all files, as at startup. If a file is invalid, SIGHUP is not forwarded and no worker is started.
 
-Signals are blocked and received individually. Workers inherit the blocked signals and unblock them once their handlers
-are installed, so that no signal reaches a worker that can't handle it yet. A worker exits when its standard input is
-closed, so it does not outlive the supervisor.
+The supervisor blocks its signals, and accepts them one at a time with sigtimedwait. Workers inherit the blocked signals
+and unblock them once their handlers are installed, so that no signal reaches a worker that can't handle it yet. A
+worker drains and exits when its standard input is closed, so it does not outlive the supervisor.
 
 Sources: socket(7), SO_REUSEPORT; sigtimedwait(2); signal(7), "Execution of signal handlers".
 """
@@ -36,15 +36,16 @@ _log = structlog.get_logger(__name__)
 RETRY_SECONDS, RETRY_MOST_SECONDS = 0.5, 30.0
 #: Running time, in seconds, after which a worker is restarted with the initial back-off.
 STEADY_SECONDS = 60.0
-#: Timeout of the process that reads and checks all files.
+#: Timeout of the process that reads and checks all files, in seconds.
 _CHECK_SECONDS = 120.0
-#: Interval at which the supervisor checks whether this process has ended.
+#: Interval at which the supervisor polls the process that checks the files, in seconds.
 _POLL_SECONDS = 0.05
-#: Time for a worker to exit, in addition to `shutdown.deadline`, for close-oks and the audit log.
+#: Seconds that a worker has, in addition to `shutdown.deadline`, to wait for close-oks and to close the audit log.
 _END_SECONDS = 15.0
 #: Signals that a supervisor receives; workers unblock them.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
-#: Exit statuses of every process: drained; internal error; invalid configuration or rules, or refused by the broker.
+#: Exit statuses of every process: drained; internal error; invalid configuration or rules, an address that can't be
+#: bound, or a refusal by the broker.
 EXIT_OK, EXIT_BROKEN, EXIT_FAULTY = 0, 1, 2
 
 
@@ -262,7 +263,7 @@ def _reserve(address: HostPort) -> socket.socket:
     """Bind an address that workers will listen on, to keep it reserved while no worker is running.
 
     Raises:
-        OSError: the address is in use. A sidecar that uses the address would get some of the connections.
+        OSError: the address is in use. Another sidecar on this address would get some of the connections.
     """
     family, *_, place = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
     with socket.socket(family, socket.SOCK_STREAM) as alone:
