@@ -10,7 +10,7 @@ from proxy.audit.retention import Retention
 
 
 class AuditMode(Enum):
-    """Behaviour if the disk or the thread can't keep up."""
+    """Behaviour if the disk or the writer thread can't keep up."""
 
     BEST_EFFORT = "best_effort"  # lines are dropped and counted
     BACKPRESSURE = "backpressure"  # producers wait until their lines are written
@@ -25,9 +25,9 @@ class AuditPolicy:
         directory: the audit directory, which is created if its parent exists.
         instance: name of this sidecar, unique among writers to one directory.
         buffer_bytes: size of buffered lines above which the mode applies.
-        flush_seconds: longest time before a line is handed to the thread.
-        segment_bytes: size limit for a segment's text. A gzip file can't be split, so each segment is a single task of
-            the report, regardless of the size of the cluster.
+        flush_seconds: longest time before a line is handed to the writer thread.
+        segment_bytes: size limit for a segment's text. A gzip file can't be split, so the report reads each segment in
+            a single task, regardless of the size of the cluster.
         segment_seconds: longest time for which a segment stays open.
     """
 

@@ -1,8 +1,8 @@
 r"""Renders audit records: one JSON object per line, ASCII only.
 
-A line never contains a message body, and contains only header values that the operator has listed. The parts that are
-constant for a channel or a decision are rendered once (`PublishLog.origin`, `PublishLog.decided`). ``ts`` is
-first, so that the writer thread finds a line's hour at a fixed offset. docs/reference/audit.md describes the fields.
+A line never contains a message body, and contains only the values of headers listed in `audit.headers`. The parts that
+are constant for a channel or a decision are rendered once (`PublishLog.origin`, `PublishLog.decided`). ``ts`` is first,
+so that the writer thread finds a line's hour at a fixed offset. docs/reference/audit.md describes the fields.
 
 Bytes are shown as UTF-8. Invalid bytes appear as ``\xNN`` and can't be distinguished from the same four characters.
 """
@@ -26,7 +26,7 @@ from proxy.values import Value, text
 VERSION: Final = 1
 #: Fields that may be written as keyed hashes (setting `audit.hash`).
 HASHABLE: Final = frozenset(("message_id", "user", "rk"))
-#: Maximum length of a header value; longer values are truncated. Headers used for routing are shorter.
+#: Maximum length of a header value; longer values are truncated. Headers used for routing are usually shorter.
 HEADER_CHARACTERS: Final = 1024
 #: Size of a hash in bytes. 96 bits suffice to distinguish ten billion values.
 HASH_BYTES: Final = 12
@@ -70,7 +70,7 @@ class Privacy:
     Args:
         headers: names of the headers whose values may be written.
         hashed: fields that are written as keyed hashes, a subset of HASHABLE.
-        key: key for the hashes. Without the key, a value can't be guessed from its hash.
+        key: key for the hashes. Without the key, guessed values can't be tested against a hash.
 
     Raises:
         ConfigError: a field can't be hashed, or the key is missing, too short or too long.
@@ -105,8 +105,8 @@ class Privacy:
         """Return the headers whose values may be written, as JSON values by name.
 
         Args:
-            entries: (name, letter and value bytes), as returned by `proxy.amqp.tables.pick`. If several headers have
-                the same name, only the first header is included.
+            entries: pairs of a name and an encoded value with its type letter, as returned by `proxy.amqp.tables.pick`.
+                If several headers have the same name, only the first header is included.
         """
         values: dict[str, object] = {}
         for name, raw in entries:
@@ -128,7 +128,7 @@ class PublishLog(AuditSink):
         rules: returns the version of the active rules.
         append: accepts lines, such as `AuditWriter.append`.
         wall: returns seconds since 1970.
-        ruled_only: whether publishes to exchanges without rules are omitted.
+        ruled_only: whether publishes to exchanges that are not evaluated are omitted.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class PublishLog(AuditSink):
 
 
 def gap_record(ts: str, instance: str, dropped: int, since: str, until: str) -> bytes:
-    """Render a record that reports dropped lines; `since` and `until` are the first and the last line's times."""
+    """Render a record that reports dropped lines; `since` and `until` are the times of the first and last such line."""
     return _record(ts, "gap", instance, {"dropped": dropped, "from": since, "to": until})
 
 

@@ -33,7 +33,7 @@ _CHUNK_BYTES = 1 << 20
 _GZIP_LEVEL, _ISAL_LEVEL = 3, 1
 #: Selects the gzip format.
 _GZIP_BITS = 16 + zlib.MAX_WBITS
-#: Audit lines are confidential, so other users of the host can't read them.
+#: Audit lines are confidential, so only the owner and the group of a file can read it.
 _FILE_MODE, DIRECTORY_MODE = 0o640, 0o750
 _HOUR = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
@@ -187,7 +187,7 @@ def sync_directory(folder: Path) -> None:
 
 
 class InstanceLock:
-    """Lock for writing and closing an instance's segments. The end of the process releases the lock."""
+    """Lock for writing and closing an instance's segments. The kernel releases the lock when the process ends."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path

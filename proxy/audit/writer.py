@@ -120,7 +120,7 @@ class AuditWriter:
 
     @property
     def appended(self) -> int:
-        """Sequence number of the last appended line. `durable` reaches it when the line has been written."""
+        """Sequence number of the last appended line. `durable` reaches this number when the line has been written."""
         return self._sequence + self._pending_count
 
     async def start(self, stopping: asyncio.Event | None = None) -> bool:
@@ -133,7 +133,7 @@ class AuditWriter:
             stopping: ends the wait when set.
 
         Returns:
-            False if the wait was ended, so that nothing was started.
+            False if `stopping` was set during the wait, so that nothing was started.
 
         Raises:
             ConfigError: the directory can't be created or written, or another process uses the instance name there.

@@ -1,8 +1,8 @@
 """Writes batches of audit records to the current segment, in a thread, and handles disk errors.
 
 The thread takes all batches from its queue and writes them as one group, with one system call and, in strict mode, one
-sync (group commit). If lines may be dropped, a failed write drops and reports its lines; otherwise, the write is
-retried until the thread has to give up. A failed write leaves no partially written lines.
+sync (group commit). In `best_effort` mode, the lines of a failed write are dropped and reported; in the other modes,
+the write is retried until `give_up` is called. A failed write leaves no partially written lines.
 
 Every line is written to the directory of its hour, which is read from the line's first field. A segment is closed when
 the next lines would make it too large, when it has been open for the maximum time, or when its hour is over.
@@ -108,7 +108,7 @@ class RotatingLog:
         """Close the open segment, if there is one, and pass its path to `closed`. The next write opens another segment.
 
         Raises:
-            OSError: closing failed; `closed` has still been called.
+            OSError: closing failed; `closed` has been called nevertheless.
         """
         segment, self._segment = self._segment, None
         if segment is not None:
