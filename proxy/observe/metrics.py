@@ -94,7 +94,8 @@ def connections(counters: Counters) -> Iterable[Row]:
 def connections_total(counters: Counters) -> Iterable[Row]:
     sides = (("downstream", counters.downstream), ("upstream", counters.upstream))
     attempts = [((side, result), count) for side, counted in sides for result, count in counted.results.items()]
-    # Until the first connection of the control plane, producers can't connect, so their attempts show no failure.
+    # Producers can't connect before the control plane has connected. Until then, only the control plane's attempts show
+    # that the broker is unavailable.
     return merged([*attempts, (("upstream", "unavailable"), counters.control_unreachable)])
 
 
