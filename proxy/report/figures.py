@@ -82,9 +82,9 @@ class Figures:
     results: dict[str, int] = field(default_factory=dict)  # results other than a plain ack
     rejected: dict[str, int] = field(default_factory=dict)  # invalid lines, by reason
     late: int = 0  # records in the directory of another day
-    unmatched: int = 0  # returns whose publish is not in the log, or is too far from the end of an earlier segment
+    unmatched: int = 0  # returns whose publish is not in the log, or is before the tail of an earlier segment
     duplicates: list[str] = field(default_factory=list)  # names of segments with the same content as another segment
-    #: number of rows found, by name of the list; if it is greater than the length of the list, there may be more rows
+    #: number of rows read, by name of the list; greater than the length of the list if the tables contain more rows
     found: dict[str, int] = field(default_factory=dict)
 
     @property

@@ -140,7 +140,7 @@ def _create(partials: Partials, tables: Tables, days: Iterable[date]) -> list[da
     """Create the tables for changed days, and return these days."""
     made = []
     for day in (*days, None):
-        # Tables of earlier days are part of the inputs. They are already up to date.
+        # Tables of earlier days are part of the inputs. They are already up to date, since days are created in order.
         fingerprint = tables.fingerprint(day)
         if tables.state(day).get("fingerprint") != fingerprint:
             partials.open(day)

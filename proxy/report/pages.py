@@ -110,7 +110,10 @@ def render_index(rows: Sequence[Mapping[str, Any]], ranges: Sequence[str]) -> st
 
 
 def relinked(page: str, days: Days) -> str:
-    """Return an existing page with new links to days. Text from the log is escaped, so it can't contain links."""
+    """Return an existing page with new links to days.
+
+    Text from the log is escaped, so it can't contain the element that is replaced.
+    """
     navigation = _TEMPLATES.get_template("days.html").render(days=days)
     return _NAVIGATION.sub(lambda _: navigation, page, count=1)
 

@@ -40,13 +40,13 @@ VERSION = 1
 #: Maximum numbers of characters kept per invalid line, and of invalid lines kept per segment. All lines are counted.
 LINE_CHARACTERS, KEPT_LINES = 8192, 1000
 #: Minimum number of bits per message id in a bloom filter, whose size is a power of two. With four hashes, the rate of
-#: false positives is 2 %.
+#: false positives is at most 2 %.
 _BLOOM_BITS = 10
 
 #: Number of bytes of text aggregated in one step, and number of bytes decompressed in one step.
 _GROUP, _CHUNK = 96 << 20, 4 << 20
-#: Longer lines of a whole segment are split into parts of at most this length plus a chunk. DuckDB must accept three
-#: times this length, since a byte that is not UTF-8 becomes a character of three bytes.
+#: If a segment is read as a whole, longer lines are split into parts of at most this length plus a chunk. DuckDB must
+#: accept three times this length, since a byte that is not UTF-8 becomes a character of three bytes.
 _LONGEST_LINE, _LONGEST_OBJECT = 8 << 20, 3 * (8 << 20) + 3 * _CHUNK + 2
 #: Lines that contain only these characters are blank, as in DuckDB.
 _BLANK = b" \t\r\n\v\f"
@@ -77,7 +77,7 @@ class Piece(NamedTuple):
 
 
 _digest = functools.partial(hashlib.blake2b, digest_size=16)
-#: A segment, its pieces of text, and the digest of its content, which is complete after the last piece.
+#: A segment, its pieces of text, and a function that returns the digest of its content after the last piece.
 Stream = tuple[Entry, Iterator[bytes], Callable[[], str]]
 
 

@@ -1,9 +1,9 @@
 """Starts Spark, and provides the data that all steps of a run use.
 
-By default, Spark uses all cores of this machine, listens only on loopback and has no web page. On a cluster,
-spark-submit or ``--master`` determines the master and all other settings. The JVM starts the tasks and, for remote
-paths, lists files and moves bytes to and from Python. A small heap, the serial collector and the C1 compiler are
-therefore sufficient for 20 million records.
+By default, Spark uses all cores of this machine, listens only on loopback and has no web page. On a cluster, the master
+is that of spark-submit or ``--master``, and the settings in `LOCAL` do not apply. The JVM only starts the tasks and,
+for remote paths, lists files and moves bytes to and from Python. A small heap, the serial collector and the C1 compiler
+are therefore sufficient for 20 million records.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ FIXED = {
     "spark.sql.parquet.compression.codec": "uncompressed",
     # The driver already has the names of the segments, so no job is needed to list them.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000",
-    # The end of the worker processes releases DuckDB's memory before the tables are created.
+    # Without reuse, the worker processes end, so DuckDB's memory is released before the tables are created.
     "spark.python.worker.reuse": "false",
     # Retention may remove a segment between listing and reading.
     "spark.sql.files.ignoreMissingFiles": "true",
-    # A task's file becomes visible when the task is done, so a killed run leaves its finished partials.
+    # A task's file becomes visible when the task is done, so the finished partials of a killed run are kept.
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "spark.sql.adaptive.enabled": "false",
@@ -94,14 +94,14 @@ class Run:
             return {}
 
     def write_text(self, path: str, content: str) -> None:
-        """Write a text file, which appears when it is complete. An existing file is replaced."""
+        """Write a text file, which becomes visible when it is complete. An existing file is replaced."""
         local = self.work / "content"
         local.write_text(content, "utf-8")
         self.storage.put(local, path)
 
 
 class LazySession:
-    """Spark for a request. Spark is started when it is first needed, and stopped at the end of a context.
+    """Spark for a request. Spark is started when it is first needed, and stopped at the end of a `with` statement.
 
     If no cluster is configured, paths without a scheme and ``file:`` paths are accessed without Spark.
     """
@@ -120,7 +120,7 @@ class LazySession:
 
     @functools.cached_property
     def context(self) -> SparkContext:
-        """Running Spark, which starts tasks.
+        """The Spark context, which starts tasks.
 
         Raises:
             ConfigError: Java is not installed, or Spark does not start.
@@ -130,7 +130,7 @@ class LazySession:
 
     @functools.cached_property
     def spark(self) -> SparkSession:
-        """Spark SQL, which takes as long to start as the context.
+        """The Spark SQL session. Starting it takes as long as starting the context.
 
         Raises:
             ConfigError: Java is not installed, or Spark does not start.

@@ -172,7 +172,7 @@ class HadoopFiles:
                 raise StorageError(f"{target}: {source} can't be moved there")
 
     def put(self, local: Path, target: str) -> None:
-        """Move a file or directory on this machine to a path, where it appears when it is complete.
+        """Move a file or directory on this machine to a path, where it becomes visible when it is complete.
 
         An existing file is replaced. Missing directories are created.
         """

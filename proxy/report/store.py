@@ -3,8 +3,8 @@
 Partials are stored in Parquet files with the columns ``batch``, ``name`` and ``data``. A batch contains the partials of
 a group of segments. Each row of the file contains one table of a batch, as an embedded Parquet file. Each Spark task
 writes one file, which becomes visible when it is complete. A partial is therefore either complete or missing, and a
-later run never counts the results of a killed run twice. Within a batch, ``sid`` is the number of the segment; the
-table ``segments`` identifies the segment's file by path and content hash.
+later run never counts the results of a killed run twice. Within a batch, ``sid`` identifies the segment of each row;
+the table ``segments`` contains the path and the content hash of the segment's file.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _TASK_BYTES, _TASKS_PER_CORE = 24 << 20, 3
 #: Stored segments up to this size are held in memory, one per core; larger segments are read line by line. A sidecar's
 #: segment contains at most 128 MiB of text, which compression reduces to about a tenth.
 _WHOLE_BYTES = 24 << 20
-#: Maximum size of files that are joined, and number of such files above which the files are joined. Following the log
+#: Maximum size of files that are merged, and number of such files above which they are merged. Following the log
 #: creates a new file every minute.
 _SMALL_FILE, _MOST_FILES = 8 << 20, 60
 #: Cost of opening a file, as a number of bytes.
@@ -170,7 +170,8 @@ class Partials:
         except _SPARK_ERRORS:
             if damaged:
                 raise
-            # Spark does not report which file is damaged, and reads its first lines only if it ignores the damage.
+            # Spark does not report which file is damaged, and returns the lines before the damage only if it is
+            # configured to ignore damaged files.
             for segment in job:
                 self._read_lines([segment], damaged=len(job) == 1)
 
@@ -181,7 +182,8 @@ class Partials:
         size = max(largest, _cost(job) // self._task_count(job) + largest // 2)
         conf.set("spark.sql.files.maxPartitionBytes", str(size))
         conf.set("spark.sql.files.openCostInBytes", str(_OPEN_BYTES))
-        # By default, Spark divides the text of one file among all cores, which would make several segments of it.
+        # By default, Spark divides the text of a file among all cores, which would result in several partials for one
+        # segment.
         conf.set("spark.sql.files.minPartitionNum", "1")
 
     def _task_count(self, job: Sequence[Entry]) -> int:
@@ -195,7 +197,7 @@ class Partials:
         frame.write.mode("append").parquet(self._folder)
 
     def open(self, day: date | None) -> None:
-        """Create the views ``p_NAME`` over the effective partials of the `inputs` of a day."""
+        """Create the views ``p_NAME``: partials of a day's segments (`inputs`) that have not been superseded."""
         batches = [batch for (batch,) in self._ask(f"SELECT DISTINCT batch FROM live WHERE {inputs(day)}")]
         self._unpack(batches)
         for name in partials.PARTIALS:
@@ -212,7 +214,7 @@ class Partials:
         self._rewrite(paths, "ANTI JOIN forgotten USING (path)")
 
     def _rewrite(self, paths: Sequence[str], condition: str = "") -> None:
-        """Write the effective partials that meet a condition to one new file, which replaces the given files.
+        """Replace files with one new file, which contains the latest partials in these files that meet a condition.
 
         The partials get new numbers, so that `_load` uses only one version even if a killed run left the old files.
         """
@@ -265,6 +267,7 @@ def _sentence(error: Any) -> str:  # an exception from one of two libraries
         return f"Spark's executors have no Python module {module} (docs/reference/audit.md, On a cluster)"
     reasons = [line.strip() for line in text.splitlines() if line.startswith("Caused by: ")]
     if "Python worker" in text:
-        reasons = [line for line in text.splitlines() if line and not line[0].isspace()]  # a traceback; its last line
+        # The last unindented line of a traceback is the error.
+        reasons = [line for line in text.splitlines() if line and not line[0].isspace()]
     reason = reasons[-1].removeprefix("Caused by: ") if reasons else text.splitlines()[0]
     return f"reading the log failed: {reason}"

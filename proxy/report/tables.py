@@ -1,12 +1,13 @@
 """Creates the tables for one day from the partials of its segments, and puts them in place of the old tables.
 
 Each table is created by one statement on the views ``p_NAME`` (see `proxy.report.store`). Sums and histograms are
-added, percentiles are computed from histograms, ranges of numbers are joined, and returns are matched to publishes.
+added, percentiles are computed from histograms, gaps between ranges of publish numbers are found, and returns are
+matched to publishes.
 
 The new tables for a day are first written next to the old tables; then each old directory is removed, and the new
 directory is moved into place. The inputs of a day's tables are recorded in ``_days/``. The record is deleted before the
-replacement and written again afterwards. If a run is killed in between, the next run creates the tables again.
-Concurrent runs with the same output are not supported.
+replacement and written again afterwards. If a run is killed during the replacement, the next run creates the tables
+again. Concurrent runs with the same output are not supported.
 
 A day with records has a directory in each table, possibly with a file without rows, so that readers always find the
 columns. A day without records has no directory.
@@ -39,7 +40,7 @@ REJECTED = "_rejected"
 _STAGING, _DAYS = "_staging", "_days"
 _PARQUET, _JSON = ("parquet", "FORMAT parquet, COMPRESSION zstd"), ("json.gz", "FORMAT json, COMPRESSION gzip")
 
-#: Part of the fingerprint of a day's tables. It is increased with every change that affects the tables.
+#: Part of the fingerprint of a day's tables. It must be increased whenever a change of the code affects the tables.
 _EDITION = 3
 #: Number of earlier days with which an hour is compared.
 _HISTORY_DAYS = 28
@@ -52,7 +53,8 @@ _SQL = statements("tables.sql", history_days=_HISTORY_DAYS, ways=WAYS)
 class Tables:
     """The tables of one output directory.
 
-    A day that is None stands for the segments outside date directories. It has only invalid lines.
+    A day that is None stands for the segments outside date directories. Only the invalid lines of these segments are
+    written, since their records belong to the days of their timestamps.
     """
 
     def __init__(self, run: Run) -> None:

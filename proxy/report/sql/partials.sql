@@ -22,8 +22,8 @@ CREATE OR REPLACE TEMP VIEW back AS SELECT DISTINCT sid, proxy, conn, ch, seq, t
 -- name: parse
 -- The parsed lines of a file. Fields with an unexpected type are null, like missing fields. `nr` counts lines that are
 -- not blank; a single thread reads them in order. `sender` identifies a connection, and `id` a message id. They are
--- numbers, which are cheaper to compare, and `id` is the same with every version of DuckDB. Times far from the present
--- would overflow in partials and tables.
+-- numbers, which are cheaper to compare, and `id` is the same with every version of DuckDB. Times outside the years
+-- 1970 to 2999 are treated as missing, since they would overflow in partials and tables.
 WITH parsed AS (
     SELECT row_number() OVER () AS nr, * FROM read_json('$file', format = 'newline_delimited', ignore_errors = true,
         maximum_object_size = $longest, columns = {

@@ -1,9 +1,9 @@
 -- The list of segments in the partials of an output directory. `proxy.report.store` fills in $NAME.
 
 -- name: load
--- `segments` are the segments of all partials, `latest` those of the latest partial for each path, and `live` those of
--- the effective partial for each content. `superseded` is usually empty, so an anti-join with it costs nothing; a join
--- with `live` would copy all rows.
+-- `segments` are the segments of all partials. `latest` are those of the latest partial for each path. `live` are those
+-- segments in `latest` that are counted: one for each content, preferably with a trace. All others are `superseded`.
+-- Usually, there are none, so an anti-join with `superseded` costs nothing; a join with `live` would copy all rows.
 CREATE OR REPLACE TEMP TABLE segments AS SELECT * EXCLUDE (bloom, filename), parse_filename(filename, true) AS batch
     FROM read_parquet('$files', filename = true);
 CREATE OR REPLACE TEMP TABLE latest AS FROM segments

@@ -33,10 +33,10 @@ CREATE OR REPLACE TEMP TABLE m_repeated AS FROM p_ids
 DELETE FROM m_hours WHERE date = $day;
 INSERT INTO m_hours SELECT $day, clock // 60 % 24, vhost, exchange, outcome, sum(n) FROM p_traffic
     WHERE clock // 1440 = $day - DATE '1970-01-01' GROUP BY ALL;
--- Compares hours with the same hour of earlier days, of which possibly only the tables still exist. An hour without
--- publishes counts as 0 on every day that has a log. A value whose modified z-score exceeds 3.5 is an outlier; 1.4826
--- makes the median absolute deviation comparable to a standard deviation. Even if earlier days were very regular, an
--- outlier deviates from the median by more than 5 % of the median. Source: Iglewicz and Hoaglin, How to Detect and
+-- Compares hours with the same hour of earlier days. The log of these days may no longer exist, so their tables are
+-- read. An hour without publishes counts as 0 on every day with publishes. A value whose modified z-score exceeds 3.5
+-- is an outlier; 1.4826 makes the median absolute deviation comparable to a standard deviation. If earlier days were
+-- very regular, 5 % of the median is used instead of the deviation. Source: Iglewicz and Hoaglin, How to Detect and
 -- Handle Outliers, 1993.
 CREATE OR REPLACE TEMP TABLE m_deviations AS
     WITH hours AS (FROM m_hours WHERE date BETWEEN $day - $history_days AND $day),
@@ -100,7 +100,7 @@ SELECT vhost, destination, kind, total(n) AS publishes, total(bytes) AS bytes, u
 
 -- name: table bindings
 -- Records contain ids of bindings without the exchange. If the exchange of the publish has no such binding in the rules
--- files, but exactly one other exchange does, the publish reached that exchange.
+-- files, but exactly one other exchange does, the publish must have reached that exchange.
 WITH files AS (SELECT DISTINCT vhost, exchange, binding FROM m_known),
 single AS (SELECT vhost, binding, min(exchange) AS exchange FROM files GROUP BY ALL HAVING count(*) = 1),
 alive AS (SELECT p.vhost, coalesce(own.exchange, reached.exchange, p.exchange) AS exchange, p.binding, p.rules,
@@ -160,7 +160,7 @@ SELECT proxy, vhost, "user", conn, publishes, bytes, p50_size, p95_size, max_siz
 FROM sums JOIN shares USING (id) LEFT JOIN joint USING (id) ORDER BY ALL
 
 -- name: table anomalies
--- The first number of a day is compared with the last number of the previous day.
+-- The first publish number of a day is compared with the last number of the previous day.
 WITH ordered AS (SELECT *, max(last) OVER (PARTITION BY proxy, conn, ch ORDER BY first, last
     ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS earlier FROM p_ranges WHERE date = $day),
 eve AS (SELECT proxy, conn, ch, max(last) AS last FROM p_ranges WHERE date = $day - 1 GROUP BY ALL),
