@@ -105,8 +105,8 @@ app.kubernetes.io/part-of: oxproxy
 {{- end -}}
 
 {{/*
-Names and numbers of the container's admin ports, as JSON: worker i has port + i. Each port is scraped. Kubernetes permits
-15 characters in the name of a port.
+Names and numbers of the container's admin ports, as JSON: worker i has the port `ports.admin` plus i. Each port is
+scraped. Kubernetes permits 15 characters in the name of a port.
 */}}
 {{- define "oxproxy.adminPorts" -}}
 {{- $first := int .Values.ports.admin -}}
