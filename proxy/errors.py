@@ -6,7 +6,8 @@
 - ``ConfigError``: an operator's file is invalid. The error contains the file, line and key.
 - ``UpstreamError``: RabbitMQ is unreachable or refused a request.
 
-Results of normal traffic, such as nacks, returns and messages without a route, are values and never exceptions.
+Results of normal traffic, such as nacks, returns and messages without a route, are represented by values, never by
+exceptions.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ class ConfigError(ProxyError):
         file: path as the operator wrote it, or the name of an environment variable.
         line: line number, counting from 1; 0 for the whole file.
         key: dotted path of the key, e.g. ``exchanges[0].bindings[2].arguments``.
-        message: the value found and the value expected; never contains a secret.
+        message: text with the value found and the value expected; never contains a secret.
         column: column number, counting from 1; 0 if unknown.
     """
 

@@ -22,7 +22,8 @@ FOLDER: Final = os.path.join(ROOT, "proxy", "_native")
 #: File whose first line is the digest of the sources, and whose second line contains the compilation settings. Each
 #: further line is the path of a source, relative to ROOT.
 MANIFEST: Final = "manifest.txt"
-#: File suffix that identifies the version of Python and the platform, so that modules built for others are not loaded.
+#: File suffix that identifies the version of Python and the platform, so that modules built for other versions
+#: or platforms are not loaded.
 SUFFIX: Final = EXTENSION_SUFFIXES[0]
 
 

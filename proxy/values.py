@@ -45,8 +45,8 @@ def strings(value: Value) -> Iterator[bytes]:
 #: Entries in wire order; a name may occur more than once.
 Table: TypeAlias = tuple[tuple[bytes, Value], ...]
 
-#: Prefixes of our own keys on carriers. The second prefix is a single word, for topic exchanges, since every dot in a
-#: key costs time there.
+#: Prefixes of our own routing keys on carriers. The second prefix contains no dots, since every dot in a routing key
+#: costs time on a topic exchange.
 RESERVED_PREFIX: Final = b"x.o.p.e.n.x."
 RESERVED_WORD: Final = RESERVED_PREFIX.replace(b".", b"-")
 #: Both reserved prefixes. Routing keys and CC entries from producers must not begin with them.
@@ -89,7 +89,7 @@ def text(name: bytes) -> str:
 
 
 def shown(name: bytes) -> str:
-    """Format a name for logs and error texts."""
+    """Format a name for logs and error messages."""
     return name.decode(errors="replace")
 
 
@@ -99,6 +99,6 @@ def counted(number: int, noun: str) -> str:
 
 
 def describe(destination: Destination) -> str:
-    """Format a destination for logs and error texts, such as ``queue orders``."""
+    """Format a destination for logs and error messages, such as ``queue orders``."""
     kind, name = destination
     return f"{kind} {shown(name)}"
