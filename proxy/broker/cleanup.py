@@ -1,7 +1,8 @@
 """Finds and removes objects that sidecars have left on a broker (`oxproxy cleanup`).
 
-These objects are exchanges with our mark or a reserved name, and their bindings. On an exchange without a reserved
-name, a binding without a reserved routing key is foreign. Exchanges with foreign bindings are kept.
+These objects are exchanges with our mark or with a reserved prefix in their name, and the bindings of these exchanges.
+On an exchange without the prefix, a binding whose routing key has no reserved prefix is foreign. Exchanges with foreign
+bindings are kept.
 Source: architecture, "The broker is the store".
 """
 

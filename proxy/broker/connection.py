@@ -114,7 +114,8 @@ class ControlSettings:
         grace_seconds: time for which unneeded tokens stay bound after the rules have been replaced.
         bind_limit: maximum number of destinations per virtual host that are bound on demand.
         remember_limit: maximum number of cached destinations that could not be bound on demand.
-        retries_per_look: maximum number of refused or unverified destinations retried in one pass.
+        retries_per_look: maximum number of failed actions retried in one pass, and of destinations verified in one
+            pass.
         listing_bytes: maximum size of a response from the management API. A list of 10,000 queues takes 0.5 MB.
         remove_foreign: whether foreign bindings on a carrier are removed, which requires the management API.
         patience_seconds: time for which startup waits for the management API before it continues without client
@@ -291,7 +292,7 @@ _NO_LIMIT = 65535
 
 T = TypeVar("T")
 
-#: The reply codes by class of aiormq's exceptions, since the exceptions do not contain them.
+#: Reply codes, by the class of aiormq's exception, since the exceptions themselves do not contain the codes.
 _CODES = {kind: code for code, kind in EXCEPTION_MAPPING.items()}
 
 

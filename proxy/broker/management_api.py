@@ -212,7 +212,7 @@ class ManagementApi:
 
     def __init__(self, settings: ControlSettings, address: str) -> None:
         parts = urlsplit(address)
-        # The control user's credentials replace those in the address, which would appear in error texts.
+        # The control user's credentials replace those in the address, which would appear in error messages.
         host = parts.netloc.rpartition("@")[2]
         # Some addresses include the path of the API, as shown in RabbitMQ's guide.
         path = parts.path.rstrip("/").removesuffix("/api")
@@ -427,7 +427,7 @@ class ManagementApi:
             isinstance(error, OSError) and error.errno is not None and error.errno > 0
         ):  # negative numbers are errors of the resolver
             return os.strerror(error.errno)
-        # Only the class is named, since aiohttp's error texts may contain the configured address.
+        # Only the class is named, since aiohttp's error messages may contain the configured address.
         return type(error).__name__
 
     async def _body(self, answer: aiohttp.ClientResponse, path: str) -> bytes:

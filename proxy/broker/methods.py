@@ -141,7 +141,7 @@ class DeclareExchange:
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """Binds a destination to an exchange with a key and the raw entries of an argument table.
+    """Binds a destination to an exchange with a routing key and the raw entries of an argument table.
 
     If `unbinds` is set, removes this binding instead. Both operations are idempotent.
     """

@@ -42,7 +42,7 @@ def status_of(vhost: VhostTopology) -> dict[str, Any]:  # Any: JSON
         "ready": vhost.health.ready,
         "connected": vhost.connected,
         "fault": vhost.health.fault,
-        # Reasons for missing destinations, by name such as "queue NAME" or "queue NAME on broker NAME".
+        # Reasons why destinations are missing, by description, such as "queue NAME" or "queue NAME on broker NAME".
         "missing": {
             **{describe(destination): why for destination, why in sorted(reconciler.missing.items())},
             **{describe_remote(item): why for item, why in sorted(vhost.state.missing_remote.items())},

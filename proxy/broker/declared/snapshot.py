@@ -68,7 +68,7 @@ class BindingRecord(NamedTuple):
 
 
 class GrantRecord(NamedTuple):
-    """Records that a client may bind a destination.
+    """Record of a client's permission to bind a destination.
 
     Args:
         key: hash computed from the client's name and the destination.
@@ -264,7 +264,7 @@ class Recorder:
         self._writing: asyncio.Task[None] | None = None
 
     async def load(self) -> SnapshotRecords:
-        """Read the snapshot. A damaged or unreadable file is logged and treated as empty."""
+        """Read the snapshot. If the file is damaged or unreadable, log an error and return an empty result."""
         if self._path is None:
             return SnapshotRecords()
         try:

@@ -189,7 +189,7 @@ class BindingListings:
 
     @property
     def has_unverified(self) -> bool:
-        """True if an observation must be confirmed by the next listing."""
+        """True if a listed binding must be confirmed by the next listing."""
         return any(last.unverified for _, last in self._in_use())
 
     @property
@@ -322,7 +322,8 @@ class BindingListings:
             if known is not None and known.entries != stored.entries:
                 later = _weight(known) > _weight(stored)
                 loser, winner = (stored, known) if later else (known, stored)
-                # Messages reach the destination through a mark, so a mark is removed only if the winner has its key.
+                # Messages reach the destination through a mark, a copy with the destination's token as its key. A mark
+                # is removed only if the winner has the same key.
                 if not loser.is_mark or loser.copies[0].key == winner.copies[0].key:
                     superfluous.append(info if later else winners[identity])
                 if later:
@@ -416,7 +417,7 @@ def _bindings(old: OwnedExchange, new: OwnedExchange, exchange: Exchange) -> Ite
             yield None
 
 
-#: Maximum number of logged errors. It is limited because any user that may bind can cause such errors.
+#: Maximum number of logged errors. It is limited because any user that is permitted to bind can cause such errors.
 _LOGGED_FAULTS = 1000
 
 
@@ -450,7 +451,7 @@ class DeclarationStore:
 
     @property
     def has_unverified(self) -> bool:
-        """True if an observation must be confirmed by the next pass, which should run soon."""
+        """True if a listed exchange or binding must be confirmed by the next pass, which should run soon."""
         return bool(self._unverified) or self.listings.has_unverified
 
     # -- exchanges ---------------------------------------------------------------------------------------------
@@ -505,7 +506,7 @@ class DeclarationStore:
         elif now.declared is None:
             return  # it is defined in a rules file
         elif now.delivery is Delivery.QUEUE:
-            self.log_fault(name, "an exchange with delivery: queue was declared with a carrier through another sidecar")
+            self.log_fault(name, "it has delivery: queue, but was declared with a carrier through another sidecar")
             return
         elif not before.has(now) or self._kept.get(name) == info.kept:
             return

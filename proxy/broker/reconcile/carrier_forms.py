@@ -28,7 +28,7 @@ from proxy.values import EXCHANGE, counted, shown
 
 #: Number of passes for which one-word tokens stay bound after a carrier has switched to eight-word tokens.
 FORMER_LOOKS = 12
-#: The first version of RabbitMQ that looks up the bindings of a direct exchange for each key of a message.
+#: The first version of RabbitMQ that looks up the bindings of a direct exchange by routing key, without scanning them.
 _LOOKS_UP = (3, 13)
 
 log = structlog.get_logger(__name__)
@@ -113,7 +113,8 @@ def adopt_types(state: VhostState, desired: DesiredState, listed: Mapping[bytes,
 class CarrierForms:
     """The types and forms of the carriers of one virtual host.
 
-    If the connection is lost, methods raise `UpstreamError`. A switch that has started continues in the next pass.
+    If the connection is lost, methods raise `UpstreamError`. A switch that this interrupts is continued in the next
+    pass.
 
     Args:
         state: the shared state; the forms of its exchanges are set here.

@@ -53,13 +53,13 @@ def carrier_difference(exchange: OwnedExchange, info: ExchangeInfo | None) -> st
     differs += ["alternate-exchange"] if listed_alternate != alternate else []
     if not differs:
         return None
-    return f"{_shown(exchange)} exists on the broker with other properties ({', '.join(differs)}): {_WAYS_OUT}"
+    return f"{_shown(exchange)} exists on the broker with different properties ({', '.join(differs)}): {_WAYS_OUT}"
 
 
 def declare_conflict(exchange: OwnedExchange, code: int, text: str, username: str) -> str:
     """Describe the broker's refusal to declare a carrier."""
     if code == 406:
-        return f"{_shown(exchange)} exists on the broker with other properties: {_WAYS_OUT} (broker: {text})"
+        return f"{_shown(exchange)} exists on the broker with different properties: {_WAYS_OUT} (broker: {text})"
     if code == 403:
         more = "configure permission on it"
         if exchange.alternate is not None:
@@ -82,8 +82,8 @@ def internal_conflicts(published: Mapping[bytes, bytes], exchanges: Mapping[byte
 def foreign_bindings(bindings: Iterable[BindingInfo], tokens: Tokens = _UNKEYED) -> list[BindingInfo]:
     """Find bindings on a carrier that are not tokens, grants or stored client bindings.
 
-    A stored client binding with the token of another destination is also foreign. Any user that may bind can create
-    such a binding, since a signature does not cover the binding's routing key on the carrier.
+    A stored client binding with the token of another destination is also foreign. Any user that is permitted to bind
+    can create such a binding, since a signature does not cover the binding's routing key on the carrier.
     """
     if tokens.form is TokenForm.ONE_WORD:
         tokens = tokens.in_form(TokenForm.CHANGING)  # another sidecar may already have changed the form
@@ -131,7 +131,7 @@ def carrier_tokens(
 
     Args:
         tokens: computes tokens in the form that the carrier uses.
-        leftover: destinations that can't be bound again. Publishes also carry their former tokens.
+        leftover: destinations that can't be bound again. Publishes also carry the former tokens of these destinations.
     """
     bound_keys: dict[Destination, set[bytes]] = {}
     rows: dict[Destination, set[Row]] = {}

@@ -75,7 +75,7 @@ def record_file_destinations(exchanges: Mapping[bytes, OwnedExchange], router: R
 
 @dataclass(frozen=True, slots=True)
 class TokenRights:
-    """Determines for which destinations of an exchange the control user may bind tokens.
+    """Determines for which destinations of an exchange the control user is permitted to bind tokens.
 
     Args:
         own_routes: whether the control user must not bind tokens for routes in clients' bindings.
@@ -95,7 +95,7 @@ class TokenRights:
         return destination in owned.receivers or destination in owned.file_destinations
 
     def awaits(self, owned: OwnedExchange, exchange: Exchange, destination: Destination) -> bool:
-        """Return True if an exchange names a destination that must be bound when the destination is created later.
+        """Return True if an exchange names a destination that must be bound as soon as it is created.
 
         Destinations that only clients have bound are excluded. As on the broker, a client's binding is deleted with the
         queue, and does not apply to a later queue with the same name.
@@ -157,7 +157,7 @@ def desired_state(
     """Compute the desired state.
 
     Args:
-        rights: determines which tokens may be bound; by default, the tokens of all named destinations.
+        rights: determines which tokens are permitted to be bound; by default, the tokens of all named destinations.
     """
     tokens: dict[bytes, frozenset[Destination]] = {}
     plain: dict[bytes, frozenset[Destination]] = {}

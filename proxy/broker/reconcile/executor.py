@@ -76,7 +76,8 @@ class Executor:
         """Carry out actions, except failed actions that are not due for a retry. Successes are recorded in the state.
 
         Args:
-            stop_at: called before tokens are bound, with the reasons why carriers could not be declared; may raise.
+            stop_at: called before tokens are bound, with the reasons why carriers could not be declared; may raise an
+                exception.
         """
         due = self._due(actions)
         await self._make_queues([action for action in due if isinstance(action, DeclareQueue)])

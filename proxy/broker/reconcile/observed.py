@@ -1,7 +1,7 @@
 """The queues and exchanges of one virtual host that are known to exist.
 
-There are two sources: listings, and declarations through the sidecar. A listing shows the state at an unknown time
-between the request and the response, so declarations made in between take precedence.
+This information has two sources: listings, and declarations through the sidecar. A listing shows the state at an
+unknown time between the request and the response, so declarations made in between take precedence.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ _READERS = 4
 #: unknown, so at most `_FIRST_REQUESTS` requests are sent for all carriers together.
 _MANY_BINDINGS, _DESTINATIONS, _FIRST_REQUESTS = 20_000, 64, 128
 #: If listing an exchange's bindings takes longer than `_LONG_SECONDS`, the list is not requested in every pass, but
-#: only after `_SHARE` times the duration of the last listing.
+#: only once `_SHARE` times the duration of the last listing has passed.
 _LONG_SECONDS, _SHARE = 1.0, 9
 #: Maximum number of names in one log line.
 _SHOWN = 20
@@ -122,7 +122,7 @@ class Observer:
         self._lacking: dict[Destination, str] = {}
         self._warned: set[str] = set()
         self._failed: list[str] = []
-        #: Errors in this pass when reading the bindings of clients' exchanges whose bindings have never been read.
+        #: Errors of this pass that prevented the bindings of a client's exchange from being read for the first time.
         self.unread: list[UpstreamError] = []
         #: Listings that failed in the last pass.
         self.failures: tuple[str, ...] = ()
@@ -428,6 +428,6 @@ def log_missing(vhost: str, last: Collection[K], missing: Mapping[K, str], descr
 
 
 def _unreadable(destination: Destination) -> bool:
-    """Return True if the management API can't find a destination by name: the name is not UTF-8, or a relative path."""
+    """Return True if the management API can't find a destination: its name is not UTF-8 or is a relative path."""
     name = shown(destination[1])
     return "\ufffd" in name or name in (".", "..")

@@ -114,7 +114,7 @@ class Reconciler:
         self.orphans = OrphanTokens(state, self.rights)
         #: Queues declared by the active rules.
         self.queues = tuple(queues)
-        #: Exchanges whose bindings were listed in the last pass.
+        #: Exchanges whose bindings were listed in the last pass, or did not need to be listed.
         self._listed: Collection[bytes] = ()
         #: Queues from the rules that have not been declared since the last full pass.
         self._undeclared: Sequence[DeclareQueue] = ()

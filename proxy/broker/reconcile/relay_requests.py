@@ -80,7 +80,8 @@ class RelayRequests:
         self._waiting = 0
         self._attempts: dict[tuple[bytes, Destination], asyncio.Task[None]] = {}
         self._remembered: OrderedDict[Destination, tuple[str, float]] = OrderedDict()
-        #: For the current pass and for each attempt in progress: the destinations that were declared since its start.
+        #: For the current pass and for each attempt in progress, the destinations that have been declared since it
+        #: started.
         self._declared: list[set[Destination]] = []
         #: Number of bound tokens that no rule needs. Counted again in every pass.
         self.bound_count = 0
@@ -360,7 +361,7 @@ class RelayRequests:
         self._announce(exchange)
 
     def record_changes(self, changes: int) -> None:
-        """Record client declarations that the store has changed; `changes` is the number of its earlier changes."""
+        """Record the client declarations if the store has changed any; `changes` is its previous number of changes."""
         if self._store.changes != changes:
             self._reconciler.changed()
             self._record()
@@ -430,7 +431,7 @@ class RelayRequests:
             state.changed()
 
     def _believed(self, exchange: OwnedExchange, destination: Destination) -> bool:
-        """Return True if a destination counts as bound, and its tokens are not needed only for clients' bindings."""
+        """Return True if a destination counts as bound, and its tokens are needed for more than clients' bindings."""
         if destination not in exchange.bound:
             return False
         receivers = exchange.receivers.get(destination, ())

@@ -48,13 +48,15 @@ class TokenMigration:
         self._connection = connection
         self._management = management
         self._looked = False
-        #: Keys whose tokens are no longer bound.
+        #: Keys whose tokens have been retired.
         self._ended: set[bytes] = set()
         self._declared: set[bytes] = set()
         self._refused: set[bytes] = set()
 
     async def look(self) -> None:
-        """Determine which tokens are no longer bound. Must be called after exchanges have been listed.
+        """Determine which tokens have been retired, and stop using them.
+
+        Must be called after exchanges have been listed.
 
         Raises:
             UpstreamError: the connection was lost.
@@ -82,7 +84,8 @@ class TokenMigration:
 
     async def _keep(self, tokens: Tokens) -> None:
         for key in sorted(self._ended):
-            # The marker is made with the current secret, since the secret of an older marker may be retired next.
+            # The marker's name is computed with the current secret, since the secret used for an older marker may be
+            # retired next.
             marker = tokens.marker(tokens.keys[0], key)
             gone = self._observed.exchanges_complete and marker not in self._observed.exchanges
             if marker in self._declared and not gone:
@@ -126,7 +129,7 @@ class TokenMigration:
 
 
 def _in_transition(listed: Sequence[tuple[str, ExchangeInfo]], secrets: Sequence[bytes]) -> bool:
-    """Return True if sidecars may still need unkeyed tokens in any virtual host with carriers."""
+    """Return True if sidecars may still need unkeyed tokens in at least one virtual host with carriers."""
     names: dict[str, set[bytes]] = {}
     for vhost, info in listed:
         names.setdefault(vhost, set()).add(info.name)
@@ -142,7 +145,7 @@ def former_bindings(
     """Find the bindings to remove from a carrier because their tokens are no longer used.
 
     If such a binding stores a client's binding, the client's binding is first stored under its storage key. Bindings of
-    exclusive queues stay until the queue is deleted, since only the owner's connection can unbind an exclusive queue.
+    an exclusive queue stay until the queue is deleted, since only the owner's connection can unbind the queue.
 
     Args:
         former: bindings with former tokens, to destinations whose current token is bound.

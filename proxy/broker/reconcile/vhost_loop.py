@@ -46,8 +46,8 @@ _PAUSE_SECONDS = 0.05
 #: Minimum pauses before a requested and before a regular pass, as multiples of the duration of the last pass. The load
 #: on the broker must be limited, since reading 100,000 bindings occupies one of its cores for several seconds.
 _REQUESTED_PAUSE_FACTOR, _REGULAR_PAUSE_FACTOR = 9, 3
-#: Maximum number of exchanges that are looked up one by one; if there are more, everything is observed. Any client that
-#: may write to the exchange for announcements can announce any number of names.
+#: Maximum number of exchanges that are looked up one by one; if there are more, everything is observed. Any client with
+#: write permission on the exchange for announcements can announce any number of names.
 _LOOKED_UP = 100
 
 
@@ -97,7 +97,7 @@ class RefreshSchedule:
         return await connection.wait_lost(seconds) if seconds > 0 else not connection.connected
 
 
-#: Number of consecutive logins refused because the virtual host does not exist, after which it is considered deleted.
+#: If this number of consecutive logins is refused because the virtual host does not exist, it is considered deleted.
 _SURE_REFUSALS = 3
 
 
@@ -163,7 +163,8 @@ class VhostTopology:
         """Connect and run a full pass.
 
         Raises:
-            UpstreamError: the broker is unreachable or refused the request; REFUSED lists all conflicts.
+            UpstreamError: the broker is unreachable or refused a request. If there are conflicts (REFUSED), the message
+                lists all of them.
         """
         health = self.health
         try:
@@ -244,7 +245,7 @@ class VhostTopology:
                 log.warning("control connection lost", vhost=self.state.name)
 
     async def _pause(self, seconds: float) -> None:
-        """Wait before reconnecting; if relays are waiting for the connection, at most for the first, shortest pause."""
+        """Wait before reconnecting. If relays are waiting for the connection, wait only for the shortest pause."""
         jitter = random.uniform(0.5, 1.0)  # noqa: S311 - so that sidecars don't all reconnect at the same time
         first_seconds = min(seconds, self._settings.retry_seconds)
         await asyncio.sleep(first_seconds * jitter)
