@@ -14,5 +14,5 @@ and a function for random picks are passed in as arguments.
 | headers, clock, producer's routes and regex budgets of the current message | `message` |
 | meaning of a binding's arguments: operators, routes, match types | `bindings` |
 | translation of a decision's destinations by the address table | `destination_translation` |
-| error texts, identical to those of RabbitMQ and the plugin | `error_texts` |
+| error messages, identical to those of RabbitMQ and the plugin | `error_texts` |
 """

@@ -33,7 +33,7 @@ class TranslatedDestinations(NamedTuple):
     #: exchanges on this broker that receive the message with a different routing key
     publications: tuple[Publication, ...] = ()
     remotes: tuple[Target, ...] = ()  # exchanges and routing keys on other brokers
-    failed: tuple[FailedTranslation, ...] = ()  # destinations whose translation failed
+    failed: tuple[FailedTranslation, ...] = ()  # translations that failed
     rule: int | None = None  # index of the first rule that applied, None if no rule applied
 
 

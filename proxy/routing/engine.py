@@ -1,7 +1,7 @@
 """Visits the bindings of one exchange and collects the destinations of a message.
 
-Bindings are visited in a fixed order, and a goto or a stop skips some of the following bindings. The result is the same
-whether `route` gets all bindings of the exchange or only those that the index selects.
+Bindings are visited in a fixed order. A goto skips some of the following bindings, and a stop skips all of them. The
+result is the same whether `route` gets all bindings of the exchange or only those that the index selects.
 
 Source: the open-exchange specification, sections 1, 7 and 8.
 """

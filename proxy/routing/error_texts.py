@@ -1,7 +1,7 @@
-"""Formats error texts in the same way as RabbitMQ.
+"""Formats error messages in the same way as RabbitMQ.
 
-RabbitMQ prints keys and values as Erlang terms (``~p``: lines of 80 columns, Latin-1), sends the text as Latin-1 if
-possible, and truncates it to fit into a short string. Clients and recorded test vectors compare these texts byte by
+RabbitMQ prints keys and values as Erlang terms (``~p``: lines of 80 columns, Latin-1), sends the message as Latin-1 if
+possible, and truncates it to fit into a short string. Clients and recorded test vectors compare these messages byte by
 byte.
 
 Sources: the open-exchange specification, section 11; Erlang/OTP 25, io_lib:format/2; RabbitMQ 3.10,
@@ -69,10 +69,10 @@ def precondition_failed(text: str) -> ProtocolError:
 
 
 def encode_error_text(text: str) -> bytes:
-    """Encode an error text, without the name of the reply code.
+    """Encode an error message, without the name of the reply code.
 
-    The text is truncated so that the name and the text fit into a short string. As in the broker, the encoding is
-    Latin-1 if possible, otherwise UTF-8. Texts in UTF-8 are truncated between characters.
+    The message is truncated so that the name and the message fit into a short string. As in the broker, the encoding is
+    Latin-1 if possible, otherwise UTF-8. Messages in UTF-8 are truncated between characters.
     """
     encoded, encoding = _encoded(text)
     if len(encoded) <= _ROOM:

@@ -284,7 +284,7 @@ class Exchange:
         return self._interest.interest
 
     def breach(self, message: Message, step: ExchangeStep | None = None) -> tuple[str, bool] | None:
-        """Return the error text of the first violated filter, and whether it is silent; None if the message passes."""
+        """Return the first violated filter's error message, and whether the filter is silent; None if there is none."""
         for limit in self.filters:
             text = limit.breach(message)
             if step is not None:

@@ -1,7 +1,7 @@
 """Filters of an open exchange, checked before its bindings.
 
 Filters are arguments of the exchange. They test only the size of the body and the header table. If a message violates
-several filters, the filter declared last wins.
+several filters, the filter that was declared last applies.
 
 Source: the open-exchange specification, section 10.
 """
@@ -45,7 +45,7 @@ _OTHER_WEIGHT = 1
 
 @dataclass(frozen=True, slots=True)
 class PayloadFilter:
-    """A limit for the size of the body."""
+    """A limit on the size of the body."""
 
     name: bytes
     limit: int  # bytes, inclusive
@@ -73,7 +73,7 @@ class HeadersFilter:
     silent: bool = False
 
     def breach(self, message: Message) -> str | None:
-        """Return the error text of the first violation.
+        """Return the error message of the first violation.
 
         Headers are checked in the order of their names, and the depth is checked before the size.
         """
@@ -122,8 +122,8 @@ class ArgumentFault(NamedTuple):
     """An exchange argument that can't have its intended effect."""
 
     name: bytes
-    message: str  # the value found and the values expected
-    stray: bool = False  # whether it resembles no known argument; a broker accepts and ignores such an argument
+    message: str  # the reason, such as the value found and the values expected
+    stray: bool = False  # whether it resembles no known argument; the broker accepts and ignores such an argument
 
 
 def argument_faults(arguments: Table, also_known: Collection[bytes] = ()) -> Iterator[ArgumentFault]:

@@ -45,8 +45,8 @@ class _Node:
     __slots__ = ("entries", "following", "repeats")
 
     def __init__(self, repeats: bool = False) -> None:
-        #: The next nodes by word of the pattern. A wildcard of a pattern also matches the word `*` or `#` of a routing
-        #: key, so one table is sufficient for wildcards and words.
+        #: The next nodes, by the next word of the pattern. A wildcard in a pattern also matches the word `*` or `#` in
+        #: a routing key, so one table is sufficient for wildcards and words.
         self.following: dict[bytes, _Node] = {}
         self.entries: _Bucket = []
         #: Whether the node is reached by `#`, so that every further word leads to the same node.
@@ -189,7 +189,7 @@ class Index:
         for table in self._routing_keys.values():
             _collect(buckets, table.get(message.routing_key))
         if self._headers:
-            # All headers with the name are used, not only the first, since `eq` and `set` read all of them.
+            # If several headers have the same name, all of them are used, since `eq` and `set` read all of them.
             for name, value in message.headers:
                 named = self._headers.get(name)
                 if named is not None:

@@ -93,7 +93,7 @@ class Message:
         #: Kinds of owners whose budget is spent: rules, client, message.
         self.spent_budgets: frozenset[str] = _NONE
         self._regex_budget = regex_budget
-        #: Owner to which searches are charged (see `charge`), and the owner's budget once a search has used it.
+        #: Owner to which searches are charged (see `charge`), and the owner's budget, which is None until it is used.
         self.payer: Hashable = None
         self._budget: Budget | None = None
         self._budgets: dict[Hashable, Budget] | None = None

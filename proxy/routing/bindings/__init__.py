@@ -2,7 +2,7 @@
 
 | subject | module |
 |---|---|
-| a declared binding, its identity, what its client may bind | `binding` |
+| a declared binding, its identity, what its client is permitted to bind | `binding` |
 | how each exchange type reads a binding: open, direct, fanout, topic, headers | `exchange_types` |
 | operators and routes by argument key; order of checks; adding an operator | `arguments` |
 | how operators compare headers, routing keys (including topics), properties and times | `operators` |

@@ -1,4 +1,4 @@
-"""Reads the arguments of an open exchange's binding: operators, routes, order, match type.
+"""Reads the arguments of an open exchange's binding: operators, routes, order and match type.
 
 `OPERATOR_KEYS`, `HEADER_KEYS` and `ROUTE_KEYS` correspond to the tables in the specification. They map each argument
 key to a function that either reads the value into the draft of the binding or rejects it. To add an operator, add its
@@ -273,7 +273,7 @@ def _stop(result: bool) -> Reader:
     return _flag(stop)
 
 
-#: Keys of routes and branches.
+#: Keys of routes, order, goto and stop.
 ROUTE_KEYS: dict[bytes, Reader] = {
     b"x-msg-destq-rk": _flag(_use_routing_key),
     b"x-del-dest": _flag(_delete_destination),

@@ -1,9 +1,9 @@
 """A declared binding, its identity, and the reach of its routes.
 
 The module `arguments` interprets a binding's arguments. A `Reach` limits the destinations of a client's bindings to
-those that the client has permission to bind, and caches which destinations the client may bind to one exchange. A
-decision does not route to unchecked destinations, but lists them separately so that they will be checked. The declared
-destination of a binding needs no check, since the broker permitted it when the binding was created.
+those that the client has permission to bind, and caches which destinations the client is permitted to bind to one
+exchange. A decision does not route to unchecked destinations, but lists them separately so that they will be checked.
+The declared destination of a binding needs no check, since the broker permitted it when the binding was created.
 
 Source: the open-exchange specification, section 7 (routes), sections 8 and 13 (order of ties, identity).
 """
@@ -89,7 +89,7 @@ UNREACHABLE: Final[Destination] = (QUEUE, b"")
 
 
 class Reach:
-    """The destinations that one client may bind to one exchange.
+    """The destinations that one client is permitted to bind to one exchange.
 
     Args:
         closed: whether all destinations are refused without a check.
@@ -100,14 +100,14 @@ class Reach:
     def __init__(self, client: str, closed: bool = False) -> None:
         self.client = client
         self.closed = closed
-        #: destinations that the client may bind
+        #: destinations that the client is permitted to bind
         self.allowed: set[Destination] = set()
-        #: destinations that the client may not bind, with the reason. Only the latest are kept, since messages can name
-        #: any number of destinations.
+        #: destinations that the client is not permitted to bind, with the reason. Only the latest are kept, since
+        #: messages can name any number of destinations.
         self.refused: dict[Destination, str] = {}
 
     def refuse(self, destination: Destination, reason: str) -> None:
-        """Record that the client may not bind a destination."""
+        """Record that the client is not permitted to bind a destination."""
         if len(self.refused) >= _KEPT_REFUSALS:
             del self.refused[next(iter(self.refused))]
         self.refused[destination] = reason

@@ -204,7 +204,7 @@ MATCH: Final = Verdict.MATCH
 MISMATCH: Final = Verdict.MISMATCH
 ABSENT: Final = Verdict.ABSENT
 
-#: Index entry of an operator: family, item and value.
+#: Key of an operator in the index: family, item and value.
 IndexKey: TypeAlias = tuple[str, Hashable, Hashable]
 
 HEADER: Final = "header"
@@ -231,7 +231,7 @@ class Operator:
     Args:
         key: the argument's key as declared.
         expected: the argument's value, or one element of a list.
-        negated: whether a fact, if present, matches when the condition is false.
+        negated: whether a fact that is present matches if the condition is false.
         optional: whether ABSENT counts as a match with `all` (and with `eq`, for a header).
 
     Raises:
@@ -365,7 +365,7 @@ class HeaderMatches(HeaderOperator):
 
 
 class HeaderIsPresent(HeaderOperator):
-    """Matches a header (including void) that has one of the given types or, if negated, none of them.
+    """Matches a header of one of the given types or, if negated, of none of them. A void header counts as present.
 
     Args:
         letters: the types; None for any type.

@@ -44,7 +44,7 @@ class PatternRoute(NamedTuple):
 class ProducerRoutes:
     """The routes that one message requests.
 
-    If several headers have the same name, all names in them are used, but only the first regex.
+    If several headers have the same name, all destinations named in them are used, but only the first regex.
 
     Args:
         headers: all headers, sorted by name.
@@ -93,7 +93,7 @@ def begins_with_character(text: bytes) -> bool:
 
 
 def invalid_regex(source: bytes, reason: str) -> str:
-    """Return the error text of the open-exchange plugin for an invalid regex, followed by the reason if both fit."""
+    """Return the open-exchange plugin's error message for an invalid regex, followed by the reason if both fit."""
     specified = f"Invalid regex '{decode_text(source)}'"
     explained = f"{specified}: {reason}"
     return explained if fits(explained) else specified
