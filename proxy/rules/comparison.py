@@ -1,10 +1,10 @@
 """Compares two sets of rules on the same publishes, for ``oxproxy shadow``.
 
-Outcome, destinations and error text are compared as `explain` reports them, regardless of whether a destination exists.
-Publishes for which a rule picks a queue at random cannot be compared and are counted separately. Clock conditions can
-be compared, since both sets use the time of the publish. To limit memory use, only `EXCHANGES` exchanges have separate
-counts, and for each of them, only `KINDS` kinds of difference have an example. This module performs no I/O and does not
-read the clock.
+Outcome, destinations and error message are compared as `explain` reports them, regardless of whether a destination
+exists. Publishes for which a rule picks a queue at random cannot be compared and are counted separately. Clock
+conditions can be compared, since both sets use the time of the publish. To limit memory use, only `EXCHANGES` exchanges
+have separate counts, and for each of them, only `KINDS` kinds of difference have an example. This module performs no
+I/O and does not read the clock.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class _Kind:
 
 @dataclass(slots=True)
 class _Counts:
-    """Numbers of publishes to one exchange. `kinds` counts those that differ, by live and candidate result."""
+    """Numbers of publishes to one exchange. `kinds` counts those whose results differ, by live and candidate result."""
 
     compared: int = 0
     equal: int = 0

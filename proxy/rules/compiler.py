@@ -121,7 +121,7 @@ def _refusal(owner: ExchangeRule, binding: Binding, key: bytes, arguments: Table
 
 
 def _reworded(refusal: ProtocolError, name: bytes, value: Value) -> str:
-    """Return a reason that is more precise than the plugin's error text. (Clients receive the plugin's text.)"""
+    """Return a reason that is more precise than the plugin's error message, which clients receive."""
     reason, key = text(refusal.text), name.decode()
     if reason.startswith("Unknown or invalid"):
         return _unknown(key, value)

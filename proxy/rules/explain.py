@@ -152,7 +152,7 @@ class Explanation:
 
     Args:
         matched: exchange and id of the bindings that were true.
-        lookups: lookups in the address table that had a result.
+        lookups: lookups in the address table in which a rule applied.
         note: why nothing was evaluated; None if rules or the address table apply to the message.
     """
 
@@ -218,7 +218,7 @@ def read_question(data: bytes, source: str) -> ExplainRequest | AddressRequest:
 
 
 def _json_as_yaml(data: bytes) -> bytes:
-    """Escape the characters in JSON that YAML does not permit or considers line breaks."""
+    """Escape the characters in JSON that YAML does not permit or treats as line breaks."""
     data = _ESCAPE.sub(_joined, data)
     try:
         text = data.decode()

@@ -85,7 +85,7 @@ class RulesTest:
 
 @dataclass(frozen=True, slots=True)
 class TestFailure:
-    """A failed test with all its differences."""
+    """A failed test, with all differences between the actual and the expected result."""
 
     test: RulesTest
     differences: tuple[str, ...]

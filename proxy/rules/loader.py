@@ -53,7 +53,7 @@ class LoadedRules:
         return check_tests(self.tests, self.rules, self.routers, self.books)
 
 
-#: Receives the parsed files, with positions, and the rules compiled from them. The files are valid only during the
+#: Receives the parsed files, with positions, and the rules compiled from them. The parsed files are released after the
 #: call.
 CompiledHook: TypeAlias = Callable[[Sequence[ParsedFile], LoadedRules], None]
 #: Reads a test file.

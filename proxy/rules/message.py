@@ -1,7 +1,7 @@
 """Reads the messages described in tests and in requests to `explain`, and formats names and values.
 
 Values that the broker would reject before routing, such as a delivery mode of 3 or a malformed expiration, are also
-errors here. Formatted values keep their type if JSON has such a type.
+errors here. Formatted values keep their type if JSON has a corresponding type.
 """
 
 from __future__ import annotations

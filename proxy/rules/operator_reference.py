@@ -290,10 +290,10 @@ SECTIONS = (MATCH_TYPES, HEADERS, MESSAGE, EFFECTS, PERMISSIONS, FILTERS)
 
 
 class OperatorValue(NamedTuple):
-    """Value, effect and name of an operator, for error messages and the JSON Schema.
+    """The expected value and the effect of an operator, for error messages and the JSON Schema.
 
     Args:
-        expected: the expected value.
+        expected: description of the expected value.
         schema: JSON Schema for editors; it accepts at least every expected value.
         help: effect of the operator, in one line.
         named: kind of name (header or property) that follows the key and a space; empty if no name follows.

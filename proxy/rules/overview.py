@@ -1,6 +1,6 @@
 """Returns all exchanges with their bindings and destinations as plain data, for ``oxproxy routes``.
 
-No broker is queried. The rules of a running sidecar include client declarations.
+No broker is queried. If the rules are those of a running sidecar, client declarations are included.
 """
 
 from __future__ import annotations

@@ -440,7 +440,7 @@ class BindingReader:
     def __init__(self, places: PackedPlaces, faults: Faults) -> None:
         self._places = places
         self._faults = faults
-        #: Argument names and entries that many bindings share.
+        #: Names of destinations, and entries of arguments, that many bindings share.
         self._shared: dict[object, Any] = {}
 
     def __call__(self, node: Node, exchange: int, index: int) -> PackedBinding | None:

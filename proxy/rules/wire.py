@@ -44,7 +44,7 @@ class WirePublish:
     Args:
         to: name of our own broker (`UPSTREAM`) or of another broker.
         bcc: routing keys in the BCC header.
-        reaches: destinations of the destination tokens in `bcc`.
+        reaches: destinations whose tokens are in `bcc`.
         headers: headers added by the sidecar, without BCC.
         untouched: whether the message is sent unchanged, byte for byte.
     """

@@ -33,9 +33,9 @@ _DOLLAR = re.compile(rb"\$\$")
 
 
 def check_addresses(book: AddressBook, brokers: Collection[bytes], fields: Sequence[Keys]) -> None:
-    """Report errors and warnings about the rules of a table, whose keys are in `fields`.
+    """Report errors and warnings about the rules of a table; `fields` contains the keys of each rule.
 
-    Messages number the rules from 0, as in explanations and audit records.
+    In error messages and warnings, the rules are numbered from 0, as in explanations and audit records.
     """
     table = book.table
     shadowed = dict(table.shadowed())

@@ -80,7 +80,7 @@ def invalid_gotos(entries: Sequence[CompiledBinding]) -> Iterator[tuple[Compiled
 
 
 def redundant(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, CompiledBinding]]:
-    """Yield the bindings that add nothing to another binding, each with that other binding.
+    """Yield the redundant bindings, each with the binding that makes it redundant.
 
     Only exchanges whose bindings do nothing but add their destination are considered. In such exchanges, the order of
     bindings does not matter.
@@ -144,7 +144,7 @@ def linted_exchanges(files: Sequence[ParsedFile], loaded: LoadedRules) -> Iterat
 
 
 def lint_bindings(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[ConfigWarning]:
-    """Return warnings about bindings and gotos that have no effect, and patterns that reach the match limit."""
+    """Return warnings about bindings and gotos that have no effect, and about patterns that reach the match limit."""
     warnings: list[ConfigWarning] = []
     for exchange in linted_exchanges(files, loaded):
         warnings += _bindings(exchange)
