@@ -298,6 +298,6 @@ class Settings(FileModel):
 
     def cannot_listen(self, key: str, address: object, error: OSError) -> ConfigError:
         """Return the error for a key with an address on which the sidecar can't listen."""
-        # asyncio's error text repeats the address. Errors in name resolution have negative numbers.
+        # asyncio's error message repeats the address. Errors in name resolution have negative numbers.
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else error.strerror or error
         return self.fault(key, f"can't listen on {address}: {why}")

@@ -158,7 +158,8 @@ class Mapping:
 
 
 Node: TypeAlias = Scalar | Sequence | Mapping
-#: Returns the replacement for an item of ``exchanges[].bindings``, given the item and the indexes of exchange and item.
+#: Returns the replacement for an item of ``exchanges[].bindings``, given the item, the index of the exchange and
+#: the index of the item.
 BindingReader: TypeAlias = Callable[[Node, int, int], Any]
 
 
@@ -323,7 +324,7 @@ class _Composer:
         self._source = source
         self._faults = faults
         self._read_binding = read_binding
-        #: keys and indexes of the current node; None while a key is being read
+        #: keys and indexes that lead to the current node; None in place of a key that is being read
         self._path: list[str | int | None] = []
 
     def document(self) -> Node | None:

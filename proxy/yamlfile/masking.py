@@ -1,4 +1,4 @@
-"""Masks the secrets in the text of a rules file; comments, order and whitespace are unchanged.
+"""Masks the secrets in the text of a rules file, including its comments; everything else is unchanged.
 
 Secrets are the values of all keys named ``password``, and the password in ``user:password@host``. Text that is not
 valid YAML is masked line by line.
@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 from yaml.events import CollectionEndEvent, CollectionStartEvent, MappingStartEvent, NodeEvent, ScalarEvent
 
-#: The parser with which the file is loaded. The other parser rejects some files that this parser accepts.
+#: The parser with which the file is loaded. PyYAML's other parser rejects some files that this parser accepts.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _MARK = "\ufeff"
 MASK = "***"

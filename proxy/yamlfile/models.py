@@ -526,7 +526,7 @@ def name_fault(text: str) -> str | None:
 
 
 def short_fault(name: bytes) -> str | None:
-    """Return the reason why rules may not use a name or routing key; None if they may use it."""
+    """Return the reason why a name or routing key can't be used in rules; None if it can."""
     if len(name) > MAX_SHORT_BYTES:
         return f"{len(name)} bytes, more than the {MAX_SHORT_BYTES} that the protocol allows"
     prefix = reserved_prefix(name)
