@@ -36,7 +36,7 @@ class Address:
         port: None for the scheme's default.
         name: everything after the slash that ends the domain, not decoded.
         passive: True if the address is for listening, not for connecting.
-        local: True if there is no scheme and the domain is empty. The address is then on the sidecar's own broker.
+        local: True if there is no scheme and the domain is empty. The address then refers to the sidecar's own broker.
     """
 
     scheme: bytes | None
@@ -62,8 +62,8 @@ def parse_address(address: bytes) -> Address:
 
     Raises:
         InvalidAddress: the address is invalid according to Part 2 of the specification: it has an unknown scheme, an
-            invalid port, a second ``@`` or colon outside brackets, an unclosed bracket, text after brackets, or NUL in
-            the credentials.
+            invalid port, a second unescaped ``@``, a second colon outside brackets, an unclosed bracket, unexpected
+            characters after a closing bracket, or a NUL byte in the credentials.
     """
     scheme, rest = _split_scheme(address)
     domain, slash, name = rest.partition(b"/")

@@ -14,7 +14,7 @@ pass from the left then extends each wildcard to the farthest of these offsets.
 address is looked up by its prefixes, suffixes and substrings. The patterns found are only candidates, which are then
 matched.
 
-Source: the messenger-addressing specification, 1.1 to 1.3, and 1.6 for the bound.
+Source: the messenger-addressing specification, 1.1 to 1.3, and 1.6 for the limit on the cost.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import NamedTuple
 
 from proxy.addressing.address import Address, InvalidAddress, parse_address, without_password
 
-#: Number of wildcards that are captured; further wildcards match but are not captured.
+#: Maximum number of wildcards whose runs are captured. Further wildcards match, but their runs are not captured.
 MOST_VARIABLES = 64
 _WILDCARD = re.compile(rb"[*%]")
 _STAR, _PERCENT = b"*%"
@@ -41,7 +41,7 @@ class AddressPattern:
     Attributes:
         source: the pattern as written.
         prefix: literal that every matching address begins with.
-        suffix: literal that every matching address ends with, after the prefix.
+        suffix: literal that every matching address ends with; it does not overlap the prefix.
         literals: literals between the wildcards.
         wildcards: the wildcards, one byte each; empty if only the source itself matches.
     """
@@ -70,7 +70,7 @@ class AddressPattern:
         return self._match(other.source, b"/*") is not None
 
     def may_fit(self, beginning: bytes) -> bool:
-        """Return False only if no address with this prefix can match."""
+        """Return False only if no address that begins with `beginning` can match."""
         return self.prefix.startswith(beginning) or (bool(self.wildcards) and beginning.startswith(self.prefix))
 
     def _match(self, address: bytes, barriers: bytes) -> tuple[bytes, ...] | None:
@@ -231,7 +231,7 @@ class TranslationTemplate:
         end = 0
         for variable in _VARIABLE.finditer(translation):
             parts.append(translation[end : variable.start()])
-            # Numbers of four or more digits are greater than the last variable, so their value is always empty.
+            # A number with four or more digits exceeds `MOST_VARIABLES`, so the variable's value is always empty.
             digits = (variable[1] or b"").lstrip(b"0")
             parts.append(b"$" if variable[2] else int(digits or b"0") if len(digits) < 4 else MOST_VARIABLES + 1)
             end = variable.end()
@@ -286,7 +286,7 @@ class AddressTable:
     """An ordered, compiled table of rules.
 
     Attributes:
-        rules: as given.
+        rules: the rules, in the given order.
         patterns: the compiled patterns, in the order of the rules.
     """
 
@@ -312,11 +312,11 @@ class AddressTable:
         return None
 
     def may_fit(self, beginning: bytes) -> bool:
-        """Return False only if no rule can match an address with this prefix."""
+        """Return False only if no rule can match an address that begins with `beginning`."""
         return any(pattern.may_fit(beginning) for pattern in self.patterns)
 
     def shadowed(self) -> Iterator[tuple[int, int]]:
-        """Yield the rules that can never apply: (index, index of an earlier rule that covers the rule's pattern)."""
+        """For each rule that can never apply, yield its index and that of an earlier rule that covers its pattern."""
         for position, pattern in enumerate(self.patterns):
             for earlier in self._index.candidates(pattern.source):
                 if earlier < position and self.patterns[earlier].covers(pattern):
@@ -345,7 +345,7 @@ class AddressIndex:
     def candidates(self, address: bytes) -> list[int]:
         """Return, in ascending order, the positions of patterns that may match.
 
-        The list ends at the position of a pattern that is equal to the address, if there is one.
+        If a pattern without wildcards is equal to the address, the list ends with the position of this pattern.
         """
         positions: list[int] = []
         pieces: dict[int, set[bytes]] = {}

@@ -1,8 +1,8 @@
 """Maps a publish to its address, and a translated address to a broker, an exchange and a routing key.
 
 Each combination of exchange and routing key has exactly one address. A result of the table consists of a domain (the
-broker) and a name (the exchange and routing key on that broker). An unusable result does not raise an exception, but
-becomes a `FailedTranslation` with the reason. Source: the messenger-addressing specification, 3.1 and 3.2.
+broker) and a name (the exchange and routing key on that broker). If a result is unusable, no exception is raised;
+the reason is returned in a `FailedTranslation`. Source: the messenger-addressing specification, 3.1 and 3.2.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Rewrites:
         self._exchanges = [name for kind, name in destinations if kind == EXCHANGE and book.may_rewrite(name)]
 
     def leads_to(self, routing_key: bytes, publication: Publication) -> bool:
-        """Return True if any destination is translated to the publication, for messages with this routing key."""
+        """Return True if messages with this routing key have a destination that is translated to the publication."""
         if publication in self._targets:
             return True
         sought = (None, publication)
@@ -184,7 +184,7 @@ class AddressBook:
         return AddressBook(self.table, self._brokers)
 
     def look_up(self, exchange: bytes, routing_key: bytes) -> Target | FailedTranslation | None:
-        """Return the target of a publish; None if no rule applies. Equal publishes share the cached object."""
+        """Return the target of a publish; None if no rule applies. Results are cached."""
         try:
             return self._kept[exchange, routing_key]
         except KeyError:
@@ -202,7 +202,8 @@ class AddressBook:
         """Return the translations of an exchange's destinations.
 
         Args:
-            destinations: the destinations. If they are the same object as in the last call, nothing is recomputed.
+            destinations: the exchange's destinations. If this is the same object as in the last call for the exchange,
+                nothing is recomputed.
         """
         kept = self._rewrites.get(exchange)
         if kept is None or kept.destinations is not destinations:
@@ -247,7 +248,7 @@ class AddressBook:
         return kept
 
     def may_keep(self, exchange: bytes) -> bool:
-        """Return True if a rule that matches some publishes to an exchange may send them back to this exchange.
+        """Return True if a rule may match publishes to an exchange and translate them to the same exchange.
 
         Only rules that precede the first rule that matches every publish to the exchange are considered.
         """
@@ -333,7 +334,11 @@ def _permitted(address: Address, hosts: tuple[bytes, ...]) -> bool:
 
 
 def _named(name: bytes, original: Publication) -> Publication:
-    """Parse a name. An additional leading slash, which users of Messenger had to write, is ignored."""
+    """Parse a name.
+
+    An additional leading slash, which users of Messenger had to write, is ignored if the rest of the name is empty or
+    begins with one of `_FORMS`.
+    """
     inner = name[1:] if name.startswith(b"/") else name
     if not inner:
         return original
@@ -404,7 +409,7 @@ def _topic(rest: bytes, original: Publication) -> Publication:
     return Publication(b"amq.topic", rest)
 
 
-#: Meaning of the first segment of a name, in the address formats of RabbitMQ 3 (v1) and 4 (v2).
+#: Parser for each possible beginning of a name, in the address formats of RabbitMQ 3 (v1) and RabbitMQ 4 (v2).
 _FORMS: dict[bytes, Callable[[bytes, Publication], Publication]] = {
     b"exchange/": _exchange,
     b"exchanges/": _exchange_v2,
