@@ -38,7 +38,7 @@ _FIXED_BY_OCTET: Final = {ord(letter): (letter, codec, codec.size) for letter, c
 _LENGTH: Final = struct.Struct(">I")
 
 #: Total size of the type letter and the value, indexed by the octet of the type letter; 0 if the letter is followed by
-#: a length of four bytes.
+#: a four-byte length.
 VALUE_SIZES: Final = (
     {ord(letter): 1 + codec.size for letter, codec in _FIXED.items()} | {ord("V"): 1} | dict.fromkeys(b"SxAF", 0)
 )
@@ -149,10 +149,10 @@ def too_deep(entries: bytes) -> bytes | None:
 
 
 def refuse_undecodable(data: bytes, start: int, end: int) -> None:
-    """Refuse a table that RabbitMQ can't decode, at any depth. RabbitMQ would close the connection with 541.
+    """Refuse a table that contains, at any depth, a value that RabbitMQ can't decode.
 
-    Tested with 3.10.8: numbers that are infinite or NaN can't be decoded. Any depth of nesting and any boolean can be
-    decoded.
+    RabbitMQ would close the connection with 541. Tested with 3.10.8: numbers that are infinite or NaN can't be decoded.
+    Tables of any depth can be decoded, and any octet can be decoded as a boolean.
 
     Raises:
         ProtocolError: 502: the table is malformed, or contains such a number.
