@@ -24,7 +24,7 @@ class SessionLimits:
         bind_seconds: how long a publish or a declare waits for the control plane.
         frame_max: frame_max offered to producers, in bytes.
         channels: maximum number of channels per connection.
-        idle_seconds: time after which a connection with only heartbeats is considered idle; 0: no timeout.
+        idle_seconds: time after which a connection is considered idle if only heartbeats are received; 0: no timeout.
     """
 
     handshake_seconds: float = 10.0

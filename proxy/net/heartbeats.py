@@ -29,7 +29,7 @@ class Heartbeats:
     """Monitors both sides of one connection.
 
     Args:
-        idle_seconds: time after which a connection with only heartbeats is considered idle; 0 for no timeout.
+        idle_seconds: time after which a connection is considered idle if only heartbeats are received; 0: no timeout.
         flush: sends the relay's output.
         idle: called when the connection is idle.
     """
@@ -88,7 +88,7 @@ class Heartbeats:
     def stop(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        del self._flush, self._idle  # otherwise, this reference cycle would prevent the session from being freed
+        del self._flush, self._idle  # without this reference cycle, the session is freed immediately
 
     def saw(self, data: bytes, now: float) -> None:
         """Record a read from either side. A heartbeat that is split across two reads counts as other data."""

@@ -11,13 +11,13 @@ from collections.abc import Callable
 from time import monotonic
 from typing import cast
 
-#: Size of the write buffer above which reading from the other side is paused. It is large enough for full speed on
-#: loopback, and small enough for thousands of connections.
+#: Size of the write buffer above which reading from the other side is paused. It is large enough for full throughput
+#: on loopback, and small enough for thousands of connections.
 WRITE_HIGH_BYTES = 1 << 20
 #: Size of the write buffer below which reading from the other side resumes.
 WRITE_LOW_BYTES = 1 << 18
 #: Pause between reads during continuous traffic. Reading many small segments at once, such as confirms from RabbitMQ,
-#: takes a fraction of the time of reading them separately.
+#: takes a fraction of the time needed to read them separately.
 PAUSE_SECONDS = 0.008
 #: A read of at least this size is not followed by a pause.
 _LARGE_READ_BYTES = 1 << 16
@@ -93,7 +93,7 @@ class Link(asyncio.Protocol):
         self._paused_for: set[str] = set()
         self.transport: asyncio.Transport | None = None
         self.connected = False
-        #: monotonic time at which this object was created; for an accepted connection, this is before TLS
+        #: monotonic time at which this object was created; for an accepted connection, this is before the TLS handshake
         self.begun = monotonic()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -2,12 +2,12 @@
 
 A connection counts towards the limits from the moment it is accepted, before TLS and before its first byte. Otherwise,
 silent peers would exhaust the file descriptors that the admin pages and the control plane need. For the same reason,
-the maximum number of connections is derived from RLIMIT_NOFILE at startup.
+the maximum number of connections is lowered at startup if RLIMIT_NOFILE does not suffice.
 
 A TLS handshake has a deadline and uses the context that is current when the connection is accepted.
 
-Drain: stop accepting, wait for confirms until the deadline, close every producer with 320, then abort connections that
-are still open.
+Drain: stop accepting, wait for confirms until the deadline, close every producer connection with 320, then abort
+connections that are still open.
 
 Sources: asyncio "Event Loop", `connect_accepted_socket`; RFC 8446, 6.2 (alerts); getrlimit(2), RLIMIT_NOFILE.
 """
@@ -172,7 +172,7 @@ class Listener:
             except OSError as error:
                 if error.errno not in _NO_SUCH_FAMILY:
                     raise
-                absent = error  # `localhost` has an IPv6 address even if IPv6 is disabled
+                absent = error  # `localhost` resolves to an IPv6 address even if IPv6 is disabled
                 continue
             listening.setblocking(False)
             self._sockets.append(listening)
@@ -310,7 +310,7 @@ class Listener:
         self._sockets.clear()
 
     async def drain(self) -> None:
-        """Stop accepting, wait for confirms, close every producer with 320, then close the sockets.
+        """Stop accepting, wait for confirms, close every producer connection with 320, then close the sockets.
 
         At the deadline, unconfirmed publishes to other brokers are nacked; publishes to our broker stay unconfirmed.
         """

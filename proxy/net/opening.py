@@ -218,7 +218,7 @@ class Opening:
         if handshake.state is HandshakeState.OPEN:
             control = self._shared.vhosts.control
             if self._adopting:
-                return  # `_adopt` opens the session, even if the vhost is already ready or the upstream was lost
+                return  # `_adopt` opens the session, even if the vhost is ready by now or the upstream was lost
             if control is None or control.follows(handshake.vhost):
                 self._opened(handshake)
             else:

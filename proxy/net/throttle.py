@@ -75,7 +75,8 @@ class Throttle:
         self._over = False
         #: whether the producer was refused and has published nothing since then; such a producer is only paused
         self._was_refused = False
-        #: earliest monotonic time at which this producer's patience starts, even if the user's debt is older
+        #: earliest monotonic time from which the patience period is counted for this producer, even if the user's debt
+        #: is older
         self._not_charged_before = float("-inf")
 
     def read(self, size_bytes: int, now: float) -> None:
@@ -114,7 +115,7 @@ class Throttle:
     def _refuse(self, limit: str, paid_at: float) -> None:
         rates = self.allowance.rates
         most = rates.publishes if limit == "publish_rate" else rates.read_bytes
-        self.allowance.owes_since = paid_at  # this debt must not be held against the user's other producers
+        self.allowance.owes_since = paid_at  # so that the user's other producers are not refused for this debt
         self._was_refused = True
         self._counters.hits["patience"] += 1
         patience = f"{rates.patience_seconds:g} s"

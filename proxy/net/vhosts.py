@@ -30,7 +30,7 @@ class ClientConnection(Protocol):
     """A client's connection, on which the client's permissions can be checked."""
 
     def ask(self, asked: PermissionCheck, done: Callable[[], None]) -> None:
-        """Check on the broker whether the client may bind a destination; record the result, then call `done`."""
+        """Check whether the broker permits the client to bind a destination, record the result, then call `done`."""
 
 
 class ClientConnections:

@@ -1,7 +1,7 @@
 """Manages the links to other brokers, which all producers share.
 
-Messages for the same broker and login share a link, on which each channel has its own lane. If a link is full, only the
-producers that use this link must wait.
+Messages for the same broker and login share a link, on which each channel of a producer has its own lane. If a link is
+full, only the producers that use this link must wait.
 
 Source: the messenger-addressing specification, sections 3.2 (pooling) and 3.4.
 """
@@ -58,7 +58,7 @@ class RemotePool:
         self.listening: Sequence[HostPort] = ()
 
     def port(self, vhost: str, full: Callable[[bool], None]) -> ProducerRemotes:
-        """Return the object with which one producer's connection uses other brokers. For `full`, see its class."""
+        """Return the object through which one producer's connection uses other brokers, and which calls `full`."""
         port = ProducerRemotes(self, vhost, full)
         self._ports.add(port)
         return port
@@ -88,7 +88,7 @@ class RemotePool:
         return connection
 
     def use(self, brokers: Mapping[str, Mapping[bytes, RemoteBroker]]) -> None:
-        """Put configured brokers into use. Open channels and waiting messages follow a broker to its new endpoint."""
+        """Put configured brokers into use. Open channels and waiting messages move to a broker's new endpoint."""
         self.brokers = brokers
         for connection in self._connections.values():
             connection.replaced = True  # until one of its publishers requests the same link again
