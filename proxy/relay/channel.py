@@ -103,8 +103,8 @@ class HeldFrames:
         #: what has been requested from the control plane for the publish with which the held frames begin: destinations
         #: to bind, and permission checks, each as (exchange, client, destination)
         self.asked: frozenset[Hashable] = frozenset()
-        #: binds that have not been answered to the client yet, by identity and in order. The value is the reply to the
-        #: client if the bind is done, otherwise None. While the channel waits only for binds, further binds need not
+        #: binds whose replies have not been sent to the client yet, by identity and in order. The value is the reply if
+        #: the bind is done, otherwise None. While the channel waits only for binds, further binds need not
         #: wait.
         self.binds: dict[Hashable, bytes | None] = {}
         #: (exchange, destination) of those unanswered binds that also bind the destination's token

@@ -23,7 +23,7 @@ from proxy.errors import ProtocolError, Scope
 
 
 class ChannelState(Enum):
-    """State of a channel; error texts use the value as a description."""
+    """State of a channel; error messages use the value as a description."""
 
     #: no channel has this number
     CLOSED = "closed"
@@ -50,7 +50,7 @@ class ChannelState(Enum):
 
 
 class ChannelEvent(Enum):
-    """An event on a channel; error texts use the value as a description."""
+    """An event on a channel; error messages use the value as a description."""
 
     PRODUCER_OPEN = "Channel.Open from the producer"
     #: any method except open, close and close-ok
@@ -74,7 +74,7 @@ class ChannelEvent(Enum):
 
 
 class ChannelMode(Enum):
-    """How publishes on a channel are answered; error texts use the value as the name of the mode."""
+    """How publishes on a channel are answered; error messages use the value as the name of the mode."""
 
     PLAIN = "plain"
     CONFIRM = "confirm"

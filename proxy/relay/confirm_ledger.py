@@ -173,8 +173,8 @@ class Returns:
 
     A copy is identified by a fingerprint of the parts that do not change when the broker returns the copy. If several
     publishes have the same fingerprint, a return counts for the oldest of them that may still be returned, since the
-    producer can't distinguish them. Publishes are
-    numbered from the start of the channel, because delivery tags start with Confirm.Select.
+    producer can't distinguish them. Publishes are numbered from the start of the channel, because only publishes after
+    Confirm.Select have delivery tags.
     """
 
     __slots__ = ("_copies", "_order", "requested")

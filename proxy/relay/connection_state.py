@@ -46,7 +46,7 @@ SAMPLE_SECONDS: Final = 0.1
 #: The latency of a single message does not matter if a channel has at least this many unconfirmed publishes, or a
 #: prefetch count of at least this size.
 AHEAD_MESSAGES: Final = 1024
-#: Largest body size in bytes that fits into a signed 64-bit integer (compiled code). It exceeds the broker's limit.
+#: Largest body size in bytes that compiled code supports: it uses signed 64-bit integers. The broker's limit is lower.
 MOST_MESSAGE_BYTES: Final = (1 << 63) - 1
 #: Minimum number of deliveries in one read for a consumer to count as streaming.
 STREAMED_DELIVERIES: Final = 8
@@ -70,7 +70,7 @@ class Phase(Enum):
 
 
 class PermissionCheck(NamedTuple):
-    """A check of whether a client may bind a destination to an exchange, made on one of the client's connections."""
+    """A check, on one of a client's connections, of whether the client is permitted to bind a destination."""
 
     owned: OwnedExchange
     reach: Reach
@@ -120,7 +120,7 @@ Request: TypeAlias = EnsureDestination | BindDestinations | LookUp
 class RelayLimits(NamedTuple):
     """Limits of one connection."""
 
-    #: maximum total size of the frames that are held from the producer while tokens are being bound; at the limit,
+    #: maximum total size of the producer's frames that are held while tokens are being bound; at the limit,
     #: reading from the producer is paused until the frames have been forwarded
     held_bytes: int = 1 << 20
     #: maximum size of a body that is sent as several copies; larger bodies are refused with 311

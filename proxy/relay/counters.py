@@ -34,7 +34,7 @@ _TallyKey: TypeAlias = tuple[str, bytes, str, Matched, tuple[bytes, ...]]
 RESULTS = ("ok", "refused", "unavailable", "timeout", "protocol_error", "tls_error")
 #: Owners of regular expressions: rules files, a client's bindings, or headers of a message.
 REGEX_OWNERS = ("rules", "client", "message")
-#: Histogram bounds in seconds. A cached decision takes a microsecond; ten thousand regular expressions take a second.
+#: Histogram bounds in seconds for decisions that are not cached. Ten thousand regular expressions take a second.
 DECISION_BOUNDS = (1e-6, 2.5e-6, 5e-6, 1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 5e-3, 2.5e-2, 0.1, 1.0)
 #: Histogram bounds in seconds. A confirm takes 0.2 ms on loopback, and several seconds for a busy quorum queue.
 CONFIRM_BOUNDS = (1e-4, 2.5e-4, 5e-4, 1e-3, 2.5e-3, 5e-3, 1e-2, 2.5e-2, 5e-2, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
@@ -362,7 +362,7 @@ class RemoteCounters:
 
 @dataclass(slots=True, eq=False)
 class RulesCounters:
-    """Version of the rules, reloads by result, and time of the last success (seconds since 1970)."""
+    """Version of the rules, reloads by result, and time of the last successful reload (seconds since 1970)."""
 
     version: str = ""
     reloads: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("ok", "error"), 0))

@@ -118,15 +118,15 @@ def can_produce(state: VhostState, first: OriginalAddress, new: OriginalAddress)
 def refuse_forged(state: VhostState, entries: bytes) -> None:
     """Refuse a forged header. Otherwise, consumers would see a wrong address for the message.
 
-    The header can't be removed, since the message is forwarded unchanged. A header that no sidecar would restore is
-    harmless.
+    The header can't be removed, since the message is forwarded unchanged. A header from which
+    no sidecar would restore an address is harmless.
 
     Raises:
         ProtocolError: the header is forged; 403 on the channel.
     """
     try:
         addresses = read(entries)
-    except ProtocolError:  # no sidecar restores a malformed header
+    except ProtocolError:  # no sidecar restores an address from a malformed header
         return
     if addresses is not None and can_produce(state, *addresses):
         text = f"header '{ADDRESS_HEADER.decode()}' names an address that only the proxy may set"

@@ -11,13 +11,18 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: When there are this many users, users that have no connections and whose buckets are full are forgotten. Users in
-#: debt are kept, so that a user can't clear a debt by reconnecting.
+#: Once the limits of this many users are stored, users without connections whose buckets are full are forgotten. Users
+#: in debt are kept, so that a user can't clear a debt by reconnecting.
 REMEMBERED = 1024
 
 
 class TokenBucket:
-    """A user's token bucket, with a rate in units per second (0: no limit) and a capacity in seconds of that rate."""
+    """A user's token bucket.
+
+    Args:
+        rate: units per second; 0: no limit.
+        burst_seconds: capacity of the bucket, expressed as the number of seconds in which it is refilled.
+    """
 
     def __init__(self, rate: float, burst_seconds: float) -> None:
         self._rate = rate
@@ -25,7 +30,7 @@ class TokenBucket:
         self._at = float("-inf")
 
     def take(self, amount: int, now: float) -> float:
-        """Take units, even if they are not available; return the seconds until the debt is paid, 0 if there is none."""
+        """Take units, even if they are not available; return the seconds until the debt is paid, 0 without a debt."""
         if not self._rate:
             return 0.0
         if now > self._at:
@@ -46,7 +51,7 @@ class RateLimits(NamedTuple):
     publishes: int = 0
     #: bytes per second, as read from the socket: frames, headers and bodies
     read_bytes: int = 0
-    #: capacity of each bucket in seconds of its rate
+    #: capacity of each bucket, expressed as the number of seconds in which it is refilled
     burst_seconds: float = 1.0
     #: maximum time for which a producer is slowed down before its channel or connection is closed; 0: no limit
     patience_seconds: float = 0.0

@@ -37,7 +37,7 @@ class Relay:
 
     @property
     def kept(self) -> bool:
-        """True if the producer has left and the upstream connection is still open and reusable."""
+        """True if the producer has closed its connection and the upstream connection is still open and reusable."""
         return self.connection.upstream.kept and self._delivering.at_boundary
 
     @property

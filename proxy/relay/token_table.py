@@ -24,7 +24,8 @@ unbind names the exact arguments of a row. Therefore, sidecars proceed as follow
 1. A binding with a storage key relies on an *assertion*: a mark or pin that the *same* sidecar sent less than
   `LEASE_SECONDS` before the broker confirmed the binding (`may_rely`, `holds`). If there is no such assertion, the
   sidecar binds another pin, with an argument that was never used before, and only then answers the client. After
-  `RENEWAL_SECONDS`, an assertion is renewed, so that the replies to pipelined binds usually arrive in time.
+  `RENEWAL_SECONDS`, an assertion is renewed, so that the replies to pipelined binds usually arrive before the
+  lease ends.
 2. A sidecar unbinds its own assertions as soon as nothing known to this sidecar needs the destination. Bindings
   created through other sidecars do not rely on these assertions.
 3. A row of another sidecar is unbound only when it is *settled*: the row was first listed, another listing was
@@ -38,8 +39,8 @@ unbind names the exact arguments of a row. Therefore, sidecars proceed as follow
   unbinds the plain row, it binds a pin that counts as a pin of another sidecar. A sidecar whose rules need the
   destination then recreates the plain row in its next pass. On the carriers of exchanges from rules files, pins of
   other sidecars are settled only after `handover_seconds`, so that every sidecar has time to run a pass. While new
-  rules are being applied, other sidecars may hand over rows that these rules need. If applying the rules took
-  a long time, another pass is therefore run before the rules take effect.
+  rules are being applied, other sidecars may hand over rows that these rules need. If applying the rules took a
+  long time, another pass is therefore run before the rules take effect.
 
 Points 1 to 4 guarantee that the last row on which a binding relies is kept, regardless of the order in which the broker
 executes the steps of any number of sidecars. Only durations are compared, so the sidecars' clocks need not agree.
@@ -108,7 +109,7 @@ class TokenRecord:
     marks: set[int] = field(default_factory=set)
     #: the pins made by this process
     pins: set[bytes] = field(default_factory=set)
-    #: the pins that this process made before the carrier's tokens changed, and that have former tokens as keys
+    #: the pins that this process made before the carrier's tokens changed, and that have former tokens as routing keys
     former_pins: set[bytes] = field(default_factory=set)
     #: time at which the newest mark or pin made by this process was sent
     asserted_at: float = _LONG_AGO
@@ -277,7 +278,7 @@ class TokenTable:
             self._set(destination, record, TokenState.UNKNOWN)
 
     def unbinding(self, destination: Destination) -> None:
-        """Record that a token is about to be unbound, so that publishes must no longer use it."""
+        """Record that a token is about to be unbound. From now on, publishes must not use the token."""
         record = self._change(destination)
         self._withdraw(record)
         record.former_pins.clear()
@@ -448,7 +449,7 @@ class TokenTable:
             record.marks = marks  # no binding created through another sidecar relies on them
 
     def _settled(self, record: TokenRecord, rows: Collection[Row], seconds: float = LEASE_SECONDS) -> bool:
-        """Return True if all bindings that rely on the given listed rows are known (points 3 and 5 of the module)."""
+        """Return True if all bindings that rely on the given listed rows are known (module docstring, 3 and 5)."""
         return record.listed.issuperset(rows) and record.listed_since + seconds <= record.looked_at
 
     # -- listings ----------------------------------------------------------------------------------------------

@@ -60,7 +60,8 @@ class TokenForm(Enum):
 
     A carrier changes from one-word to eight-word tokens when an exchange becomes one of the carrier's destinations. It
     never changes back, since another sidecar may rely on eight-word tokens. While the form is `CHANGING`, destinations
-    are bound with both kinds of token, publishes carry both kinds, and publishes to an exchange wait.
+    are bound with both kinds of token, publishes carry both kinds, and publishes with an exchange among their
+    destinations wait.
     """
 
     DIRECT = "direct"
@@ -91,7 +92,10 @@ def token(kind: str, name: bytes) -> bytes:
 
 @lru_cache(maxsize=65536)
 def grant_key(client: str, kind: str, name: bytes) -> bytes:
-    """Return the key of a grant, which records that a client may bind a destination; no publish uses this key."""
+    """Return the key of a grant, a binding that proves that a client is permitted to bind a destination.
+
+    No publish uses this key.
+    """
     witness = repr((client, kind, name)).encode()
     return GRANTS + blake2b(witness, digest_size=8).hexdigest().encode()
 
@@ -126,7 +130,8 @@ class Tokens:
         keys: the key derived from the current secret, followed by the keys derived from previous secrets; if empty,
             tokens are unkeyed.
         retired: keys whose tokens are no longer bound.
-        form: form of the tokens. On topic carriers, all tokens are keyed, since version 0.1 has no such carriers.
+        form: form of the tokens. If there are keys, all tokens on topic carriers are keyed, since version 0.1 does not
+            have topic carriers.
     """
 
     def __init__(
@@ -213,7 +218,7 @@ class Tokens:
 
 
 class Secrets:
-    """The secrets that all sidecars of a broker share. The first is used to sign, and all of them to verify.
+    """The secrets that all sidecars of a broker share. The first is used to sign, and all of them are used to verify.
 
     Args:
         secrets: the current secret, followed by previous secrets. If empty, signatures are valid only between processes

@@ -195,7 +195,7 @@ class OwnedExchange:
         return reach
 
     def grant(self, key: bytes, destination: Destination) -> None:
-        """Record a grant: a binding that proves that a client may bind a destination."""
+        """Record a grant: a binding that proves that a client is permitted to bind a destination."""
         if key in self.grants:
             return
         self.grants[key] = destination
