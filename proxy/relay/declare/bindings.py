@@ -1,11 +1,11 @@
 """Handles clients' binds and unbinds whose source is an exchange that is evaluated here.
 
 A binding is checked as the open-exchange plugin would check it. It is then created on the carrier, on the client's own
-channel, so that the broker stores it. The first binding to a destination has the destination's token as key and routes
-messages to that destination; further bindings have storage keys. If each destination had an additional binding for its
-token, the number of bindings would double, and RabbitMQ before 3.13 compares every binding of an exchange with each
-message that has a BCC header. Each sidecar creates its own first binding, or a pin, since other sidecars may remove
-their rows at any time (`relay.token_table`). Clients can't change bindings from rules files.
+channel, so that the broker stores it. The first binding to a destination has the destination's token as its routing key
+and routes messages to that destination; further bindings have storage keys. If each destination had an additional
+binding for its token, the number of bindings would double, and RabbitMQ before 3.13 compares every binding of a direct
+exchange with each message that has a BCC header. Each sidecar creates its own first binding, or a pin, since other
+sidecars may remove their rows at any time (`relay.token_table`). Clients can't change bindings from rules files.
 
 A client's routes reach only destinations that the client has permission to bind (`ClientReach`). Existing destinations
 are checked before the binding is stored; other destinations are checked when a message chooses them. Tokens bound for
@@ -64,9 +64,9 @@ from proxy.values import EXCHANGE, QUEUE, Destination, counted, reserved_prefix,
 #: Maximum number of destinations checked when a binding is created; others are checked when a message chooses them.
 CHECKED_AT_ONCE = 500
 _REFUSED = "403 ACCESS_REFUSED - "
-#: The broker's error texts for destinations that a client may not bind.
+#: The broker's error messages for destinations that a client is not permitted to bind.
 Refusals: TypeAlias = Mapping[Destination, str]
-#: An exchange to look up; with a destination, its bindings to this destination.
+#: An exchange to look up; if there is a destination, the exchange's bindings to it are looked up instead.
 Unknown: TypeAlias = tuple[bytes, Destination | None]
 #: Maximum number of unanswered binds on one channel; further binds wait. Waiting binds are sent when the number has
 #: dropped to `_REFILL_AT`, so that the broker is busy while the sidecar prepares further binds.
@@ -111,7 +111,7 @@ def read_bind_request(channel: Channel, frame: bytes) -> BindRequest:
 
 
 class ClientReach:
-    """Checks which destinations the client of a connection may bind."""
+    """Checks which destinations the client of a connection is permitted to bind."""
 
     def __init__(self, connection: ConnectionState) -> None:
         self._connection = connection
@@ -144,7 +144,7 @@ class ClientReach:
         return unknown[:CHECKED_AT_ONCE], [destination for destination in chosen if destination in allowed]
 
     def check(self, owned: OwnedExchange, wanted: Iterable[Destination], then: Callable[[Refusals], None]) -> None:
-        """Check on the sidecar channel whether the client may bind the destinations, then call `then`."""
+        """Check on the sidecar channel whether the client is permitted to bind the destinations, then call `then`."""
         reach = owned.reach(self._connection.terms.user)
         checks = [PermissionCheck(owned, reach, name) for name in wanted if name not in reach.allowed]
         waiting = len(checks)
@@ -399,7 +399,7 @@ class ClientBindings:
                     self._note_pins([pin])
 
     def _check_first(self, planned: _Bind) -> Steps:
-        """Check what the client may bind, then store the binding. After a refusal, the new rows are unbound again."""
+        """Check the client's permissions, then store the binding. After a refusal, the new rows are unbound again."""
         channel, request, owned = planned.channel, planned.request, planned.owned
         user = self._connection.terms.user
         fresh = [destination for destination in planned.tokens if destination not in owned.bound]
@@ -507,7 +507,7 @@ class ClientBindings:
         return frozenset(copy.sequence for copy in stored.copies if copy.key in keys)
 
     def _remove(self, channel: Channel, request: BindRequest, old: OwnedExchange, stored: StoredBinding) -> Steps:
-        """Unbind a binding that is stored on the broker. If others may rely on it, a pin is bound first."""
+        """Unbind a binding that is stored on the broker. If anything else may rely on it, a pin is bound first."""
         receiver, needed = request.receiver, self._reach.needed_besides(old, stored)
         plan = old.tokens.unbind_plan(receiver, self._marks(old, stored), needed=needed)
         if plan.pin:
@@ -527,7 +527,7 @@ class ClientBindings:
             # its last binding.
             steps += removal_frames(channel.number, owned, receiver, tokens, table.removable(receiver))
             table.unbinding(receiver)
-        # A copy with a retired token as key may have been moved to another key in the meantime.
+        # A copy whose key is a retired token may have been moved to another key in the meantime.
         stays = (stored.key, *tokens.of(*receiver))
         moved = [copy._replace(key=stored.key) for copy in stored.copies if copy.key not in stays]
         copies = stored._replace(copies=(*stored.copies, *moved))

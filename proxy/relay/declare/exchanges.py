@@ -1,12 +1,12 @@
-"""Handles exchange.declare and exchange.delete for exchanges that are, or will be, evaluated here.
+"""Handles exchange.declare and exchange.delete for exchanges that are or will be evaluated here, and for destinations.
 
-An ``x-open`` exchange becomes a marked direct or topic exchange on the broker, declared on the client's own channel. If
-the exchange already exists, the broker compares the type, the flags and the alternate exchange. The filters of an open
-exchange are compared here, by value, so that the width of integers makes no difference. Reply texts are those of
-RabbitMQ. Clients can't change exchanges from rules files.
+With carrier delivery, an ``x-open`` exchange becomes a marked direct or topic exchange on the broker, declared on the
+client's own channel. If the exchange already exists, the broker compares the type, the flags and the alternate
+exchange. The filters of an open exchange are compared here, by value, so that the width of integers makes no
+difference. Reply texts are those of RabbitMQ. Clients can't change exchanges from rules files.
 
 Source: architecture, "The broker is the store"; the open-exchange specification, 10 and 11; RabbitMQ guide "Exchanges";
-error texts of RabbitMQ 3.10 ("inequivalent arg").
+error messages of RabbitMQ 3.10 ("inequivalent arg").
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class ClientExchanges:
 
     def _delete(self, channel: Channel, request: ExchangeDelete, owned: OwnedExchange) -> Steps:
         """Delete an exchange that a client declared."""
-        if request.if_unused and (owned.bound or owned.grants):  # because of our rows, the exchange counts as used
+        if request.if_unused and (owned.bound or owned.grants):  # our rows make the exchange count as used
             self._connection.change(channel, ChannelEvent.DECLARE)
             yield partial(withdraw, self._connection, owned, sorted(owned.bound), list(owned.grants), plain=True)
             if channel.state is not DECLARING:
@@ -275,7 +275,7 @@ class ClientExchanges:
             # The lookup waits for the client's earlier requests, which may delete an exchange with this name.
             yield partial(inject, self._connection, channel, [])
             exchange_type = yield partial(look_up, self._connection, channel, request.exchange)
-        else:  # the broker will refuse it
+        else:  # this declare will be refused
             self._connection.change(channel, ChannelEvent.DECLARE)
         try:
             if channel.state is DECLARING:

@@ -41,8 +41,8 @@ class ClientQueues:
     def declare(self, channel: Channel, frame: bytes) -> bool:
         """Handle queue.declare; return whether it is forwarded unchanged.
 
-        If the client expects no reply, a reply is requested in three cases: rules may choose the queue; the reply
-        contains the name of the queue, to which later methods may refer by an empty name; or the queue is exclusive,
+        If the client expects no reply, a reply is requested in three cases: rules may choose the queue; the broker
+        generates the name of the queue, to which later methods may refer by an empty name; or the queue is exclusive,
         and can be bound only after its declaration, on this connection.
         """
         connection = self._connection

@@ -1,9 +1,9 @@
 """Binds destination tokens and checks permissions on the sidecar channel of a client's connection.
 
 An exclusive queue can be bound only on its owner's connection. Destinations that a client's bindings or messages choose
-must not be bound with the control user's permissions. This module checks whether the client may bind them. If so, it
-stores a grant on the carrier, as a binding with a grant key. If not, the destination counts as missing, with the
-broker's refusal as the reason; this is never an error for the producer.
+must not be bound with the control user's permissions. This module checks whether the client is permitted to bind them.
+If so, it stores a grant on the carrier, as a binding with a grant key. If not, the destination counts as missing, with
+the broker's refusal as the reason; this is never an error for the producer.
 
 Source: `relay.token_table`; RabbitMQ guide "Access control".
 """
@@ -36,7 +36,7 @@ def row_frames(
     tokens: Tokens,
     row: bytes = PLAIN,
 ) -> list[bytes]:
-    """Build the methods that bind or unbind a row on a channel, with every token of a destination as key."""
+    """Build the methods that bind or unbind a row on a channel: one per token, with the token as the routing key."""
     entries = pin_entries(row)
     return [make(number, destination, owned.carrier, key, entries) for key in tokens.of(*destination)]
 
@@ -56,14 +56,14 @@ class Pin(NamedTuple):
     """A pin that is being bound (see `relay.token_table`)."""
 
     owned: OwnedExchange
-    #: the destination whose tokens this pin has as keys
+    #: the destination whose tokens are the routing keys of this pin
     destination: Destination
     row: bytes
     #: pins that are unbound once this pin is bound
     replaced: tuple[bytes, ...]
     #: time at which the bind was sent
     sent_at: float
-    #: the tokens that this pin has as keys
+    #: the tokens that are the routing keys of this pin
     tokens: Tokens
 
     def frames(self, number: int) -> list[bytes]:
@@ -152,7 +152,7 @@ def _unheeded(text: str | None) -> None:
 
 
 def check_permission(connection: ConnectionState, check: PermissionCheck, done: Callable[[], None]) -> None:
-    """Check, on one of the client's connections, whether the client may bind a destination, and record the result."""
+    """Check, on a client's connection, whether the client is permitted to bind a destination, and record the result."""
     if not can_exist(check.destination[1]):  # the broker would close the client's connection
         check.reach.refuse(check.destination, "no queue or exchange can have this name")
         done()
