@@ -7,7 +7,7 @@ The producer is offered one channel fewer than the broker permits, since the cha
 upstream connection is reserved for the sidecar. If the producer insists on smaller frames than the broker accepts, the
 two sides have different limits.
 
-Source: AMQP 0-9-1 spec, 1.4.2.1, 1.4.2.2, 1.4.2.5 and 1.4.2.6, 4.9 "Limitations"; RabbitMQ's error texts; RabbitMQ
+Source: AMQP 0-9-1 spec, 1.4.2.1, 1.4.2.2, 1.4.2.5 and 1.4.2.6, 4.9 "Limitations"; RabbitMQ's error messages; RabbitMQ
 "Authentication, Authorisation"; SASL PLAIN (RFC 4616).
 """
 

@@ -46,7 +46,7 @@ WAITING_BYTES = 131072
 
 
 class HandshakeState(Enum):
-    """The awaited method; error texts use the value as a description."""
+    """The awaited method; error messages use the value as a description."""
 
     AWAITING_HEADER = "protocol header"
     AWAITING_START = "Connection.Start"
@@ -92,7 +92,7 @@ class Ending:
 
 
 #: Accepted protocol headers. The second is the header of AMQP 0-9, sent by Perl's Net::AMQP and others, to which
-#: RabbitMQ also answers in 0-9-1. Headers of 0-8 are not accepted, since RabbitMQ answers them in 0-8.
+#: RabbitMQ also responds with 0-9-1. Headers of 0-8 are not accepted, since RabbitMQ responds to them with 0-8.
 ACCEPTED_HEADERS = frozenset((PROTOCOL_HEADER, b"AMQP\x01\x01\x00\x09"))
 
 _HEADER_BYTES = len(PROTOCOL_HEADER)
@@ -290,7 +290,7 @@ class Handshake:
             self.to_upstream.append(PROTOCOL_HEADER)
             return True
         if len(start) == _HEADER_BYTES or not start.startswith(PROTOCOL_HEADER[:4][: len(start)]):
-            # Spec, 4.2.2: send the supported header, then close. A TLS peer reads these bytes as a "wrong version".
+            # Spec, 4.2.2: send the supported header, then close. A TLS peer reports a "wrong version".
             self.to_producer.append(PROTOCOL_HEADER)
             self.wrong_header = True
             self._note(HandshakeSide.PRODUCER, 0, f"{_seen(start)}, expected the protocol header AMQP 0 0 9 1")
