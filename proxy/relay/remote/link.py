@@ -1,6 +1,6 @@
-"""A client connection to another broker: the login, and then frames for the lanes that use the link.
+"""A client connection to another broker, called a link: the login, and then frames for the lanes that use the link.
 
-The login uses SASL PLAIN; no error text contains a password. A link ends when the broker closes it or violates the
+The login uses SASL PLAIN; no error message contains a password. A link ends when the broker closes it or violates the
 protocol, or when the socket is lost. `failure` then contains the reason.
 
 A lane tracks the publishes from one producer's channel to another broker, and the result of each publish. A lane may
