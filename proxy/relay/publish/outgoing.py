@@ -85,7 +85,8 @@ class RemoteTargets(NamedTuple):
         targets: targets on other brokers.
         failed: failed translations. If there are any, the publish can't be acked.
         plain: whether only the address table redirects the publish, so that the producer's CC and BCC have their usual
-            meaning. Exchanges that are evaluated here ignore them, so the other broker must not route by them.
+            meaning. Otherwise, the exchange that was evaluated here ignores CC and BCC, so the other broker must not
+            route by them.
     """
 
     targets: tuple[Target, ...]
@@ -207,8 +208,8 @@ def outgoing(
     Args:
         owned: the exchange that was evaluated.
         routing_key: the message's routing key, for the address table.
-        source: original address if the address table has redirected the publish. Its destinations are then not
-            translated.
+        source: original address if the address table has redirected the publish. In this case, the table is
+            not applied to the destinations.
     """
     leaves = TranslatedDestinations(decision.queues, decision.exchanges)
     if state.addresses is not None and source is None:

@@ -53,7 +53,7 @@ PROCESS_BYTES: Final = 64 << 20
 #: A decision is not cached if the size of its facts in bytes exceeds this limit.
 FACTS_BYTES: Final = 2048
 #: If a full cache has had fewer than one hit per `_USEFUL` entries, caching is not worthwhile, since the facts of the
-#: messages rarely repeat. The cache is cleared, and for each of its entries, `_UNKEPT` decisions are not cached.
+#: messages rarely repeat. The cache is cleared, and the next `_UNKEPT` decisions per cleared entry are not cached.
 _USEFUL: Final = 4
 _UNKEPT: Final = 16
 #: memory in bytes for a cached decision, without its facts and references

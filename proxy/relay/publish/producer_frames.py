@@ -297,9 +297,9 @@ class ProducerFrames:
                 count as missing.
 
         Raises:
-            ProtocolError: on the channel: 406 rejected by a filter or because of an invalid regex in a header, or sent
-                to another broker within a transaction; 311 too large to be split. On the connection: 502 malformed
-                header.
+            ProtocolError: on the channel: 406 if the publish is rejected by a filter, has an invalid regex in a header,
+                or would be sent to another broker within a transaction; 311 if it is too large to be split. On the
+                connection: 502 if the header is malformed.
         """
         connection = self._connection
         channel = publish.channel
@@ -406,7 +406,7 @@ class ProducerFrames:
         checks = tuple(check for check in checks if _key(check) not in asked)
         if not unbound and not checks:
             return False
-        # The destinations that a client may bind are bound by the same request.
+        # The destinations that a client is permitted to bind are bound by the same request.
         channel.held.asked = asked.union(out.unbound, map(_key, checks), (check.destination for check in checks))
         connection.change(channel, ChannelEvent.WAIT, methods.BASIC_PUBLISH)
         channel.held.keep([publish.frame, header])

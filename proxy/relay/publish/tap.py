@@ -32,7 +32,7 @@ class ObservedDecision(NamedTuple):
         routing_key: routing key given by the producer.
         header: content header frame of the publish.
         decision: the decision by the active rules; empty if no rules were evaluated.
-        at: seconds since the epoch.
+        at: seconds since 1970.
     """
 
     vhost: str
@@ -59,7 +59,7 @@ class Tap(Protocol):
     """Observes publishes."""
 
     def wants(self, vhost: str, exchange: bytes) -> bool:
-        """Return True to observe publishes to the exchange."""
+        """Return True if publishes to the exchange are to be observed."""
 
     def observe(self, observed: ObservedDecision) -> None:
         """Handle a publish; called on the publish path."""
@@ -69,7 +69,7 @@ class FailedPublish(NamedTuple):
     """One publish that reached no queue, or was refused.
 
     Args:
-        at: seconds since the epoch.
+        at: seconds since 1970.
         user: the producer's user name.
         result: ``unroutable``, ``rejected``, ``nacked`` or ``returned``.
         reason: the reason as text.
