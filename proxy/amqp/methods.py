@@ -5,7 +5,7 @@ fails on binary names, and tables to ``dict``, which loses types, order and dupl
 module has no state: the handshake and the relay decide which methods are allowed at a given time.
 
 A method is identified by one number, class id << 16 | method id. The payload of a method frame begins with this number,
-in four bytes. All lengths are in bytes. Only methods that the sidecar inspects have a constant.
+in four bytes. All lengths are in bytes. Only methods that the sidecar inspects or sends have a constant.
 
 Source: AMQP 0-9-1 spec, 1.3 to 1.8 (classes); RabbitMQ "Protocol extensions".
 """

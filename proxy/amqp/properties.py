@@ -163,7 +163,7 @@ def fingerprint(exchange: bytes, routing_key: bytes, header: bytes) -> Hashable:
         ProtocolError: 502: the header is malformed.
     """
     at, first, last = header_table(header)
-    # When RabbitMQ removes BCC, it changes the type letter L (64 bits, unsigned) to l, and no other (tested with
-    # 3.10.8). RabbitMQ 4.0 also sorts the entries by name, and keeps only the first entry with each name.
+    # When RabbitMQ removes BCC, it changes the type letter L (64 bits, unsigned) to l, but no other letter (tested
+    # with 3.10.8). RabbitMQ 4.0 also sorts the entries by name, and keeps only the first entry with each name.
     entries = {name: raw.replace(b"L", b"l") for name, raw in reversed(pick(header, first, last, None)) if name != _BCC}
     return exchange, routing_key, header[11:at], tuple(sorted(entries.items())), header[last:]
