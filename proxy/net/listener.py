@@ -43,7 +43,7 @@ REFUSED_AT_ONCE = 64
 _BACKLOG = 1024
 #: Maximum number of connections that a listening socket accepts in one iteration of the event loop.
 _ACCEPTED_AT_ONCE = 64
-#: Pause after an accept has failed, for example because too many files are open, as in asyncio.
+#: Pause after an accept has failed, for example because too many files are open. asyncio uses the same value.
 _ACCEPT_PAUSE_SECONDS = 1.0
 #: Errors that occur if the machine has no address of the requested address family.
 _NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
@@ -271,7 +271,7 @@ class Listener:
         raise ConnectionAbortedError(reason)
 
     def _refusal(self, host: str, name: str) -> str | None:
-        """Return the reason for refusing a producer; None if accepted, "" if refused without a reason."""
+        """Return the reason for refusing a producer; None if it is accepted, "" if it is refused without a reason."""
         if self.draining:
             return ""
         limits = self._limits

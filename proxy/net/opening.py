@@ -222,7 +222,7 @@ class Opening:
             if control is None or control.follows(handshake.vhost):
                 self._opened(handshake)
             else:
-                self._deadline.cancel()  # OpenOk has been sent; `bind_seconds` limits the rest
+                self._deadline.cancel()  # OpenOk has been sent; `bind_seconds` limits the wait for the declarations
                 self._adopting = True
                 self._tasks.start(self._adopt(control), "adopt vhost")
         elif handshake.close_after_flush_producer:
