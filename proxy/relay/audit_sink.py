@@ -29,7 +29,7 @@ class AuditSink(ABC):
 
     Args:
         ruled_only: whether publishes to exchanges without rules are omitted.
-        names: headers whose values may be written.
+        names: headers whose values are permitted in records.
     """
 
     def __init__(self, ruled_only: bool, names: frozenset[bytes]) -> None:

@@ -286,7 +286,7 @@ class BrokerFrames:
     def _unknown(self, kind: int, number: int, frame: bytes) -> bool:
         """Discard a frame on a channel that does not exist, and return False.
 
-        An open-ok, a close, a close-ok and the rest of a content are errors.
+        An open-ok, a close, a close-ok or the rest of a content raises a `ProtocolError` instead.
         """
         if kind == METHOD:
             self._while_closing(Channel(number), U32.unpack_from(frame, 7)[0] if len(frame) >= _LEAST_METHOD else 0)
@@ -391,7 +391,7 @@ class BrokerFrames:
         return self._rollback_ok(channel, frame) and not self._connection.delay_confirm(channel, frame)
 
     def _rollback_ok(self, channel: Channel, frame: bytes) -> bool:
-        """Record the end of a transaction, after which its publishes are not returned."""
+        """Record the end of a transaction, after which none of its publishes can be returned."""
         confirms = channel.confirms
         if confirms.transactions:
             last = confirms.transactions.popleft()

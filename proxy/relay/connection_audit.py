@@ -151,7 +151,7 @@ class DelayedConfirms:
         self.size_bytes += len(frames) + _ENTRY_BYTES
 
     def end(self, number: int, interrupted: bool) -> None:
-        """Send waiting confirms before a channel's close, or drop them if a content is interrupted or a write fails."""
+        """Put a channel's waiting confirms before its close; drop them if a content is interrupted or a write fails."""
         waiting = self._waiting.pop(number, None)
         if waiting is None:
             return

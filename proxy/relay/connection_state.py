@@ -44,7 +44,7 @@ from proxy.values import Destination
 #: Minimum interval in seconds between confirms whose latency is measured on a connection.
 SAMPLE_SECONDS: Final = 0.1
 #: The latency of a single message does not matter if a channel has at least this many unconfirmed publishes, or a
-#: prefetch count of at least this size.
+#: prefetch count of at least this value.
 AHEAD_MESSAGES: Final = 1024
 #: Largest body size in bytes that compiled code supports: it uses signed 64-bit integers. The broker's limit is lower.
 MOST_MESSAGE_BYTES: Final = (1 << 63) - 1
@@ -190,7 +190,7 @@ class UpstreamLink:
     blocked: bool = False
     #: whether the connection may be kept for another producer
     may_be_kept: bool = False
-    #: whether the connection is kept after the producer has left
+    #: whether the connection is kept although its producer has disconnected
     kept: bool = False
     #: the exclusive queues declared on the connection; only this connection can bind them
     exclusive_queues: set[bytes] = field(default_factory=set)

@@ -146,9 +146,9 @@ class Traffic:
     def name(self, labels: TrafficLabels) -> None:
         """Switch to the names of new rules.
 
-        New names start at zero, names that remain in the rules keep their totals, and the totals for names that have
-        been removed from the rules are dropped. Bindings declared by clients are not in the rules, and keep their
-        totals.
+        The totals of new names start at zero, names that remain in the rules keep their totals, and the totals of names
+        that have been removed from the rules are dropped. Bindings declared by clients are not in the rules, and keep
+        their totals.
         """
         for _ in self.folding():
             pass

@@ -4,15 +4,15 @@ Both the relays and the control plane report events (a bind was sent, answered o
 listing arrived; a destination is needed, or no longer needed) and query what to bind and unbind. The current time is
 passed in as an argument, and this module performs no I/O.
 
-Several bindings ("rows") of a destination may have the same token as their key. Messages reach the destination while at
-least one of these rows exists. There are three kinds of rows:
+Several bindings ("rows") of a destination may have the same token as their routing key. Messages reach the destination
+while at least one of these rows exists. There are three kinds of rows:
 
 - A *plain* row has no arguments. The control plane binds plain rows for rules files and for publishes that request
   them. All sidecars share a plain row, and no sidecar can determine which other sidecars need the row. A sidecar
   therefore unbinds a plain row only if the sidecar's own rules used to need the row, or if an exchange that clients
   declared has no bindings left. Rules rely only on plain rows.
-- A *mark* is a client's binding whose key is the token. It is removed when the client's binding is unbound, through any
-  sidecar.
+- A *mark* is a client's binding whose routing key is the token. It is removed when the client's binding is unbound,
+  through any sidecar.
 - A *pin* has an argument that no other row has. A sidecar binds a pin if a client's binding has a storage key and none
   of the sidecar's marks or pins is recent enough. It also binds pins for the destinations of routes in clients'
   bindings.
@@ -43,9 +43,9 @@ unbind names the exact arguments of a row. Therefore, sidecars proceed as follow
   long time, another pass is therefore run before the rules take effect.
 
 Points 1 to 4 guarantee that the last row on which a binding relies is kept, regardless of the order in which the broker
-executes the steps of any number of sidecars. Only durations are compared, so the sidecars' clocks need not agree.
-`tests/relay/test_token_table.py` runs the steps of two sidecars and a broker in orders that hypothesis generates, with
-the same rules and with different rules.
+executes the steps of any number of sidecars. The guarantee depends only on durations, so the sidecars' clocks need not
+agree. `tests/relay/test_token_table.py` runs the steps of two sidecars and a broker in orders that hypothesis
+generates, with the same rules and with different rules.
 
 Source: architecture, "The control plane".
 """
@@ -61,7 +61,7 @@ from proxy.values import Destination
 
 #: Time for which further bindings created through the same sidecar may rely on a mark or pin.
 LEASE_SECONDS: Final = 2.0
-#: Age at which new bindings no longer rely on a mark or pin. A binding whose reply arrives after the lease needs a
+#: Age from which new bindings no longer rely on a mark or pin. A binding whose reply arrives after the lease needs a
 #: separate pin.
 RENEWAL_SECONDS: Final = 1.5
 #: A row is unbound only after nothing has needed the row for this long.
@@ -183,7 +183,7 @@ class TokenTable:
         self._bound: set[Destination] = set()
         #: number of changes so far
         self.events = 0
-        #: the event counts at which the latest received listing and the one before it (`_last_look`) were requested
+        #: the event counts when the latest received listing (`_look`) and the one before it were requested
         self._look = self._last_look = 0
         self._wanted: frozenset[Destination] = frozenset()
         #: destinations that a rules file names

@@ -115,7 +115,7 @@ class StoredBinding(NamedTuple):
         return frozenset(copy.sequence for copy in self.copies if copy.key != self.key)
 
     def merged_with(self, other: StoredBinding) -> StoredBinding:
-        """Return the union of two records of the same binding."""
+        """Return this binding with the copies from both records."""
         copies = sorted_copies({*self.copies, *other.copies})
         first = self if copies[0] in self.copies else other
         return first._replace(copies=copies, binding=replace(first.binding, sequence=copies[0].sequence))

@@ -294,7 +294,7 @@ class ClientExchanges:
         """Declare an exchange that was looked up; `exchange_type`: type of the broker's exchange, or None.
 
         Raises:
-            ProtocolError: the name is taken, or the client must not use it.
+            ProtocolError: the name is already used or reserved.
         """
         known = self._state.exchanges.get(owned.name)
         if known is not None:
