@@ -222,7 +222,7 @@ class AddressBook:
         return self.resolve(translation.rule, translation.address, publication)
 
     def fixed_target(self, exchange: bytes, routing_key: bytes) -> Target | FailedTranslation | None:
-        """Look up a publish like `look_up`, but for destinations in rules and with a separate cache."""
+        """Return the target of a publish, as `look_up` does, but for destinations in rules, and with another cache."""
         try:
             return self._fixed_targets[exchange, routing_key]
         except KeyError:

@@ -194,7 +194,7 @@ def reply_of(method: int) -> int:
 
 
 def reply_to(frame_bytes: bytes) -> int:
-    """Return the reply to the synchronous method in one of our own frames."""
+    """Return the number of the method that replies to the synchronous method in a frame of ours."""
     return reply_of(method_of(frame_bytes[FRAME_HEAD.size : -1]))
 
 

@@ -201,7 +201,7 @@ def changed_since(settings: Settings, environ: Environment[str, str]) -> Changed
 
 
 def rules_files(settings: Settings) -> list[Path]:
-    """Return the rules files named by the configuration, in reading order, without test files.
+    """Return the rules files named by the configuration, excluding test files, in the order in which they are read.
 
     Raises:
         ConfigErrors: a name or pattern matches no file.

@@ -54,7 +54,8 @@ class FileWatch:
             return False
         if self._settled:
             return False
-        # A file written a moment ago may change again without a new size or time, so the next call reads it again.
+        # A file written a moment ago may change again without a change in its size or modification time, so the next
+        # call reads it again.
         self._settled = all(self._now() - changed / 1e9 > _RECENT_SECONDS for *_, changed in stats)
         return self._version() != self._taken
 

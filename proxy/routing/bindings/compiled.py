@@ -157,7 +157,7 @@ class MatchSet(Match):
 
     @property
     def fact_names(self) -> tuple[FactName, ...]:
-        """The whole header table, if headers that no operator tests can change the count."""
+        """The whole header table, if headers that are not tested by any operator can affect the count."""
         return (ALL_HEADERS,) if _count_can_stop(self._walk) else ()
 
 
@@ -233,7 +233,7 @@ def _skip_smaller(headers: Table, at: int, name: bytes) -> int:
 
 
 def _count_can_stop(walk: tuple[HeaderOperator, ...]) -> bool:
-    """Return True if a header that no operator tests can change the count.
+    """Return True if a header that is not tested by any operator can affect the count.
 
     If no header is left, counting stops at the next test of existence or type, and later tests of absence are not
     counted. An additional header at the end can prevent this stop.

@@ -1,5 +1,5 @@
-"""Warns about bindings that never match, are never visited, add nothing or are true in no test; about gotos without
-effect; and about patterns that reach the match limit on simple strings.
+"""Warns about bindings that never match, are never visited, add nothing or are not true in any test; about gotos
+without effect; and about patterns that reach the match limit on simple strings.
 
 The findings are warnings because such rules are valid. Only provable cases are reported. Bindings that are never
 visited are found by following every path that a message can take through an exchange, with both results of a binding if
@@ -194,7 +194,7 @@ def exceeds_match_limit(pattern: bytes) -> bytes | None:
 
 
 def untested_bindings(files: Sequence[ParsedFile], loaded: LoadedRules) -> Iterator[ParsedBinding]:
-    """Yield the bindings that are true in no test in the files. If there are no tests, these are all bindings."""
+    """Yield the bindings that are not true in any test in the files. If there are no tests, these are all bindings."""
     touched = _tested(loaded)
     for file in files:
         for exchange in file.exchanges:
