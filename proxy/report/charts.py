@@ -21,7 +21,7 @@ _MOST_MARKS = 8
 _LEAST_COLUMNS = 30
 #: Fraction of a step that a column fills.
 _COLUMN_SHARE = 0.9
-#: Possible numbers of seconds between two ticks of a time axis.
+#: Possible intervals between the ticks of a time axis, in seconds.
 _TICK_SECONDS = (60, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800, 2592000)
 _DAY_SECONDS = 86400
 

@@ -23,7 +23,8 @@ Row = dict[str, Any]
 UNDELIVERED = ("unrouted", "filtered", "rejected")
 #: Maximum number of rows in ordinary lists, and in lists whose rows require action.
 _MOST_ROWS, _MOST_FINDINGS = 20, 60
-#: Lists that contain only the rows with the greatest values: the column with these values, and the number of rows.
+#: Lists that contain only the rows with the greatest values: the column with these values, and the maximum number of
+#: rows.
 _LISTS = {
     "exchanges": ("publishes", _MOST_ROWS),
     "proxies": ("publishes", _MOST_ROWS),
@@ -66,7 +67,7 @@ class Figures:
     steps: list[Step] = field(default_factory=list)
     exchanges: list[Row] = field(default_factory=list)
     proxies: list[Row] = field(default_factory=list)
-    rules: list[str] = field(default_factory=list)  # versions of the rules that made the decisions
+    rules: list[str] = field(default_factory=list)  # versions of the rules used for the decisions
     destinations: list[Row] = field(default_factory=list)
     hot: list[Row] = field(default_factory=list)
     dead: list[Row] = field(default_factory=list)
@@ -74,17 +75,17 @@ class Figures:
     unroutable: list[Row] = field(default_factory=list)
     latency: list[Row] = field(default_factory=list)
     producers: list[Row] = field(default_factory=list)
-    #: publishes by the upper bound of their size class; None for the last class
+    #: upper bound of each size class (None for the last class), and the number of its publishes
     sizes: list[tuple[int | None, int]] = field(default_factory=list)
     anomalies: list[Row] = field(default_factory=list)
     #: message id and steps (see `sql/tables.sql`) of each message that passed through several sidecars
     ways: list[tuple[str, list[Row]]] = field(default_factory=list)
-    results: dict[str, int] = field(default_factory=dict)  # results other than a plain ack
-    rejected: dict[str, int] = field(default_factory=dict)  # invalid lines, by reason
-    late: int = 0  # records in the directory of another day
-    unmatched: int = 0  # returns whose publish is not in the log, or is before the tail of an earlier segment
+    results: dict[str, int] = field(default_factory=dict)  # number of settle records, by result; acks are only sampled
+    rejected: dict[str, int] = field(default_factory=dict)  # number of invalid lines, by reason
+    late: int = 0  # number of records in the directory of another day
+    unmatched: int = 0  # number of returns whose publish is not in the log, or is before the tail of its segment
     duplicates: list[str] = field(default_factory=list)  # names of segments with the same content as another segment
-    #: number of rows read, by name of the list; greater than the length of the list if the tables contain more rows
+    #: number of rows read for each list, which exceeds the length of the list if the tables contain more rows
     found: dict[str, int] = field(default_factory=dict)
 
     @property
@@ -165,7 +166,7 @@ def _read_tables(duck: duckdb.DuckDBPyConnection, tables: Tables, days: Sequence
 
 
 def _rows(duck: duckdb.DuckDBPyConnection, question: str) -> list[Row]:
-    """Return rows as values by column. DuckDB returns times without a zone, so their zone is set to UTC."""
+    """Return the rows as dictionaries by column name. DuckDB returns times without a zone, so it is set to UTC."""
     answer = duck.execute(question)
     columns = [column[0] for column in answer.description]
     return [

@@ -22,7 +22,7 @@ from proxy.report.store import Partials
 from proxy.report.tables import REJECTED, Tables
 from proxy.report.wording import day_range, several
 
-#: Seconds between two checks for new segments, and minimum pause after a run as a multiple of its duration.
+#: Minimum pause after a run of `follow`, in seconds, and as a multiple of the duration of the run.
 LOOK_SECONDS, PAUSE_FACTOR = 60, 3
 #: Part of the following day's directory that may contain returns for the last publishes of the requested days.
 _FIRST_HOUR = "/hour=00/"
@@ -38,8 +38,8 @@ class Summary:
     segments: int
     read: int  # number of segments read
     made: list[str]  # days whose tables were created
-    rebuilt: list[str]  # days whose tables from an earlier version were created again
-    kept: list[str]  # days whose tables from an earlier version were kept, since their log was deleted
+    rebuilt: list[str]  # days whose tables, created by an earlier version, were created again
+    kept: list[str]  # days whose tables, created by an earlier version, were kept, since their log was deleted
     removed: list[str]  # days that had tables and no longer have records
     rejected: dict[str, int]
     late: int
@@ -140,7 +140,7 @@ def _create(partials: Partials, tables: Tables, days: Iterable[date]) -> list[da
     """Create the tables for changed days, and return these days."""
     made = []
     for day in (*days, None):
-        # Tables of earlier days are part of the inputs. They are already up to date, since days are created in order.
+        # The inputs include the tables of earlier days, which are already up to date, since the days are in order.
         fingerprint = tables.fingerprint(day)
         if tables.state(day).get("fingerprint") != fingerprint:
             partials.open(day)

@@ -1,7 +1,7 @@
-"""Renders pages, and writes a page for each day and each requested range, and an index.
+"""Renders pages, and writes a page for each day, a page for each requested range of days, and an index.
 
-Pages are self-contained HTML files without network access, scripts or other files. Their content security policy
-prevents browsers from loading anything. The templates escape all data.
+Each page is a self-contained HTML file, which uses no scripts, no other files and no network. Its content security
+policy prevents browsers from loading anything. The templates escape all data.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from proxy.report.request import parsed_day
 from proxy.report.session import Run
 from proxy.report.tables import Tables
 
-#: The page of the latest run, and the directory of all pages.
+#: File name of the page of the latest run, and name of the directory of all pages.
 PAGE, _PAGES = "report.html", "pages"
 #: File with the index data for each day, kept between runs.
 _COUNTS = "_counts.json"
@@ -53,9 +53,9 @@ class Days:
 
 
 def write_pages(run: Run, tables: Tables, newest: Figures, changed: Collection[date]) -> None:
-    """Write the page for a run, those for days that have changed or have no page, and the index.
+    """Write the page for a run, the pages for days that have changed or have no page yet, and the index.
 
-    Existing pages are linked to new pages of adjacent days.
+    Links to the new pages are added to existing pages of adjacent days.
     """
     folder = f"{run.output}/{_PAGES}/"
     names = {entry.name for entry in run.storage.entries(folder) if not entry.name.startswith("_")}

@@ -63,7 +63,8 @@ def statements(name: str, **values: object) -> dict[str, str]:
 #: SQL functions that the tables and a search also need.
 MACROS = statements("macros.sql")["macros"]
 _SQL = statements("partials.sql", longest=_LONGEST_OBJECT, version=VERSION)
-#: Partial tables by name. The table of all publishes is created only on request.
+#: Name of the table of all publishes, which is created only on request, and the statements of all partial tables by
+#: name.
 TRACE = "trace"
 PARTIALS = {name.removeprefix("table "): text for name, text in _SQL.items() if name.startswith("table ")}
 
@@ -86,7 +87,7 @@ class DamagedError(Exception):
 
 
 def inflated(file: io.BufferedIOBase, packed: bool) -> Iterator[bytes]:
-    """Yield text in chunks of bounded size."""
+    """Decompress a file if it is packed, and yield its text in chunks of bounded size."""
     stream = gzip.GzipFile(fileobj=file) if packed else file
     try:
         while piece := stream.read1(_CHUNK):  # read() would lose the text before the damage
@@ -96,7 +97,7 @@ def inflated(file: io.BufferedIOBase, packed: bool) -> Iterator[bytes]:
 
 
 def texts(pieces: Iterable[bytes]) -> Iterator[str]:
-    """Yield text in chunks. Each ends at a line break, except within very long lines and at the end of the text.
+    """Yield text in chunks. Each chunk ends at a line break, except within very long lines and at the end of the text.
 
     A line that is incomplete because of damage is not yielded.
     """
@@ -191,7 +192,7 @@ class Reader:
 
 
 def read(segments: Iterable[tuple[str, int, bytes]], traced: bool) -> Iterator[Piece]:
-    """Read a task's segments, given as (path, time of modification, content), and yield their partials."""
+    """Read a task's segments, given as (path, modification time, content), and yield their partials."""
     entries = ((Entry(path, False, len(content), modified), content) for path, modified, content in segments)
     yield from _read((_stream(entry, io.BytesIO(content)) for entry, content in entries), traced)
 

@@ -35,7 +35,7 @@ class Request:
     until: date | None = None  # last day; None: the newest day
     master: str | None = None  # Spark master; None: the master set by spark-submit, otherwise all cores of this machine
     bindings: tuple[KnownBinding, ...] | None = None  # None if no rules file is given
-    settings: tuple[tuple[str, str], ...] = ()  # Spark settings from the user, which take precedence over ours
+    settings: tuple[tuple[str, str], ...] = ()  # Spark settings from the user, which override those of the report
     trace: bool = False  # whether the table of all publishes with a message id is requested
     forget: bool = False  # whether partials of deleted segments are removed
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -65,7 +65,7 @@ class Request:
 
 
 def parsed_day(text: str) -> date | None:
-    """Return the day that a string in ISO 8601 format names; None if it has another format."""
+    """Parse a day in ISO 8601 format; return None if the string has another format."""
     try:
         return date.fromisoformat(text)
     except ValueError:

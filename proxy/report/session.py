@@ -130,7 +130,7 @@ class LazySession:
 
     @functools.cached_property
     def spark(self) -> SparkSession:
-        """The Spark SQL session. Starting it takes as long as starting the context.
+        """The Spark SQL session. It takes as long to start as the context, which is started first.
 
         Raises:
             ConfigError: Java is not installed, or Spark does not start.

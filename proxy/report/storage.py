@@ -29,13 +29,13 @@ from pyspark import SparkContext
 
 from proxy.report.request import parsed_day
 
-#: Endings of segments' names.
+#: File name suffixes of segments.
 _SUFFIXES = (".jsonl", ".jsonl.gz")
 #: Maximum depth at which date directories are searched, which is enough for input/cluster/sidecar/date=...
 _DEPTH = 3
 #: Depth up to which files are searched within a date directory, which contains a directory for each hour.
 _DEPTH_OF_DAY = 2
-#: Special characters in Spark's and Hadoop's patterns.
+#: Characters that have a special meaning in the path patterns of Spark and Hadoop.
 _PATTERN = re.compile(r"([\\*?\[\]{},])")
 #: Names with such characters are not UTF-8. DuckDB can't store them, and no segment has one.
 _NOT_TEXT = re.compile("[\ud800-\udfff]")

@@ -29,7 +29,7 @@ from proxy.report.storage import Entry, LocalFiles, StorageError, literal
 #: Approximate limit, in stored bytes, of the segments read by one Spark job. A killed run loses at most the results of
 #: one job.
 _JOB_BYTES = 1 << 30
-#: Starting a task takes as long as reading this number of stored bytes, so a smaller job is one task.
+#: Starting a task takes as long as reading this number of stored bytes, so a smaller job runs as one task.
 _LEAST_BYTES = 2 << 20
 #: Each core runs one task, or up to three tasks if each of them reads at least this number of stored bytes. With
 #: several tasks per core, all cores finish at about the same time.
@@ -37,10 +37,10 @@ _TASK_BYTES, _TASKS_PER_CORE = 24 << 20, 3
 #: Stored segments up to this size are held in memory, one per core; larger segments are read line by line. A sidecar's
 #: segment contains at most 128 MiB of text, which compression reduces to about a tenth.
 _WHOLE_BYTES = 24 << 20
-#: Maximum size of files that are merged, and number of such files above which they are merged. Following the log
-#: creates a new file every minute.
+#: Maximum size of a small file in bytes, and maximum number of small files. If there are more, they are merged into one
+#: file. Following the log creates a new file every minute.
 _SMALL_FILE, _MOST_FILES = 8 << 20, 60
-#: Cost of opening a file, as a number of bytes.
+#: Cost of opening a file, expressed as the number of bytes that could be read in the same time.
 _OPEN_BYTES = 64 << 10
 _SPARK_ERRORS = (Py4JJavaError, PySparkException)
 _EMPTY = "nothing"
@@ -63,7 +63,7 @@ class Partials:
         self._work = run.work / "partials"
         self._work.mkdir()
         self._sql = partials.statements("store.sql", files=f"{self._work}/segments/*.parquet")
-        self._files: dict[str, tuple[Path, set[str]]] = {}  # copy on this machine and batches of each stored file
+        self._files: dict[str, tuple[Path, set[str]]] = {}  # for each stored file, its local copy and its batches
         for piece in partials.nothing():
             self._put(_EMPTY, piece.name, piece.data)
 
@@ -102,7 +102,11 @@ class Partials:
             self._read_lines(large)
 
     def known_without(self, message_id: str) -> set[tuple[str, int, int]]:
-        """Return path, size and time of the segments whose bloom filters show that they don't contain a message."""
+        """Return the segments that, according to their bloom filters, don't contain a message.
+
+        Returns:
+            Path, size and modification time of each segment.
+        """
         self._load()
         self._ask(partials.MACROS)
         return set(self._ask(self._sql["without"], [message_id]))
@@ -147,7 +151,7 @@ class Partials:
         return self._run.duck.execute(question, values).fetchall()
 
     def _read_local(self, job: Sequence[Entry]) -> None:
-        """Read segments on this machine. The tasks open the files, since Spark takes seconds to plan a query."""
+        """Read segments on this machine. The tasks open the files, since a Spark query would take seconds to plan."""
         parts = _parts(job, self._task_count(job))
         reader = functools.partial(partials.read_local, folder=self._folder, traced=self._run.request.trace)
         self._run.session.context.parallelize(parts, len(parts)).foreach(reader)
@@ -216,7 +220,8 @@ class Partials:
     def _rewrite(self, paths: Sequence[str], condition: str = "") -> None:
         """Replace files with one new file, which contains the latest partials in these files that meet a condition.
 
-        The partials get new numbers, so that `_load` uses only one version even if a killed run left the old files.
+        The partials get new values of ``sid``, so that `_load` uses only one version even if a killed run left the old
+        files.
         """
         batches = {batch for path in paths for batch in self._files[path][1]}
         if not batches:
@@ -246,7 +251,7 @@ class Partials:
 
 
 def _cost(segments: Sequence[Entry]) -> int:
-    """Return the cost of reading segments, as a number of stored bytes."""
+    """Return the cost of opening and reading segments, as a number of stored bytes."""
     return sum(segment.size + _OPEN_BYTES for segment in segments)
 
 

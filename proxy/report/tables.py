@@ -148,7 +148,7 @@ class Tables:
         self._run.write_text(self._state_file(day), json.dumps(state))
 
     def _history(self, day: date) -> list[date]:
-        """Return the days that have tables and with which a day is compared."""
+        """Return the earlier days that have tables and are compared with a day."""
         return [other for other in self.days() if 0 < (day - other).days <= _HISTORY_DAYS]
 
     def _write(self, name: str, ending: str, form: str) -> int:

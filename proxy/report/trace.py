@@ -68,8 +68,8 @@ class _Search:
     ) -> list[tuple[Entry, Record]]:
         """Return the settle records found in the segment of each publish and in the sidecar's next segment.
 
-        If a channel number is reused, its publishes have the same numbers again. A settle record belongs to the last
-        publish before it.
+        If a channel number is reused, the numbering of its publishes restarts. A settle record therefore belongs to the
+        last preceding publish with its number.
         """
         wanted: dict[Entry, set[str]] = {}
         conns = {str(record.get("conn")) for _, record in publishes}

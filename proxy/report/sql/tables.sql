@@ -2,7 +2,7 @@
 
 -- name: begin
 CREATE MACRO IF NOT EXISTS utc(x) AS make_timestamptz(epoch_us(x));
--- A quantile of values x, each of which occurs several times (upto: number of values up to and including x). It is
+-- A quantile of values x, each of which may occur several times (upto: number of values up to and including x). It is
 -- interpolated like quantile_cont.
 CREATE MACRO IF NOT EXISTS percentile(x, upto, total, share) AS min(x) FILTER (upto > floor((total - 1) * share))
     + (min(x) FILTER (upto > ceil((total - 1) * share)) - min(x) FILTER (upto > floor((total - 1) * share)))
@@ -12,7 +12,8 @@ CREATE OR REPLACE TEMP TABLE m_hours
     (date DATE, hour INTEGER, vhost VARCHAR, exchange VARCHAR, outcome VARCHAR, n DOUBLE);
 
 -- name: prepare
--- Each return with the latest earlier publish that has the same number; then each such publish once.
+-- `m_pairs` contains each return with the latest earlier publish that has the same number. `m_returned` contains each
+-- of these publishes once.
 CREATE OR REPLACE TEMP TABLE m_pairs AS
     WITH told AS (SELECT DISTINCT proxy, conn, ch, seq, told FROM p_returned
         WHERE told >= $day AND told < $day + INTERVAL 25 HOUR),
@@ -35,9 +36,9 @@ INSERT INTO m_hours SELECT $day, clock // 60 % 24, vhost, exchange, outcome, sum
     WHERE clock // 1440 = $day - DATE '1970-01-01' GROUP BY ALL;
 -- Compares hours with the same hour of earlier days. The log of these days may no longer exist, so their tables are
 -- read. An hour without publishes counts as 0 on every day with publishes. A value whose modified z-score exceeds 3.5
--- is an outlier; 1.4826 makes the median absolute deviation comparable to a standard deviation. If earlier days were
--- very regular, 5 % of the median is used instead of the deviation. Source: Iglewicz and Hoaglin, How to Detect and
--- Handle Outliers, 1993.
+-- is an outlier; 1.4826 makes the median absolute deviation comparable to a standard deviation. If the earlier days
+-- hardly differ, the greatest of 1, the square root of the median, and 5 % of the median is used instead of the
+-- deviation. Source: Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993.
 CREATE OR REPLACE TEMP TABLE m_deviations AS
     WITH hours AS (FROM m_hours WHERE date BETWEEN $day - $history_days AND $day),
     known AS (SELECT DISTINCT date FROM hours),
@@ -132,7 +133,8 @@ SELECT hour, what, percentile(x, upto, total, 0.5) AS p50_us, percentile(x, upto
 FROM placed GROUP BY hour, what ORDER BY ALL
 
 -- name: table producers
--- Together, the lists of seconds and sizes are as long as the log, so no window or materialized step may hold them.
+-- Together, the lists of seconds and sizes are as long as the log, so they must not be part of a window or a
+-- materialized step.
 WITH senders AS (SELECT row_number() OVER () AS id, *
     FROM (SELECT DISTINCT proxy, vhost, "user", conn FROM p_producers WHERE date = $day)),
 numbered AS NOT MATERIALIZED (FROM p_producers JOIN senders USING (proxy, vhost, "user", conn) WHERE date = $day),
@@ -142,7 +144,7 @@ sums AS (SELECT id, proxy, vhost, "user", conn, total(n) AS publishes, total(byt
         {'up_to': 10000, 'publishes': total(classes[3])}, {'up_to': 100000, 'publishes': total(classes[4])},
         {'up_to': 1000000, 'publishes': total(classes[5])}, {'up_to': NULL, 'publishes': total(classes[6])}] AS sizes
     FROM numbered GROUP BY ALL),
--- Rates must be added up only for seconds that occur in several segments.
+-- Rates need to be added up only for seconds that occur in several segments.
 overlapping AS (SELECT id, sid FROM (SELECT id, sid, seconds[1] AS begin, seconds[-1] AS finish FROM numbered)
     WINDOW whole AS (PARTITION BY id ORDER BY begin, sid), earlier AS (PARTITION BY id ORDER BY begin, sid
         ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)
