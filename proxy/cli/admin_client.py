@@ -93,7 +93,7 @@ def ask_workers(clients: Iterable[AdminClient], ask: Callable[[AdminClient], T])
 
 
 def configuration(options: argparse.Namespace) -> Path | None:
-    """Return the configuration file that the options name, or else the first existing file in the default locations."""
+    """Return the configuration file given in the options, or else the first existing file in the default locations."""
     config: Path | None = options.config
     # os.path.isfile raises no error for a directory without permission.
     return config or next((path for path in _CONFIGURATIONS if os.path.isfile(path)), None)
@@ -129,7 +129,7 @@ class AdminClient:
         Raises:
             ConfigErrors: the response is not in Prometheus' text format, or `request` fails.
         """
-        # Imported here because it takes 0.1 s.
+        # Imported here because the import takes 0.1 s.
         from prometheus_client.parser import text_string_to_metric_families
 
         text = self.request("GET", "/metrics", accept="text/plain")

@@ -120,7 +120,7 @@ def _formatted(findings: Findings, form: str) -> str:
 
 
 class _Sources:
-    """Reads each file once, since standard input and pipes can't be read again and reading large files is slow."""
+    """Reads each file once, since standard input and pipes can't be read again and large files take long to read."""
 
     def __init__(self, read: Callable[[Path], bytes]) -> None:
         self.read = read

@@ -164,7 +164,7 @@ COMMANDS = {
     "shadow": CommandEntry(
         "compare candidate rules with the active rules on live traffic",
         "Sends rules files to a running sidecar, which evaluates them for its live traffic in addition to its active "
-        "rules, and prints messages whose destinations differ. Delivery is not affected.",
+        "rules. The command then prints the differences, with examples. Delivery is not affected.",
         (("oxproxy shadow rules/*.yaml --seconds 60", "compares for a minute"),),
         no="differences found",
         done="no differences",

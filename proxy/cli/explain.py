@@ -44,7 +44,7 @@ from proxy.rules.field_values import TAGS
 from proxy.rules.file_tests import publish_time
 from proxy.yamlfile.document import FLOAT, INTEGER, Faults, Mapping, escaped, read_document
 
-#: Header types that YAML infers from the form of a value, each with this form and its description in errors.
+#: Header types that YAML infers from the form of a value, each with a pattern for this form, and its name in errors.
 _FORMS = {
     "int": (INTEGER, "an integer"),
     "float": (FLOAT, "a number"),
@@ -169,7 +169,7 @@ def _yaml(value: object) -> str:
     """Return a string, or a list of strings, as YAML.
 
     JSON is valid YAML except for escapes of surrogate pairs, and for characters that YAML does not permit or considers
-    line breaks. Bytes that are not UTF-8 are kept, so that they are reported.
+    line breaks. Bytes that are not UTF-8 are kept, so that they are reported when the YAML is read.
     """
     return escaped(json_line(value), keep=_SURROGATES)
 
@@ -257,7 +257,7 @@ def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argpa
 
 
 def _is_unknown_exchange(answer: dict[str, Any]) -> bool:  # Any: JSON
-    """Return `Explanation.unknown_exchange` for a response, which a sidecar of an earlier version may have sent."""
+    """Return `Explanation.unknown_exchange` for a response. Sidecars of earlier versions send no `note`."""
     return bool(answer["outcome"] == PASSED and not answer["walk"] and answer["exchange"])
 
 

@@ -124,7 +124,7 @@ class Findings:
             yield Finding(WARNING, first, 0, 0, "", self.coverage_fault)
 
     def add(self, faults: Faults) -> None:
-        """Add errors and warnings. Errors stay ordered by file and position."""
+        """Add errors and warnings, and sort the errors by file and position."""
         self.warnings += faults.warnings
         self.errors += faults.errors
         self.errors.sort(key=lambda error: (error.file, error.line, error.column))

@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print_errors([f"oxproxy: standard output can't be written: {error.strerror}"])
         elif error.errno != errno.EPIPE:  # the reader of our output has closed the pipe
             raise
-        # Nothing more may be written, not even at exit.
+        # From here on, nothing must be written to standard output, not even when the process exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO
     return status
@@ -60,7 +60,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 
 class _PrintVersion(argparse.Action):
-    """Reads the version only on request, since importlib.metadata takes longer to load than everything else here."""
+    """Reads the version only on request, since importlib.metadata takes longer to load than all other modules here."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         import importlib.metadata

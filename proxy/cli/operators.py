@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _selected(text: str) -> list[tuple[OperatorSection, OperatorEntry]]:
-    """Return the entries whose key is `text` or, if there are none, those whose keys or meaning contain `text`."""
+    """Return the entries that have the key `text` or, if there are none, those whose keys or meaning contain `text`."""
     pairs = [(section, entry) for section in SECTIONS for entry in section.entries]
     if not text:
         return pairs

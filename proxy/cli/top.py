@@ -18,7 +18,7 @@ from proxy.values import counted
 if TYPE_CHECKING:
     from rich.console import Group
 
-#: Metrics, each with the labels that identify a row.
+#: The metrics from which the tables of exchanges, bindings and destinations are calculated.
 _EXCHANGES, _BINDINGS, _DESTINATIONS = (
     "oxproxy_publishes_total",
     "oxproxy_binding_matches_total",
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _output(admins: Sequence[AdminClient], options: argparse.Namespace) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yield a function that displays rates: as JSON, as successive tables or, in a terminal, as a redrawn table."""
+    """Yield a function that displays rates as JSON, as successive tables or, in a terminal, as redrawn tables."""
     if options.json:
         yield lambda result: print_line(json_line(result))
         return
