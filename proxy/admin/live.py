@@ -25,7 +25,7 @@ from proxy.admin.traffic import SAMPLE_SECONDS, TrafficSampler
 MOST_STREAMS = 32
 #: Number of queued events above which a client is disconnected.
 QUEUED_EVENTS = 8
-#: Minimum seconds between two samples if there are no clients.
+#: Minimum number of seconds between two samples if there are no clients.
 QUIET_SECONDS = 10.0
 #: Minimum pause as a multiple of the duration of the last sample, with and without clients.
 PAUSE_FACTOR, QUIET_FACTOR = 100, 500

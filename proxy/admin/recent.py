@@ -129,7 +129,7 @@ class RecentPublishes:
 
 
 def _without_regex(reason: str) -> str:
-    """Remove the regex, which is a header's value and must not be shown, from the error text for an invalid regex."""
+    """Remove the regex, which is a header's value and must not be shown, from the error message about it."""
     before, invalid, quoted = reason.partition("Invalid regex")
     explanation = quoted.rpartition("'")[2]
     if explanation.endswith("..."):  # the truncated regex itself; an explanation is never truncated

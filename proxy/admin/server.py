@@ -1,6 +1,6 @@
 """The HTTP server of the admin address: probes, metrics, status, and the pages that the application adds.
 
-The pages are ``/metrics`` for Prometheus, ``/livez`` (the event loop is responsive), ``/readyz`` (producers may
+The pages are ``/metrics`` for Prometheus, ``/livez`` (the event loop is responsive), ``/readyz`` (producers can
 connect) and ``/status``. The server calls functions of the application and does not interpret their results. It answers
 requests from the start of the process to the end of the drain.
 
@@ -52,9 +52,9 @@ _http_log.addFilter(_is_error)
 Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Network: TypeAlias = IPv4Network | IPv6Network
 
-#: Peers that may use guarded pages even if `admin.allow` does not contain them.
+#: Networks from which guarded pages are available even if `admin.allow` does not contain them.
 LOOPBACK: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
-#: How long `stop` waits for responses in progress, in seconds. A client must not delay the exit of the process.
+#: Time for which `stop` waits for responses in progress, in seconds. A client must not delay the exit of the process.
 STOP_SECONDS = 1.0
 #: Maximum size of a request's body, such as a message for `/explain` with its headers. Larger requests get 413.
 MAX_BODY_BYTES = 1 << 20
@@ -77,7 +77,7 @@ _LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
 
 @dataclass(frozen=True, slots=True)
 class GuardedRoute:
-    """A page that only loopback and `admin.allow` may use.
+    """A page that is available only from loopback and from the networks in `admin.allow`.
 
     Args:
         path: path with a leading slash.
@@ -96,7 +96,7 @@ class AdminServer:
         exposition: renders the metrics page.
         readiness: returns the reasons why the sidecar is not ready; empty if it is ready.
         status: returns the content of `/status`, as plain data for JSON.
-        allow: networks other than loopback that may use guarded pages, as addresses or in CIDR notation.
+        allow: networks other than loopback from which guarded pages are available, as addresses or in CIDR notation.
         routes: further guarded pages.
         degraded: returns limitations that don't prevent readiness.
         hosts: additional host names accepted for guarded pages.
@@ -212,7 +212,7 @@ class AdminServer:
         return any(address in network for network in self._allowed)
 
     def _is_named(self, host: str) -> bool:
-        """Return True if a Host header is an address or one of our names. Other sites' pages can't send such a header.
+        """Return True if a Host header is an address or a permitted name. Other sites' pages can't send such a header.
 
         A missing header is accepted, because HTTP/1.0, which browsers do not use, does not require it.
         """

@@ -1,8 +1,8 @@
 """Samples publish rates for the last 15 minutes, and totals and rates by exchange, binding and destination.
 
-Totals by outcome are always sampled, but at long intervals if `live` has no clients. Reading the numbers for each
-binding and destination takes longer, so this is done only if there are clients, and in a thread. Before that, the event
-loop adds the tallies (see `proxy.relay.counters`) to the totals in steps, as it does for the metrics page.
+Totals by outcome are always sampled, but at long intervals if `live` has no clients. Reading the totals of each binding
+and destination takes longer, so this is done only if there are clients, and in a thread. Before the totals are read,
+the event loop adds the tallies (see `proxy.relay.counters`) to them in steps, as it does for the metrics page.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import NamedTuple, TypeAlias
 from proxy.observe.metrics import Row, binding_matches, destination_publishes, publishes
 from proxy.relay.counters import OUTCOMES, Counters, Histogram
 
-#: Interval between samples for clients, minimum interval for a rate, and length of the history, in seconds.
+#: Interval between samples while there are clients, minimum interval for a rate, and length of the history, in seconds.
 SAMPLE_SECONDS, LEAST_SECONDS, HISTORY_SECONDS = 2.0, 1.0, 900.0
-#: Period that the confirm latency covers, in seconds.
+#: Length of the period for which the confirm latency is shown, in seconds.
 LATENCY_SECONDS = 60.0
 #: Columns of the history, in addition to the time.
 SERIES = (*OUTCOMES, "nacked", "returned")

@@ -60,7 +60,7 @@ export function follow(topics, changed, fault) {
   stream.addEventListener('error', () => {
     const closed = stream.readyState === EventSource.CLOSED
     get('livez').then(
-      () => fault(closed ? 'The limit of open event streams has been reached. Retrying.' : ''),
+      () => fault(closed ? 'The limit on open event streams has been reached. Retrying.' : ''),
       () => fault('The sidecar does not respond. The data shown is from its last response. Retrying.'))
     if (!closed) return
     timer = setTimeout(() => {
