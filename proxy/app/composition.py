@@ -32,7 +32,7 @@ from proxy.yamlfile.document import Faults
 from proxy.yamlfile.hosts import HostPort
 from proxy.yamlfile.models import path_in
 
-#: Limit if none is configured, since channel numbers have 16 bits.
+#: Maximum number of channels if no limit is configured. Channel numbers have 16 bits.
 _MOST_CHANNELS = 65535
 #: Parameter n of scrypt. With this value, a derivation takes 16 MiB and about 50 ms, once at startup.
 _SCRYPT_COST = 2**14

@@ -60,7 +60,7 @@ class _Run:
     Args:
         differences: results so far.
         owned: exchanges in the candidate rules, including client declarations, by virtual host.
-        began: seconds since the epoch.
+        began: start of the comparison, in seconds since the epoch.
         last_read: value of the timer when the report was last requested, in seconds.
     """
 

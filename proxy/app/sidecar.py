@@ -92,7 +92,7 @@ def product_version() -> str:
 
 
 class Sidecar:
-    """One assembled process.
+    """One running sidecar.
 
     Args:
         environ: environment, for secrets.
@@ -280,7 +280,7 @@ class Sidecar:
         self._stopping.set()
 
     def _on_supervisor_gone(self) -> None:
-        """Drain, since the supervisor has exited without sending a signal to this worker."""
+        """Drain if standard input is closed, since the supervisor has then exited without sending a signal."""
         if not os.read(sys.stdin.fileno(), 1):
             asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
             self._stopping.set()
@@ -337,10 +337,10 @@ class Sidecar:
         return remotes
 
     def _control_settings_of_remote(self, vhost: str, remote: Remote) -> tuple[ControlSettings, str] | None:
-        """Return settings and virtual host for reading another broker's inventory.
+        """Return the settings and the virtual host with which another broker's inventory is read.
 
-        The login is that for messages to this broker. Return None if the target has no endpoint, if its address is that
-        of this sidecar, or if the login is not UTF-8.
+        The login is the one with which messages are sent to this broker. Return None if the target has no endpoint, if
+        its address is that of this sidecar, or if the login is not UTF-8.
         """
         remotes = self._remotes
         place = endpoint(remote, remotes.brokers.get(vhost, {}), vhost)

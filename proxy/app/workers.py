@@ -1,9 +1,9 @@
 """Supervises several workers, which are ``oxproxy serve`` processes that listen on the same addresses (SO_REUSEPORT).
 
-Each worker is a complete sidecar with its own admin port, metrics, control connections and audit stream. The supervisor
-serves no producers. It restarts a worker whenever the worker exits, with back-off and without a limit on attempts, and
-forwards SIGTERM and SIGHUP. Before SIGHUP is forwarded, and before a worker is restarted, another process reads and
-checks all files, as at startup. If a file is invalid, SIGHUP is not forwarded and no worker is started.
+Each worker is a complete sidecar with its own admin port, metrics, control connections and audit segments. The
+supervisor serves no producers. It restarts a worker whenever the worker exits, with back-off and without a limit on
+attempts, and forwards SIGTERM and SIGHUP. Before SIGHUP is forwarded, and before a worker is restarted, another process
+reads and checks all files, as at startup. If a file is invalid, SIGHUP is not forwarded and no worker is started.
 
 The supervisor blocks its signals, and accepts them one at a time with sigtimedwait. Workers inherit the blocked signals
 and unblock them once their handlers are installed, so that no signal reaches a worker that can't handle it yet. A
@@ -59,7 +59,7 @@ class WorkerSlot(NamedTuple):
         """Return the configuration of this worker, with its admin port and its own file names."""
         admin = settings.admin
         if admin.address is not None:
-            # `admin_addresses` lacks this worker if `workers` was reduced in the file while the supervisor was running.
+            # `admin_addresses` has no entry for this worker if `workers` was reduced while the supervisor was running.
             address = HostPort(admin.address.host, admin.address.port + self.number)
             admin = admin.model_copy(update={"address": address})
         instance = f"{settings.audit.instance or socket.gethostname()}-{self.number}"
@@ -128,7 +128,7 @@ class Workers:
         return self._status
 
     def _supervise(self) -> bool:
-        """Record workers that have exited, and start workers that are due; return False if the supervisor may exit."""
+        """Record workers that have exited, and start those that are due; return False if the supervisor can exit."""
         for worker in self._workers:
             now = time.monotonic()
             if worker.process is not None:
@@ -158,7 +158,8 @@ class Workers:
             if self._kill_at is not None:
                 return
             place = ["--worker", str(worker.number), str(worker.restarts)]
-            # Each worker has its own session. Otherwise, it would get the terminal's signals and the forwarded signals.
+            # Each worker has its own session. Otherwise, it would get the terminal's signals in addition to the
+            # forwarded signals.
             worker.process = subprocess.Popen(  # noqa: S603 -- this program
                 [*self._command, *place], stdin=subprocess.PIPE, start_new_session=True
             )
