@@ -27,7 +27,7 @@ from proxy.audit.segments import compress_segment, hour_files, orphaned_segments
 
 _log = structlog.get_logger(__name__)
 
-#: Maximum seconds between two retention runs, and between two attempts to compress a segment.
+#: Maximum number of seconds between two retention runs, and between two attempts to compress a segment.
 LOOK_SECONDS = 30.0
 #: Niceness, which Linux sets per thread. The priority is lower than that of other work, but the thread never starves.
 _NICENESS = 10

@@ -78,7 +78,7 @@ class OpenSegment:
 
     @classmethod
     def create(cls, directory: Path, hour: str, name: str, opened: float) -> OpenSegment:
-        """Create the file so that its name survives a crash.
+        """Create the file, and flush its directories, so that its name survives a crash.
 
         Raises:
             OSError: the file can't be created, or exists.

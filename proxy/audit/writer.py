@@ -115,7 +115,7 @@ class AuditWriter:
 
     @property
     def strict(self) -> bool:
-        """True if no publish may be confirmed before its line is on disk."""
+        """True if a publish must not be confirmed before its line is on disk."""
         return self._policy.mode is AuditMode.STRICT
 
     @property

@@ -32,7 +32,7 @@ _log = structlog.get_logger(__name__)
 GROUP_BYTES = 4 << 20
 #: Seconds between two attempts to write to a full or broken disk.
 RETRY_SECONDS = 1.0
-#: Seconds by which an hour's last lines may be late without requiring another segment.
+#: Seconds for which a segment stays open after its hour, so that the hour's last lines don't need another segment.
 _GRACE_SECONDS = 2.0
 _NO_SPACE = (ENOSPC, EDQUOT)
 _is_hour = re.compile(rb"\d{4}-\d\d-\d\dT\d\d").fullmatch
@@ -220,7 +220,7 @@ class WriterThread:
         self._thread.start()
 
     def put(self, batch: Batch) -> None:
-        """Hand over lines. May be called from any thread, and never blocks. The caller must limit the queued bytes."""
+        """Hand over lines. Can be called from any thread, and never blocks. The caller must limit the queued bytes."""
         self._queue.put(batch)
 
     def stop(self) -> None:
