@@ -1,9 +1,8 @@
 """Writes the page that Prometheus scrapes, with a collector for prometheus_client.
 
 Before a page is written, the event loop adds the tallies (see `proxy.relay.counters`) to the totals. This modifies the
-counters, so it is not done in the thread, and it is done in small steps. A thread then reads the totals and writes the
-text, which takes 0.1 s for 10,000 series. The thread does not block the event loop for longer than
-`sys.setswitchinterval` permits.
+counters, so the event loop does it itself, in small steps. A thread then reads the totals and writes the text, which
+takes 0.1 s for 10,000 series. The thread does not block the event loop for longer than `sys.setswitchinterval` permits.
 """
 
 from __future__ import annotations

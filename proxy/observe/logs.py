@@ -3,8 +3,8 @@
 An event is always written as a single line, as key=value pairs or JSON, even if it contains text from peers. Times are
 in UTC. Passwords are masked regardless of which module logs them. Modules log with
 ``structlog.get_logger().warning("what happened", key=value)``. An event that may occur very often is logged with
-``repeat=<key>``: it is written once per key and interval, and the next line contains the number of suppressed events
-(``suppressed=N``). Log records from libraries are handled in the same way.
+``repeat=<key>``: it is written once per key and interval, and the key's next line contains the number of suppressed
+events (``suppressed=N``). Log records from libraries are handled in the same way.
 """
 
 from __future__ import annotations

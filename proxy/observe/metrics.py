@@ -3,8 +3,8 @@
 The names are a documented interface (docs/reference/metrics.md). Label values come from closed sets or from the rules
 files, never from routing keys, users, peers or queues named by producers.
 
-This module reads counters without a lock, in a different thread from the event loop, which modifies the counters.
-Dictionaries that may grow are therefore copied first, which is atomic in CPython.
+This module reads counters without a lock, in a different thread, while the event loop may modify them. Dictionaries
+that may grow are therefore copied first, which is atomic in CPython.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def relays(attribute: str) -> Callable[[Counters], float]:
 
 
 def relays_by(*attributes: tuple[str, str]) -> Reading:
-    """Return a function that reads attributes of `RelayCounters`, given by name and label value, as one metric."""
+    """Return a function that reads a metric from attributes of `RelayCounters`, given as (name, label value)."""
 
     def rows(counters: Counters) -> Iterable[Row]:
         summed = relay_counters(counters)
