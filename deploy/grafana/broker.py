@@ -151,7 +151,7 @@ _OWN = Row(
     [
         Lines(
             "Publish rate: sidecars and RabbitMQ",
-            "RabbitMQ's value includes producers that are connected directly to the broker.",
+            "RabbitMQ's value includes messages from producers that are connected directly to the broker.",
             [
                 per_second("oxproxy_publishes_total", where='outcome!~"rejected|filtered"', legend="sent by sidecars"),
                 _grown("rabbitmq_global_messages_received_total", "received by RabbitMQ"),

@@ -68,7 +68,7 @@ _BINDINGS = Row(
         ),
         Table(
             "Matches in the time range",
-            "The row `other` contains bindings beyond `metrics.bindings`.",
+            "The row `other` contains the bindings that exceed the limit `metrics.bindings`.",
             [Query(total(increase(_MATCHES), "vhost", "exchange", "binding"), instant=True, table=True)],
             width=6,
             columns=(*_BINDING, ("Value", "Matches")),
