@@ -118,7 +118,7 @@ class Shadow:
         return None if self._run is None else self._run.candidate.loaded.rules.version
 
     async def begin(self, body: bytes) -> tuple[int, object]:
-        """Start comparing a new candidate, which replaces an earlier candidate; return 200, or 422 if tests fail.
+        """Start comparing a new candidate, replacing any earlier candidate; return 200, or 422 if tests fail.
 
         Args:
             body: the text of one rules file, or several files as JSON: ``{"files": [[name, text], ...]}``.

@@ -201,7 +201,7 @@ class InstanceLock:
             closing: whether the lock serves only to close the segments of a dead instance.
 
         Raises:
-            OSError: the directory is missing, full or not writable.
+            OSError: the directory is missing or not writable, or the disk is full.
         """
         path = _lock_file(directory, instance)
         while True:

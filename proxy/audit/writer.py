@@ -229,7 +229,7 @@ class AuditWriter:
             raise self._fault(f"can't be written: {error.strerror or error}") from error
         if not ends_soon and waited_seconds > _HELD_SECONDS:
             raise self._fault(
-                f"another process already writes to this directory as {self._policy.instance}; names must be unique"
+                f"another process is already writing to this directory as {self._policy.instance}; names must be unique"
             )
         if waited_seconds > _OTHER_CLOSES_SECONDS:
             raise self._fault(

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--fail-under",
         metavar="N",
         type=between(0.0, 100.0, "a percentage from 0 to 100"),
-        help="exit with status 1 unless tests match at least N percent of the bindings",
+        help="exit with status 1 unless tests cover at least N percent of the bindings",
     )
     parser.add_argument(
         "--broker",
@@ -74,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     findings.strict = options.strict
     if options.fail_under is not None and findings.coverage < options.fail_under:
         seen, expected = _percent(findings.coverage), _percent(options.fail_under)
-        findings.coverage_fault = f"tests match {seen} of the bindings, expected {expected} or more"
+        findings.coverage_fault = f"tests cover {seen} of the bindings, expected {expected} or more"
     _print(findings, options)
     if findings.errors:
         return WRONG

@@ -174,7 +174,7 @@ async def test_a_full_disk_is_an_error_at_the_start(tmp_path: Path, monkeypatch:
 async def test_two_writers_with_the_same_name_are_an_error_at_the_start(tmp_path: Path) -> None:
     async with writing(policy(tmp_path)):
         second = AuditWriter(policy(tmp_path), AuditCounters())
-        with pytest.raises(ConfigError, match="another process already writes to this directory as m"):
+        with pytest.raises(ConfigError, match="another process is already writing to this directory as m"):
             await second.start()
     async with writing(policy(tmp_path)) as (audit, _):
         audit.append(line(1))

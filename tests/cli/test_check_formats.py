@@ -55,7 +55,7 @@ def test_coverage_below_the_limit_fails(
 ) -> None:
     exit_status, _, err = run_check(capsys, "--fail-under", least, rules)
     assert exit_status == status
-    assert ("tests match 33.33 % of the bindings, expected" in err) == bool(status)
+    assert ("tests cover 33.33 % of the bindings, expected" in err) == bool(status)
 
 
 @pytest.mark.parametrize("arguments", [["--fail-under", "101"], ["--fail-under", "much"], ["--format", "yaml"]])
