@@ -232,6 +232,8 @@ class AmqpConnection(aio_pika.Connection):
 #: RabbitMQ's reply text if a virtual host does not exist. The reply code is the same if the user has no permission, or
 #: if the virtual host is down.
 _NOT_FOUND = re.compile("NOT_ALLOWED - vhost .* not found", re.DOTALL)
+#: A web server, for example, closes the connection at the end of AMQP's protocol header.
+_CLOSED_AT_LOGIN = "connection closed during the login; check that this is the broker's AMQP port"
 
 
 async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) -> AmqpConnection:
@@ -256,13 +258,14 @@ async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) ->
         text = f"{place} refused user {settings.username!r} in vhost {vhost!r}: {reason}"
         raise UpstreamError(UpstreamFailure.REFUSED, text) from error
     except StopAsyncIteration as error:  # raised by aiormq if the socket was closed immediately
-        raise UpstreamError(UpstreamFailure.UNAVAILABLE, f"{place}: connection closed") from error
+        raise UpstreamError(UpstreamFailure.UNAVAILABLE, f"{place}: {_CLOSED_AT_LOGIN}") from error
     except (AMQPError, OSError) as error:
         if settings.tls is not None and isinstance(error.__cause__, ssl.SSLError):
             raise UpstreamError(
                 UpstreamFailure.UNAVAILABLE, f"{place}: {settings.tls.words(error.__cause__)}"
             ) from error
-        raise UpstreamError(UpstreamFailure.UNAVAILABLE, f"{place}: {cause_of(error)}") from error
+        cause = _CLOSED_AT_LOGIN if isinstance(error.__cause__, asyncio.IncompleteReadError) else cause_of(error)
+        raise UpstreamError(UpstreamFailure.UNAVAILABLE, f"{place}: {cause}") from error
     return connection
 
 

@@ -235,7 +235,19 @@ async def test_a_server_that_closes_the_connection_is_unavailable(monkeypatch: p
     async with answering(closing) as port:
         error = await failure(Broker("127.0.0.1", port, ""), "/")
     assert error.failure is UpstreamFailure.UNAVAILABLE
-    assert str(error).endswith("connection closed")
+    assert str(error).endswith("connection closed during the login; check that this is the broker's AMQP port")
+
+
+async def test_a_web_server_is_reported_as_the_wrong_port() -> None:
+    async def web_server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(8)
+        writer.close()
+
+    async with answering(web_server) as port:
+        error = await failure(Broker("127.0.0.1", port, ""), "/")
+    assert error.failure is UpstreamFailure.UNAVAILABLE
+    expected = "connection closed during the login; check that this is the broker's AMQP port"
+    assert error.message == f"127.0.0.1:{port}: {expected}"
 
 
 async def test_a_listener_without_tls_is_unavailable_over_tls(broker: Broker) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
@@ -186,6 +187,31 @@ async def test_an_unreachable_server_is_unavailable(broker: Broker) -> None:
     await asked.close()
     assert error.failure is UpstreamFailure.UNAVAILABLE
     assert error.message.endswith("/api/queues/%2F: Connection refused")
+
+
+async def test_an_unknown_host_is_named_as_the_cause(broker: Broker) -> None:
+    asked = ManagementApi(settings(broker), "http://nowhere.invalid:15672")
+    error = await failure(asked.queues("/"))
+    await asked.close()
+    assert error.failure is UpstreamFailure.UNAVAILABLE
+    with pytest.raises(socket.gaierror) as unresolved:
+        socket.getaddrinfo("nowhere.invalid", 15672)
+    assert error.message.endswith(f"/api/queues/%2F: {unresolved.value.strerror}")
+
+
+@pytest.mark.parametrize("content", [b"AMQP\x00\x00\x09\x01", b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n["])
+async def test_a_server_without_http_is_reported_as_the_wrong_address(broker: Broker, content: bytes) -> None:
+    async def odd(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(content)
+
+    async with answering(odd) as port:
+        asked = ManagementApi(settings(broker), f"http://127.0.0.1:{port}")
+        error = await failure(asked.queues("/"))
+        await asked.close()
+    assert error.failure is UpstreamFailure.UNAVAILABLE
+    expected = "the response is not HTTP or is incomplete; check that this is the address of the management API"
+    assert error.message.endswith(f"/api/queues/%2F: {expected}")
 
 
 async def test_a_server_that_does_not_answer_is_abandoned_at_the_deadline(broker: Broker) -> None:
