@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from http import HTTPStatus
 from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -31,8 +32,8 @@ _CONFIGURATIONS = (Path("oxproxy.yaml"), Path("/etc/oxproxy/oxproxy.yaml"))
 #: Timeout for a response, in seconds. For some requests, the sidecar compiles rules, which takes one second for ten
 #: thousand bindings.
 _ANSWER_SECONDS = 60.0
-_UNUSABLE = 422
-_NO_SIDECAR = "the response is not {}; check that this is the admin address of a sidecar"
+_CHECK_ADDRESS = "check that this is the admin address of a sidecar"
+_NO_SIDECAR = f"the response is not {{}}; {_CHECK_ADDRESS}"
 #: ``file:line:column``; line and column are optional.
 _PLACE = re.compile(r"(.*?)(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?", re.DOTALL)
 #: Wildcard addresses, each with the loopback address to use instead. On some systems, clients can't connect to a
@@ -179,8 +180,10 @@ class AdminClient:
 
     def _refused(self, address: str, refusal: urllib.error.HTTPError) -> ConfigErrors:
         text = refusal.read().decode(errors="replace").strip()
-        if refusal.code != _UNUSABLE:
-            return self._failed(f"{address}: {refusal.code} {text or refusal.reason}")
+        if refusal.code == HTTPStatus.NOT_FOUND or refusal.headers.get_content_type() == "text/html" or not text:
+            return self._failed(f"{address}: {refusal.code} {refusal.reason}; {_CHECK_ADDRESS}")
+        if refusal.code != HTTPStatus.UNPROCESSABLE_ENTITY:
+            return self._failed(f"{address}: {refusal.code} {text}")
         return ConfigErrors([_fault(str(error)) for error in loads(text)["errors"]])
 
     def _failed(self, text: str) -> ConfigErrors:

@@ -77,6 +77,23 @@ def test_a_page_without_metrics_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
+    ("status", "kind", "body", "error"),
+    [
+        (404, "text/plain", b"404: Not Found", "404 Not Found; check that this is the admin address of a sidecar"),
+        (406, "text/plain", b"", "406 Not Acceptable; check that this is the admin address of a sidecar"),
+        (502, "text/html", b"<html>\n</html>\n", "502 Bad Gateway; check that this is the admin address of a sidecar"),
+        (403, "text/plain", b"available only from loopback\n", "403 available only from loopback"),
+    ],
+)
+def test_a_refusal_by_another_server_is_distinguished_from_a_refusal_by_a_sidecar(
+    status: int, kind: str, body: bytes, error: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with answering(lambda path, headers: (status, kind, body), 0) as port:
+        assert cli.main(["status", "--admin", f"http://127.0.0.1:{port}"]) == 2
+    assert capsys.readouterr().err == f"oxproxy status: http://127.0.0.1:{port}/status: {error}\n"
+
+
+@pytest.mark.parametrize(
     ("url", "error"),
     [
         (
