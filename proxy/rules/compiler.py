@@ -123,7 +123,8 @@ def _refusal(owner: ExchangeRule, binding: Binding, key: bytes, arguments: Table
 def _reworded(refusal: ProtocolError, name: bytes, value: Value) -> str:
     """Return a reason that is more precise than the plugin's error message, which clients receive."""
     reason, key = text(refusal.text), name.decode()
-    if reason.startswith("Unknown or invalid"):
+    unknown = key.partition(" ")[0] not in OPERATORS
+    if reason.startswith("Unknown or invalid") or (unknown and reason == "Invalid property match operator"):
         return _unknown(key, value)
     if reason.startswith("Invalid regex"):
         wrong = (element for element in strings(value) if why_invalid(element))
@@ -139,6 +140,8 @@ def _reworded(refusal: ProtocolError, name: bytes, value: Value) -> str:
 def _unknown(key: str, value: Value) -> str:
     head, space, rest = key.partition(" ")
     if head not in OPERATORS:
+        if not rest[:1].isalnum() and (spaced := _with_one_space(key.replace(" ", "", 1))):
+            return f'unknown operator {head}; did you mean "{spaced}"?'
         near = difflib.get_close_matches(head, OPERATORS, 1, 0.75)
         if near:
             return f"unknown operator {head}; did you mean {near[0]}{space}{rest}?"
@@ -149,6 +152,14 @@ def _unknown(key: str, value: Value) -> str:
     if space and not named:
         return f"got a name after {head}, expected {head} without a name"
     return f"got {_shown(value)}, expected {OPERATORS[head].expected}"
+
+
+def _with_one_space(key: str) -> str:
+    """Return an operator and the name after it, separated by one space; empty if the key does not contain both."""
+    operators = (name for name, operator in OPERATORS.items() if operator.named and key.startswith(name))
+    operator = max(operators, key=len, default="")
+    name = key[len(operator) :].lstrip(" ")
+    return f"{operator} {name}" if operator and name[:1].isalnum() else ""
 
 
 def _property(key: str, value: Value) -> str:

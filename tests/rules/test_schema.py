@@ -352,6 +352,10 @@ def test_errors_of_several_bindings_and_of_the_exchange_are_reported_together() 
     ("written", "message"),
     [
         ('"x-?hkx a": 1', "unknown operator x-?hkx; did you mean x-?hkex a?"),
+        ("x-?hkv>=amount: 1", 'unknown operator x-?hkv>=amount; did you mean "x-?hkv>= amount"?'),
+        ('"x-?hkv != my amount": 1', 'unknown operator x-?hkv; did you mean "x-?hkv!= my amount"?'),
+        ("x-?pr=type: a", 'unknown operator x-?pr=type; did you mean "x-?pr= type"?'),
+        ("x-?hkvretype: a", 'unknown operator x-?hkvretype; did you mean "x-?hkvre type"?'),
         ("x-addq-ontru: a", "unknown operator x-addq-ontru; did you mean x-addq-ontrue?"),
         ("x-zzzzzz: a", 'unknown operator x-zzzzzz; to test a header of that name, use "x-?hkv= x-zzzzzz"'),
         ('"x-?rkre": 5', "got the number 5, expected a regular expression (string)"),
