@@ -96,4 +96,4 @@ def _write(path: Path, content: bytes, mode: int) -> None:
             file.write(content)
     except OSError as error:
         message = f"can't be written: {error.strerror or error}"
-        raise ConfigErrors([ConfigError(str(path), 0, "", message)]) from error
+        raise ConfigErrors([ConfigError(error.filename or str(path), 0, "", message)]) from error

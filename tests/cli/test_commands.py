@@ -479,3 +479,5 @@ def test_an_unwritable_directory_is_an_error(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "file").write_text("")
     assert cli.main(["init", str(tmp_path / "file" / "below")]) == 2
     assert "can't be written: " in capsys.readouterr().err
+    assert cli.main(["init", str(tmp_path / "file")]) == 2
+    assert capsys.readouterr().err == f"{tmp_path / 'file'}: can't be written: File exists\n"
