@@ -204,6 +204,7 @@ async def test_a_failed_publish_is_shown_and_loaded_into_the_form_by_keyboard(ta
     publish(site, "unheard of", key="<img src=x onerror=fail()>")
     row = "[...document.querySelectorAll('#failed tbody tr')].find(row => row.textContent.includes('<img src=x'))"
     await shows(tab, f"Boolean({row})")
+    assert await tab.value(f"{row}.querySelector('time').getClientRects().length") == 1  # on one line
     assert await tab.value(f"{row}.textContent.includes('hunter2')") is False
     assert await tab.value("document.querySelectorAll('main script, main img').length") == 0
     await tab.value(f"{row}.querySelector('button').focus()")
@@ -249,6 +250,7 @@ async def test_a_misspelled_exchange_is_explained(tab: Tab, site: Site) -> None:
     await tab.value("document.querySelector('#message button.main').click()")
     note = "no rules file names order: the message is passed to the broker unchanged; did you mean orders?"
     await shows(tab, "document.querySelector('#answer .note')?.textContent", note)
+    assert await tab.value("document.getElementById('test')") is None  # `oxproxy check` would refuse such a test
     assert_no_errors(tab)
 
 
