@@ -2,7 +2,8 @@
 
 Both methods are forwarded to the broker. After a declare, the channel's frames are held until the broker has answered
 and the tokens of the queue are bound, so that the client's next publish reaches the queue even if the client does not
-wait for the declare-ok.
+wait for the declare-ok. Before a queue with bindings is declared, the sidecar checks whether the queue still exists. If
+not, for example because its last consumer has been cancelled, the broker has also deleted the bindings.
 
 Source: AMQP 0-9-1 spec, 1.7.2.1.
 """
@@ -13,15 +14,15 @@ from collections.abc import Sequence
 from functools import partial
 
 from proxy.amqp import methods
-from proxy.amqp.method_frames import QueueDeclare, QueueDeclareOk, QueueDelete, read_method, read_request
+from proxy.amqp.method_frames import QueueDeclare, QueueDeclareOk, QueueDelete, look_for, read_method, read_request
 from proxy.amqp.tables import decode_value, pick
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel
-from proxy.relay.channel_state import ChannelEvent
+from proxy.relay.channel_state import DECLARING, ChannelEvent
 from proxy.relay.connection_state import ConnectionState, EnsureDestination
-from proxy.relay.declare.injected_methods import expect_reply, reply_and_resume
+from proxy.relay.declare.injected_methods import Steps, expect_reply, inject, reply_and_resume, run_steps
 from proxy.relay.declare.storage import refuse_nested, refuse_own_arguments
-from proxy.relay.declare.token_bindings import bind_tokens, tokens_of
+from proxy.relay.declare.token_bindings import NOT_FOUND, bind_tokens, tokens_of
 from proxy.relay.vhost import Delivery, OwnedExchange
 from proxy.values import QUEUE, Destination, reserved_prefix
 
@@ -55,13 +56,15 @@ class ClientQueues:
             connection.upstream.may_be_kept = False
         for owned in connection.plans.state.exchanges.values():
             owned.tokens.declared((QUEUE, request.queue))
+        if not request.passive and self._receiving(request.queue):
+            run_steps(self._declare_again(channel, request, frame))
+            return False
         if request.nowait and request.queue and not (request.exclusive or self._is_chosen(request.queue)):
             if not request.passive:
                 connection.terms.inventory.declared((QUEUE, request.queue), False)
             return True
         connection.change(channel, ChannelEvent.DECLARE)
-        declared = partial(self._declared, channel, request)
-        return expect_reply(connection, channel, methods.QUEUE_DECLARE, request, declared)
+        return self._declare(channel, request)
 
     def delete(self, channel: Channel, frame: bytes) -> bool:
         """Handle queue.delete; return whether it is forwarded unchanged."""
@@ -70,11 +73,7 @@ class ClientQueues:
         queue = request.queue or channel.last_queue
         # Bindings of exchanges with queue delivery are stored only in this process, so the client's next frames wait
         # until the bindings to this queue have been removed.
-        waits = any(
-            (QUEUE, queue) in owned.receivers
-            for owned in connection.plans.state.exchanges.values()
-            if owned.delivery is Delivery.QUEUE
-        )
+        waits = any(owned.delivery is Delivery.QUEUE for owned in self._receiving(queue))
 
         def deleted(_: bytes) -> bool:
             connection.terms.inventory.queue_deleted(queue)
@@ -87,6 +86,28 @@ class ClientQueues:
             connection.change(channel, ChannelEvent.DECLARE)
         # A reply is always requested, since the broker may refuse to delete the queue, which then keeps its bindings.
         return expect_reply(connection, channel, methods.QUEUE_DELETE, request, deleted)
+
+    def _receiving(self, queue: bytes) -> list[OwnedExchange]:
+        """Return the exchanges to which clients have bound a queue."""
+        return [owned for owned in self._connection.plans.state.exchanges.values() if (QUEUE, queue) in owned.receivers]
+
+    def _declare(self, channel: Channel, request: QueueDeclare) -> bool:
+        """Expect the reply to queue.declare; return whether the client's frame is to be forwarded."""
+        declared = partial(self._declared, channel, request)
+        return expect_reply(self._connection, channel, methods.QUEUE_DECLARE, request, declared)
+
+    def _declare_again(self, channel: Channel, request: QueueDeclare, frame: bytes) -> Steps:
+        """Declare a queue that has bindings, which are removed first if the queue no longer exists."""
+        connection = self._connection
+        # The client's earlier requests may cause the broker to delete the queue.
+        yield partial(inject, connection, channel, [])
+        sidecar_channel = connection.upstream.sidecar_channel
+        look = look_for(sidecar_channel.number or 0, (QUEUE, request.queue))
+        refusal = yield partial(sidecar_channel.run, [look])
+        if refusal is not None and refusal.startswith(NOT_FOUND):
+            connection.terms.inventory.queue_deleted(request.queue)
+        if channel.state is DECLARING and self._declare(channel, request):
+            connection.to_upstream.append(frame)
 
     def _declared(self, channel: Channel, request: QueueDeclare, frame: bytes) -> bool:
         """Handle the declare-ok; answer the client when the tokens of the queue are bound."""

@@ -25,7 +25,7 @@ from proxy.routing.bindings.binding import Binding
 from proxy.values import QUEUE, Destination, can_exist
 
 #: prefix of the broker's refusal if the source or destination does not exist; the broker checks the permissions first
-_NOT_FOUND = "404 "
+NOT_FOUND = "404 "
 
 
 def row_frames(
@@ -170,7 +170,7 @@ def _check_permission(connection: ConnectionState, check: PermissionCheck, done:
     if owned.delivery is Delivery.QUEUE:
         # Usually there is nothing to unbind, but the broker checks the same permissions as for a bind.
         refusal = yield partial(channel.run, [unbind(number, destination, owned.name, key)])
-        if refusal is not None and refusal.startswith(_NOT_FOUND):
+        if refusal is not None and refusal.startswith(NOT_FOUND):
             refusal = None
     else:
         if state.has_token(destination):

@@ -86,6 +86,22 @@ def test_an_exclusive_queue_does_not_get_messages_by_bindings_of_an_earlier_queu
             owner.close()
 
 
+@pytest.mark.parametrize("nowait", [False, True])
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_an_auto_delete_queue_does_not_get_messages_by_bindings_of_an_earlier_queue_with_its_name(
+    app: Application, exclusive: bool, nowait: bool
+) -> None:
+    """The broker deletes the earlier queue and its bindings with the last consumer."""
+    declare = commands.Queue.Declare(queue="brief", auto_delete=True, exclusive=exclusive, nowait=nowait)
+    for number in range(3):
+        app.call(declare) if nowait else app.ask(declare)
+        app.bind("brief", "ox", {"x-?hkv= n": number})
+        assert app.reached("ox", {"n": number - 1}, "brief") == []
+        assert app.reached("ox", {"n": number}, "brief") == ["brief"]
+        app.ask(commands.Basic.Consume(queue="brief", consumer_tag="only"))
+        app.call(commands.Basic.Cancel(consumer_tag="only", nowait=True))
+
+
 # -- publishes sent before the reply to the declare --------------------------------------------------------------------
 
 

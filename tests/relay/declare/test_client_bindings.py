@@ -204,7 +204,10 @@ def test_a_token_is_bound_again_if_the_queue_may_have_been_replaced(how: str) ->
     declare = client.method(1, commands.Queue.Declare(queue="b"))
     if how == "declared again":
         made.produce(declare)
-        made.answer(client.method(1, commands.Queue.DeclareOk("b", 0, 0)))
+        made.answer(DECLARE_OK, OWN_OPEN_OK)
+        made.answer(say(OWN, commands.Queue.DeclareOk("b", 0, 0)))
+        assert split(made.upstream())[-1].raw == declare
+        made.answer(say(1, commands.Queue.DeclareOk("b", 0, 0)))
     elif how == "declared on another connection":
         other_connection(made).produce(declare)
     elif how == "looked at":
@@ -658,7 +661,7 @@ def test_in_queue_delivery_methods_after_the_delete_of_a_bound_queue_wait_for_it
     queue_exists(made)
     made.answer(say(OWN, commands.Channel.Close(404, "NOT_FOUND - no exchange", 50, 50)))
     made.upstream()
-    delete, later = say(1, commands.Queue.Delete(0, "b", nowait=nowait)), say(1, commands.Queue.Declare(0, "b"))
+    delete, later = say(1, commands.Queue.Delete(0, "b", nowait=nowait)), say(1, commands.Queue.Declare(0, "c"))
     assert made.produce(delete, later) == say(1, commands.Queue.Delete(0, "b"))
     delete_ok = say(1, commands.Queue.DeleteOk(0))
     assert made.answer(delete_ok) == (b"" if nowait else delete_ok)
