@@ -299,7 +299,7 @@ def look_for(channel: int, destination: Destination) -> bytes:
     kind, name = destination
     if kind == QUEUE:
         return queue_declare(channel, name, passive=True, durable=False)
-    # The broker must support the type, but in a passive declare, does not compare it with the exchange's type.
+    # Any type that the broker supports will do: a passive declare does not compare it with the exchange's type.
     return exchange_declare(channel, name, b"direct", passive=True, durable=False)
 
 

@@ -429,7 +429,9 @@ class ManagementApi:
             return os.strerror(error.errno)
         if isinstance(error, aiohttp.ClientConnectorDNSError):
             return error.os_error.strerror or "the host name can't be resolved"
-        if isinstance(error, aiohttp.ClientResponseError | aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError):
+        if isinstance(
+            error, aiohttp.ClientResponseError | aiohttp.ServerDisconnectedError | aiohttp.ClientPayloadError
+        ):
             return "the response is not HTTP or is incomplete; check that this is the address of the management API"
         # Only the class is named, since aiohttp's error messages may contain the configured address.
         return type(error).__name__

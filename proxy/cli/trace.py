@@ -14,7 +14,11 @@ from proxy.values import counted, text
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("message_id", metavar="MESSAGE_ID", help="message_id in the audit log")
     parser.add_argument("--input", metavar="DIR", required=True, help="directory or URI of the audit log")
-    parser.add_argument("--output", metavar="DIR", help="output directory of the report, used to skip segments")
+    parser.add_argument(
+        "--output",
+        metavar="DIR",
+        help="output directory of an earlier report, which shows which segments can be skipped",
+    )
     add_days_and_spark(parser, "Spark master for remote paths")
 
 

@@ -314,7 +314,7 @@ class BrokerFrames:
         elif channel.output.swallowed:
             channel.output.swallowed = max(channel.output.swallowed - len(frame) + OVERHEAD, 0)
             self._connection.deliveries.mark(channel)
-        # else: the frame belongs to a content whose method was discarded on a channel that has since been closed
+        # else: the frame belongs to content whose method was discarded because the channel has since been closed
 
     def _returned(self, channel: Channel, method: bytes, kind: int, header: bytes) -> None:
         """Handle the content header of a delivery, get-ok or return whose method frame is held."""

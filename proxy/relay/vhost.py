@@ -111,7 +111,7 @@ class StoredBinding(NamedTuple):
 
     @property
     def marks(self) -> frozenset[int]:
-        """Sequences of the copies whose key is the destination's token."""
+        """Sequence numbers of the copies whose key is the destination's token."""
         return frozenset(copy.sequence for copy in self.copies if copy.key != self.key)
 
     def merged_with(self, other: StoredBinding) -> StoredBinding:

@@ -166,7 +166,10 @@ def _read_tables(duck: duckdb.DuckDBPyConnection, tables: Tables, days: Sequence
 
 
 def _rows(duck: duckdb.DuckDBPyConnection, question: str) -> list[Row]:
-    """Return the rows as dictionaries by column name. DuckDB returns times without a zone, so it is set to UTC."""
+    """Return the rows as dictionaries with the column names as keys.
+
+    DuckDB returns times without a zone, so it is set to UTC.
+    """
     answer = duck.execute(question)
     columns = [column[0] for column in answer.description]
     return [

@@ -63,7 +63,7 @@ class Summary:
             yield f"invalid lines moved to {self.page.removesuffix(PAGE)}{REJECTED}: {reasons}"
         if self.late:
             late = several(self.late, "record")
-            yield f"{late} in the directory of a different day, counted on the day of their timestamp"
+            yield f"{late} in the directory of a different day, counted under the day of the timestamp"
         if self.unmatched:
             yield f"{several(self.unmatched, 'return')} without a publish in the log"
         if self.duplicates:

@@ -46,7 +46,7 @@ _BLOOM_BITS = 10
 #: Number of bytes of text aggregated in one step, and number of bytes decompressed in one step.
 _GROUP, _CHUNK = 96 << 20, 4 << 20
 #: If a segment is read as a whole, longer lines are split into parts of at most this length plus a chunk. DuckDB must
-#: accept three times this length, since a byte that is not UTF-8 becomes a character of three bytes.
+#: accept three times this length, since each invalid byte is replaced by U+FFFD, which has three bytes.
 _LONGEST_LINE, _LONGEST_OBJECT = 8 << 20, 3 * (8 << 20) + 3 * _CHUNK + 2
 #: Lines that contain only these characters are blank, as in DuckDB.
 _BLANK = b" \t\r\n\v\f"

@@ -77,7 +77,7 @@ class Tables:
         return [day for day in days if day is not None]
 
     def files(self, name: str, day: date) -> list[Path]:
-        """Return the files of a table as links or copies in the directory of the day on this machine."""
+        """Link or copy the files of a table into the local directory of the day; return their paths."""
         entries = self._run.storage.entries(f"{self._run.output}/{name}/{_folder(day)}")
         folder = self._run.work / _folder(day)
         folder.mkdir(exist_ok=True)

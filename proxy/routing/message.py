@@ -116,7 +116,7 @@ class Message:
         return self._producer
 
     def charge(self, owner: Hashable) -> None:
-        """Charge the following searches to an owner: None for rules files, a user, or PRODUCER."""
+        """Charge the following searches to an owner: None (for rules files), a user, or PRODUCER."""
         if owner is not self.payer:
             self.payer = owner
             self._budget = None

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 
-class MissingSecret(Exception):  # noqa: N818 - an operator's error, not an error of the program
+class MissingSecret(Exception):  # noqa: N818 - an operator's mistake, not a program error
     """A secret can't be read; the message contains no part of the secret."""
 
 

@@ -260,8 +260,8 @@ def _carrier_copies(
     wanted = [("queue", name) for name in leaves.queues]
     wanted += [("exchange", name) for name in leaves.exchanges]
     if not owned.takes_exchanges and any(("exchange", name) not in state.missing for name in leaves.exchanges):
-        # The form of the tokens has to change first. After an unsuccessful wait, the publish is sent without the
-        # exchanges.
+        # The form of the tokens has to change first. If it has not changed when the wait ends, the publish is sent only
+        # to the queues.
         queues = [name for name in wanted if name[0] == "queue" and name in owned.bound]
         tokens = tuple(key for name in queues for key in state.tokens_of(owned).of(*name))
         count = state.tokens_of(owned).count

@@ -64,7 +64,7 @@ _REFERENCE_BYTES: Final = 24
 #: size (8)
 _FLAGS_AT: Final = 19
 
-#: flag of a header that rules test, in addition to the flags CUT_BCC, CUT_CC and CUT_OURS
+#: flag of a header that is tested by rules; the other flags are CUT_BCC, CUT_CC and CUT_OURS
 FACT: Final = 8
 #: entries that the pass must detect regardless of the rules
 _ALWAYS: Final = {b"BCC": CUT_BCC, b"CC": CUT_CC, ADDRESS_HEADER: CUT_OURS, CC_ASIDE: CUT_OURS}
