@@ -181,7 +181,7 @@ class Opening:
             link.pause("adopting", paused)
 
     def _consult(self, negotiation: LeaseNegotiation) -> None:
-        """Let the lease negotiation reply on the broker's behalf if possible."""
+        """Pass the output for the broker to a lease negotiation, which may reply on the broker's behalf."""
         handshake, reuse = self._handshake, self._shared.reuse
         while handshake.to_upstream:
             answer = negotiation.take(handshake.to_upstream)

@@ -102,7 +102,7 @@ class Partials:
             self._read_lines(large)
 
     def known_without(self, message_id: str) -> set[tuple[str, int, int]]:
-        """Return the segments that, according to their bloom filters, don't contain a message.
+        """Return the segments whose bloom filters rule out that they contain the given message.
 
         Returns:
             Path, size and modification time of each segment.

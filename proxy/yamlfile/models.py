@@ -495,7 +495,7 @@ _HIDDEN = "a password, in quotes if YAML would not read it as a string"
 #: Permits converting a list to a tuple.
 LISTED = Strict(False)
 ONE_OR_MORE = _OneOrMore()
-#: Default of a key that may be omitted but must not be null.
+#: Default value for a field whose key can be omitted, but whose value must not be null.
 NOTHING: Any = None
 Text: TypeAlias = Annotated[str, Expected("a string")]
 Texts: TypeAlias = Annotated[tuple[Text, ...], ONE_OR_MORE]

@@ -1,9 +1,9 @@
 """Binds destination tokens and checks permissions on the sidecar channel of a client's connection.
 
-An exclusive queue can be bound only on its owner's connection. Destinations that a client's bindings or messages choose
-must not be bound with the control user's permissions. This module checks whether the client is permitted to bind them.
-If so, it stores a grant on the carrier, as a binding with a grant key. If not, the destination counts as missing, with
-the broker's refusal as the reason; this is never an error for the producer.
+An exclusive queue can be bound only on its owner's connection. Destinations chosen by the routes of a client's bindings
+or by headers must not be bound with the control user's permissions. This module checks whether the client is permitted
+to bind them. If so, it stores a grant on the carrier, as a binding with a grant key. If not, the destination counts as
+missing, with the broker's refusal as the reason; this is never an error for the producer.
 
 Source: `relay.token_table`; RabbitMQ guide "Access control".
 """

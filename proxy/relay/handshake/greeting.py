@@ -63,7 +63,7 @@ class TuningLimits(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Negotiated limits. Only heartbeats can be 0, which means disabled."""
+    """Negotiated limits. They are never 0, except for heartbeat intervals."""
 
     #: highest channel number on the producer's side
     channel_max_producer: int

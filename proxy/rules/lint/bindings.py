@@ -30,7 +30,7 @@ _ORDER = b"x-order"
 
 
 def unreachable(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, CompiledBinding]]:
-    """Yield the bindings that no message reaches, each with the binding that skips it."""
+    """Yield the bindings that are never visited, each with the binding whose goto or stop skips it."""
     if not entries:
         return
     # Gotos do not skip bindings with the flag `last`.
