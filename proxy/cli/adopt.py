@@ -1,4 +1,4 @@
-"""``oxproxy adopt``: signs client bindings that are unsigned or were signed with a previous secret."""
+"""``oxproxy adopt``: signs bindings on the broker that were created by earlier versions or with a previous secret."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def run(options: argparse.Namespace) -> int:
     Return NO if a binding could not be signed or the transition could not be ended.
 
     Raises:
-        ConfigErrors: the management API is not configured, the broker is unreachable or refuses a request, or a
-            requested virtual host or exchange does not exist.
+        ConfigErrors: the management API is not configured, the broker is unreachable or refuses a request, or a virtual
+            host does not exist.
     """
     settings = read_settings(options.config)
     control, management = control_of(settings)
@@ -119,7 +119,7 @@ async def _finish(adoption: Adoption, options: argparse.Namespace) -> tuple[bool
 async def _sign(adoption: Adoption, binding: UnsignedBinding, options: argparse.Namespace) -> str | None:
     """Sign a binding; return the reason if it was not signed."""
     if binding.foreign_signature and not options.doubtful:
-        return "not signed: its signature matches no configured secret (--doubtful signs it)"
+        return "not signed: it is forged, or its secret was lost (--doubtful signs it)"
     if options.dry_run:
         return "would be signed"
     reason = await adoption.sign(binding)

@@ -216,7 +216,9 @@ def test_a_signature_with_an_unknown_secret_is_replaced_only_on_request(
     with Application(old.broker.port, old.vhost) as client:
         client.bind("one", "ox", forged, token("queue", b"one").decode())
     assert run(running, old) == 0
-    assert "2 bindings signed, 1 still without a valid signature" in capsys.readouterr().out
+    output = capsys.readouterr().out
+    assert "no configured secret: not signed: it is forged, or its secret was lost (--doubtful signs it)\n" in output
+    assert "2 bindings signed, 1 still without a valid signature" in output
     assert "0" * 64 in old.signatures()
     assert run(running, old, "--doubtful") == 0
     assert "0" * 64 not in old.signatures()
