@@ -16,7 +16,7 @@ from proxy.amqp.frames import body_frames
 from proxy.amqp.properties import fingerprint
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, CollectedPublish, PendingPublish
-from proxy.relay.channel_state import CONFIRM, PLAIN
+from proxy.relay.channel_state import CONFIRM, OPEN, PLAIN
 from proxy.relay.confirm_ledger import Ledger, Returns
 from proxy.relay.connection_state import ConnectionState
 from proxy.relay.declare.injected_methods import when_processed
@@ -90,7 +90,10 @@ def _request_answer(connection: ConnectionState, channel: Channel, returns: Retu
     def answered() -> None:
         returns.processed(number)
         returns.requested = False
-        if returns and channel.confirms.total > number and not connection.upstream.closing:
+        # No method may be sent between the frames of a content (spec, 4.2.6), or on a channel that is being closed.
+        # Instead, the next publish that is sent as several copies requests the reply.
+        allowed = channel.state is OPEN and not (channel.content is not None and channel.content.begun)
+        if returns and channel.confirms.total > number and allowed and not connection.upstream.closing:
             _request_answer(connection, channel, returns)
 
     returns.requested = True

@@ -233,6 +233,26 @@ def test_without_confirms_returns_are_not_awaited_after_the_broker_has_processed
     assert names(wire.answer(back(copy))) == ["Basic.Return", "Header", "Body"]
 
 
+def test_without_confirms_no_method_is_sent_between_the_frames_of_a_later_content() -> None:
+    wire = Wire(several("e")).open()
+    message, declare_ok = publish(mandatory=True), method(1, commands.Exchange.DeclareOk())
+    assert names(wire.produce(message, message)).count("Exchange.Declare") == 1
+    *begin, end = split(publish(to="amq.direct", body=bytes(5000), frame_max=4096))
+    wire.produce(*(frame.raw for frame in begin))
+    assert wire.answer(declare_ok) == wire.upstream() == b""
+    assert wire.produce(end.raw) == end.raw
+    assert "Exchange.Declare" in names(wire.produce(message))
+    assert wire.answer(declare_ok) == wire.upstream() == b""
+
+
+def test_without_confirms_no_method_is_sent_after_the_close_of_a_channel() -> None:
+    wire = Wire(several("e")).open()
+    message = publish(mandatory=True)
+    assert names(wire.produce(message, message, method(1, commands.Channel.Close(200, "", 0, 0))))[-1] == "Channel.Close"
+    assert wire.answer(method(1, commands.Exchange.DeclareOk())) == wire.upstream() == b""
+    assert names(wire.answer(method(1, commands.Channel.CloseOk()))) == ["Channel.CloseOk"]
+
+
 @pytest.mark.parametrize(
     ("end", "ok"),
     [(commands.Tx.Commit(), commands.Tx.CommitOk()), (commands.Tx.Rollback(), commands.Tx.RollbackOk())],
