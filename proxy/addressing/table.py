@@ -231,7 +231,7 @@ class TranslationTemplate:
         end = 0
         for variable in _VARIABLE.finditer(translation):
             parts.append(translation[end : variable.start()])
-            # A number with four or more digits exceeds `MOST_VARIABLES`, so the variable's value is always empty.
+            # There are at most `MOST_VARIABLES` variables, so a variable whose number has four or more digits is empty.
             digits = (variable[1] or b"").lstrip(b"0")
             parts.append(b"$" if variable[2] else int(digits or b"0") if len(digits) < 4 else MOST_VARIABLES + 1)
             end = variable.end()

@@ -128,7 +128,7 @@ def sorted_copies(copies: Iterable[BindingCopy]) -> tuple[BindingCopy, ...]:
 
 @dataclass(slots=True, eq=False)
 class OwnedExchange:
-    """An exchange that is evaluated here."""
+    """An exchange whose bindings this sidecar evaluates."""
 
     #: the name that producers use
     name: bytes
@@ -326,7 +326,7 @@ class VhostState:
         return new if same else None
 
     def may_be_open(self, name: bytes) -> bool:
-        """Return True if another sidecar may have declared an open exchange with this name that is unknown here."""
+        """Return True if this exchange is unknown here, but may have been declared through another sidecar."""
         plain = self.plain_exchanges
         return plain is not None and name not in plain and name not in self.exchanges
 

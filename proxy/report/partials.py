@@ -87,7 +87,7 @@ class DamagedError(Exception):
 
 
 def inflated(file: io.BufferedIOBase, packed: bool) -> Iterator[bytes]:
-    """Decompress a file if it is packed, and yield its text in chunks of bounded size."""
+    """Decompress a file if it is compressed, and yield its text in chunks of bounded size."""
     stream = gzip.GzipFile(fileobj=file) if packed else file
     try:
         while piece := stream.read1(_CHUNK):  # read() would lose the text before the damage

@@ -3,7 +3,8 @@
 `read_model` validates a tree of nodes with a model and reports every pydantic error with the file, line, column and key
 of its node. Invalid values are replaced with defaults, so that later checks also run.
 
-A type states which values it expects, with `Expected` or one of the types below. No message contains a secret.
+The annotation of a type (`Expected` or one of the classes below) describes the expected values. No message contains a
+secret.
 """
 
 from __future__ import annotations

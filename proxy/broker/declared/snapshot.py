@@ -255,7 +255,7 @@ class Recorder:
 
     def __init__(self, path: Path | None, states: Callable[[], Iterable[VhostState]], supervisor: Supervisor) -> None:
         self._path = path
-        #: Error of the last access to the file; empty if it succeeded.
+        #: Error from the last access to the file; empty if the access succeeded.
         self.fault = ""
         self._states = states
         self._supervisor = supervisor

@@ -114,7 +114,7 @@ def _equal(value: Value | None, other: Value | None) -> bool:
 
 
 def _shown(value: Value | None, other: Value | None) -> str:
-    """Format a value as the broker does, which shows the type only if the other value is missing."""
+    """Format a value as in the broker's error messages, which include its type only if the other value is missing."""
     if value is None:
         return "none"
     text = shown(value.value) if isinstance(value.value, bytes) else format_term(value)

@@ -97,7 +97,7 @@ class ClientQueues:
         return expect_reply(self._connection, channel, methods.QUEUE_DECLARE, request, declared)
 
     def _declare_again(self, channel: Channel, request: QueueDeclare, frame: bytes) -> Steps:
-        """Declare a queue that has bindings, which are removed first if the queue no longer exists."""
+        """Declare a queue for which bindings are known. If the queue no longer exists, remove these bindings first."""
         connection = self._connection
         # The client's earlier requests may cause the broker to delete the queue.
         yield partial(inject, connection, channel, [])

@@ -122,7 +122,7 @@ def signed_fields(
 def signed_copy(
     state: VhostState, carrier: bytes, binding: Binding, entries: bytes, key: bytes, client: str
 ) -> BindingCopy:
-    """Create a signed copy of a client's binding, with the given key on a carrier."""
+    """Create a signed copy of a client's binding, to be stored on a carrier with the given routing key."""
     destination = binding.destination_type, binding.destination
     sequence, client_key = binding.sequence, binding.routing_key
     fields = signed_fields(state.name, carrier, destination, client, sequence, client_key, entries)

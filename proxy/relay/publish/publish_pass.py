@@ -1,7 +1,7 @@
 """The publish pass, which reads the producer's bytes once from left to right and writes the bytes for the broker.
 
 Input
-    `PublishPass.read_producer` receives the next bytes from the producer, which may begin and end within a frame.
+    `PublishPass.read_producer` receives the next bytes from the producer, which may begin or end inside a frame.
     `_run` processes only whole frames; an incomplete frame is kept in `_rest` until the next read. A frame consists of
     its type (1 byte), its channel (2 bytes), the size of its payload (4 bytes), the payload, and the frame-end octet
     (206). A publish consists of three kinds of frames on one channel: a method frame with exchange, routing key and
@@ -485,8 +485,8 @@ class PublishPass:
 
             # The scan. An entry consists of the length of its name, the name, a type letter, and a value. The size of
             # the value depends on the letter or follows the letter. Most names are excluded by their length alone.
-            # A value that ends after the table is detected after the loop. No index exceeds the frame, because its last
-            # octet occurs neither in `_SHORT_STRING` nor among the type letters.
+            # If a value extends beyond the table, this is detected after the loop. No index exceeds the frame, because
+            # its last octet occurs neither in `_SHORT_STRING` nor among the type letters.
             collected = b""
             meanings = 0
             mentioned = plan.mentioned
