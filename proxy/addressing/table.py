@@ -403,7 +403,7 @@ class _Bucket:
 
 
 def _pieces_of(pattern: AddressPattern) -> set[bytes]:
-    """Return the substrings of a pattern's inner literals, with the first length in `_PIECES` that yields any."""
+    """Return the substrings of a pattern's inner literals of one length: the first in `_PIECES` that fits."""
     for length in _PIECES:
         if substrings := {piece for literal in pattern.literals for piece in _cut(literal, length)}:
             return substrings

@@ -195,7 +195,7 @@ class AddressBook:
         return target
 
     def may_rewrite(self, exchange: bytes) -> bool:
-        """Return True if a rule may match a publish to an exchange, for at least one routing key."""
+        """Return True if a rule may match a publish to the given exchange, for at least one routing key."""
         return self.table.may_fit(address_of(Publication(exchange, b"")))
 
     def rewrites(self, exchange: bytes, destinations: frozenset[Destination]) -> Rewrites:
@@ -222,7 +222,7 @@ class AddressBook:
         return self.resolve(translation.rule, translation.address, publication)
 
     def fixed_target(self, exchange: bytes, routing_key: bytes) -> Target | FailedTranslation | None:
-        """Return the target of a publish, as `look_up` does, but for destinations in rules, and with another cache."""
+        """Return the target of a publish like `look_up`, but with a separate cache for destinations in rules."""
         try:
             return self._fixed_targets[exchange, routing_key]
         except KeyError:
@@ -233,12 +233,12 @@ class AddressBook:
         return target
 
     def covers_exchange(self, exchange: bytes) -> bool:
-        """Return True if one rule matches every publish to an exchange, regardless of the routing key."""
+        """Return True if one rule matches every publish to the given exchange, regardless of the routing key."""
         every = AddressPattern(address_of(Publication(exchange, b"*")))
         return bool(exchange) and any(pattern.covers(every) for pattern in self.table.patterns)
 
     def may_lead_to(self, exchange: bytes) -> bool:
-        """Return True if any rule may send a publish to an exchange on the sidecar's own broker."""
+        """Return True if the result of any rule may be the given exchange on the sidecar's own broker."""
         kept = self._led_to.get(exchange)
         if kept is None:
             if len(self._led_to) >= _KEPT_EXCHANGES:
@@ -250,7 +250,7 @@ class AddressBook:
     def may_keep(self, exchange: bytes) -> bool:
         """Return True if a rule may match publishes to an exchange and translate them to the same exchange.
 
-        Only rules that precede the first rule that matches every publish to the exchange are considered.
+        The first rule that matches every publish to the exchange is not considered, nor is any rule after it.
         """
         beginning = address_of(Publication(exchange, b""))
         every = AddressPattern(beginning + b"*")
@@ -263,7 +263,7 @@ class AddressBook:
         return False
 
     def _may_name(self, position: int, exchange: bytes) -> bool:
-        """Return True if a rule may send a publish to an exchange on the sidecar's own broker."""
+        """Return True if the result of this rule may be the given exchange on the sidecar's own broker."""
         translation, domain = self.table.rules[position].translation, self._domains[position]
         return translation is not None and (domain is None or domain.local) and _may_name(translation, exchange)
 
