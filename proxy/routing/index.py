@@ -1,9 +1,9 @@
-"""Selects the bindings of an exchange that must be visited for a message.
+"""Selects which bindings of an exchange must be visited for a message.
 
-To be indexed, a binding must have no effect when it is false, and must be false unless a certain equality holds. The
-binding is indexed by that equality, and is found by looking up the message's facts. All other bindings are always
-visited. The result is in visiting order and may contain bindings that are false, since the index excludes only bindings
-that certainly have no effect.
+A binding is indexed if it has no effect when it is false, and can be true only if a certain equality holds. The binding
+is indexed by that equality, and is found by looking up the message's facts. All other bindings are always visited. The
+result is in visiting order and may contain bindings that are false, since the index excludes only bindings that
+certainly have no effect.
 
 Topics are stored in a trie of words. A lookup processes the words of the routing key in order and computes the set of
 all nodes that these words can reach. The cost is at most proportional to the number of words times the number of nodes,

@@ -72,7 +72,7 @@ class Router:
         return self._reach(exchange).destinations
 
     def names(self, exchange: bytes, destination: Destination) -> bool:
-        """Return True if a destination is in `destinations`, without building that set, which may be large."""
+        """Return True if `destinations` contains this destination, without building that set, which may be large."""
         if destination[0] == EXCHANGE and destination[1] in self._exchanges:
             return False
         return any(
@@ -81,7 +81,7 @@ class Router:
         )
 
     def mentions(self, destination: Destination) -> bool:
-        """Return True if any exchange has a destination in its bindings, or as its alternate exchange."""
+        """Return True if any exchange has the given destination in its bindings, or as its alternate exchange."""
         alternate = destination[1] if destination[0] == EXCHANGE else None
         return any(
             exchange.uses(destination) > 0 or (alternate is not None and exchange.alternate == alternate)
@@ -89,9 +89,9 @@ class Router:
         )
 
     def may_choose(self, exchange: bytes, destination: Destination) -> bool:
-        """Return True if messages to `exchange` can reach a destination outside the router.
+        """Return True if the given destination is outside the router and messages to `exchange` can reach it.
 
-        This includes destinations that no rule names.
+        The destination need not be named in a rule.
         """
         kind, name = destination
         if kind == EXCHANGE and name in self._exchanges:
@@ -99,7 +99,7 @@ class Router:
         return self.may_choose_unnamed(exchange, kind) or self.names(exchange, destination)
 
     def may_be_chosen(self, destination: Destination) -> bool:
-        """Return True if messages to any exchange can reach a destination outside the router; see `may_choose`."""
+        """Return True if messages to any exchange can reach the given destination; see `may_choose`."""
         return any(self.may_choose(exchange, destination) for exchange in self._exchanges)
 
     def may_choose_unnamed(self, exchange: bytes, kind: str) -> bool:
@@ -193,7 +193,7 @@ class Router:
                 seen.add(name)
                 nested.append(self._exchanges[name])
         if len(nested) > 1:
-            # As in the broker, the exchange with the last name is visited first. The order matters only if two
+            # As in the broker, the exchange whose name sorts last is visited first. The order matters only if two
             # exchanges would close the channel.
             nested.sort(key=_name)
         return nested

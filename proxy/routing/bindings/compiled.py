@@ -207,7 +207,7 @@ def _walk_eq(walk: tuple[HeaderOperator, ...], message: Message) -> bool:
 
 
 def _walk_set(walk: tuple[HeaderOperator, ...], message: Message) -> int:
-    """Return the number of operators that matched; -1 if an operator did not match its header, which is present."""
+    """Return the number of operators that matched; -1 if the header of an operator is present but does not match."""
     headers = message.sorted_headers
     at, end, count = 0, len(headers), 0
     for operator in walk:
@@ -359,7 +359,7 @@ class CompiledBinding:
 
     @property
     def effects(self) -> list[Effects]:
-        """The effects of both results; a result without effects is omitted."""
+        """`on_true` and `on_false`, unless they are None."""
         return [effects for effects in (self.on_true, self.on_false) if effects is not None]
 
     @property

@@ -174,10 +174,10 @@ TYPE_TESTS: Final = {
 
 
 def canonical(value: Value) -> Hashable:
-    """Return the same key for all values that are equal at the top level, regardless of their type letters.
+    """Return a key that is the same for equal values.
 
-    Numbers and strings are their own keys, since a number never equals bytes. The keys of other values include the type
-    letter, so that a boolean does not equal a number.
+    Numbers and strings are their own keys, without type letters, since a number never equals bytes. The keys of other
+    values include the type letter, so that a boolean does not equal a number.
     """
     letter, content = value
     if letter in _PLAIN:

@@ -24,9 +24,9 @@ pattern therefore has two forms:
 **Cost of a decision.** A `Budget` has the same unit as the match limit: one match step, about 10 ns. A search is tried
 with increasing limits, each of which is charged. The charge therefore exceeds the actual cost by at most a constant
 factor, and equal searches have equal charges. Searches that cost little more than the call itself (``_FREE_UNITS``) are
-free, so a budget does not limit the number of patterns. For longer subjects, the plain form is tried first until the
-worst cases of such searches add up to a quarter of the budget (``Budget.unproven``). Therefore, all searches with one
-budget together cost at most 1.25 times the budget, plus four microseconds per search.
+free, so a budget does not limit the number of patterns. Other searches try the plain form first, until the worst cases
+of these attempts add up to a quarter of the budget (``Budget.unproven``). Therefore, all searches with one budget
+together cost at most 1.25 times the budget, plus four microseconds per search.
 
 Every call holds the interpreter lock (``PyDLL``), since most searches take less time than releasing and reacquiring the
 lock, and the limits bound the others. All patterns can therefore share one match data block and one JIT stack.
@@ -64,11 +64,11 @@ _NESTING_LIMIT = 1000
 _HEAP_KIB = 4096
 _STACK_BYTES = 4 << 20
 
-#: Estimated work for a match step; number of bytes copied with the interpreter's frame that count as one unit of work;
-#: and work for a scanned character in the plain form if the pattern contains a `_SLOW` construct. In other patterns, a
+#: Estimated work for a match step; number of bytes of the interpreter's frame that are copied per unit of work; and
+#: work for a scanned character in the plain form if the pattern contains a `_SLOW` construct. In other patterns, a
 #: scanned character counts as one unit. A compared character always counts as one unit.
 _DECISION, _FRAME_BYTES, _SLOW_WALK = 40, 6, 8
-#: Work for a character that the counted form scans without a match step, without and with a `_SLOW_SCANS` construct.
+#: Work for a character that the counted form scans without a match step: normally, and with a `_SLOW_SCANS` construct.
 _SCAN, _SLOW_SCAN = 3, 16
 #: Default budget for one owner's searches in a decision, in units; about 10 ms.
 DEFAULT_BUDGET = 1_000_000
@@ -77,12 +77,12 @@ _SEARCH_UNITS = 330_000
 #: Searches that cost no more than this are free.
 _FREE_UNITS = 400
 _FREE_WORK = _FREE_UNITS * _DECISION
-#: Maximum worst-case cost, with a match limit of one, of a search in the plain form.
+#: Maximum worst-case cost of a search in the plain form with a match limit of one.
 _LONGEST_PLAIN_UNITS = 250_000
 #: Factor between successive match limits of a search, and the largest limit.
 _GROWTH, _LARGEST_LIMIT = 8, 1 << 20
 
-#: Constructs without which a search never scans further than the length of the pattern.
+#: Constructs that can make a search scan further than the length of the pattern.
 _WALKS = re.compile(rb"[*+]|,\}|\\[XRkg1-9]|\(\?[P&R(0-9+-]")
 #: Constructs that take longer for each scanned character: Unicode properties, back references, subroutine calls.
 _SLOW = re.compile(rb"\(\*U|\\[XRkg1-9]|\(\?[P&R0-9+-]")
@@ -357,7 +357,7 @@ class Pattern:
         """Return True if the pattern matches anywhere in the subject; None if the search was abandoned.
 
         Args:
-            budget: the budget to which the cost is charged, which also records why a search was abandoned.
+            budget: the budget to which the cost is charged. If the search is abandoned, the budget records the reason.
         """
         size = len(subject)
         if size > 255 or budget.spent:
