@@ -152,7 +152,7 @@ class Link(asyncio.Protocol):
 
     @property
     def paused(self) -> bool:
-        """True if the socket is not being read, except during a brief pause between reads."""
+        """True if reading is paused. The brief pauses between reads do not count."""
         return bool(self._paused_for - _BETWEEN_READS)
 
     @property

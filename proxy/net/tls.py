@@ -28,7 +28,7 @@ _VERSION, _UTC_TIME = 0xA0, 0x17
 
 
 def certificate_end(pem: bytes) -> float:
-    """Return the expiry (seconds since 1970) of the first certificate in a PEM file, which is presented to peers.
+    """Return the expiry (seconds since 1970) of the certificate presented to peers: the first one in a PEM file.
 
     Raises:
         ValueError: there is no readable certificate.

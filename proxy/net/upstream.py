@@ -3,7 +3,7 @@
 `Upstream` tries the addresses in turn, each with a timeout, and resolves names for each connection.
 
 `UpstreamPool` keeps connections that are in their initial state when their producer disconnects. The next producer with
-the same login, virtual host and limits leases one of them, which `relay.handshake.lease` selects. Until then,
+the same login, virtual host and limits leases one of them, selected by `relay.handshake.lease`. Until then,
 heartbeats are exchanged. If the broker sends any other frame, the connection is unusable and is closed without a log
 line. Connections are kept only if `upstream.reuse` is set.
 

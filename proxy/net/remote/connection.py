@@ -1,7 +1,8 @@
 """Keeps one link to another broker connected: socket, TLS, deadlines, reconnects, back-pressure.
 
-`relay.remote.link` gets the received bytes and decides what to send. Lanes outlive a connection: waiting messages are
-sent over the next connection or, at their deadline, reported to their producer as lost. No message is sent twice.
+`relay.remote.link` gets the received bytes and decides what to send. A lane (the publishes of one producer's
+channel) outlives a connection: waiting messages are sent over the next connection or, at their deadline, reported to
+the producer as lost. No message is sent twice.
 
 Sources: the messenger-addressing specification, section 3.4; architecture, "Invariants" (bounded buffers).
 """

@@ -58,7 +58,7 @@ class RemotePool:
         self.listening: Sequence[HostPort] = ()
 
     def port(self, vhost: str, full: Callable[[bool], None]) -> ProducerRemotes:
-        """Return the object through which one producer's connection uses other brokers, and which calls `full`."""
+        """Return the object through which one producer's connection uses other brokers. This object calls `full`."""
         port = ProducerRemotes(self, vhost, full)
         self._ports.add(port)
         return port
