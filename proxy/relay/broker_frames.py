@@ -326,7 +326,7 @@ class BrokerFrames:
         returns = channel.confirms.returns
         if is_return and returns:
             _, _, exchange, routing_key = read_method(Return, method[7:-1])
-            # Other copies of the publish have not been returned yet, or are known not to be returned.
+            # Other copies of the publish have not been returned yet, or will not be returned.
             if not returns.returned(fingerprint(exchange, routing_key, header)):
                 channel.output.swallowed = CONTENT_HEAD.unpack_from(header)[5]
                 connection.deliveries.mark(channel)

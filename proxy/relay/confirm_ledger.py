@@ -3,7 +3,7 @@
 As long as every publish from the producer results in one upstream publish, the tags on both sides are equal, the
 broker's acks are relayed, and `Settled` counts them. `Ledger` takes over on a channel with the first publish that needs
 several upstream publishes. From then on, the tags differ. A producer's tag is settled when all copies of the publish
-are settled, and it is nacked if at least one copy was nacked. `Returns` decides when a return is relayed, which is when
+are settled, and it is nacked if at least one copy was nacked. `Returns` decides when a return is relayed: when
 all copies have been returned. A return has no tag, so it is identified by its content, which also works on channels
 without confirms. The broker has sent all returns of a publish when it answers a later method on the channel or, in a
 transaction, the commit.
@@ -164,7 +164,7 @@ class _Whole:
     copies: list[Hashable]
     #: copies on other brokers
     remote: frozenset[Hashable]
-    #: whether a copy is known not to be returned, so that the publish is not returned either
+    #: whether it is known that some copy will not be returned, in which case no return is relayed
     kept: bool = False
 
 
@@ -212,7 +212,7 @@ class Returns:
         return not whole.copies and not whole.kept
 
     def kept(self, copy: Hashable) -> None:
-        """Record that another broker has not returned a copy. The returns of the other copies are not relayed."""
+        """Record that another broker will not return its copy. Returns of the other copies are then not relayed."""
         waiting = self._copies.get(copy)
         if waiting is not None:
             whole = waiting[0]

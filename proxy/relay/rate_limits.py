@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-#: Once the limits of this many users are stored, users without connections whose buckets are full are forgotten. Users
+#: Once the limits of this many users are stored, users that have full buckets and no connections are forgotten. Users
 #: in debt are kept, so that a user can't clear a debt by reconnecting.
 REMEMBERED = 1024
 

@@ -84,7 +84,7 @@ class Relay:
     def over_limit(self, text: str) -> None:
         """Close the channel (406) or the connection (320) of a producer that exceeds its rate limit.
 
-        Only the channel is closed if no other channel has published and no message has been sent partially.
+        If no other channel has published and no message has been sent partially, only the channel is closed.
         """
         connection = self.connection
         publishing = [

@@ -200,7 +200,7 @@ class ClientReach:
         return self.is_needed(owned, stored.destination, stored.binding.identity in owned.clients)
 
     def is_needed(self, owned: OwnedExchange, destination: Destination, uses: int = 0) -> bool:
-        """Return True if a route, a downstream exchange, or more than `uses` bindings need a destination."""
+        """Return True if a route, a downstream exchange, or more than `uses` bindings need the given destination."""
         router = self._state.router
         exchange = router.exchanges[owned.name]
         if exchange.uses(destination) > uses or any(destination in reach.allowed for reach in owned.reaches.values()):
@@ -383,7 +383,7 @@ class ClientBindings:
                 self._connection.take_held_again(channel)
 
     def _confirm(self, planned: _Bind, relies: Iterable[Destination], since: int) -> Steps:
-        """Verify that the rows on which a newly stored binding relies still exist; otherwise, bind pins."""
+        """If any of the rows on which a newly stored binding relies may no longer exist, bind pins."""
         table, now = self._table(planned.owned), self._connection.traffic.now
         lacking = [name for name in (*relies, *planned.routes) if not table.holds(name, since, now)]
         pins = [new_pin(self._connection, planned.owned, name) for name in lacking if name in planned.tokens]
@@ -452,7 +452,10 @@ class ClientBindings:
         return [frame for pin in pins for frame in pin.frames(channel.number)]
 
     def _pin_aside(self, channel: Channel, pin: Pin, then: Callable[[str | None], None]) -> None:
-        """Bind a pin so that a refusal does not close the client's channel; `then` is called with the refusal."""
+        """Bind a pin on the sidecar channel, if there is one, so that a refusal does not close the client's channel.
+
+        `then` is called with the refusal; None if there was none.
+        """
         sidecar_channel = self._connection.upstream.sidecar_channel
         if sidecar_channel.number is None:
             inject(self._connection, channel, self._pin_steps(channel, [pin]), partial(then, None))

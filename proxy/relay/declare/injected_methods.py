@@ -74,7 +74,7 @@ def expect_reply(
 
 
 def answer(channel: Channel, method: int, nowait: bool) -> bytes:
-    """Build the reply to a request, without arguments; b"" if the client expects no reply."""
+    """Build the reply to a request, a method without arguments; b"" if the client expects no reply."""
     return b"" if nowait else method_frame(channel.number, reply_of(method))
 
 
@@ -131,7 +131,7 @@ def when_processed(connection: ConnectionState, channel: Channel, then: Callable
 
 
 def refuse_in_order(connection: ConnectionState, channel: Channel, error: ProtocolError) -> None:
-    """Refuse a method as RabbitMQ does, which is after the replies to the client's earlier methods on the channel.
+    """Refuse a method as RabbitMQ does: after the replies to the client's earlier methods on the channel.
 
     If one of these methods causes an error on the broker, the client receives only that error.
     """

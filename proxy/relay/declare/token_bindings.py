@@ -91,7 +91,7 @@ def note_pin(state: VhostState, pin: Pin, binder: object | None) -> None:
 
 
 def check_tokens(state: VhostState, owned: OwnedExchange, destination: Destination, tokens: Tokens) -> None:
-    """If the carrier's tokens have changed in the meantime, record that a new row does not route messages."""
+    """If the carrier's tokens have changed in the meantime, record that the new row does not route messages."""
     if not tokens.lead_to(state.tokens_of(owned)):
         owned.tokens.not_bound(destination)
 
@@ -105,8 +105,8 @@ def tokens_of(state: VhostState, queue: bytes) -> list[tuple[OwnedExchange, Dest
 def own_tokens(connection: ConnectionState, binding: Binding) -> list[tuple[OwnedExchange, Destination]]:
     """Return (exchange, queue) for each exclusive queue that, because of a new binding, needs tokens on a carrier.
 
-    A binding from an exchange to an exclusive queue may also route messages that other exchanges evaluated here pass on
-    to this exchange. A binding between two exchanges may route messages to exclusive queues bound to the second one.
+    A binding from an exchange to an exclusive queue may also route messages that the exchange gets from other exchanges
+    evaluated here. A binding between two exchanges may route messages to exclusive queues bound to the second one.
     """
     queues = connection.upstream.exclusive_queues
     if binding.destination_type == QUEUE:

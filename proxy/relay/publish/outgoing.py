@@ -306,7 +306,7 @@ def _queue_copies(
 
 
 def _by_file(owned: OwnedExchange, state: VhostState, exchange: bytes) -> bool:
-    """Return True if a rules file names an exchange. If so, the control plane checks whether it exists."""
+    """Return True if a rules file names the given exchange. If so, the control plane checks whether it exists."""
     if owned.declared is not None:
         return False
     return exchange == owned.alternate or state.router.names(owned.name, ("exchange", exchange))

@@ -234,7 +234,7 @@ class Plans:
         return record
 
     def watching(self, exchange: bytes) -> Tap | None:
-        """Return the tap if it observes publishes to an exchange."""
+        """Return the tap if it observes publishes to the given exchange."""
         return self.tap if self.tap is not None and self.tap.wants(self.state.name, exchange) else None
 
     def _translate(self, publication: Publication) -> Plan | None:
@@ -326,7 +326,7 @@ class Plan:
         self.mentioned: Final = {shortstr(name): cut for name, cut in _ALWAYS.items()}
         for name in interest.headers or ():
             self.mentioned[shortstr(name)] = self.mentioned.get(shortstr(name), 0) | FACT
-        #: for each possible size of a name, whether a mentioned name has that size; this rules out most names
+        #: for each possible size of a name, whether a mentioned name has that size, so that most names need no lookup
         sizes = {name[0] for name in self.mentioned}
         self.name_sizes: Final = [size in sizes for size in range(256)]
         self.decisions: Final[dict[object, Outgoing]] = {}

@@ -33,7 +33,7 @@ Exceptions
 
 Assumptions
     The pass handles a publish if its channel is open, expects a method and holds no frames. All other frames are
-    handled one by one in `ProducerFrames`, which may change the state of any channel, and the rules. A method frame
+    handled one by one in `ProducerFrames`, which may change the rules and the state of any channel. A method frame
     that is not directly followed by its header frame is held in the channel; when the header frame arrives,
     `_take_joined` processes both frames. `_take_joined` also processes publishes that have waited.
 
@@ -464,7 +464,7 @@ class PublishPass:
                 return body_at
 
             # The header table follows content type and content encoding. `last` is the offset of the frame-end octet.
-            # If this octet is misread as a length, the resulting offset is also beyond the frame.
+            # If this octet is misread as a length, the resulting offset exceeds `last`, so the header is refused below.
             flags = header[19]
             table_at: i64 = 21
             if flags & _CONTENT_TYPE_BIT:
@@ -486,7 +486,7 @@ class PublishPass:
             # The scan. An entry consists of the length of its name, the name, a type letter, and a value. The size of
             # the value depends on the letter or follows the letter. Most names are excluded by their length alone.
             # If a value extends beyond the table, this is detected after the loop. No index exceeds the frame, because
-            # its last octet occurs neither in `_SHORT_STRING` nor among the type letters.
+            # the frame-end octet occurs neither in `_SHORT_STRING` nor among the type letters.
             collected = b""
             meanings = 0
             mentioned = plan.mentioned

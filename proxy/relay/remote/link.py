@@ -220,7 +220,7 @@ class Lane:
                 self._settle(message, result, "refused by the broker")
             else:
                 self._settle(message, RemoteResult.RETURNED if message.returned else result, "")
-        # Otherwise, an ack with `multiple` would have to visit all tags that were acked one by one.
+        # Otherwise, an ack with `multiple` would have to visit every tag that was acked individually.
         while self._low <= self._tag and self._low not in self.unconfirmed and self._low not in self._fingerprints:
             self._low += 1
 
