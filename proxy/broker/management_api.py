@@ -425,7 +425,7 @@ class ManagementApi:
             return tls.words(under)
         if (
             isinstance(error, OSError) and error.errno is not None and error.errno > 0
-        ):  # negative numbers are errors of the resolver
+        ):  # negative numbers are resolver errors
             return os.strerror(error.errno)
         if isinstance(error, aiohttp.ClientConnectorDNSError):
             return error.os_error.strerror or "the host name can't be resolved"

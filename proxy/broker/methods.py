@@ -141,7 +141,7 @@ class DeclareExchange:
 
 @dataclass(frozen=True, slots=True)
 class Bind:
-    """Binds a destination to an exchange with a routing key and the raw entries of an argument table.
+    """Binds a destination to an exchange, using a routing key and the raw entries of an argument table.
 
     If `unbinds` is set, removes this binding instead. Both operations are idempotent.
     """
@@ -210,7 +210,7 @@ async def send(frame: bytes, channel: AbstractChannel, limit_seconds: float) -> 
 
 @cache
 def _encoded(method: int) -> type[Any]:  # a method of pamqp
-    """Return a class for encoded methods, whose ``encoded`` attribute contains the bytes that aiormq sends."""
+    """Return a class for encoded methods. aiormq sends the bytes in the ``encoded`` attribute of its instances."""
     kind: type[Any] = spec.INDEX_MAPPING[method]
     return type(kind.__name__, (kind,), {"marshal": lambda self: self.encoded})
 

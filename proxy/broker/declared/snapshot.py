@@ -53,8 +53,8 @@ class BindingRecord(NamedTuple):
     Args:
         exchange: the source exchange, which is defined in a rules file or was declared by a client.
         copies: all copies on the broker. Their `secret` is not stored in the file, but determined by verifying the
-            signatures. Files of older versions contain no keys: a mark then has the unkeyed token as its key, and the
-            key of any other copy is empty.
+            signatures. Files from older versions contain no keys. The key of a mark (see `marks`) is then set to the
+            unkeyed token, and the keys of other copies are empty.
         marks: sequence numbers of the copies whose key is the destination's token.
     """
 

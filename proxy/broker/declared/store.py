@@ -278,7 +278,7 @@ class BindingListings:
             return superfluous
 
     def found(self, owned: OwnedExchange, listed: Iterable[BindingInfo]) -> None:
-        """Add the clients' bindings in a list that does not contain all bindings of an exchange."""
+        """Add the clients' bindings from an incomplete list of an exchange's bindings."""
         for info in listed:
             if info.stores and (decoded := self._decode(owned, info)) is not None:
                 identity, stored = decoded
@@ -376,8 +376,8 @@ Refused: TypeAlias = tuple[StoredBinding, str]
 def inherit(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Router) -> Iterator[Refused | None]:
     """Carry clients' exchanges and bindings over to new rules, in small steps. The state may change between the steps.
 
-    A client exchange is unchanged unless a rules file now defines an exchange with the same name. In this case, the
-    definition in the file applies, and clients' bindings are kept. A further call carries over later changes.
+    If a rules file now defines an exchange with the name of a client's exchange, the definition in the file applies,
+    and clients' bindings are kept. Other client exchanges are unchanged. A further call carries over later changes.
 
     Args:
         state: the state with the old rules and the declarations.
@@ -545,7 +545,7 @@ class DeclarationStore:
         self.changes += 1
 
     def forget_deleted(self) -> None:
-        """Discard data on exchanges that no longer exist; relays remove the exchanges that their clients delete."""
+        """Discard data on exchanges that no longer exist, such as those that relays have removed for their clients."""
         self._kept = {name: kept for name, kept in self._kept.items() if name in self.state.exchanges}
         self.listings.forget_deleted()
 
@@ -556,7 +556,7 @@ class DeclarationStore:
         binding = stored.binding
         if self.state.router.exchanges[binding.exchange].has(binding):
             return  # the rules file has the same binding and takes precedence
-        # The sequence numbers of unsigned bindings are not trusted, and those of exchanges are not used for ordering.
+        # Only signed bindings count: unsigned bindings are not trusted, and exchanges have no order.
         signed = [copy.sequence for copy in stored.copies if copy.signed]
         self.state.last_sequence = max(self.state.last_sequence, *signed, 0)
         try:
@@ -609,7 +609,7 @@ class DeclarationStore:
         return stored_binding(record.exchange, *content, copies, one_word=owned.is_topic)
 
     def bindings(self) -> list[StoredBinding]:
-        """Return a list of the current bindings, since a pass must not assess bindings created after its start."""
+        """Return the current bindings as a new list. A pass must not assess bindings created after its start."""
         return [stored for owned in self.state.exchanges.values() for stored in owned.clients.values()]
 
     def binding_gone(self, stored: StoredBinding) -> bool:

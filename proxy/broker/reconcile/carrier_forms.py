@@ -69,7 +69,7 @@ class CarrierBindings(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """True if the type is as requested, or if none is requested and the other type costs the broker no less."""
+        """True if the type is as requested or, if none is requested, the other type would not cost the broker less."""
         wanted = self.exchange.wanted_type
         if wanted is not CarrierType.AUTO:
             return self.exchange.carrier_type is wanted
@@ -86,7 +86,7 @@ class CarrierBindings(NamedTuple):
 
 
 def adopt_types(state: VhostState, desired: DesiredState, listed: Mapping[bytes, ExchangeInfo] | None) -> None:
-    """Adopt the types of existing carriers, and choose the types of carriers to declare.
+    """Adopt the types of existing carriers, and choose types for the carriers that have to be declared.
 
     Args:
         state: the shared state, which records whether the broker scans bindings.
@@ -113,8 +113,7 @@ def adopt_types(state: VhostState, desired: DesiredState, listed: Mapping[bytes,
 class CarrierForms:
     """The types and forms of the carriers of one virtual host.
 
-    If the connection is lost, methods raise `UpstreamError`. A switch that this interrupts is continued in the next
-    pass.
+    If the connection is lost, methods raise `UpstreamError`. The next pass continues an interrupted switch.
 
     Args:
         state: the shared state; the forms of its exchanges are set here.
@@ -123,7 +122,7 @@ class CarrierForms:
     def __init__(self, state: VhostState, executor: Executor) -> None:
         self._state = state
         self._executor = executor
-        #: Number of passes after the switch in which one-word tokens were still bound, by carrier.
+        #: By carrier: number of passes since its switch that have found one-word tokens still bound.
         self._looks: dict[bytes, int] = {}
 
     async def change_forms(self, desired: DesiredState, changed: Callable[[OwnedExchange], bool]) -> None:
@@ -167,7 +166,7 @@ class CarrierForms:
         )
 
     def removable(self, exchange: OwnedExchange, former: Collection[BindingInfo]) -> list[BindingInfo]:
-        """Return the bindings with former tokens that may be removed at the end of a pass.
+        """Of the bindings with former tokens, return those that may be removed at the end of a pass.
 
         One-word tokens stay bound until the other sidecars have also switched to eight-word tokens, except on a
         client's exchange without bindings. Such an exchange routes nothing, but while tokens are bound, the broker

@@ -228,7 +228,7 @@ def bypasses(
 
 
 def topic_warnings(exchange: bytes, bindings: Iterable[BindingInfo]) -> list[str]:
-    """Describe bindings whose patterns match tokens, on a topic exchange downstream of a carrier."""
+    """On a topic exchange downstream of a carrier, find and describe bindings whose patterns match tokens."""
     return [
         f"topic exchange {shown(exchange)} binds {describe(binding.destination)} "
         f"with a pattern that matches destination tokens: {shown(binding.routing_key)}"

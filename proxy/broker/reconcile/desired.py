@@ -34,8 +34,8 @@ class DesiredState:
         translated: destinations that the address table redirects, and that therefore need not exist. Their
             replacements on this broker are in `existing`.
         remote_destinations: replacements on other brokers, each with its broker.
-        chooses_queues: exchanges with a carrier whose messages can reach queues that no rule names.
-        adds_exchanges: exchanges with a carrier whose messages can reach exchanges that no rule names.
+        chooses_queues: exchanges that have a carrier and whose messages can reach queues that no rule names.
+        adds_exchanges: exchanges that have a carrier and whose messages can reach exchanges that no rule names.
     """
 
     carriers: tuple[OwnedExchange, ...]
@@ -89,7 +89,7 @@ class TokenRights:
         return owned.file_destinations | owned.receivers.keys()
 
     def names(self, owned: OwnedExchange, exchange: Exchange, destination: Destination) -> bool:
-        """Return True if an exchange itself names a destination, without listing all destinations."""
+        """Return True if an exchange itself names a destination. This does not list all of its destinations."""
         if not self.own_routes:
             return destination in exchange.destinations
         return destination in owned.receivers or destination in owned.file_destinations
@@ -131,7 +131,7 @@ class TokenRights:
         asks: Callable[[OwnedExchange, Exchange, Destination], bool],
         destination: Destination,
     ) -> list[OwnedExchange]:
-        """Find the exchanges with a carrier that can route to a destination, directly or through other exchanges."""
+        """Find the exchanges that have a carrier and can route to a destination, directly or via other exchanges."""
         pairs = [(owned, router.exchanges[name]) for name, owned in exchanges.items()]
         names = {owned.name for owned, exchange in pairs if asks(owned, exchange, destination)}
         size = 0

@@ -122,7 +122,7 @@ class Observer:
         self._lacking: dict[Destination, str] = {}
         self._warned: set[str] = set()
         self._failed: list[str] = []
-        #: Errors of this pass that prevented the bindings of a client's exchange from being read for the first time.
+        #: Errors in this pass that prevented the bindings of a client's exchange from being read for the first time.
         self.unread: list[UpstreamError] = []
         #: Listings that failed in the last pass.
         self.failures: tuple[str, ...] = ()

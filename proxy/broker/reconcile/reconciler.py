@@ -122,7 +122,7 @@ class Reconciler:
         self._one_at_a_time = asyncio.Lock()
         #: Conflicts between the broker and the rules, each with ways to resolve it.
         self.conflicts: tuple[str, ...] = ()
-        #: Destinations named by rules that the last pass found to be unreachable, with the reasons.
+        #: Destinations that rules name and that the last pass found to be unreachable, with the reasons.
         self.missing: Mapping[Destination, str] = {}
 
     # -- desired -----------------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class Reconciler:
         ]
 
     def changed(self) -> None:
-        """Record a change to client declarations, after which `desired` is recomputed on demand."""
+        """Record that client declarations have changed, so that `desired` is recomputed when it is next needed."""
         self._desired = None
 
     def _wanted(self) -> DesiredState:

@@ -30,7 +30,7 @@ from proxy.relay.token_table import Need
 from proxy.relay.vhost import Delivery, OwnedExchange
 from proxy.values import EXCHANGE, QUEUE, Destination, counted, shown
 
-#: Used in place of a destination in the key of an attempt to change a carrier's form.
+#: Takes the place of the destination in the key that identifies an attempt to change a carrier's form.
 _FORM: Destination = (EXCHANGE, b"")
 #: Pause before work is repeated after a loss of the connection, which `vhost_loop` may not have noticed yet.
 _RETRY_SECONDS = 0.05
