@@ -20,8 +20,8 @@ from proxy.rules.message import DescribedMessage
 from proxy.rules.ruleset import VhostRules
 from proxy.values import text
 
-#: Maximum number of exchanges with separate counts, and maximum number of kinds of difference with an example per
-#: exchange. All others are counted together.
+#: Maximum number of exchanges with separate counts and, for each exchange, maximum number of kinds of difference with
+#: an example. All others are counted together.
 EXCHANGES, KINDS = 500, 20
 #: Name under which the exchanges without separate counts are counted.
 OTHER = "other"

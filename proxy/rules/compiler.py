@@ -77,7 +77,7 @@ def _bind(exchange: Exchange, parsed: ParsedBinding, owner: ExchangeRule, faults
 
 
 def _reserved(parsed: ParsedBinding, faults: Faults) -> None:
-    """Report routing operators whose destinations have a reserved prefix or are too long."""
+    """Report routing operators with destination names that have a reserved prefix or are too long."""
     for key, name in parsed.named_routes():
         fault = short_fault(name)
         if fault:

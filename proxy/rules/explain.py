@@ -169,7 +169,7 @@ class Explanation:
 
     @property
     def unknown_exchange(self) -> bool:
-        """True if the message is published to an exchange that is not evaluated, and not to the default exchange."""
+        """True if the message's exchange is not evaluated and is not the default exchange."""
         return self.note is not None and bool(self.message.exchange)
 
 
@@ -218,7 +218,7 @@ def read_question(data: bytes, source: str) -> ExplainRequest | AddressRequest:
 
 
 def _json_as_yaml(data: bytes) -> bytes:
-    """Escape the characters in JSON that YAML does not permit or treats as line breaks."""
+    """Escape the characters in JSON that YAML forbids or treats as line breaks."""
     data = _ESCAPE.sub(_joined, data)
     try:
         text = data.decode()

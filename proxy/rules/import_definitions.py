@@ -265,7 +265,7 @@ def _written(value: object) -> str:
 
 
 def _undecided(loaded: LoadedRules) -> Iterator[tuple[str, str]]:
-    """Yield a warning for bindings with equal `x-order` whose result depends on the order of declaration."""
+    """Yield a warning for bindings with equal `x-order` if the result depends on their order of declaration."""
     for router in loaded.routers.values():
         for exchange in router.exchanges.values():
             entries = exchange.entries

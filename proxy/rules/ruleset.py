@@ -10,8 +10,8 @@ from proxy.routing.bindings.binding import Binding
 from proxy.rules.addresses import AddressPlaces, BrokerRule
 from proxy.values import Table
 
-#: First of the descending sequence numbers for bindings from files. The sequence numbers of client bindings, which are
-#: microseconds since 1970, are smaller. Among bindings with equal order, the binding with the greatest number is
+#: The sequence numbers of bindings from files descend from this number. The sequence numbers of client bindings, which
+#: are microseconds since 1970, are smaller. Among bindings with equal order, the binding with the greatest number is
 #: visited first, so bindings from files precede client bindings.
 FILE_FIRST = 1 << 62
 

@@ -131,8 +131,8 @@ def _is_local(host: str) -> bool:
 def check_loops(rules: Rules, listening: Collection[HostPort], faults: Faults) -> None:
     """Report every broker, translation and permitted host that leads back to this sidecar.
 
-    Loops that only DNS or socket addresses reveal are detected when the connection to the other broker is opened; the
-    translation then fails.
+    Loops that can be recognized only with DNS or from socket addresses are detected when the connection to the other
+    broker is opened; the translation then fails.
     """
     for vhost in rules.vhosts.values():
         for broker in vhost.brokers:

@@ -74,7 +74,7 @@ def _where(parsed: ParsedExchange | ParsedQueue) -> str:
 
 
 def _repeated(items: Iterable[T], key: Callable[[T], Hashable]) -> Iterator[tuple[T, T]]:
-    """Yield the items with the same key as an earlier item, each with the first item with this key."""
+    """Yield the items with the same key as an earlier item, each with the first item that has this key."""
     first: dict[Hashable, T] = {}
     for item in items:
         other = first.setdefault(key(item), item)

@@ -2,8 +2,8 @@
 
 Conditions on the same fact (a header, the routing key, a property, the clock) are considered together. An equality
 permits only a few values, which are tried individually; comparisons permit an interval; type tests permit a set of
-types. With `eq` and `set`, different headers with the same name may satisfy different conditions, so header conditions
-are not considered.
+types. If ``x-match`` is ``eq`` or ``set``, different headers with the same name may satisfy different conditions, so
+header conditions are not considered.
 
 Source: the open-exchange specification, sections 2 to 5.
 """
