@@ -35,7 +35,7 @@ def differences(before: FileModel, after: FileModel, path: str = "") -> Iterator
                 )
         else:
             yield here
-    if same and path:  # data that a key refers to, such as the content of a file
+    if same and path:  # data to which a key refers has changed, such as the content of a file
         yield path
 
 
@@ -92,7 +92,7 @@ def _leaf(keys: list[str], name: str, text: str, faults: Faults) -> Node | None:
 
 
 def _named_variables(root: Node) -> Iterator[str]:
-    """Yield the variables that the file refers to, which do not override keys even with the prefix ``OXPROXY_``."""
+    """Yield the variables that the file refers to. Even with the prefix ``OXPROXY_``, they do not override keys."""
     for path, _, node in walk(root):
         key = path.rpartition(".")[2]
         if (key == _VARIABLE or key.endswith(_NAMES_VARIABLE)) and isinstance(node, Scalar):

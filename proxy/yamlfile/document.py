@@ -250,7 +250,7 @@ def _without_password(text: str) -> str:
 
 
 def escaped(json_text: str, keep: Container[str] = "") -> str:
-    """Escape the characters in JSON text that YAML does not permit or treats as line breaks, except those in `keep`."""
+    """Escape the characters in JSON text that YAML forbids or treats as line breaks, except those in `keep`."""
     return "".join(char if char.isprintable() or char in keep else f"\\U{ord(char):08x}" for char in json_text)
 
 
