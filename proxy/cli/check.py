@@ -63,8 +63,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Print the findings.
 
-    Return WRONG if there are errors, and NO if a test fails, if there are warnings with ``--strict``, or if the
-    coverage is less than ``--fail-under``.
+    Return WRONG if there are errors. Return NO if a test fails, if the coverage is less than ``--fail-under``, or, with
+    ``--strict``, if there are warnings.
     """
     findings = check_files(options.files, os.environ, lambda path: read_bytes(str(path)))
     if findings.uses_tls:

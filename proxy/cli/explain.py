@@ -44,7 +44,7 @@ from proxy.rules.field_values import TAGS
 from proxy.rules.file_tests import publish_time
 from proxy.yamlfile.document import FLOAT, INTEGER, Faults, Mapping, escaped, read_document
 
-#: Header types that YAML infers from the form of a value, each with a pattern for this form, and its name in errors.
+#: Header types that YAML infers from the form of a value, each with a pattern for the form and a description.
 _FORMS = {
     "int": (INTEGER, "an integer"),
     "float": (FLOAT, "a number"),
@@ -168,14 +168,14 @@ def _check_usage(options: argparse.Namespace) -> None:
 def _yaml(value: object) -> str:
     """Return a string, or a list of strings, as YAML.
 
-    JSON is valid YAML except for escapes of surrogate pairs, and for characters that YAML does not permit or considers
-    line breaks. Bytes that are not UTF-8 are kept, so that they are reported when the YAML is read.
+    JSON is valid YAML except for escapes of surrogate pairs, and for characters that YAML forbids or treats as line
+    breaks. Bytes that are not UTF-8 are kept, so that they are reported when the YAML is read.
     """
     return escaped(json_line(value), keep=_SURROGATES)
 
 
 def described(options: argparse.Namespace) -> str:
-    """Return the message or the address given on the command line as YAML."""
+    """Return, as YAML, the message or the address given on the command line."""
     subject = "exchange" if options.address is None else "address"
     lines = [f"{subject}: {_yaml(getattr(options, subject))}"]
     if options.key is not None:

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     """Return a parser with the names of all commands and the arguments of the given command."""
-    # No option before the command takes a value, so the first argument that is not an option is the command.
+    # Options before the command take no values, so the first argument that is not an option is the command.
     typed = next((argument for argument in arguments if not argument.startswith("-")), None)
     parser, _ = make_parser([typed] if typed in COMMANDS else [])
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="show program's version number and exit")

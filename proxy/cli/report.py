@@ -48,7 +48,7 @@ def add_days_and_spark(parser: argparse.ArgumentParser, master: str) -> None:
 
 
 def request_of(options: argparse.Namespace, output: str) -> Request:
-    """Return the request that the arguments shared with `oxproxy trace` describe."""
+    """Return the request described by the arguments that are shared with `oxproxy trace`."""
     return Request(
         options.input,
         output,
@@ -98,7 +98,7 @@ def _known_bindings(paths: list[Path]) -> tuple[KnownBinding, ...]:
 
 @contextlib.contextmanager
 def faults_of(command: str) -> Iterator[None]:
-    """Report Spark errors, and missing libraries from the extra ``report``, as errors of a command."""
+    """Report Spark errors, and missing libraries from the extra ``report``, as errors of the given command."""
     try:
         yield
     except ModuleNotFoundError as error:

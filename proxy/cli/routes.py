@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _not_found(vhosts: Sequence[Mapping[str, Any]], name: str | None, exchanges: Sequence[str]) -> Iterator[str]:
-    """Yield an error for a requested virtual host or exchange that does not exist, with a similar name."""
+    """Yield errors for requested virtual hosts or exchanges that do not exist, and suggest similar names."""
     names = [vhost["vhost"] for vhost in vhosts]
     if name is not None and name not in names:
         yield f'no virtual host in the rules is named "{name}"{_similar(name, names)}'

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_new(admins: Sequence[AdminClient], counts: Sequence[int], *, as_json: bool) -> list[int]:
-    """Print the workers' publishes since the given counts, ordered by time, and return the new counts."""
+    """Print the publishes that are newer than each worker's given count, by time; return the new counts."""
     answers = [admin.json(f"/api/recent?after={count}") for admin, count in zip(admins, counts, strict=True)]
     new = sorted(
         (publish for answer in answers for publish in answer["publishes"]), key=lambda publish: str(publish["at"])
