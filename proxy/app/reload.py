@@ -300,7 +300,7 @@ async def free_exchanges(exchanges: list[Exchange]) -> None:
 
 
 def _unreachable(state: VhostState) -> list[str]:
-    """Return the destinations in the rules that publishes can't reach in the current state of the broker."""
+    """Of the destinations in the rules, return those that publishes can't reach in the current state of the broker."""
     missing = {
         destination
         for owned in state.exchanges.values()

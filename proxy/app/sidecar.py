@@ -339,8 +339,8 @@ class Sidecar:
     def _control_settings_of_remote(self, vhost: str, remote: Remote) -> tuple[ControlSettings, str] | None:
         """Return the settings and the virtual host with which another broker's inventory is read.
 
-        The login is the one with which messages are sent to this broker. Return None if the target has no endpoint, if
-        its address is that of this sidecar, or if the login is not UTF-8.
+        The login is the same as for sending messages to that broker. Return None if `remote` has no endpoint, if its
+        address is that of this sidecar, or if the login is not UTF-8.
         """
         remotes = self._remotes
         place = endpoint(remote, remotes.brokers.get(vhost, {}), vhost)

@@ -212,7 +212,7 @@ class Workers:
             worker.signal(signal.SIGTERM)
 
     def _reload(self) -> None:
-        """Forward SIGHUP, and start waiting workers immediately. If the files are invalid, do neither."""
+        """Forward SIGHUP, and immediately start workers that are in back-off. If the files are invalid, do neither."""
         try:
             faults = self._check_files()
         except OSError as error:
