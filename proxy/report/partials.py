@@ -63,8 +63,8 @@ def statements(name: str, **values: object) -> dict[str, str]:
 #: SQL functions that the tables and a search also need.
 MACROS = statements("macros.sql")["macros"]
 _SQL = statements("partials.sql", longest=_LONGEST_OBJECT, version=VERSION)
-#: Name of the table of all publishes, which is created only on request, and the statements of all partial tables by
-#: name.
+#: Name of the table of all publishes, which is created only on request. `PARTIALS` contains the statements of all
+#: partial tables, by name.
 TRACE = "trace"
 PARTIALS = {name.removeprefix("table "): text for name, text in _SQL.items() if name.startswith("table ")}
 
@@ -78,7 +78,7 @@ class Piece(NamedTuple):
 
 
 _digest = functools.partial(hashlib.blake2b, digest_size=16)
-#: A segment, its pieces of text, and a function that returns the digest of its content after the last piece.
+#: A segment, its pieces of text, and a function that, after the last piece, returns the digest of its content.
 Stream = tuple[Entry, Iterator[bytes], Callable[[], str]]
 
 
@@ -264,6 +264,6 @@ def _read(segments: Iterable[Stream], traced: bool) -> Iterator[Piece]:
 
 @functools.cache
 def nothing() -> tuple[Piece, ...]:
-    """Return all tables without rows, so that readers always find the columns."""
+    """Return an empty version of every table, so that readers always find the columns."""
     with tempfile.TemporaryDirectory(prefix="oxproxy-") as folder:
         return tuple(Reader(True, Path(folder)).pieces())

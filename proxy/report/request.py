@@ -17,7 +17,7 @@ _WORDS = {"today": 0, "yesterday": 1}
 
 @dataclass(frozen=True, slots=True)
 class KnownBinding:
-    """A binding in the rules files, which is reported as dead if it has no matches."""
+    """A binding in the rules files. It is reported as dead if it has no matches."""
 
     vhost: str
     exchange: str

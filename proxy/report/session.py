@@ -1,4 +1,4 @@
-"""Starts Spark, and provides the data that all steps of a run use.
+"""Starts Spark, and provides the data used by all steps of a run.
 
 By default, Spark uses all cores of this machine, listens only on loopback and has no web page. On a cluster, the master
 is that of spark-submit or ``--master``, and the settings in `LOCAL` do not apply. The JVM only starts the tasks and,
@@ -70,7 +70,7 @@ LOCAL = {
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Data that all steps of one run use."""
+    """Data used by all steps of one run."""
 
     request: Request
     session: LazySession
@@ -159,7 +159,7 @@ class LazySession:
 
 @contextmanager
 def opened(session: LazySession, request: Request, command: str) -> Iterator[Run]:
-    """Yield the data that all steps of one run of a command use.
+    """Yield the data used by all steps of one run of a command.
 
     Raises:
         ConfigError: the input does not exist, or a file operation failed.

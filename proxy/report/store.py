@@ -218,7 +218,7 @@ class Partials:
         self._rewrite(paths, "ANTI JOIN forgotten USING (path)")
 
     def _rewrite(self, paths: Sequence[str], condition: str = "") -> None:
-        """Replace files with one new file, which contains the latest partials in these files that meet a condition.
+        """Replace files with a new file that contains their latest partials. `condition` is SQL that filters them.
 
         The partials get new values of ``sid``, so that `_load` uses only one version even if a killed run left the old
         files.

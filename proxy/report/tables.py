@@ -40,7 +40,7 @@ REJECTED = "_rejected"
 _STAGING, _DAYS = "_staging", "_days"
 _PARQUET, _JSON = ("parquet", "FORMAT parquet, COMPRESSION zstd"), ("json.gz", "FORMAT json, COMPRESSION gzip")
 
-#: Part of the fingerprint of a day's tables. It must be increased whenever a change of the code affects the tables.
+#: Part of the fingerprint of a day's tables. It must be increased whenever a change to the code affects the tables.
 _EDITION = 3
 #: Number of earlier days with which an hour is compared.
 _HISTORY_DAYS = 28
@@ -84,7 +84,7 @@ class Tables:
         return [self._run.storage.fetch(entry.path, folder) for entry in entries if entry.name.endswith(".parquet")]
 
     def state(self, day: date | None) -> dict[str, Any]:
-        """Return the recorded inputs and page data of a day's tables; empty for tables of an earlier version."""
+        """Return the recorded inputs and page data of a day's tables; empty for tables from an earlier version."""
         return self._run.read_json(self._state_file(day))
 
     def fingerprint(self, day: date | None) -> str:
