@@ -37,7 +37,7 @@ _log = structlog.get_logger(__name__)
 
 
 def _is_error(record: logging.LogRecord) -> bool:
-    """Return False for an invalid request, which is an error of the client, and log it without its content."""
+    """Return False for an invalid request, which is the client's error, and log it without its content."""
     error = record.exc_info[1] if record.exc_info else None
     if not isinstance(error, (HttpProcessingError, web.RequestPayloadError)):
         return True

@@ -34,7 +34,7 @@ _CLOSE_SECONDS = 1.0
 #: Seconds between two attempts to lock the instance.
 _LOCK_POLL_SECONDS = 0.05
 #: Seconds after which a lock is considered to be held by a running instance, unless the lock file shows that its holder
-#: closes old segments. The file is written immediately after locking.
+#: is closing old segments. The file is written immediately after locking.
 _HELD_SECONDS = 0.5
 #: Seconds to wait for another process to close the segments of this instance. A hanging file system may block it.
 _OTHER_CLOSES_SECONDS = 30.0
