@@ -65,7 +65,8 @@ MOST_CONNECTIONS = 64
 #: If no connection is idle, a further connection gets 503. The time is short, so that clients which open many
 #: connections without sending requests don't lock out probes.
 NEW_SECONDS = 0.05
-#: Maximum number of connections waiting for a 503, and the seconds within which their request must arrive.
+#: Maximum number of excess connections that are kept open to send a 503, and the time limit in seconds for receiving
+#: their requests.
 MOST_REFUSED, REFUSED_SECONDS = 32, 1.0
 #: Seconds within which the first request of a connection must be received, and within which each response must be read
 #: and the next request received.

@@ -290,7 +290,7 @@ class ManagementApi:
         destinations: Iterable[Destination] | None = None,
         read_ahead: ReadAhead | None = None,
     ) -> tuple[bytes, list[BindingInfo]] | None:
-        """List the bindings of an exchange unless the response is unchanged.
+        """List the bindings of an exchange; return None if the response has the given digest.
 
         Args:
             digest: digest of the last response; b"" if there is none.
@@ -299,7 +299,7 @@ class ManagementApi:
             read_ahead: called with each part of the list as soon as it has arrived, if `digest` is b"".
 
         Returns:
-            The response's digest and the bindings; None if nothing has changed.
+            The response's digest and the bindings; None if the digest has not changed.
         """
         columns = "columns=destination_type,destination,routing_key,properties_key,arguments"
         paths = [f"/exchanges/{_quoted(vhost)}/{_quoted(exchange)}/bindings/source?{columns}"]

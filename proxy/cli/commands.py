@@ -2,7 +2,7 @@
 
 ``--help``, the shell completion, the man page and docs/reference/cli.md are generated from this table and from the
 arguments that the modules define. A module has the functions `add_arguments`, which adds arguments to a parser, and
-`run`, which runs the command and returns the exit status. The table does not import the modules.
+`run`, which runs the command and returns the exit status. These modules are imported only when their command runs.
 """
 
 from __future__ import annotations

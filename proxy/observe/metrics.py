@@ -1,6 +1,6 @@
 """All metrics of the sidecar: name, labels and help text, and the counter from which each metric is read.
 
-The names are a documented interface (docs/reference/metrics.md). Label values come from closed sets or from the rules
+The names are a documented interface (docs/reference/metrics.md). Label values come from fixed sets or from the rules
 files, never from routing keys, users, peers or queues named by producers.
 
 This module reads counters without a lock, in a different thread, while the event loop may modify them. Dictionaries

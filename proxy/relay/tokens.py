@@ -43,7 +43,7 @@ _KEYED_TOKEN = re.compile(b"(?:%s)%s" % (_PREFIXES, _HASH))
 _GRANT = re.compile(re.escape(GRANTS) + _HASH)
 #: Prefix of the exchanges that record which tokens are no longer bound (see `Tokens.markers`).
 _MARKERS = RESERVED_PREFIX + b"f."
-#: Used instead of a key for unkeyed tokens.
+#: Takes the place of a key in computing unkeyed tokens.
 UNKEYED = b""
 #: Maximum number of destinations whose tokens are cached; computing a hash takes a microsecond.
 _REMEMBERED = 65536

@@ -72,7 +72,7 @@ def encode_error_text(text: str) -> bytes:
     """Encode an error message, without the name of the reply code.
 
     The message is truncated so that the name and the message fit into a short string. As in the broker, the encoding is
-    Latin-1 if possible, otherwise UTF-8. Messages in UTF-8 are truncated between characters.
+    Latin-1 if possible, otherwise UTF-8. Truncation never splits a UTF-8 character.
     """
     encoded, encoding = _encoded(text)
     if len(encoded) <= _ROOM:

@@ -2,8 +2,9 @@
 
 Producers and regex routes can choose any number of destinations that no rule names. Attempts to bind the same
 destination therefore never run concurrently, and both the number of destinations bound on demand and the size of the
-cache of failed destinations are limited. Declares and deletes through a relay are applied at once. This must remain
-cheap even with thousands of bindings, so the desired state is not recomputed for every declare in a series.
+cache of failed destinations are limited. When objects are declared or deleted through a relay, this is recorded
+immediately. This must remain cheap even with thousands of bindings, so the desired state is not recomputed for every
+declare in a series.
 
 Source: architecture, "The control plane".
 """

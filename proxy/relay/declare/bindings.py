@@ -148,8 +148,8 @@ class ClientReach:
         reach = owned.reach(self._connection.terms.user)
         checks = [PermissionCheck(owned, reach, name) for name in wanted if name not in reach.allowed]
         waiting = len(checks)
-        # Collected here because a pass of the control plane may clear the refusals in `reach` before the last check is
-        # answered.
+        # The refusals are collected here, since a pass of the control plane may clear those in `reach` before the
+        # broker has replied to the last check.
         refusals: dict[Destination, str] = {}
 
         def checked(destination: Destination) -> None:

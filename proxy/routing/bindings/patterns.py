@@ -1,4 +1,4 @@
-"""Regular expressions on bytes: searches by unmodified PCRE2, at a bounded cost.
+"""Searches bytes for regular expressions with unmodified PCRE2, and limits the cost of each search.
 
 Patterns are written in PCRE2's own language, pcre2pattern(3), and are not translated. They are compiled with character
 tables for Latin-1. The system's ``libpcre2-8``, called through ctypes, runs them.
@@ -348,7 +348,8 @@ class Pattern:
         self._scan: Final = _scan_work(text)
         #: The counted form; None until it is needed; the plain form if there is no counted form.
         self._counted: _Code | None = None
-        #: Match contexts of free searches, by subject size in steps of _SIZE_STEP; None if a search may be charged.
+        #: Match contexts for searches that are not charged to a budget, by subject size in steps of _SIZE_STEP. None:
+        #: searches of this size may be charged.
         self._free_contexts: Final = tuple(
             self._free_context(self._worst_case(largest)) for largest in range(_SIZE_STEP - 1, 256, _SIZE_STEP)
         )
