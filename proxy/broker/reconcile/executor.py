@@ -282,6 +282,15 @@ class Executor:
         for action in needless:
             action.exchange.tokens.unbound(action.destination)
 
+    async def unbind_grants(self, exchanges: Iterable[OwnedExchange]) -> None:
+        """Unbind all grants of exchanges."""
+        unbinds = []
+        for exchange in exchanges:
+            unbinds += [Bind(exchange.carrier, name, key, unbinds=True) for key, name in exchange.grants.items()]
+            exchange.grants.clear()
+            exchange.reaches.clear()
+        await self._connection.call_all(unbinds)
+
     def _every_token(self, exchange: OwnedExchange, destination: Destination) -> tuple[bytes, ...]:
         tokens = self._state.tokens_of(exchange)
         return tokens.of(*destination) + tokens.former(*destination)

@@ -2,8 +2,9 @@
 
 While such a token is bound, the broker considers the exchange in use. A relay that removes a binding also unbinds the
 token that the binding needed. This module finds tokens that the relay could not unbind, and tokens of bindings that
-were removed directly on the broker. A token is unbound only after two successive passes have found that nothing needs
-it, since a client may be creating a binding that needs it during the first pass. Source: `relay.token_table`.
+were removed directly on the broker or with their queue, and also the grants of such bindings. A token or grant is
+unbound only after two successive passes have found that nothing needs it, since a client may be creating a binding that
+needs it during the first pass. Source: `relay.token_table`.
 """
 
 from __future__ import annotations
@@ -24,14 +25,17 @@ class OrphanTokens:
         self._state = state
         self._rights = rights
         self._seen: set[tuple[OwnedExchange, Destination]] = set()
+        #: exchanges that have grants but no client bindings
+        self._unused: set[OwnedExchange] = set()
         self._received: dict[OwnedExchange, set[Destination]] = {}
         self._left: dict[OwnedExchange, set[Destination]] = {}
 
     def note(self, exchange: OwnedExchange) -> None:
-        """Record that an exchange has just lost its last binding, so that the next pass may unbind its tokens.
+        """Record that an exchange has just lost its last binding, so that the next pass may unbind its tokens and grants.
 
-        The broker considers the exchange in use until its tokens are unbound.
+        The broker considers the exchange in use until then.
         """
+        self._unused.add(exchange)
         self._seen |= {(exchange, destination) for destination in exchange.bound}
 
     def find(self, desired: DesiredState, now: float) -> list[UnbindRows]:
@@ -58,6 +62,14 @@ class OrphanTokens:
                     actions.append(UnbindRows(exchange, destination, rows, needless=True, hands_over=hands_over))
             actions += [UnbindRows(exchange, *pins) for pins in table.outdated() if pins[0] not in needless]
         return actions
+
+    def unused_grants(self, desired: DesiredState) -> list[OwnedExchange]:
+        """Return the exchanges whose grants are to be unbound at the end of a pass."""
+        carriers = desired.carriers
+        unused = {exchange for exchange in carriers if exchange.declared and exchange.grants and not exchange.clients}
+        due = unused & self._unused
+        self._unused = unused - due
+        return sorted(due, key=lambda exchange: exchange.name)
 
     def needed_again(self, unbound: Iterable[UnbindRows]) -> list[BindToken]:
         """Return unbound tokens that are needed again.

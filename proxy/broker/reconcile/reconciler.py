@@ -66,7 +66,7 @@ class LookResult(NamedTuple):
 
     Args:
         tokens_changed: whether tokens were bound or unbound.
-        unbound: whether orphan tokens were unbound. This may have caused the broker to delete auto-delete exchanges.
+        unbound: whether orphan tokens or grants were unbound. This may have caused the broker to delete auto-delete exchanges.
     """
 
     tokens_changed: bool
@@ -176,6 +176,8 @@ class Reconciler:
             orphans = self.orphans.find(desired, asyncio.get_running_loop().time())
             await self.executor.unbind(orphans)
             await self.executor.bind(self.orphans.needed_again(orphans))
+            unused = self.orphans.unused_grants(desired)
+            await self.executor.unbind_grants(unused)
             self.observer.note_bypasses(desired)
             self.observer.forget_others(desired)
             self.store.forget_deleted()
@@ -185,7 +187,7 @@ class Reconciler:
             for text in set(self.conflicts).difference(conflicts):
                 log.error("rules conflict with the broker", vhost=self.state.name, what=text)
             changed = any(exchange.bound != before.get(name) for name, exchange in self.state.exchanges.items())
-            return LookResult(changed, any(action.needless for action in orphans))
+            return LookResult(changed, bool(unused) or any(action.needless for action in orphans))
 
     async def look_at(self, names: Collection[bytes]) -> None:
         """Observe only the given exchanges, for which changes were announced."""

@@ -193,12 +193,16 @@ def test_an_auto_delete_exchange_is_deleted_with_its_last_binding(app: Applicati
     assert on_broker(outside, "ox") is None
 
 
+@pytest.mark.parametrize("route", [{}, {"x-addq-ontrue": "b"}], ids=str)
 def test_an_auto_delete_exchange_is_deleted_with_the_queue_of_its_last_binding(
-    app: Application, outside: Outside
+    app: Application, outside: Outside, route: dict[str, str]
 ) -> None:
+    """`route`: arguments of an earlier binding."""
     app.exchange("ox", auto_delete=True)
-    app.queues("a")
+    app.queues("a", "b")
+    app.bind("b", "ox", route)
     app.bind("a", "ox")
+    app.unbind("b", "ox", route)
     outside.delete_queue("a")
 
     def gone() -> bool:
