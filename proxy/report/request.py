@@ -13,6 +13,8 @@ from proxy.errors import ConfigError
 
 _DAY = re.compile(r"\d{4}-\d\d-\d\d")
 _WORDS = {"today": 0, "yesterday": 1}
+#: How the names of Spark's masters begin. Spark prints a Java stack trace for other names.
+_MASTERS = ("local", "yarn", "spark://", "k8s://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,10 @@ class Request:
     now: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def __post_init__(self) -> None:
-        """Reject a range whose end is before its start, or whose start is in the future if no end is given."""
+        """Reject an unusable master, an end before the start, and a start in the future without an end."""
+        if self.master is not None and not self.master.startswith(_MASTERS):
+            text = f'got "{self.master}", expected local, yarn, or a URL such as spark://HOST:7077'
+            raise ConfigError("oxproxy", 0, "--master", text)
         if self.since is not None and self.since > self.last_day:
             raise ConfigError("oxproxy", 0, "--since", f"{self.since} comes after the last day, {self.last_day}")
 

@@ -23,6 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import duckdb
+from py4j.protocol import Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
@@ -147,8 +148,9 @@ class LazySession:
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # for the tasks
         try:
             return SparkContext.getOrCreate(SparkConf().setAll(list(settings.items())))
-        except PySparkRuntimeError as error:
-            raise ConfigError("oxproxy report", 0, "", f"Spark does not start: {error}") from error
+        except (PySparkRuntimeError, Py4JJavaError) as error:
+            reason = getattr(error, "java_exception", error)
+            raise ConfigError("oxproxy report", 0, "", f"Spark does not start: {reason}") from error
 
     def storage(self, *paths: str) -> Storage:
         is_local = self._settings.get("spark.master", "").startswith("local") and not CONFIGURATION & os.environ.keys()

@@ -66,6 +66,12 @@ def test_an_invalid_spark_setting_is_an_error(text: str) -> None:
         setting(text)
 
 
+def test_a_master_without_a_scheme_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--input", "in", "--output", "out", "--master", "host:7077"]) == 2
+    expected = 'oxproxy: --master: got "host:7077", expected local, yarn, or a URL such as spark://HOST:7077\n'
+    assert capsys.readouterr().err == expected
+
+
 def test_the_last_day_of_a_stream_is_that_of_each_run(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [NOW]
     days: list[tuple[date | None, date | None]] = []

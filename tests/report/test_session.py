@@ -85,9 +85,13 @@ def test_without_new_segments_spark_is_not_started(session: LazySession, tmp_pat
     assert "read 0 new segments" in done.stdout
 
 
-def test_an_invalid_master_is_an_error_without_traceback(java: None, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "arguments",
+    [["--master", "spark://nonsense"], ["--master", "spark://host:7077", "--conf", "spark.driver.memory=nonsense"]],
+)
+def test_an_invalid_setting_is_an_error_without_traceback(java: None, tmp_path: Path, arguments: list[str]) -> None:
     program = str(Path(sys.executable).with_name("oxproxy"))
-    command = [program, "report", "--input", str(tmp_path), "--output", str(tmp_path / "out"), "--master", "nonsense"]
+    command = [program, "report", "--input", str(tmp_path), "--output", str(tmp_path / "out"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
     assert done.returncode == 2
     assert "Spark does not start" in done.stderr
