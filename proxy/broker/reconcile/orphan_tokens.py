@@ -31,9 +31,9 @@ class OrphanTokens:
         self._left: dict[OwnedExchange, set[Destination]] = {}
 
     def note(self, exchange: OwnedExchange) -> None:
-        """Record that an exchange has just lost its last binding, so that the next pass may unbind its tokens and grants.
+        """Record that an exchange has just lost its last binding.
 
-        The broker considers the exchange in use until then.
+        The next pass may then unbind its tokens and grants. Until then, the broker considers the exchange in use.
         """
         self._unused.add(exchange)
         self._seen |= {(exchange, destination) for destination in exchange.bound}

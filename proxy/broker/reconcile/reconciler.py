@@ -66,7 +66,8 @@ class LookResult(NamedTuple):
 
     Args:
         tokens_changed: whether tokens were bound or unbound.
-        unbound: whether orphan tokens or grants were unbound. This may have caused the broker to delete auto-delete exchanges.
+        unbound: whether orphan tokens or grants were unbound. This may have caused the broker to delete auto-delete
+            exchanges.
     """
 
     tokens_changed: bool
