@@ -49,7 +49,7 @@ from proxy.relay.declare.storage import (
     topic_form,
     wanted_type,
 )
-from proxy.relay.declare.token_bindings import withdraw
+from proxy.relay.declare.token_bindings import is_gone, withdraw
 from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange
 from proxy.routing.bindings.exchange_types import OPEN
 from proxy.routing.error_texts import TYPE_NAMES, format_term
@@ -140,14 +140,19 @@ class ClientExchanges:
             owned.type.encode() == request.exchange_type or owned.declared is not None or owned.is_carrier
         ):
             if not request.passive:
-                run_steps(self._again(channel, request, owned))
+                may_be_gone = owned.declared is not None and owned.declared.auto_delete and owned.is_carrier
+                run_steps((self._new_or_again if may_be_gone else self._again)(channel, request, owned))
                 return False
             if owned.is_carrier:
                 return pass_on(channel, methods.EXCHANGE_DECLARE, request.nowait)
             inject(self._connection, channel, [], partial(self._declare_ok, channel, request))
             return False
         if request.exchange_type != OPEN.encode() or request.passive:
-            return self._declare_destination(channel, request)
+            receives = any((EXCHANGE, request.exchange) in owned.receivers for owned in self._state.exchanges.values())
+            if request.passive or not receives:
+                return self._declare_destination(channel, request)
+            run_steps(self._declare_destination_again(channel, request, frame))
+            return False
         run_steps(self._new(channel, request))
         return False
 
@@ -159,9 +164,23 @@ class ClientExchanges:
         elsewhere. The channel waits for the reply, since the client's next message may be routed to the exchange. If
         no message can be routed to the exchange and the client expects no reply, the method is forwarded unchanged.
         """
-        connection, destination, state = self._connection, (EXCHANGE, request.exchange), self._state
+        destination, state = (EXCHANGE, request.exchange), self._state
         if request.nowait and not (self._is_destination(request.exchange) or state.router.may_be_chosen(destination)):
             return True
+        self._connection.change(channel, ChannelEvent.DECLARE)
+        return self._expect_declare_ok(channel, request)
+
+    def _declare_destination_again(self, channel: Channel, request: ExchangeDeclare, frame: bytes) -> Steps:
+        """Declare a destination that clients have bound; if it no longer exists, its bindings are removed first."""
+        connection = self._connection
+        if (yield from is_gone(connection, channel, (EXCHANGE, request.exchange))):
+            connection.terms.inventory.changed(request.exchange)
+        if channel.state is DECLARING and self._expect_declare_ok(channel, request):
+            connection.to_upstream.append(frame)
+
+    def _expect_declare_ok(self, channel: Channel, request: ExchangeDeclare) -> bool:
+        """Expect the reply to the declare of a destination; return whether the client's frame is to be forwarded."""
+        connection, destination, state = self._connection, (EXCHANGE, request.exchange), self._state
 
         def declared(frame: bytes) -> bool:
             if connection.upstream.closing:
@@ -174,7 +193,6 @@ class ClientExchanges:
                 go_on()
             return False
 
-        connection.change(channel, ChannelEvent.DECLARE)
         return expect_reply(connection, channel, methods.EXCHANGE_DECLARE, request, declared)
 
     def _is_destination(self, name: bytes) -> bool:
@@ -233,6 +251,17 @@ class ClientExchanges:
             self._state.remove_exchange(owned.name)
             self._connection.terms.inventory.changed(owned.name)
         reply_and_resume(self._connection, channel, answer(channel, methods.EXCHANGE_DELETE, request.nowait))
+
+    def _new_or_again(self, channel: Channel, request: ExchangeDeclare, owned: OwnedExchange) -> Steps:
+        """Redeclare an auto-delete exchange, which the broker may have deleted together with its bindings."""
+        if (yield from is_gone(self._connection, channel, (EXCHANGE, owned.name))):
+            self._state.remove_exchange(owned.name)
+            self._connection.terms.inventory.changed(owned.name)
+        try:
+            if channel.state is DECLARING:
+                yield from self._new(channel, request)
+        except ProtocolError as error:
+            self._connection.refuse(channel, error.about(methods.EXCHANGE_DECLARE))
 
     def _again(self, channel: Channel, request: ExchangeDeclare, owned: OwnedExchange) -> Steps:
         """Redeclare a known exchange, whose properties must match."""

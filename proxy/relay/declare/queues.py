@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from functools import partial
 
 from proxy.amqp import methods
-from proxy.amqp.method_frames import QueueDeclare, QueueDeclareOk, QueueDelete, look_for, read_method, read_request
+from proxy.amqp.method_frames import QueueDeclare, QueueDeclareOk, QueueDelete, read_method, read_request
 from proxy.amqp.tables import decode_value, pick
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel
 from proxy.relay.channel_state import DECLARING, ChannelEvent
 from proxy.relay.connection_state import ConnectionState, EnsureDestination
-from proxy.relay.declare.injected_methods import Steps, expect_reply, inject, reply_and_resume, run_steps
+from proxy.relay.declare.injected_methods import Steps, expect_reply, reply_and_resume, run_steps
 from proxy.relay.declare.storage import refuse_nested, refuse_own_arguments
-from proxy.relay.declare.token_bindings import NOT_FOUND, bind_tokens, tokens_of
+from proxy.relay.declare.token_bindings import bind_tokens, is_gone, tokens_of
 from proxy.relay.vhost import Delivery, OwnedExchange
 from proxy.values import QUEUE, Destination, reserved_prefix
 
@@ -99,12 +99,7 @@ class ClientQueues:
     def _declare_again(self, channel: Channel, request: QueueDeclare, frame: bytes) -> Steps:
         """Declare a queue for which bindings are known. If the queue no longer exists, remove these bindings first."""
         connection = self._connection
-        # The client's earlier requests may cause the broker to delete the queue.
-        yield partial(inject, connection, channel, [])
-        sidecar_channel = connection.upstream.sidecar_channel
-        look = look_for(sidecar_channel.number or 0, (QUEUE, request.queue))
-        refusal = yield partial(sidecar_channel.run, [look])
-        if refusal is not None and refusal.startswith(NOT_FOUND):
+        if (yield from is_gone(connection, channel, (QUEUE, request.queue))):
             connection.terms.inventory.queue_deleted(request.queue)
         if channel.state is DECLARING and self._declare(channel, request):
             connection.to_upstream.append(frame)

@@ -10,13 +10,14 @@ Source: `relay.token_table`; RabbitMQ guide "Access control".
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from proxy.amqp.method_frames import bind, unbind
+from proxy.amqp.method_frames import bind, look_for, unbind
+from proxy.relay.channel import Channel
 from proxy.relay.connection_state import ConnectionState, PermissionCheck, Phase
-from proxy.relay.declare.injected_methods import Steps, run_steps
+from proxy.relay.declare.injected_methods import Step, Steps, inject, run_steps
 from proxy.relay.declare.storage import pin_entries
 from proxy.relay.token_table import PLAIN
 from proxy.relay.tokens import Tokens, grant_key
@@ -25,7 +26,22 @@ from proxy.routing.bindings.binding import Binding
 from proxy.values import QUEUE, Destination, can_exist
 
 #: prefix of the broker's refusal if the source or destination does not exist; the broker checks the permissions first
-NOT_FOUND = "404 "
+_NOT_FOUND = "404 "
+
+
+def is_gone(
+    connection: ConnectionState, channel: Channel, destination: Destination
+) -> Generator[Step, Any, bool]:  # Any: as in `Steps`
+    """Look up a destination that a client is about to declare; return True if it does not exist.
+
+    The broker deletes an auto-delete or expired object together with its bindings, without notice. The client's frames
+    are held from now on.
+    """
+    # The client's earlier requests may cause the broker to delete the destination.
+    yield partial(inject, connection, channel, [])
+    sidecar_channel = connection.upstream.sidecar_channel
+    refusal: str | None = yield partial(sidecar_channel.run, [look_for(sidecar_channel.number or 0, destination)])
+    return refusal is not None and refusal.startswith(_NOT_FOUND)
 
 
 def row_frames(
@@ -170,7 +186,7 @@ def _check_permission(connection: ConnectionState, check: PermissionCheck, done:
     if owned.delivery is Delivery.QUEUE:
         # Usually there is nothing to unbind, but the broker checks the same permissions as for a bind.
         refusal = yield partial(channel.run, [unbind(number, destination, owned.name, key)])
-        if refusal is not None and refusal.startswith(NOT_FOUND):
+        if refusal is not None and refusal.startswith(_NOT_FOUND):
             refusal = None
     else:
         if state.has_token(destination):

@@ -102,6 +102,25 @@ def test_an_auto_delete_queue_does_not_get_messages_by_bindings_of_an_earlier_qu
         app.call(commands.Basic.Cancel(consumer_tag="only", nowait=True))
 
 
+@pytest.mark.parametrize(
+    ("delivery", "kind"), [("carrier", "fanout"), ("queue", "fanout"), ("carrier", "x-open")], indirect=["delivery"]
+)
+def test_an_auto_delete_exchange_does_not_get_messages_by_bindings_of_an_earlier_exchange_with_its_name(
+    app: Application, kind: str
+) -> None:
+    """The broker deletes the earlier exchange and its bindings with the last queue that is bound to it."""
+    for number in range(3):
+        app.exchange("brief", kind=kind, auto_delete=True)
+        app.chain("brief", "ox", {"x-?hkv= n": number})
+        app.declare("last", auto_delete=True)
+        app.bind("last", "brief")
+        assert app.reached("ox", {"n": number - 1}, "last") == []
+        assert app.reached("ox", {"n": number}, "last") == ["last"]
+        app.ask(commands.Basic.Consume(queue="last", consumer_tag="only"))
+        app.call(commands.Basic.Cancel(consumer_tag="only", nowait=True))
+    app.delete("brief")
+
+
 # -- publishes sent before the reply to the declare --------------------------------------------------------------------
 
 

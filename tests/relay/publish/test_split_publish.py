@@ -247,10 +247,8 @@ def test_without_confirms_no_method_is_sent_between_the_frames_of_a_later_conten
 
 def test_without_confirms_no_method_is_sent_after_the_close_of_a_channel() -> None:
     wire = Wire(several("e")).open()
-    message = publish(mandatory=True)
-    assert (
-        names(wire.produce(message, message, method(1, commands.Channel.Close(200, "", 0, 0))))[-1] == "Channel.Close"
-    )
+    message, close = publish(mandatory=True), method(1, commands.Channel.Close(200, "", 0, 0))
+    assert names(wire.produce(message, message, close))[-1] == "Channel.Close"
     assert wire.answer(method(1, commands.Exchange.DeclareOk())) == wire.upstream() == b""
     assert names(wire.answer(method(1, commands.Channel.CloseOk()))) == ["Channel.CloseOk"]
 
