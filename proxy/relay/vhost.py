@@ -313,6 +313,10 @@ class VhostState:
     def carried(self) -> list[OwnedExchange]:
         return [owned for owned in self.exchanges.values() if owned.delivery is Delivery.CARRIER]
 
+    def bound_by_clients(self, destination: Destination) -> list[OwnedExchange]:
+        """Return the exchanges to which clients have bound a destination."""
+        return [owned for owned in self.exchanges.values() if destination in owned.receivers]
+
     def now(self, owned: OwnedExchange) -> OwnedExchange | None:
         """Return the current object for an exchange, since a reload of the rules replaces these objects.
 

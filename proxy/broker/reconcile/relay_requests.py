@@ -447,10 +447,8 @@ class RelayRequests:
         """Forget the bindings to a deleted destination; return whether relays must be notified."""
         for declared in self._declared:
             declared.discard(destination)
-        exchanges = list(self.state.exchanges.values())
-        bound = [exchange for exchange in exchanges if exchange.tokens.deleted(destination)]
-        holders = [exchange for exchange in exchanges if destination in exchange.receivers]
-        for exchange in holders:
+        bound = [exchange for exchange in self.state.exchanges.values() if exchange.tokens.deleted(destination)]
+        for exchange in self.state.bound_by_clients(destination):
             for stored in list(exchange.receivers.get(destination, {}).values()):
                 self._store.remove_binding(stored)
             if exchange.declared is not None and not exchange.clients:

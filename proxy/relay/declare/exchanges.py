@@ -148,8 +148,7 @@ class ClientExchanges:
             inject(self._connection, channel, [], partial(self._declare_ok, channel, request))
             return False
         if request.exchange_type != OPEN.encode() or request.passive:
-            receives = any((EXCHANGE, request.exchange) in owned.receivers for owned in self._state.exchanges.values())
-            if request.passive or not receives:
+            if request.passive or not self._state.bound_by_clients((EXCHANGE, request.exchange)):
                 return self._declare_destination(channel, request)
             run_steps(self._declare_destination_again(channel, request, frame))
             return False

@@ -56,7 +56,7 @@ class ClientQueues:
             connection.upstream.may_be_kept = False
         for owned in connection.plans.state.exchanges.values():
             owned.tokens.declared((QUEUE, request.queue))
-        if not request.passive and self._receiving(request.queue):
+        if not request.passive and connection.plans.state.bound_by_clients((QUEUE, request.queue)):
             run_steps(self._declare_again(channel, request, frame))
             return False
         if request.nowait and request.queue and not (request.exclusive or self._is_chosen(request.queue)):
@@ -73,7 +73,8 @@ class ClientQueues:
         queue = request.queue or channel.last_queue
         # Bindings of exchanges with queue delivery are stored only in this process, so the client's next frames wait
         # until the bindings to this queue have been removed.
-        waits = any(owned.delivery is Delivery.QUEUE for owned in self._receiving(queue))
+        holders = connection.plans.state.bound_by_clients((QUEUE, queue))
+        waits = any(owned.delivery is Delivery.QUEUE for owned in holders)
 
         def deleted(_: bytes) -> bool:
             connection.terms.inventory.queue_deleted(queue)
@@ -86,10 +87,6 @@ class ClientQueues:
             connection.change(channel, ChannelEvent.DECLARE)
         # A reply is always requested, since the broker may refuse to delete the queue, which then keeps its bindings.
         return expect_reply(connection, channel, methods.QUEUE_DELETE, request, deleted)
-
-    def _receiving(self, queue: bytes) -> list[OwnedExchange]:
-        """Return the exchanges to which clients have bound a queue."""
-        return [owned for owned in self._connection.plans.state.exchanges.values() if (QUEUE, queue) in owned.receivers]
 
     def _declare(self, channel: Channel, request: QueueDeclare) -> bool:
         """Expect the reply to queue.declare; return whether the client's frame is to be forwarded."""
