@@ -45,9 +45,9 @@ def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
 def measure(session: Session, rounds: int) -> None:
     start = time.monotonic()
     session.prepare()
-    for number in range(1, rounds + 1):
+    for number, measured in enumerate([session.pings() for _ in range(rounds)], 1):
         print(f"round {number} of {rounds}, {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
-        session.round()
+        session.run(measured)
     session.singles()
     print(f"measured in {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
 

@@ -52,7 +52,7 @@ Found = TypeVar("Found")
 
 
 class Session:
-    """One benchmark. Call `prepare`, then `round` any number of times, then `singles`, then `outcomes`."""
+    """One benchmark. Call `prepare`, then `pings` and `run` once for each round, then `singles`, then `outcomes`."""
 
     def __init__(self, arena: Arena, names: Sequence[str]) -> None:
         self._arena = arena
@@ -68,19 +68,27 @@ class Session:
             case = CASES[name]
             self._guarded(name, partial(self._arena.consumer if case.prefetch else self._arena.producers, case))
 
-    def round(self) -> None:
-        """Run every case once at full speed, then the pings."""
+    def pings(self) -> Round:
+        """Begin a round with its pings. Those of all rounds come before any case runs at full speed.
+
+        For some seconds after full speed, the broker and every process in front of it confirm single publishes more
+        slowly.
+        """
         measured = Round()
         self.rounds.append(measured)
-        for name in unique(case for row in self._rows for case in row.cases):
-            sample = self._guarded(name, partial(self._arena.run, CASES[name]))
-            if sample is not None:
-                measured.samples[name] = sample
         pings = unique(case for row in self._rows for case in row.pings)
         for name in pings * PING_BLOCKS:
             times = self._guarded(name, partial(self._arena.ping, CASES[name], PINGS))
             if times is not None:
                 measured.confirm_seconds.setdefault(name, []).extend(times)
+        return measured
+
+    def run(self, measured: Round) -> None:
+        """Run every case of a round once at full speed."""
+        for name in unique(case for row in self._rows for case in row.cases):
+            sample = self._guarded(name, partial(self._arena.run, CASES[name]))
+            if sample is not None:
+                measured.samples[name] = sample
 
     def singles(self) -> None:
         """Make the requested single measurements."""

@@ -84,7 +84,7 @@ def test_a_case_that_failed_is_left_out_and_the_others_go_on() -> None:
     session = Session(cast(Arena, arena), ["pass"])
 
     session.prepare()
-    session.round()
+    session.run(session.pings())
 
     assert arena.asked == ["direct", "pass", "direct"]
     assert [one.failure for one in session.outcomes()] == ["pass: no sidecar"]
