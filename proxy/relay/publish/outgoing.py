@@ -111,7 +111,7 @@ class Outgoing:
 
     __slots__ = (
         "_address_front", "_address_middle", "_new_key", "address", "bcc", "copies", "count", "cuts", "decision",
-        "exchange", "fixed_entries", "key_field", "leaves_at_once", "original", "record", "remote_alone",
+        "exchange", "fixed_entries", "keeps_bcc", "key_field", "leaves_at_once", "original", "record", "remote_alone",
         "remote_targets", "tally", "unbound", "untouched", "waits",
     )  # fmt: skip
 
@@ -137,6 +137,8 @@ class Outgoing:
         self.remote_targets = remote_targets
         self.exchange = exchange
         self.original = original
+        #: whether the producer's BCC reaches the broker, and must therefore contain no tokens
+        self.keeps_bcc = untouched or (bool(copies) and copies[0].plain)
         #: whether destinations must be bound, or permissions checked, before the publish can be sent
         self.waits = bool(unbound or decision.unchecked)
         #: whether a message can be sent immediately as a single publish to the producer's own broker

@@ -2,7 +2,7 @@
 
 A `Plan` is used for publishes to one exchange that is evaluated here, or to one address that the address table
 translates. It lists the facts that the rules test, so that the pass collects nothing else, and maps these facts to the
-outgoing form of the message. This map is the only cache on the publish path. The number and the size of its entries are
+outgoing form of the message. This map is the only cache of decisions. The number and the size of its entries are
 limited for each plan, and the total size is limited for the process (`DecisionCaches`).
 
 `Plans` holds the plans for one virtual host. When the state of the virtual host changes (`VhostState.changed`), all
@@ -41,7 +41,7 @@ from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import FILTERED, ROUTED, Decision, Facts, Interest, Outcome
 from proxy.routing.destination_translation import CARRIER_TARGET
-from proxy.values import RESERVED_PREFIXES
+from proxy.values import reserved_prefix
 
 #: Limits for the number and the approximate total size of the cached decisions for one exchange.
 EXCHANGE_ENTRIES, EXCHANGE_BYTES = 8192, 8 << 20
@@ -246,7 +246,7 @@ class Plans:
         source = PublishSource(OriginalAddress(*publication), target.rule)
         new = target.publication if isinstance(target, Target) else Publication(b"", b"")
         # If the new routing key were a token, the message would reach a queue that the rules did not choose.
-        reserved = new.routing_key.startswith(RESERVED_PREFIXES)
+        reserved = reserved_prefix(new.routing_key)
         if isinstance(target, Target) and target.remote is None and not reserved:
             owned = state.exchanges.get(target.publication.exchange)
             if owned is not None:
@@ -284,7 +284,7 @@ class Plan:
         source: the producer's address, if the plan is for a single address; None if it is for an evaluated exchange.
         routing_key: the routing key that the rules test, if the address table redirects the publish.
         fixed: the outgoing form, if no rules are evaluated.
-        reserved: whether the address table translates the address to a reserved routing key.
+        reserved: the reserved prefix of the routing key to which the address table translates the address; b"" if none.
     """
 
     __slots__ = (
@@ -302,7 +302,7 @@ class Plan:
         source: PublishSource | None = None,
         routing_key: bytes | None = None,
         fixed: Outgoing | None = None,
-        reserved: bool = False,
+        reserved: bytes = b"",
     ) -> None:
         self._plans: Final = plans
         self._source: Final = source

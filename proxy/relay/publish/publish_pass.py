@@ -6,8 +6,9 @@ Input
     its type (1 byte), its channel (2 bytes), the size of its payload (4 bytes), the payload, and the frame-end octet
     (206). A publish consists of three kinds of frames on one channel: a method frame with exchange, routing key and
     flags; a content header frame with body size, property flags and properties, which include the header table; and
-    body frames. `at`, `header_at` and `body_at` are offsets into the read buffer. All other offsets are offsets into a
-    copy of the method frame or the header frame:
+    body frames. Both the method frame and the header frame are copied. `key_at` is an offset into the method frame;
+    `last` and the offsets of the header table and its entries are offsets into the header frame; all other offsets
+    are offsets into the read buffer:
 
         at                                                    header_at                                     body_at
         |                                                     |                                             |
@@ -17,25 +18,28 @@ Input
                                    13         key_at                                11        19        last
 
 Processing
-    A frame that stays unchanged extends the run `start:at`, which is copied as one slice. The header table of a publish
-    to an evaluated exchange is scanned once. The scan collects the entries that the rules of the exchange mention, and
-    detects entries that may have to be removed (CC, BCC and our own headers). The routing key and the collected
-    entries, as raw bytes, are the facts of the message. `Plan.decisions` maps the facts to the outgoing form; if the
-    form is missing, `Plan.decide` computes it. The publish is sent as slices of the buffer around the inserted parts.
+    Frames that stay unchanged are copied together, as one slice `_start:at`. The header table of a publish to an
+    evaluated exchange is scanned once. The scan collects the entries that the rules of the exchange mention, and
+    detects entries that may have to be removed (CC, BCC and our own headers). These entries, as raw bytes, and the
+    other data that the rules test, such as the routing key, are the facts of the message. `Plan.decisions` maps the
+    facts to the outgoing form; if the form is missing, `Plan.decide` computes it. The publish is sent as slices of the
+    buffer around the inserted parts.
 
-Exceptions
+Other ways out
     1. A publish is refused with a `ProtocolError`, which closes the channel or the connection.
-    2. A publish takes the slow path (`_leave`, `ProducerFrames`): it waits for a destination, is split, or is sent to
-       another broker. A publish to an exchange that another sidecar may just have declared waits until the exchange
-       has been looked up.
-    3. A publish has exhausted a regex budget. The frames after it wait for the next `read_producer`, so that other
+    2. A publish takes the slow path (`_leave`, `ProducerFrames`): it waits for a destination, needs several upstream
+       publishes, is rejected by a filter, is sent to another broker, or no longer fits into a header frame.
+    3. A publish to an exchange that another sidecar may just have declared waits until the exchange has been looked up.
+    4. A publish has exhausted a regex budget. The frames after it wait for the next `read_producer`, so that other
        producers are served in the meantime.
 
 Assumptions
-    The pass handles a publish if its channel is open, expects a method and holds no frames. All other frames are
-    handled one by one in `ProducerFrames`, which may change the rules and the state of any channel. A method frame
-    that is not directly followed by its header frame is held in the channel; when the header frame arrives,
-    `_take_joined` processes both frames. `_take_joined` also processes publishes that have waited.
+    The pass handles publishes and acknowledgements on channels that are open or being opened and expect a method, and
+    the body frames of contents that have begun. All other frames are handled one by one in `ProducerFrames`, which may
+    change the rules and the state of any channel. A method frame that is not directly followed by its header frame is
+    held in the channel; when the header frame arrives, `_take_joined` processes both frames. `_take_joined` also
+    processes publishes that have waited. Transactions need no special treatment here: the broker keeps their publishes
+    until the commit.
 
 Reading numbers
     Compared with a call to `unpack_from`, reading a four-octet number octet by octet takes a tenth of the time in
@@ -44,8 +48,8 @@ Reading numbers
     first, as one slice. The method frame and the header frame are copied, because offsets within a frame are usually
     small numbers. In interpreted code, small numbers are cached, while each larger offset would be a new object.
 
-For most frames, no object other than slices of the input is created. Nothing is cached per connection. The module is
-compiled with mypyc if there is a compiler, and runs unchanged without one.
+For most frames, no object other than slices of the input is created. Caches belong to the virtual host; the pass only
+refers to them. The module is compiled with mypyc if there is a compiler, and runs unchanged without one.
 
 Source: AMQP 0-9-1 spec, 4.2.3 and 4.2.6; architecture, "The path of one publish".
 """
@@ -114,12 +118,12 @@ _FRAME_HEAD_BYTES: Final = 7
 _LEAST_HEADER: Final = 14
 #: payload size in bytes of a Basic.Publish with an empty exchange and an empty routing key
 _LEAST_METHOD: Final = 9
-#: Number of held frames that are processed together; only afterwards is it known whether one of them has to wait.
+#: Number of held frames that are processed together. If one of them has to wait, those after it are held again.
 _HELD_AT_ONCE: Final = 64
 #: suffix of the names of the headers CC and BCC, which contain further routing keys
 _CC_NAME: Final = b"CC"
 #: first octet of the reserved prefixes
-_RESERVED_FIRST: Final = 0x78
+_RESERVED_FIRST: Final = RESERVED_PREFIX[0]
 #: bits of properties in the first octet of the property flags
 _CONTENT_TYPE_BIT: Final = CONTENT_TYPE >> 8
 _CONTENT_ENCODING_BIT: Final = CONTENT_ENCODING >> 8
@@ -145,10 +149,6 @@ _FOUR_OCTETS: Final = [number.to_bytes(4, "big") for number in range(1024)]
 #: total size of a field's type letter and value in bytes, indexed by the octet of the letter; 0 if the letter is
 #: followed by a four-byte length
 _WIDTHS: Final = [VALUE_SIZES.get(letter, _UNKNOWN) for letter in range(256)]
-
-
-def _four_octets(number: int) -> bytes:
-    return _FOUR_OCTETS[number] if number < 1024 else number.to_bytes(4, "big")
 
 
 class PublishPass:
@@ -178,12 +178,15 @@ class PublishPass:
         self._looked_up = b""
         #: whether a publish has exhausted a regex budget, so that the frames after it wait for the next `read_producer`
         self.interrupted = False
-        # Set by `_begin` at the start of a read; `_look` updates some of these values during the read.
+        #: number of decisions in this read that were cached
+        self._hits = 0
+        # Set by `_begin` at the start of a read; `_refresh` updates some of these values during the read.
+        #: start of the bytes that have been processed but not copied yet
         self._start = 0
         self._spent = False
-        self._hits = 0
         self._sampling = False
         self._relaying = False
+        #: whether the addresses of publishes may change, so that a forged original address must be refused
         self._restores = False
         self._upstream = connection.to_upstream
         self._audit: ConnectionAudit | None = None
@@ -234,7 +237,8 @@ class PublishPass:
         rest = self._rest.take()
         self._frames.resuming = True
         if waits:
-            # Destinations that are still unbound count as missing. The publish waits again only for other destinations.
+            # After a wait for destinations, those that are still unbound count as missing, and the publish waits again
+            # only for others. After the look-up of its exchange, it has not waited for destinations yet.
             self._begin()
             self._take_joined(held[0], held[1], channel, waited=not self._looked_up)
             interrupted = interrupted or self._spent
@@ -246,7 +250,7 @@ class PublishPass:
                 # One of these frames has to wait, and so do all frames after it.
                 current.held.keep(held[first:])
                 break
-            if interrupted:  # these frames also wait until the producer's pause has ended
+            if interrupted:  # these frames also wait until the pause after an exhausted regex budget has ended
                 self._rest.keep(self._rest.take() + b"".join(held[first:]))
                 break
             self._read(b"".join(held[first : first + _HELD_AT_ONCE]))
@@ -260,14 +264,14 @@ class PublishPass:
     def _begin(self) -> None:
         """Set the values for the next read."""
         connection = self._connection
-        self._start = 0  # start of the bytes to copy unchanged
+        self._start = 0
         self._spent = False
         self._upstream = connection.to_upstream
         self._audit = connection.audit
         self._sampling = connection.traffic.now >= connection.traffic.sample_after
-        self._look()
+        self._refresh()
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         """Update the values that may have changed while a frame was handled outside the pass."""
         connection = self._connection
         self._known = self._plans.current()
@@ -317,35 +321,29 @@ class PublishPass:
                     at = stop
                     continue
 
-            method = data[at:stop] if kind == METHOD else b""
             if (
-                method[7:11] == _BASIC_PUBLISH
-                and size >= _LEAST_METHOD
+                kind == METHOD
                 and self._relaying
                 and channel is not None
                 and channel.content is None
                 and (channel.state is OPEN or channel.state is OPENING)
             ):
-                key_at: i64 = 14 + method[13]
-                if key_at < size + 7 and key_at + method[key_at] == size + 5:
-                    after: i64 = self._publish(data, at, method, key_at, channel, False)
-                    if after > end:
-                        break  # the rest of the header frame has not arrived yet
-                    if after:
-                        at = after
-                        continue
-
-            # Basic.Ack, Reject and Nack, which consumers send for each message, have a fixed length and are copied.
-            if (
-                size == _ACK_BYTES
-                and method[7:11] in _SETTLING
-                and self._relaying
-                and channel is not None
-                and channel.content is None
-                and (channel.state is OPEN or channel.state is OPENING)
-            ):
-                at = stop
-                continue
+                method = data[at:stop]
+                called = method[7:11]
+                if called == _BASIC_PUBLISH and size >= _LEAST_METHOD:
+                    key_at: i64 = 14 + method[13]
+                    # The routing key must end directly before the flags.
+                    if key_at < size + 7 and key_at + method[key_at] == size + 5:
+                        after: i64 = self._publish(data, at, method, key_at, channel, False)
+                        if after > end:
+                            break  # the rest of the header frame has not arrived yet
+                        if after:
+                            at = after
+                            continue
+                # Basic.Ack, Reject and Nack, which consumers send for each message, have a fixed length and are copied.
+                elif size == _ACK_BYTES and called in _SETTLING:
+                    at = stop
+                    continue
 
             # All other frames are handled individually: each of them may change any channel and the rules, or end
             # relaying.
@@ -356,9 +354,9 @@ class PublishPass:
                 self._start = at
             at = stop
             start = b""
-            self._look()
+            self._refresh()
         if self._start < at:
-            whole = not self._start and at == end
+            whole = not self._start and at == end  # compiled code would copy even a slice of all bytes
             self._upstream.append(data if whole else data[self._start : at])
         if end - at >= _FRAME_HEAD_BYTES:
             self._after_fault = end
@@ -374,7 +372,7 @@ class PublishPass:
             raise ProtocolError(501, f"frame on channel {number} does not end with octet 206")
 
     def _take(self, kind: int, number: int, channel: Channel | None, frame: bytes) -> bool:
-        """Handle one frame outside the pass; return whether it is forwarded unchanged."""
+        """Handle a frame that `_run` does not process; return whether it is forwarded unchanged."""
         if kind == HEADER and channel is not None and (channel.state is OPEN or channel.state is OPENING):
             content = channel.content
             if content is not None and content.publish is not None and content.remaining == HEADER_TO_COME:
@@ -389,9 +387,9 @@ class PublishPass:
     def _take_joined(self, method: bytes, header: bytes, channel: Channel, *, waited: bool) -> bool:
         """Process a publish that has waited, or whose method and header frames were not adjacent.
 
-        If the header frame is not valid, do nothing and return False.
+        Return True if it has been sent, held or refused. If the header frame is not valid, do nothing and return False.
         """
-        outer, self._start = self._start, 0
+        outer_start, self._start = self._start, 0
         joined = method + header
         try:
             at = self._publish(joined, 0, method, 14 + method[13], channel, waited)
@@ -400,7 +398,7 @@ class PublishPass:
             self._start = at = len(joined)
         if self._start < at:
             self._upstream.append(joined[self._start :])
-        self._start = outer
+        self._start = outer_start
         return at > 0
 
     def _publish(  # noqa: C901 -- the publish path is one pass, see the module
@@ -411,17 +409,17 @@ class PublishPass:
         Returns:
             The offset after the last processed frame, which is the header or the body. If the header frame is
             incomplete, an offset beyond the buffer; if a different or invalid frame follows, 0. In the last two cases,
-            the publish has not been processed.
+            the publish has not been processed. `ProducerFrames` then refuses an invalid frame.
         """
         end: i64 = len(data)
         header_at: i64 = at + len(method)
-        short = channel.short_header
+        header_start = channel.short_header
         if end - header_at < _FRAME_HEAD_BYTES:
             # The few remaining bytes may be the beginning of the header frame.
-            return end + 1 if short.startswith(data[header_at : header_at + 3]) else 0
-        if data[header_at : header_at + 5] == short:
+            return end + 1 if header_start.startswith(data[header_at : header_at + 3]) else 0
+        if data[header_at : header_at + 5] == header_start:
             header_size: i64 = (data[header_at + 5] << 8) | data[header_at + 6]
-        elif data[header_at : header_at + 3] == short[:3]:
+        elif data[header_at : header_at + 3] == header_start[:3]:
             header_size = U32.unpack_from(data, header_at + 3)[0]
         else:
             return 0
@@ -455,8 +453,9 @@ class PublishPass:
 
             if plan is None:
                 plain = self._plain
+                # None: exchanges can't be listed, so an exchange declared through another sidecar can't be recognized.
                 if plain is None or exchange in plain or exchange == self._looked_up:
-                    return self._pass(data, body_at, method, key_at, header, body_size, channel)
+                    return self._forward(data, body_at, method, key_at, header, body_size, channel)
                 if self._start < at:
                     self._upstream.append(data[self._start : at])
                 self._start = body_at
@@ -480,8 +479,7 @@ class PublishPass:
                     if header[table_at] or header[table_at + 1]:
                         table_end += (header[table_at] << 24) | (header[table_at + 1] << 16)
             if entries_at > last or table_end > last:
-                text = "the header table extends past the end of its frame"
-                raise ProtocolError(502, text)
+                raise ProtocolError(502, "the header table extends past the end of its frame")
 
             # The scan. An entry consists of the length of its name, the name, a type letter, and a value. The size of
             # the value depends on the letter or follows the letter. Most names are excluded by their length alone.
@@ -505,16 +503,8 @@ class PublishPass:
                     if width:
                         entry_end = value_at + width
                     elif value_at + 5 <= table_end:
-                        entry_end = (
-                            value_at
-                            + 5
-                            + (
-                                (header[value_at + 1] << 24)
-                                | (header[value_at + 2] << 16)
-                                | (header[value_at + 3] << 8)
-                                | header[value_at + 4]
-                            )
-                        )
+                        entry_end = value_at + 5 + ((header[value_at + 1] << 24) | (header[value_at + 2] << 16))
+                        entry_end += (header[value_at + 3] << 8) | header[value_at + 4]
                     else:
                         break
                 if name_sizes[name_size]:
@@ -530,6 +520,7 @@ class PublishPass:
                 collected = header[entries_at:table_end]
 
             if meanings & _CUT_KEYS:
+                # If rules are evaluated, the producer's BCC is usually removed, so it is checked only if it is kept.
                 names = CC_BCC if plan.fixed is not None else CC_ONLY
                 refuse_reserved(method[key_at + 1 : -2], header[entries_at:table_end], names)
             out = plan.fixed
@@ -549,10 +540,11 @@ class PublishPass:
                     self._hits += 1
                     plan.hits += 1
             elif plan.reserved:
-                refuse_reserved(RESERVED_PREFIX, b"")
-            if out.untouched and meanings & _CUT_ALL:
+                refuse_reserved(plan.reserved, b"")
+            if out.keeps_bcc and meanings & _CUT_ALL:
                 refuse_reserved(method[key_at + 1 : -2], header[entries_at:table_end], CC_BCC)
-                refuse_forged(self._plans.state, header[entries_at:table_end])
+                if out.untouched:
+                    refuse_forged(self._plans.state, header[entries_at:table_end])
 
             if not out.leaves_at_once:
                 return self._leave(plan, out, took_us, data, at, body_at, method, header, channel, waited)
@@ -561,7 +553,8 @@ class PublishPass:
             rewritten = False
             header_bytes: int = header_size
             if not out.untouched:
-                # `kept`: the producer's own entries that are not removed; `added`: the inserted entries.
+                # `kept`: the producer's entries; `added`: the inserted entries. If entries have to be removed, `kept`
+                # contains both the remaining and the inserted entries.
                 kept = header[entries_at:table_end]
                 if meanings & out.cuts:
                     kept = table_entries(kept, out.copies[0], out.address_of(method[key_at + 1 : -2]))
@@ -596,7 +589,7 @@ class PublishPass:
         count = out.count
         count.publishes += 1
         count.body_bytes += body_size
-        after = self._body_end(data, body_at, header, body_size, channel)
+        after = self._count(data, body_at, header, body_size, channel)
         audit = self._audit
         if audit is not None and out.record is not None:
             routing_key = method[key_at + 1 : -2]
@@ -606,12 +599,12 @@ class PublishPass:
             )
         if rewritten:
             # The publish is sent as slices of the input around the new parts. The last slice, which begins at the end
-            # of the table, starts the next run `start:at`.
+            # of the table, starts at the new `_start`.
             upstream = self._upstream
             if out.address:
                 address = out.address + (out.key_field or method[key_at:-2])
                 upstream.append(data[self._start : at + 3])
-                upstream.append(_four_octets(len(address) + 7))
+                upstream.append(_FOUR_OCTETS[len(address) + 7])  # at most 519, as both names have at most 255 octets
                 upstream.append(method[7:13])
                 upstream.append(address)
                 self._start = header_at - 2
@@ -629,10 +622,10 @@ class PublishPass:
             self._start = header_at + table_end
         return after
 
-    def _pass(
+    def _forward(
         self, data: bytes, body_at: int, method: bytes, key_at: int, header: bytes, body_size: int, channel: Channel
     ) -> int:
-        """Forward a publish to an exchange that is not evaluated here; return the same offset as `_body_end`."""
+        """Forward a publish to an exchange that is not evaluated here; return the same offset as `_count`."""
         if header[19] & _HEADERS_BIT and (_CC_NAME in header or (self._restores and ADDRESS_HEADER in header)):
             _, first, last = header_table(header)
             entries = header[first:last]
@@ -642,7 +635,7 @@ class PublishPass:
         counters = self._plans.counters
         counters.publishes_passed += 1
         counters.bytes_passed += body_size
-        after = self._body_end(data, body_at, header, body_size, channel)
+        after = self._count(data, body_at, header, body_size, channel)
         audit = self._audit
         if audit is not None and not audit.ruled_only:
             exchange, routing_key = method[14:key_at], method[key_at + 1 : -2]
@@ -654,7 +647,7 @@ class PublishPass:
             )
         return after
 
-    def _body_end(self, data: bytes, body_at: i64, header: bytes, body_size: int, channel: Channel) -> i64:
+    def _count(self, data: bytes, body_at: i64, header: bytes, body_size: int, channel: Channel) -> i64:
         """Count a publish that results in a single upstream publish; return the offset at which the pass continues.
 
         This is the offset after the body if the body is one complete frame, otherwise the offset after the header.
@@ -693,7 +686,8 @@ class PublishPass:
         waited: bool,
     ) -> int:
         """Process a publish on the slow path; return the offset after its last processed frame, the header or body."""
-        if out.remote_targets is not None:  # otherwise, the other broker would close the link, which is shared
+        if out.remote_targets is not None:
+            # The other broker would close the link, which all producers share.
             refuse_undecodable_header(header)
             if method[-2] & _IMMEDIATE_BIT:
                 raise ProtocolError(540, "immediate=true")  # RabbitMQ's reply code and text

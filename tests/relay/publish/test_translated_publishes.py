@@ -8,6 +8,7 @@ from proxy.values import Table, Value
 from tests.client import names, split
 from tests.relay.address_table_wire import Linked, to
 from tests.relay.wire import AHEAD, address_of, closed, publish, routed, say, table_of
+from tests.routing.building import many
 
 KEYS = Value("A", (Value("S", b"k"),))
 CARBONS: Table = ((b"CC", KEYS), (b"BCC", KEYS))
@@ -29,7 +30,7 @@ def test_a_failed_translation_is_a_nack(key: str, mandatory: bool) -> None:
 def test_a_translation_to_a_reserved_key_is_refused(rule: str, prefix: str) -> None:
     wire = Linked(routed("q", carrier="carried"))
     assert wire.produce(to(f"{rule}/{prefix}q.1")) == AHEAD
-    text = "ACCESS_REFUSED - routing keys that begin with 'x.o.p.e.n.x.' are reserved"
+    text = f"ACCESS_REFUSED - routing keys that begin with '{prefix}' are reserved"
     assert closed(wire.refused()) == (1, 403, text, (60, 40))
     assert wire.remotes == []
 
@@ -62,6 +63,17 @@ def test_cc_and_bcc_of_the_producer_apply_to_exchanges_without_rules() -> None:
     wire = Linked()
     header = split(wire.produce(publish("here/q", CARBONS, to="")))[1]
     assert [name for name, _ in table_of(header)] == [b"CC", b"BCC", b"x-original-address"]
+
+
+@pytest.mark.parametrize("prefix", ["x.o.p.e.n.x.", "x-o-p-e-n-x-"])
+def test_a_token_in_bcc_is_refused_if_the_brokers_own_exchange_routes_the_message(prefix: str) -> None:
+    wire = Linked(routed("q", carrier="carried", unmatched_pass=True))
+    good, bad = (publish("in/k", ((b"BCC", many("k", key)),), to="") for key in ("fine", f"{prefix}q.1"))
+    header = split(wire.produce(good))[1]
+    assert [name for name, _ in table_of(header)] == [b"BCC", b"x-original-address"]
+    assert wire.produce(bad) == AHEAD
+    text = f"ACCESS_REFUSED - routing keys that begin with '{prefix}' are reserved"
+    assert closed(wire.refused()) == (1, 403, text, (60, 40))
 
 
 @pytest.mark.parametrize("delivery", list(Delivery))
