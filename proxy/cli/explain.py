@@ -11,7 +11,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -114,14 +114,13 @@ def run(options: argparse.Namespace) -> int:
         return _ask_running(admin_clients(options, "oxproxy explain"), data, options)
     question = read_question(data, source)
     loaded = load_rules_of(options.rules)
+    explanation: Explanation | Lookup
     if isinstance(question, AddressRequest):
-        lookup = explain_address(loaded, question)
-        _print(lookup, options.json)
-        return NO if lookup.rule is None else DONE
-    explanation = explain(loaded, question, time.time() if question.at is None else question.at)
+        explanation = explain_address(loaded, question)
+    else:
+        explanation = explain(loaded, question, time.time() if question.at is None else question.at)
     _print(explanation, options.json)
-    status = _expected(options.expect, explanation.result.queues)
-    return NO if explanation.unknown_exchange else status
+    return _status([as_json(explanation)], options.expect)
 
 
 def _timed(message: bytes, at: str) -> bytes:
@@ -247,18 +246,21 @@ def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argpa
             print_line(printable(text.rstrip("\n"), "\n"))
     if len(distinct) > 1:
         print_errors([f"these workers returned different results: {', '.join(client.url for client in distinct)}"])
-    status = DONE if complete and len(distinct) == 1 else NO
-    if options.address is not None:
-        return NO if any(answer["rule"] is None for answer in answers.values()) else status
-    if any(_is_unknown_exchange(answer) for answer in answers.values()):
-        status = NO
-    reached = set.intersection(*(set(answer["queues"]) for answer in answers.values()))
-    return max(_expected(options.expect, reached), status)
+    status = _status(list(answers.values()), options.expect)
+    return status if complete and len(distinct) == 1 else NO
 
 
-def _is_unknown_exchange(answer: dict[str, Any]) -> bool:  # Any: JSON
-    """Return `Explanation.unknown_exchange` for a response. Sidecars of earlier versions send no `note`."""
-    return bool(answer["outcome"] == PASSED and not answer["walk"] and answer["exchange"])
+def _status(answers: Sequence[dict[str, Any]], expected: Sequence[str]) -> int:  # Any: JSON
+    """Return NO if no address rule applies, an exchange is not evaluated, or an expected queue is not reached.
+
+    Sidecars of earlier versions send no `note`, so a message that is not evaluated is recognized by its empty `walk`.
+    """
+    if "address" in answers[0]:
+        return NO if any(answer["rule"] is None for answer in answers) else DONE
+    missing = [queue for queue in expected if any(queue not in answer["queues"] for answer in answers)]
+    print_errors(f"expected queue {queue}, but the message does not reach it" for queue in missing)
+    unknown = any(answer["outcome"] == PASSED and not answer["walk"] and answer["exchange"] for answer in answers)
+    return NO if missing or unknown else DONE
 
 
 def _outcome(answer: dict[str, Any]) -> str:  # Any: JSON
@@ -266,12 +268,6 @@ def _outcome(answer: dict[str, Any]) -> str:  # Any: JSON
     if "address" in answer:
         return json.dumps(answer)
     return json.dumps([answer[key] for key in ("rules", "outcome", "queues", "exchanges", "remotes", "error")])
-
-
-def _expected(expected: Sequence[str], reached: Collection[str]) -> int:
-    missing = [queue for queue in expected if queue not in reached]
-    print_errors(f"expected queue {queue}, but the message does not reach it" for queue in missing)
-    return NO if missing else DONE
 
 
 def _print(explanation: Explanation | Lookup, wants_json: bool) -> None:

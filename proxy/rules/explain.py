@@ -167,11 +167,6 @@ class Explanation:
     wire: wire.Wire
     note: str | None = None
 
-    @property
-    def unknown_exchange(self) -> bool:
-        """True if the message's exchange is not evaluated and is not the default exchange."""
-        return self.note is not None and bool(self.message.exchange)
-
 
 _Vhost: TypeAlias = Annotated[str, Expected("the name of a virtual host")]
 

@@ -261,6 +261,13 @@ def test_a_running_sidecar_translates_an_address_without_its_password(site: Site
     assert (status, json.loads(out)["rule"]) == (0, 0)
 
 
+@pytest.mark.parametrize(("address", "expected"), [("old/letters", 0), ("new/letters", 1)])
+def test_a_running_sidecar_translates_an_address_in_a_message_file(site: Site, address: str, expected: int) -> None:
+    status, out, err = run(site, "explain", "--message", "-", stdin=f"address: {address}\n")
+    assert (status, err) == (expected, "")
+    assert out.startswith(f'address   "{address}"\n')
+
+
 def test_a_running_sidecar_explains_a_message_of_the_command_line(site: Site) -> None:
     described = ["--exchange", "orders", "--vhost", site.vhost]
     status, out, err = run(site, "explain", *described, "--header", "amount=2000")
