@@ -1,4 +1,4 @@
-"""``oxproxy explain``: explains the routing of one message, as a tree, text or JSON.
+"""``oxproxy explain``: explains the routing of one message, as text or JSON. In a terminal, the text is coloured.
 
 The rules are read from files, or all workers of a running sidecar are queried and their responses compared.
 """
@@ -27,6 +27,7 @@ from proxy.cli.console import (
     print_line,
     printable,
     read_input,
+    rich_console,
 )
 from proxy.routing.bindings.operators import INTEGER_PROPERTIES
 from proxy.rules.evaluation import PASSED
@@ -55,6 +56,14 @@ _TYPES = ("string", *_FORMS, "yaml", *(tag.removeprefix("!") for tag in TAGS))
 #: Characters that stand for bytes that are not UTF-8.
 _SURROGATES = frozenset(map(chr, range(0xD800, 0xE000)))
 _PROPERTY = re.compile(r"[a-z_]+")
+#: Styles of the lines of an explanation in a terminal, each with a pattern for the start of these lines.
+_STYLES = {
+    "bold cyan": r"exchange ",
+    "green": r"  -?\d+ .*: true \(|      (match|adds) |outcome   (routed|translated)",
+    "red": r"  filter .*\. The |      (mismatch|removes) |outcome   (filtered|rejected|unrouted)|failed ",
+    "yellow": r"  no destination|      (absent|continues|stops|the regex budget) |outcome   passed|missing ",
+    "dim": r"  filter |  -?\d+ .*: false \(|header |wire |          (BCC|header) ",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -119,8 +128,12 @@ def run(options: argparse.Namespace) -> int:
         explanation = explain_address(loaded, question)
     else:
         explanation = explain(loaded, question, time.time() if question.at is None else question.at)
-    _print(explanation, options.json)
-    return _status([as_json(explanation)], options.expect)
+    answer = as_json(explanation)
+    if options.json:
+        print_json(answer)
+    else:
+        _print_text(as_text(explanation))
+    return _status([answer], options.expect)
 
 
 def _timed(message: bytes, at: str) -> bytes:
@@ -242,8 +255,7 @@ def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argpa
         if options.json:
             print_json(answers[client])
         else:
-            text = client.request("POST", "/explain", question, accept="text/plain")
-            print_line(printable(text.rstrip("\n"), "\n"))
+            _print_text(client.request("POST", "/explain", question, accept="text/plain").rstrip("\n"))
     if len(distinct) > 1:
         print_errors([f"these workers returned different results: {', '.join(client.url for client in distinct)}"])
     status = _status(list(answers.values()), options.expect)
@@ -270,13 +282,16 @@ def _outcome(answer: dict[str, Any]) -> str:  # Any: JSON
     return json.dumps([answer[key] for key in ("rules", "outcome", "queues", "exchanges", "remotes", "error")])
 
 
-def _print(explanation: Explanation | Lookup, wants_json: bool) -> None:
-    if wants_json:
-        print_json(as_json(explanation))
-    elif sys.stdout.isatty() and isinstance(explanation, Explanation):
-        # Imported here so that scripts do not wait for rich, which takes 0.2 s to import.
-        from proxy.cli.explain_tree import print_tree
+def _print_text(text: str) -> None:
+    """Print an explanation; in a terminal, colour its lines."""
+    text = printable(text, "\n")
+    if not sys.stdout.isatty():
+        print_line(text)
+        return
+    # Imported here so that scripts do not wait for rich, which takes 0.2 s to import.
+    from rich.text import Text
 
-        print_tree(explanation)
-    else:
-        print_line(printable(as_text(explanation), "\n"))
+    console = rich_console()
+    for line in text.split("\n"):
+        style = next((style for style, pattern in _STYLES.items() if re.match(pattern, line)), "")
+        console.print(Text(line, style), soft_wrap=True)

@@ -399,19 +399,28 @@ def _binding_json(step: BindingStep) -> dict[str, object]:
 
 
 def as_text(explanation: Explanation | Lookup) -> str:
-    if isinstance(explanation, Lookup):
-        return "\n".join(as_lines(explanation))
+    """Format an explanation as lines of text. Line breaks in names and values are escaped."""
+    lines = as_lines(explanation) if isinstance(explanation, Lookup) else _lines(explanation)
+    return "\n".join(line.replace("\n", "\\n") for line in lines)
+
+
+def _lines(explanation: Explanation) -> Iterator[str]:
     message, facts = explanation.message, explanation.message.facts
-    lines = [
+    yield (
         f"message   to {_exchange_name(message.exchange)} in vhost {explanation.vhost}, "
-        f"key {quoted(facts.routing_key)}, headers {len(facts.headers)}, body {counted(facts.body_size_bytes, 'byte')}",
-        f"rules     {explanation.version}, at {_time(explanation.at)}",
-    ]
+        f"key {quoted(facts.routing_key)}, headers {len(facts.headers)}, body {counted(facts.body_size_bytes, 'byte')}"
+    )
+    yield f"rules     {explanation.version}, at {_time(explanation.at)}"
+    for name, value in facts.headers:
+        yield f"header    {text(name)}: {quoted(value)}"
     for step in explanation.walk:
-        lines += _exchange_lines(step)
+        yield from _exchange_lines(step)
     for lookup in explanation.lookups:
-        lines += ["", *as_lines(lookup)]
-    return "\n".join([*lines, "", *_result_lines(explanation), *wire.as_lines(explanation.wire)])
+        yield ""
+        yield from as_lines(lookup)
+    yield ""
+    yield from _result_lines(explanation)
+    yield from wire.as_lines(explanation.wire)
 
 
 def _exchange_name(exchange: bytes) -> str:

@@ -1,19 +1,17 @@
 from __future__ import annotations
 
-import io
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
-from proxy.cli.explain_tree import print_tree
+from proxy.cli.console import load_rules_of
 from proxy.cli.main import main
 from proxy.errors import ConfigErrors
 from proxy.rules.explain import as_text, explain
-from tests.routing.building import NOW
-from tests.rules.loading import load, message_request
+from tests.rules.loading import message_request
 
 RULES = """\
 exchanges:
@@ -23,66 +21,61 @@ exchanges:
       - {queue: q, name: first, arguments: {x-order: 100, "x-?hkv= a": 1, "x-?hkex": b, x-goto-ontrue: 900}}
       - {queue: r, name: last, arguments: {x-order: 900, x-delq-ontrue: q, x-stop-ontrue: ""}}
 """
-
-
-def shown(message: bytes, terminal: bool = True) -> str:
-    written = io.StringIO()
-    console = Console(file=written, force_terminal=terminal, width=100, highlight=False, color_system=None)
-    print_tree(explain(load(RULES), message_request(message, "m"), NOW), console)
-    return written.getvalue()
-
-
-def test_the_tree_contains_every_step() -> None:
-    text = shown(b'{"exchange": "e", "headers": {"a": 1, "b": "x"}}')
-    for line in (
-        "filter max-payload-size: passed",
-        "✓ 100 first → queue q (all)",
-        "✓  x-?hkv= a  1  got 1",
-        "+ queue q",
-        "continues at order 900",
-        "- queue q",
-        "stops here",
-        "outcome  routed",
-        "queues   r",
-    ):
-        assert line in text
-
-
-def test_a_rejected_message_shows_the_error() -> None:
-    text = shown(b"{exchange: e, body_size: 11}")
-    assert "channel closed" in text
-    assert "rejected" in text
-
-
-def test_the_tree_names_the_exchange_that_may_be_meant() -> None:
-    written = io.StringIO()
-    console = Console(file=written, force_terminal=True, width=200, highlight=False, color_system=None)
-    loaded = load("exchanges: [{name: orders}]")
-    print_tree(explain(loaded, message_request(b"exchange: order", "m"), NOW), console)
-    assert "no rules file names order: the message is passed to the broker unchanged; did you mean orders?" in (
-        written.getvalue()
-    )
-
-
-@pytest.mark.parametrize("escape", ["\\e[31m", "\\u009b1m", "\\r", "\\x07"])
-def test_control_characters_in_a_message_are_escaped(escape: str) -> None:
-    text = shown(f'{{exchange: e, headers: {{a: "x{escape}y"}}}}'.encode())
-    assert "x\\" in text
-    assert not any(ord(character) in (7, 13, 27, 0x9B) for character in text)
-
-
-def test_without_a_terminal_the_output_is_plain_text() -> None:
-    explanation = explain(load(RULES), message_request(b"exchange: e", "m"), NOW)
-    assert shown(b"exchange: e", terminal=False) == as_text(explanation) + "\n"
-
-
 CLOCK_RULES = "exchanges: [{name: e, bindings: [{queue: q, arguments: {x-?dture: ^2026}}]}]\n"
+#: An escape sequence that sets a style or resets it.
+COLOUR = re.compile(r"\x1b\[([0-9;]+)m")
 
 
 @pytest.fixture
 def rules(tmp_path: Path) -> str:
     (tmp_path / "rules.yaml").write_text(CLOCK_RULES)
     return str(tmp_path / "rules.yaml")
+
+
+def use_terminal(monkeypatch: pytest.MonkeyPatch, **environment: str) -> None:
+    """Make standard output a terminal with colours."""
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in {"TERM": "xterm", **environment}.items():
+        monkeypatch.setenv(name, value)
+
+
+def test_in_a_terminal_the_lines_of_the_text_are_coloured(
+    rules: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_terminal(monkeypatch)
+    Path(rules).write_text(RULES)
+    message = '{"exchange": "e", "headers": {"a": 1, "b": "%s"}, "at": "2026-01-01T00:00:00Z"}' % ("x" * 200)
+    Path(rules).with_name("message.json").write_text(message)
+    assert main(["explain", "--rules", rules, "--message", str(Path(rules).with_name("message.json"))]) == 0
+    out = capsys.readouterr().out
+    text = as_text(explain(load_rules_of([Path(rules)]), message_request(message.encode(), "m"), 1767225600.0))
+    assert COLOUR.sub("", out) == text + "\n"
+    styles = {COLOUR.sub("", line).strip(): COLOUR.findall(line)[:1] for line in out.splitlines()}
+    for line, style in {
+        "exchange e (x-open)": ["1;36"],
+        "filter max-payload-size: passed": ["2"],
+        "100 first -> queue q: true (all)": ["32"],
+        "match     x-?hkv= a: 1, got 1": ["32"],
+        "continues at order 900": ["33"],
+        "removes queue q": ["31"],
+        "outcome   routed": ["32"],
+        "queues    r": [],
+    }.items():
+        assert (line, styles[line]) == (line, style)
+
+
+@pytest.mark.parametrize("escape", ["\\e[31m", "\\u009b1m", "\\r", "\\x07", "\\n"])
+def test_control_characters_in_a_message_are_escaped(
+    escape: str, rules: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_terminal(monkeypatch, TERM="dumb")
+    Path(rules).with_name("message.yaml").write_text(f'{{exchange: e, headers: {{a: "x{escape}y"}}}}')
+    main(["explain", "--rules", rules, "--message", str(Path(rules).with_name("message.yaml"))])
+    text = capsys.readouterr().out
+    assert re.search(r'header    a: "x\\.*y"', text)
+    assert not any(ord(character) in (7, 13, 27, 0x9B) for character in text)
 
 
 @pytest.mark.parametrize(
@@ -137,8 +130,8 @@ def test_a_time_outside_the_calendar_is_refused(at: str, rules: str, capsys: pyt
 def test_an_explanation_of_an_address_does_not_control_the_terminal(
     rules: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    use_terminal(monkeypatch)
     Path(rules).write_text('addresses: [{name: "\\e[31m", pattern: "a*", translation: /queue/q}]\n')
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     assert main(["explain", "--rules", rules, "--address", "a\x1bb"]) == 0
     assert "\x1b" not in capsys.readouterr().out
 

@@ -46,6 +46,7 @@ def test_the_text_contains_each_visit_with_the_result_of_each_operator() -> None
     assert as_text(explained(message)).splitlines() == [
         'message   to exchange orders in vhost /, key "k", headers 1, body 7 bytes',
         f"rules     {version}, at 2026-11-21T12:00:00Z",
+        'header    kind: "urgent"',
         "",
         "exchange orders (x-open)",
         "  filter max-payload-size: passed",
@@ -93,6 +94,7 @@ def test_the_text_contains_removals_and_the_end_of_the_visit() -> None:
         ("{exchange: quiet}", "  filter min-payload-size-silent: Min size payload hit. The message is dropped"),
         ("{exchange: quiet}", "outcome   filtered"),
         ("{exchange: quiet, body_size: 5}", "  no binding"),
+        ('{exchange: other, headers: {a: "1\\n2"}}', r'header    a: "1\n2"'),
         ("{exchange: other}", "outcome   passed"),
         ("{exchange: other, body_size: 1}", 'message   to exchange other in vhost /, key "", headers 0, body 1 byte'),
         ("{exchange: other}", "          no rules file names other: the message is passed to the broker unchanged"),
