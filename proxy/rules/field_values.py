@@ -12,11 +12,11 @@ import re
 import struct
 from collections.abc import Callable
 from datetime import UTC, datetime, tzinfo
-from functools import reduce
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from proxy.errors import ConfigError
 from proxy.values import Table, Value
-from proxy.yamlfile.document import Faults, Mapping, Node, Place, Plain, Scalar, Sequence, describe, join, resolve
+from proxy.yamlfile.document import Faults, Mapping, Node, Plain, Scalar, Sequence, describe, join, resolve
 from proxy.yamlfile.models import MAX_SHORT_BYTES
 
 _INT32 = range(-(2**31), 2**31)
@@ -24,63 +24,56 @@ _INT64 = range(-(2**63), 2**63)
 _NO_VALUE = "no value; put a value in quotes if it begins with one of # * & ! | > % @ `; write null for the value void"
 
 
-class _RefusedError(Exception):
-    """A value that can't be used."""
-
-    def __init__(self, place: Place, message: str) -> None:
-        super().__init__(place, message)
-        self.place = place
-        self.message = message
-        #: keys and indexes that lead to the value, from the innermost outwards
-        self.steps: list[str | int] = []
-
-
 def read_table(node: Mapping, path: str, faults: Faults) -> Table:
     """Convert a mapping to a table, in file order. Invalid entries are reported in `faults` and omitted."""
     entries = []
     for key, child in node.entries:
         try:
-            entries.append(_entry(key, child))
-        except _RefusedError as error:
-            faults.error(error.place, reduce(join, reversed(error.steps), path), error.message)
+            entries.append(_entry(path, key, child))
+        except ConfigError as error:
+            faults.errors.append(error)
     return tuple(entries)
 
 
-def _entry(key: Scalar, node: Node) -> tuple[bytes, Value]:
+def _entry(path: str, key: Scalar, node: Node) -> tuple[bytes, Value]:
     name = key.text.encode()
-    try:
-        if len(name) > MAX_SHORT_BYTES:
-            raise _RefusedError(key.place, f"got a key of {len(name)} bytes, expected at most {MAX_SHORT_BYTES}")
-        return name, _value(node)
-    except _RefusedError as error:
-        error.steps.append(key.text)
-        raise
+    if len(name) > MAX_SHORT_BYTES:
+        error = f"got a key of {len(name)} bytes, expected at most {MAX_SHORT_BYTES}"
+        raise key.place.error(join(path, key.text), error)
+    return name, _value(path, key.text, node)
 
 
-def _item(index: int, node: Node) -> Value:
-    try:
-        return _value(node)
-    except _RefusedError as error:
-        error.steps.append(index)
-        raise
-
-
-def _value(node: Node) -> Value:
+def _value(path: str, step: str | int, node: Node) -> Value:
+    """Convert the value with a key, or an index, in the mapping or list at `path`."""
     if isinstance(node, Sequence):
-        return Value("A", tuple(_item(index, item) for index, item in enumerate(node.items)))
+        path = join(path, step)
+        return Value("A", tuple(_value(path, index, item) for index, item in enumerate(node.items)))
     if isinstance(node, Mapping):
-        return Value("F", tuple(_entry(key, child) for key, child in node.entries))
+        path = join(path, step)
+        return Value("F", tuple(_entry(path, key, child) for key, child in node.entries))
+    try:
+        return _scalar(node)
+    except ValueError as error:
+        raise node.place.error(join(path, step), str(error)) from None
+
+
+def _scalar(node: Scalar) -> Value:
+    """Convert a scalar.
+
+    Raises:
+        ValueError: the value can't be used.
+    """
     if node.tag is not None:
         return _tagged(node)
     if node.absent:
-        raise _RefusedError(node.place, _NO_VALUE)
+        raise ValueError(_NO_VALUE)
     content = node.value
     value = _plain_value(content)
     if value is None:  # a number
         # If a double is not finite, RabbitMQ drops the connection on a bind, and responds to a publish with 541.
         infinite = isinstance(content, float)
         expected = "a finite number" if infinite else "a signed 64-bit integer"
-        raise _RefusedError(node.place, f"got {node.text if infinite else describe(node)}, expected {expected}")
+        raise ValueError(f"got {node.text if infinite else describe(node)}, expected {expected}")
     return value
 
 
@@ -103,7 +96,7 @@ def _tagged(node: Scalar) -> Value:
     read = TAGS.get(node.tag or "")
     if read is None:
         expected = ", ".join(sorted(TAGS))
-        raise _RefusedError(node.place, f"got the tag {node.tag}, expected one of {expected}, or a string in quotes")
+        raise ValueError(f"got the tag {node.tag}, expected one of {expected}, or a string in quotes")
     return read(node)
 
 
@@ -113,14 +106,14 @@ def _timestamp(node: Scalar) -> Value:
         seconds = instant(node.text)
     if seconds is None or seconds != int(seconds) or int(seconds) not in _INT64:
         expected = "a time such as 2026-11-21T08:00:00Z, or seconds since 1970 as an integer"
-        raise _RefusedError(node.place, f"got {describe(node)}, expected {expected}")
+        raise ValueError(f"got {describe(node)}, expected {expected}")
     return Value("T", int(seconds))
 
 
 def _bytes(node: Scalar) -> Value:
     digits = re.sub(r"\s", "", node.text)
     if not re.fullmatch(r"([0-9a-fA-F]{2})*", digits):
-        raise _RefusedError(node.place, f"got {describe(node)}, expected pairs of hexadecimal digits")
+        raise ValueError(f"got {describe(node)}, expected pairs of hexadecimal digits")
     return Value("x", bytes.fromhex(digits))
 
 
@@ -133,7 +126,7 @@ def _float32(node: Scalar) -> Value:
             single = math.inf
         if math.isfinite(single):
             return Value("f", single)
-    raise _RefusedError(node.place, f"got {describe(node)}, expected a finite single-precision number")
+    raise ValueError(f"got {describe(node)}, expected a finite single-precision number")
 
 
 def _integer(letter: str, bits: int, signed: bool) -> Callable[[Scalar], Value]:
@@ -143,7 +136,7 @@ def _integer(letter: str, bits: int, signed: bool) -> Callable[[Scalar], Value]:
         number = resolve(node.text)
         if not isinstance(number, int) or isinstance(number, bool) or number not in allowed:
             expected = f"an integer from {allowed.start} to {allowed.stop - 1}"
-            raise _RefusedError(node.place, f"got {describe(node)}, expected {expected}")
+            raise ValueError(f"got {describe(node)}, expected {expected}")
         return Value(letter, number)
 
     return read

@@ -259,6 +259,9 @@ def test_an_error_in_a_nested_value_names_its_path() -> None:
 
 def test_a_key_longer_than_a_short_string_is_an_error() -> None:
     assert "got a key of 256 bytes, expected at most 255" in read_values(f"{'é' * 128}: 1\n")[1][0]
+    nested = f"a:\n  - b:\n      {'k' * 256}: 1\n"
+    expected = f"f.yaml:3:7: arguments.a[0].b.{'k' * 256}: got a key of 256 bytes, expected at most 255"
+    assert read_values(nested)[1] == [expected]
 
 
 @pytest.mark.parametrize("name", ["Nowhere/City", "", "../etc/passwd", "/etc/localtime", "a\0b", "Europe"])
