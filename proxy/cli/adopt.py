@@ -32,14 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """List and sign bindings that are not signed with the current secret; with ``--finish``, end the transition.
-
-    Return NO if a binding could not be signed or the transition could not be ended.
-
-    Raises:
-        ConfigErrors: the management API is not configured, the broker is unreachable or refuses a request, or a virtual
-            host does not exist.
-    """
+    """List and sign bindings that are not signed with the current secret; with ``--finish``, end the transition."""
     settings = read_settings(options.config)
     control, management = control_of(settings)
     try:

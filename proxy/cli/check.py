@@ -61,11 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the findings.
-
-    Return WRONG if there are errors. Return NO if a test fails, if the coverage is less than ``--fail-under``, or, with
-    ``--strict``, if there are warnings.
-    """
+    """Print the findings."""
     findings = check_files(options.files, os.environ, lambda path: read_bytes(str(path)))
     if findings.uses_tls:
         _check_tls_files(findings)

@@ -34,14 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """List the exchanges and bindings that sidecars created and, with ``--yes``, remove them.
-
-    Return NO if some objects could not be removed.
-
-    Raises:
-        ConfigErrors: the management API is not configured, is unreachable or refuses a request; a virtual host does not
-            exist; or a sidecar with this configuration is running and would declare the objects again.
-    """
+    """List the exchanges and bindings that sidecars created and, with ``--yes``, remove them."""
     settings = read_settings(options.config)
     control, management = control_of(settings)
     if options.yes:

@@ -2,7 +2,8 @@
 
 ``--help``, the shell completion, the man page and docs/reference/cli.md are generated from this table and from the
 arguments that the modules define. A module has the functions `add_arguments`, which adds arguments to a parser, and
-`run`, which runs the command and returns the exit status. These modules are imported only when their command runs.
+`run`, which runs the command and returns the exit status. `main` prints `ConfigErrors` raised by `run`. These modules
+are imported only when their command runs.
 """
 
 from __future__ import annotations

@@ -110,10 +110,7 @@ def _instant(text: str) -> str:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the explanation.
-
-    Return NO if an expected queue is not reached, the exchange is not evaluated, or no address rule applies.
-    """
+    """Print the explanation."""
     _check_usage(options)
     source = options.message or "command line"
     data = read_input(options.message) if options.message else described(options).encode(errors="surrogateescape")
@@ -242,10 +239,7 @@ def _properties(options: argparse.Namespace) -> Iterator[str]:
 
 
 def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argparse.Namespace) -> int:
-    """Print all distinct responses.
-
-    Return NO in the same cases as `run`, and also if responses differ or a worker can't be queried.
-    """
+    """Print all distinct responses."""
     answers: dict[AdminClient, dict[str, Any]]  # Any: JSON
     answers, complete = ask_workers(clients, lambda client: client.json("/explain", "POST", question))
     distinct = list({_outcome(answer): client for client, answer in reversed(answers.items())}.values())[::-1]

@@ -63,11 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the files and print their names.
-
-    Raises:
-        ConfigErrors: a file already exists, in which case nothing is written, or a file can't be written.
-    """
+    """Write the files and print their names. If one of them exists, nothing is written."""
     directory: Path = options.directory
     files = {
         directory / "oxproxy.yaml": (_SETTINGS.encode(), 0o644),

@@ -1,7 +1,6 @@
 """The entry point of ``oxproxy``: runs the module of a subcommand and turns errors into an exit status.
 
-Exit status 0: done; 1: negative result; 2: invalid usage, configuration or rules. Only the module of the given
-subcommand is imported, so that `oxproxy check` does not load network libraries.
+Only the module of the given subcommand is imported, so that `oxproxy check` does not load network libraries.
 """
 
 from __future__ import annotations

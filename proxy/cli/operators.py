@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print a summary of all operators, or details of the operators that match. Return NO if none match."""
+    """Print a summary of all operators, or details of the operators that match."""
     text = " ".join(options.name)
     selected = _selected(text)
     if options.json:

@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the tree; return NO if a requested virtual host or exchange does not exist."""
+    """Print the tree."""
     if options.files:
         from proxy.rules.overview import overview
 

@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the files or their differences. Return NO if there are differences."""
+    """Print the files or their differences."""
     in_force: dict[str, Any] = admin_clients(options, "oxproxy rules")[0].json("/api/rules")
     return _show(in_force, options) if options.action == "show" else _diff(in_force, options)
 

@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the reports. Return NO if messages would be routed differently."""
+    """Print the reports."""
     admins = admin_clients(options, "oxproxy shadow")
     reports = compare(options.rules, admins, options.seconds)
     if options.json:

@@ -36,11 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the state of each worker. Return NO if a worker is not ready or can't be reached.
-
-    Raises:
-        ConfigErrors: no worker can be reached.
-    """
+    """Print the state of each worker."""
     states: dict[AdminClient, dict[str, Any]]
     states, complete = ask_workers(admin_clients(options, "oxproxy status"), lambda admin: admin.json("/status"))
     if options.json:

@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the records. Return NO if there are none."""
+    """Print the records."""
     with faults_of("oxproxy trace"):
         request = request_of(options, options.output or "")
         from proxy.report.trace import trace
