@@ -1,9 +1,7 @@
 """``GET /api/recent``, which returns the last publishes that were unroutable, rejected, nacked or returned.
 
-Rejected, nacked and returned publishes are rare and always kept. Publishes that reach no queue may be frequent. To save
-CPU time, these publishes, and the size and header names of returned publishes, are recorded only until
-`WATCHED_SECONDS` after a request. A nack from the broker identifies a publish only by number, so only the audit log
-contains the address and headers of a nacked publish.
+A nack from the broker identifies a publish only by number, so only the audit log contains the address and headers of a
+nacked publish.
 """
 
 from __future__ import annotations
@@ -24,7 +22,8 @@ from proxy.values import text
 #: Maximum number of kept publishes, and maximum total size of their header frames in bytes; the oldest publishes are
 #: dropped first.
 KEPT, KEPT_BYTES = 200, 2 << 20
-#: Publishes that reach no queue are recorded until this many seconds after the last request.
+#: Publishes that reach no queue may be frequent. To save CPU time, they, and the size and header names of returned
+#: publishes, are recorded only until this many seconds after the last request.
 WATCHED_SECONDS = 300.0
 
 

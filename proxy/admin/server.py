@@ -4,13 +4,7 @@ The pages are ``/metrics`` for Prometheus, ``/livez`` (the event loop is respons
 connect) and ``/status``. The server calls functions of the application and does not interpret their results. It answers
 requests from the start of the process to the end of the drain.
 
-Connections are limited in number and duration, so that they don't exhaust the file descriptors that producers need. The
-first request must be received within `REQUEST_SECONDS` after connecting. Once a response is ready, the client again has
-`REQUEST_SECONDS` to read the response and send the next request. There is no deadline while a page is being rendered.
-
-Guarded pages answer requests from loopback and from `admin.allow`. They reject requests made by web pages other than
-the console. The Origin header of such a request names another origin, or its Host header contains another host name
-that resolves to this address (DNS rebinding).
+Connections are limited in number and duration, so that they don't exhaust the file descriptors that producers need.
 """
 
 from __future__ import annotations
@@ -69,7 +63,7 @@ NEW_SECONDS = 0.05
 #: their requests.
 MOST_REFUSED, REFUSED_SECONDS = 32, 1.0
 #: Seconds within which the first request of a connection must be received, and within which each response must be read
-#: and the next request received.
+#: and the next request received. There is no deadline while a page is being rendered.
 REQUEST_SECONDS = 30.0
 _NO_ROOM = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 #: Host names accepted for guarded pages, in addition to addresses and `admin.hosts`.
@@ -215,7 +209,8 @@ class AdminServer:
     def _is_named(self, host: str) -> bool:
         """Return True if a Host header is an address or a permitted name. Other sites' pages can't send such a header.
 
-        A missing header is accepted, because HTTP/1.0, which browsers do not use, does not require it.
+        This prevents DNS rebinding, in which the host name of another site resolves to this address. A missing header
+        is accepted, because HTTP/1.0, which browsers do not use, does not require it.
         """
         name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
         with suppress(ValueError):

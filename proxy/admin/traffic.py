@@ -1,8 +1,8 @@
 """Samples publish rates for the last 15 minutes, and totals and rates by exchange, binding and destination.
 
 Totals by outcome are always sampled, but at long intervals if `live` has no clients. Reading the totals of each binding
-and destination takes longer, so this is done only if there are clients, and in a thread. Before the totals are read,
-the event loop adds the tallies (see `proxy.relay.counters`) to them in steps, as it does for the metrics page.
+and destination takes longer, so this is done only if there are clients, and in a thread, as for the metrics page (see
+`proxy.observe.exposition`).
 """
 
 from __future__ import annotations

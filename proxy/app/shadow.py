@@ -1,8 +1,7 @@
 """Shadow rules: compares a second set of rules with the active rules, by their decisions on live traffic.
 
-The candidate is compiled in a thread. Publishes to exchanges in either set of rules are buffered, up to a limit, and
-compared later in short batches. Under load, some publishes are skipped and counted. Without a candidate, there is no
-overhead. A candidate whose report is not read for an hour is discarded. The candidate has no effect on messages.
+The candidate is compiled in a thread. Publishes to exchanges in either set of rules are buffered and compared later in
+short batches. Without a candidate, there is no overhead.
 """
 
 from __future__ import annotations

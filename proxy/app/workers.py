@@ -1,9 +1,6 @@
 """Supervises several workers, which are ``oxproxy serve`` processes that listen on the same addresses (SO_REUSEPORT).
 
-Each worker is a complete sidecar with its own admin port, metrics, control connections and audit segments. The
-supervisor serves no producers. It restarts a worker whenever the worker exits, with back-off and without a limit on
-attempts, and forwards SIGTERM and SIGHUP. Before SIGHUP is forwarded, and before a worker is restarted, another process
-reads and checks all files, as at startup. If a file is invalid, SIGHUP is not forwarded and no worker is started.
+The section "Workers" of docs/how-to/operations.md describes restarts, signals and invalid files.
 
 The supervisor blocks its signals, and accepts them one at a time with sigtimedwait. Workers inherit the blocked signals
 and unblock them once their handlers are installed, so that no signal reaches a worker that can't handle it yet. A

@@ -1,10 +1,7 @@
 """Compares two sets of rules on the same publishes, for ``oxproxy shadow``.
 
 Outcome, destinations and error message are compared as `explain` reports them, regardless of whether a destination
-exists. Publishes for which a rule picks a queue at random cannot be compared and are counted separately. Clock
-conditions can be compared, since both sets use the time of the publish. To limit memory use, only `EXCHANGES` exchanges
-have separate counts, and for each of them, only `KINDS` kinds of difference have an example. This module performs no
-I/O and does not read the clock.
+exists. This module performs no I/O and does not read the clock.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from proxy.rules.ruleset import VhostRules
 from proxy.values import text
 
 #: Maximum number of exchanges with separate counts and, for each exchange, maximum number of kinds of difference with
-#: an example. All others are counted together.
+#: an example, to limit memory use. All others are counted together.
 EXCHANGES, KINDS = 500, 20
 #: Name under which the exchanges without separate counts are counted.
 OTHER = "other"
