@@ -10,7 +10,9 @@ import argparse
 import os
 from collections.abc import Callable, Collection, Sequence
 from collections.abc import Mapping as Environment
+from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from proxy.cli.console import DONE, NO, WRONG, between, print_errors, print_json, print_line, read_bytes
 from proxy.cli.findings import Findings
@@ -115,34 +117,25 @@ def _formatted(findings: Findings, form: str) -> str:
     return as_github(listed) if form == "github" else as_sarif(listed, version("open-exchange-proxy"))
 
 
-class _Sources:
-    """Reads each file once, since standard input and pipes can't be read again and large files take long to read."""
+class _Files(NamedTuple):
+    """The files being checked. Each is read once, since standard input and pipes can't be read again.
 
-    def __init__(self, read: Callable[[Path], bytes]) -> None:
-        self.read = read
-        self._known: dict[Path, bytes] = {}
-        self._parsed: dict[Path, RulesSource] = {}
+    Args:
+        read: reads a file, or returns its content if it has been read before.
+        parsed: files that were parsed to determine their kind, and are not in use yet.
+    """
 
-    def of(self, path: Path, faults: Faults) -> RulesSource | None:
-        """Return a file; if it can't be read, add an error and return None."""
-        if path not in self._known:
-            try:
-                self._known[path] = self.read(path)
-            except OSError as error:
-                faults.error(Place(str(path), 0), "", f"can't be read: {error.strerror or error}")
-                return None
-        if path not in self._parsed:
-            self._parsed[path] = read_source(str(path), self._known[path])
-        return self._parsed[path]
+    read: Callable[[Path], bytes]
+    parsed: dict[Path, RulesSource]
 
-    def take(self, path: Path, faults: Faults) -> RulesSource | None:
-        """Return a file without keeping its parsed content, so that the caller can release the memory.
 
-        If the file is requested again, it is parsed again.
-        """
-        source = self.of(path, faults)
-        self._parsed.pop(path, None)
-        return source
+def _source(path: Path, files: _Files, faults: Faults) -> RulesSource | None:
+    """Return a file without keeping its parsed content; if it can't be read, add an error and return None."""
+    try:
+        return files.parsed.pop(path, None) or read_source(str(path), files.read(path))
+    except OSError as error:
+        faults.error(Place(str(path), 0), "", f"can't be read: {error.strerror or error}")
+        return None
 
 
 def check_files(
@@ -156,15 +149,15 @@ def check_files(
     """
     rules = [path for path in paths if not is_tests_file(path.name)]
     findings = Findings(files=set(rules))
-    sources = _Sources(read)
+    files = _Files(cache(read), {})
     faults = Faults()
-    kinds = {path: _kind(path, sources, faults) for path in dict.fromkeys(rules)}
+    kinds = {path: _kind(path, files, faults) for path in dict.fromkeys(rules)}
     findings.add(faults)
     configured = [path for path, kind in kinds.items() if kind == "settings"]
-    named = [rules for path in configured for rules in _settings(path, sources, environ, findings)]
+    named = [rules for path in configured for rules in _settings(path, files, environ, findings)]
     covered = {path.resolve() for path in named}
     alone = [path for path, kind in kinds.items() if kind == "rules" and path.resolve() not in covered]
-    _rules(alone, sources, environ, (), findings)
+    _rules(alone, files, environ, (), findings)
     _warn_of_unused_tests([path for path in paths if path not in kinds], findings)
     # Several configurations may name the same rules file.
     findings.errors = list({str(error): error for error in findings.errors}.values())
@@ -173,11 +166,12 @@ def check_files(
     return findings
 
 
-def _kind(path: Path, sources: _Sources, faults: Faults) -> str | None:
+def _kind(path: Path, files: _Files, faults: Faults) -> str | None:
     """Determine from its keys whether a file is a configuration or a rules file. Any other file is an error."""
-    source = sources.of(path, faults)
+    source = _source(path, files, faults)
     if source is None:
         return None
+    files.parsed[path] = source
     root = source.root
     if not isinstance(root, Mapping):
         message = "got neither a configuration nor a rules file, expected a mapping with the keys of one of them"
@@ -196,10 +190,10 @@ def _kind(path: Path, sources: _Sources, faults: Faults) -> str | None:
     return None
 
 
-def _settings(path: Path, sources: _Sources, environ: Environment[str, str], findings: Findings) -> list[Path]:
+def _settings(path: Path, files: _Files, environ: Environment[str, str], findings: Findings) -> list[Path]:
     """Check a configuration and the rules files that it names; return the paths of the rules files."""
     faults = Faults(secrets_required=False)
-    source = sources.of(path, faults)
+    source = _source(path, files, faults)
     if source is None:
         return []
     faults.errors += source.faults.errors
@@ -211,13 +205,13 @@ def _settings(path: Path, sources: _Sources, environ: Environment[str, str], fin
     except ConfigErrors as error:
         findings.add(Faults([*error.errors]))
         return []
-    _rules(named, sources, environ, settings.listen_addresses, findings)
+    _rules(named, files, environ, settings.listen_addresses, findings)
     return named
 
 
 def _rules(
     paths: Sequence[Path],
-    sources: _Sources,
+    files: _Files,
     environ: Environment[str, str],
     listening: Collection[HostPort],
     findings: Findings,
@@ -226,18 +220,18 @@ def _rules(
         return
     findings.files.update(paths)
 
-    def lint(files: Sequence[ParsedFile], loaded: LoadedRules) -> None:
-        findings.warnings += [*loaded.warnings, *lint_bindings(files, loaded)]
-        findings.untested += untested_bindings(files, loaded)
-        findings.destinations += destinations(files, loaded)
-        findings.queues += declared_queues(files)
-        findings.exchanges += evaluated_exchanges(files, loaded)
-        findings.files.update(file.tests_file.path for file in files if file.tests_file is not None)
+    def lint(parsed: Sequence[ParsedFile], loaded: LoadedRules) -> None:
+        findings.warnings += [*loaded.warnings, *lint_bindings(parsed, loaded)]
+        findings.untested += untested_bindings(parsed, loaded)
+        findings.destinations += destinations(parsed, loaded)
+        findings.queues += declared_queues(parsed)
+        findings.exchanges += evaluated_exchanges(parsed, loaded)
+        findings.files.update(file.tests_file.path for file in parsed if file.tests_file is not None)
 
     faults = Faults()
-    loaded_sources = [source for path in paths if (source := sources.take(path, faults)) is not None]
+    sources = [source for path in paths if (source := _source(path, files, faults)) is not None]
     try:
-        loaded = compile_sources(loaded_sources, faults, lint, sources.read)
+        loaded = compile_sources(sources, faults, lint, files.read)
     except ConfigErrors as error:
         findings.add(Faults([*error.errors]))
         return
