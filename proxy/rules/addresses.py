@@ -88,19 +88,6 @@ class BrokerModel(FileModel):
     """total size of unconfirmed message bodies, in MiB, at which producers are paused"""
 
 
-@dataclass(frozen=True, slots=True)
-class AddressPlaces:
-    """Positions of the keys of one rule in the address table.
-
-    Args:
-        hosts: position of the key `hosts`, or of the rule if it has no such key.
-    """
-
-    path: str
-    translation: Place
-    hosts: Place
-
-
 @dataclass(slots=True)
 class ParsedAddress:
     """One rule of the address table. `fields` contains the positions of its keys."""
@@ -109,9 +96,9 @@ class ParsedAddress:
     rule: AddressRule
 
     @property
-    def places(self) -> AddressPlaces:
-        fields = self.fields
-        return AddressPlaces(fields.path, fields.place_of("translation"), fields.place_of("hosts"))
+    def places(self) -> dict[str, tuple[Place, str]]:
+        """Positions and paths of the keys whose values are verified later."""
+        return {key: (self.fields.place_of(key), self.fields.at(key)) for key in ("translation", "hosts")}
 
 
 def read_address(keys: Keys) -> ParsedAddress | None:

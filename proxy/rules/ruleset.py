@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import tzinfo
 
 from proxy.addressing.table import AddressRule
 from proxy.routing.bindings.binding import Binding
-from proxy.rules.addresses import AddressPlaces, BrokerRule
+from proxy.rules.addresses import BrokerRule
 from proxy.values import Table
+from proxy.yamlfile.document import Place
 
 #: The sequence numbers of bindings from files descend from this number. The sequence numbers of client bindings, which
 #: are microseconds since 1970, are smaller. Among bindings with equal order, the binding with the greatest number is
@@ -55,6 +57,7 @@ class VhostRules:
 
     Args:
         addresses: the address table, in matching order.
+        address_places: see `ParsedAddress.places`.
     """
 
     vhost: str
@@ -62,7 +65,7 @@ class VhostRules:
     exchanges: tuple[ExchangeRule, ...] = ()
     addresses: tuple[AddressRule, ...] = ()
     brokers: tuple[BrokerRule, ...] = ()
-    address_places: tuple[AddressPlaces, ...] = ()
+    address_places: tuple[Mapping[str, tuple[Place, str]], ...] = ()
 
     @property
     def carriers(self) -> frozenset[bytes]:

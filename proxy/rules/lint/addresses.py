@@ -143,8 +143,7 @@ def check_loops(rules: Rules, listening: Collection[HostPort], faults: Faults) -
         names = {broker.name for broker in vhost.brokers}
         for rule, places in zip(vhost.addresses, vhost.address_places, strict=True):
             for key in _looping_keys(rule, names, listening):
-                place = places.hosts if key == "hosts" else places.translation
-                faults.error(place, f"{places.path}.{key}", "leads back to this sidecar")
+                faults.error(*places[key], "leads back to this sidecar")
 
 
 def _looping_keys(rule: AddressRule, brokers: Collection[bytes], listening: Collection[HostPort]) -> Iterator[str]:
