@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from urllib.parse import quote
-from xml.sax.saxutils import escape, quoteattr
+from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from proxy.cli.console import printable
 from proxy.cli.findings import ERROR, TEST, WARNING, Finding
@@ -19,8 +19,6 @@ _RULES = {
     WARNING: ("valid, but probably not intended", "warning"),
     TEST: ("a test of the rules file fails", "error"),
 }
-#: Control characters that XML allows.
-_XML_SPACE = "\n\t"
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
@@ -56,35 +54,29 @@ def as_junit(findings: Iterable[Finding], tests: Iterable[RulesTest]) -> str:
     others = [finding for finding in findings if finding.kind != TEST and finding.fails]
     results = [(test, failing.get((test.vhost, *test.place))) for test in tests]
     failed = sum(finding is not None for _, finding in results)
-    cases = [_case(test, finding) for test, finding in results]
-    cases += [
-        f"    <testcase{_attributes(classname=other.file, name=f'line {other.line}: {other.key or other.kind}')}>\n"
-        f"      <error{_attributes(message=other.text)}>{_xml(_located(other))}</error>\n    </testcase>"
-        for other in others
-    ]
-    counts = _attributes(name="oxproxy check", tests=len(cases), failures=failed, errors=len(others))
-    lines = ['<?xml version="1.0" encoding="UTF-8"?>', "<testsuites>", f"  <testsuite{counts}>", *cases]
-    return "\n".join([*lines, "  </testsuite>", "</testsuites>"])
+    suites = Element("testsuites")
+    counts = {"tests": len(results) + len(others), "failures": failed, "errors": len(others)}
+    suite = _add(suites, "testsuite", name="oxproxy check", **counts)
+    for test, finding in results:
+        case = _add(suite, "testcase", classname=test.place.source, name=test.name, line=test.place.line)
+        if finding is not None:
+            _add(case, "failure", f"{_located(finding)}\n\n{finding.walk}", message=finding.message)
+    for other in others:
+        case = _add(suite, "testcase", classname=other.file, name=f"line {other.line}: {other.key or other.kind}")
+        _add(case, "error", _located(other), message=other.text)
+    indent(suites)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + tostring(suites, "unicode")
 
 
-def _case(test: RulesTest, finding: Finding | None) -> str:
-    opening = f"    <testcase{_attributes(classname=test.place.source, name=test.name, line=test.place.line)}"
-    if finding is None:
-        return f"{opening}/>"
-    text = f"{_located(finding)}\n\n{finding.walk}"
-    return f"{opening}>\n      <failure{_attributes(message=finding.message)}>{_xml(text)}</failure>\n    </testcase>"
+def _add(parent: Element, tag: str, text: str = "", /, **attributes: object) -> Element:
+    """Append an element. Control characters that XML does not allow are escaped."""
+    element = SubElement(parent, tag, {name: printable(str(value), "\n\t") for name, value in attributes.items()})
+    element.text = printable(text, "\n\t")
+    return element
 
 
 def _located(finding: Finding) -> str:
     return f"{finding.file}:{finding.line}:{finding.column}: {finding.text}"
-
-
-def _attributes(**values: object) -> str:
-    return "".join(f" {name}={quoteattr(printable(str(value), _XML_SPACE))}" for name, value in values.items())
-
-
-def _xml(text: str) -> str:
-    return escape(printable(text, _XML_SPACE))
 
 
 def as_sarif(findings: Iterable[Finding], version: str) -> str:
