@@ -58,7 +58,7 @@ def settings() -> str:
 
 def metrics() -> str:
     """Return the rows of all metrics of the sidecar."""
-    return _rows((f"`{metric.name}`", metric.kind.value, ", ".join(metric.labels), metric.help) for metric in METRICS)
+    return _rows((f"`{metric.name}`", metric.kind, ", ".join(metric.labels), metric.help) for metric in METRICS)
 
 
 def _operators(section: OperatorSection) -> tuple[str, str, Callable[[], str]]:

@@ -87,7 +87,7 @@ def _histogram(spec: MetricSpec, histogram: Histogram) -> Metric:
 
 
 def _family(spec: MetricSpec, openmetrics: bool, rows: Iterable[Row]) -> Metric:
-    kind = "unknown" if openmetrics and spec.name == _CLASHING else spec.kind.value
+    kind = "unknown" if openmetrics and spec.name == _CLASHING else spec.kind
     suffix = {"counter": "_total", "info": "_info"}.get(kind, "")
     metric = Metric(spec.name.removesuffix(suffix), spec.help, kind)
     for values, value in rows:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from enum import Enum
 from operator import attrgetter
 from typing import TypeAlias
 
@@ -114,15 +113,6 @@ def remote_publishes(counters: Counters) -> Iterable[Row]:
     return [((name, result), count) for name, remote in remotes for result, count in remote.results.items()]
 
 
-class MetricKind(Enum):
-    """Type of a metric in Prometheus."""
-
-    COUNTER = "counter"
-    GAUGE = "gauge"
-    INFO = "info"
-    HISTOGRAM = "histogram"
-
-
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
     """One metric.
@@ -130,11 +120,12 @@ class MetricSpec:
     Args:
         name: full name as Prometheus shows it, without the suffixes of a histogram.
         help: help text, one sentence.
-        read: reads the values; for HISTOGRAM, returns the observations.
+        kind: type of the metric in Prometheus: counter, gauge, info or histogram.
+        read: reads the values; for a histogram, returns the observations.
     """
 
     name: str
-    kind: MetricKind
+    kind: str
     labels: tuple[str, ...]
     help: str
     read: Reading | Callable[[Counters], Histogram]
@@ -142,9 +133,7 @@ class MetricSpec:
 
 def _metric(name: str, labels: str, rows: Reading, about: str) -> MetricSpec:
     """Return a metric whose name shows its type: a counter, an info metric, or otherwise a gauge."""
-    kind = MetricKind.COUNTER if name.endswith("_total") else MetricKind.GAUGE
-    if name.endswith("_info"):
-        kind = MetricKind.INFO
+    kind = "counter" if name.endswith("_total") else "info" if name.endswith("_info") else "gauge"
     return MetricSpec(f"oxproxy_{name}", kind, tuple(labels.split()), about, rows)
 
 
@@ -154,7 +143,7 @@ def _number(name: str, value: Callable[[Counters], float], about: str) -> Metric
 
 
 def _histogram(name: str, about: str) -> MetricSpec:
-    return MetricSpec(f"oxproxy_{name}", MetricKind.HISTOGRAM, (), about, attrgetter(name))
+    return MetricSpec(f"oxproxy_{name}", "histogram", (), about, attrgetter(name))
 
 
 #: All metrics of the sidecar, in the order of the page. prometheus_client adds `process_*` and `python_info`.
