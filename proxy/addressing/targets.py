@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from proxy.addressing.address import Address, InvalidAddress, parse_address, password_span
 from proxy.addressing.table import AddressPattern, AddressTable, TranslationTemplate, fixed_domain
@@ -117,6 +117,11 @@ class FailedTranslation:
     reason: str
 
 
+#: Result of a lookup in the address table; None if no rule applies.
+_Result: TypeAlias = Target | FailedTranslation | None
+_Results: TypeAlias = dict[tuple[bytes, bytes], _Result]
+
+
 class _NowhereError(Exception):
     """Raised internally with the reason why an address has no usable target."""
 
@@ -170,8 +175,8 @@ class AddressBook:
         self._domains = [fixed_domain(rule) for rule in table.rules]
         #: whether the result of any rule may be on the sidecar's own broker
         self.stays_here = any(domain is None or domain.local for domain in self._domains)
-        self._kept: dict[tuple[bytes, bytes], Target | FailedTranslation | None] = {}
-        self._fixed_targets: dict[tuple[bytes, bytes], Target | FailedTranslation | None] = {}
+        self._kept: _Results = {}
+        self._fixed_targets: _Results = {}
         #: translations of destinations, by name of the exchange
         self._rewrites: dict[bytes, Rewrites] = {}
         #: results of `may_lead_to`
@@ -183,15 +188,22 @@ class AddressBook:
         """Return a copy with empty caches, for another thread."""
         return AddressBook(self.table, self._brokers)
 
-    def look_up(self, exchange: bytes, routing_key: bytes) -> Target | FailedTranslation | None:
+    def look_up(self, exchange: bytes, routing_key: bytes) -> _Result:
         """Return the target of a publish; None if no rule applies. Results are cached."""
+        return self._cached(self._kept, _KEPT_TARGETS, exchange, routing_key)
+
+    def fixed_target(self, exchange: bytes, routing_key: bytes) -> _Result:
+        """Return the target of a publish like `look_up`, but with a separate cache for destinations in rules."""
+        return self._cached(self._fixed_targets, _KEPT_FIXED_TARGETS, exchange, routing_key)
+
+    def _cached(self, kept: _Results, most: int, exchange: bytes, routing_key: bytes) -> _Result:
         try:
-            return self._kept[exchange, routing_key]
+            return kept[exchange, routing_key]
         except KeyError:
             target = self._look_up(Publication(exchange, routing_key))
-        if len(self._kept) >= _KEPT_TARGETS:
-            del self._kept[next(iter(self._kept))]
-        self._kept[exchange, routing_key] = target
+        if len(kept) >= most:
+            kept.clear()
+        kept[exchange, routing_key] = target
         return target
 
     def may_rewrite(self, exchange: bytes) -> bool:
@@ -212,7 +224,7 @@ class AddressBook:
             kept = self._rewrites[exchange] = Rewrites(self, destinations, kept)
         return kept
 
-    def _look_up(self, publication: Publication) -> Target | FailedTranslation | None:
+    def _look_up(self, publication: Publication) -> _Result:
         address = address_of(publication)
         translation = self.table.translate(address)
         if translation is None:
@@ -220,17 +232,6 @@ class AddressBook:
         if b"@" in address and password_span(address) is not None:
             self._exposing.setdefault(translation.rule, False)
         return self.resolve(translation.rule, translation.address, publication)
-
-    def fixed_target(self, exchange: bytes, routing_key: bytes) -> Target | FailedTranslation | None:
-        """Return the target of a publish like `look_up`, but with a separate cache for destinations in rules."""
-        try:
-            return self._fixed_targets[exchange, routing_key]
-        except KeyError:
-            target = self._look_up(Publication(exchange, routing_key))
-        if len(self._fixed_targets) >= _KEPT_FIXED_TARGETS:
-            self._fixed_targets.clear()
-        self._fixed_targets[exchange, routing_key] = target
-        return target
 
     def covers_exchange(self, exchange: bytes) -> bool:
         """Return True if one rule matches every publish to the given exchange, regardless of the routing key."""
