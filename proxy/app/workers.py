@@ -11,7 +11,6 @@ Sources: socket(7), SO_REUSEPORT; sigtimedwait(2); signal(7), "Execution of sign
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -234,23 +233,21 @@ class Workers:
         end = time.monotonic() + _CHECK_SECONDS
         # A container with a read-only file system has no directory for temporary files, so a pipe is used.
         check = subprocess.Popen(  # noqa: S603 -- this program
-            [*self._command, "--dry-run"], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, bufsize=0
+            [*self._command, "--dry-run"], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
-        assert check.stderr is not None  # noqa: S101 -- a pipe was requested
-        output = b""
-        with check.stderr as pipe:
-            os.set_blocking(pipe.fileno(), False)
-            while check.poll() is None:
-                stopping = signal.sigtimedwait((signal.SIGTERM, signal.SIGINT), _POLL_SECONDS)
-                output += pipe.read() or b""
+        while True:
+            try:
+                _, output = check.communicate(timeout=_POLL_SECONDS)
+                break
+            except subprocess.TimeoutExpired:  # no output is lost
+                stopping = signal.sigtimedwait((signal.SIGTERM, signal.SIGINT), 0)
                 if stopping is not None or time.monotonic() >= end:
                     check.kill()
-                    check.wait()
+                    check.communicate()
                     if stopping is None:
                         return [f"not read within {_CHECK_SECONDS:g} s"]
                     self._receive(signal.Signals(stopping.si_signo))
                     return []
-            output += pipe.read() or b""
         if check.returncode == EXIT_OK:
             return []
         faults = output.decode(errors="replace").splitlines()
