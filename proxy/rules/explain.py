@@ -58,9 +58,6 @@ class Lookup:
     result: str | None = None
     target: str | None = None
 
-    def as_json(self) -> dict[str, object]:
-        return {**asdict(self), "captures": list(self.captures)}
-
 
 def look_up(book: AddressBook, address: bytes) -> Lookup:
     """Look up an address in the same way as for a publish."""
@@ -345,7 +342,7 @@ def explain_address(loaded: LoadedRules, request: AddressRequest) -> Lookup:
 
 def as_json(explanation: Explanation | Lookup) -> dict[str, object]:
     if isinstance(explanation, Lookup):
-        return explanation.as_json()
+        return asdict(explanation)
     return {
         "vhost": explanation.vhost,
         "exchange": text(explanation.message.exchange),
@@ -353,7 +350,7 @@ def as_json(explanation: Explanation | Lookup) -> dict[str, object]:
         "at": _time(explanation.at),
         **explanation.result.as_json(),
         "matched": [{"exchange": text(exchange), "binding": ident} for exchange, ident in explanation.matched],
-        "addresses": [lookup.as_json() for lookup in explanation.lookups],
+        "addresses": list(map(asdict, explanation.lookups)),
         "walk": [_exchange_json(step) for step in explanation.walk],
         "wire": wire.as_data(explanation.wire),
         "missing": {destination_text(destination): reason for destination, reason in explanation.wire.missing},

@@ -205,19 +205,18 @@ def _chosen(decision: Decision) -> list[Destination]:
 
 
 def as_data(wire: Wire) -> list[dict[str, object]]:
-    return [_leaving_json(publish) for publish in wire.publishes]
-
-
-def _leaving_json(leaving: WirePublish) -> dict[str, object]:
-    return {
-        "to": leaving.to,
-        "exchange": text(leaving.exchange),
-        "routing_key": text(leaving.routing_key),
-        "bcc": [text(key) for key in leaving.bcc],
-        "reaches": [destination_text(destination) for destination in leaving.reaches],
-        "headers": {text(name): json_value(value) for name, value in leaving.headers},
-        "untouched": leaving.untouched,
-    }
+    return [
+        {
+            "to": leaving.to,
+            "exchange": text(leaving.exchange),
+            "routing_key": text(leaving.routing_key),
+            "bcc": [text(key) for key in leaving.bcc],
+            "reaches": [destination_text(destination) for destination in leaving.reaches],
+            "headers": {text(name): json_value(value) for name, value in leaving.headers},
+            "untouched": leaving.untouched,
+        }
+        for leaving in wire.publishes
+    ]
 
 
 def as_lines(wire: Wire) -> Iterator[str]:
