@@ -52,7 +52,7 @@ RESERVED_WORD: Final = RESERVED_PREFIX.replace(b".", b"-")
 #: Both reserved prefixes. Routing keys and CC entries from producers must not begin with them.
 RESERVED_PREFIXES = (RESERVED_PREFIX, RESERVED_WORD)
 
-#: AMQP 0-9-1 spec, 4.2.5.3: a short string has at most 255 octets.
+#: AMQP 0-9-1 spec, 4.2.5.3: names, routing keys and the names of table entries are short strings.
 LONGEST_NAME_BYTES: Final = 255
 
 #: The kinds of destinations.

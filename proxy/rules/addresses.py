@@ -15,11 +15,11 @@ from typing import Annotated, TypeAlias
 from pydantic import SecretStr
 
 from proxy.addressing.table import AddressRule
+from proxy.values import LONGEST_NAME_BYTES
 from proxy.yamlfile.document import Faults, Place, Scalar, join
 from proxy.yamlfile.hosts import HostPort
 from proxy.yamlfile.models import (
     LISTED,
-    MAX_SHORT_BYTES,
     NOTHING,
     Address,
     Duration,
@@ -147,7 +147,7 @@ _TLS_FILES = ("ca", "certificate", "key")
 def read_broker(name: Scalar, keys: Keys) -> BrokerRule | None:
     warn_of_variables(keys)
     model = read_model(BrokerModel, keys)
-    if not name.text or any(sign in name.text for sign in "/:@[]~") or len(name.text.encode()) > MAX_SHORT_BYTES:
+    if not name.text or any(sign in name.text for sign in "/:@[]~") or len(name.text.encode()) > LONGEST_NAME_BYTES:
         keys.faults.error(
             name.place, keys.path, "the name of a broker is used as a host, so it must not contain / : @ [ ] ~"
         )

@@ -15,9 +15,8 @@ from datetime import UTC, datetime, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from proxy.errors import ConfigError
-from proxy.values import Table, Value
+from proxy.values import LONGEST_NAME_BYTES, Table, Value
 from proxy.yamlfile.document import Faults, Mapping, Node, Plain, Scalar, Sequence, describe, join, resolve
-from proxy.yamlfile.models import MAX_SHORT_BYTES
 
 _INT32 = range(-(2**31), 2**31)
 _INT64 = range(-(2**63), 2**63)
@@ -37,8 +36,8 @@ def read_table(node: Mapping, path: str, faults: Faults) -> Table:
 
 def _entry(path: str, key: Scalar, node: Node) -> tuple[bytes, Value]:
     name = key.text.encode()
-    if len(name) > MAX_SHORT_BYTES:
-        error = f"got a key of {len(name)} bytes, expected at most {MAX_SHORT_BYTES}"
+    if len(name) > LONGEST_NAME_BYTES:
+        error = f"got a key of {len(name)} bytes, expected at most {LONGEST_NAME_BYTES}"
         raise key.place.error(join(path, key.text), error)
     return name, _value(path, key.text, node)
 

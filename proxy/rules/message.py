@@ -14,10 +14,9 @@ from pydantic import Field, PlainValidator, WithJsonSchema
 from proxy.routing.bindings.operators import INTEGER_PROPERTIES, TEXT_PROPERTIES
 from proxy.routing.decision import Facts
 from proxy.rules.field_values import instant, read_table
-from proxy.values import Destination, Value, text
+from proxy.values import LONGEST_NAME_BYTES, Destination, Value, text
 from proxy.yamlfile.document import Mapping, Scalar
 from proxy.yamlfile.models import (
-    MAX_SHORT_BYTES,
     NOTHING,
     Expected,
     FileModel,
@@ -68,8 +67,8 @@ _MAX_BODY_BYTES = 2**63 - 1
 
 
 def _short(text: str) -> bytes:
-    if len(text.encode()) > MAX_SHORT_BYTES:
-        raise ValueError(f"at most {MAX_SHORT_BYTES} bytes")
+    if len(text.encode()) > LONGEST_NAME_BYTES:
+        raise ValueError(f"at most {LONGEST_NAME_BYTES} bytes")
     return text.encode()
 
 

@@ -28,7 +28,7 @@ from proxy.rules.field_values import read_table, zone
 from proxy.rules.file_tests import FileTestModel, RulesTest, read_test
 from proxy.rules.operator_reference import arguments_schema
 from proxy.rules.ruleset import FILE_FIRST, ExchangeRule, QueueRule
-from proxy.values import EXCHANGE, QUEUE, Table, strings
+from proxy.values import EXCHANGE, LONGEST_NAME_BYTES, QUEUE, Table, strings
 from proxy.yamlfile.document import (
     Faults,
     Mapping,
@@ -43,7 +43,6 @@ from proxy.yamlfile.document import (
 )
 from proxy.yamlfile.models import (
     LISTED,
-    MAX_SHORT_BYTES,
     NOTHING,
     Expected,
     FileModel,
@@ -70,7 +69,7 @@ OWN_ARGUMENTS = frozenset((b"x-open-exchange", b"x-oxproxy"))
 
 
 def _vhost(name: str) -> str:
-    if not 1 <= len(name.encode()) <= MAX_SHORT_BYTES:
+    if not 1 <= len(name.encode()) <= LONGEST_NAME_BYTES:
         raise ValueError("the name of a virtual host, 1 to 255 bytes")
     return name
 

@@ -31,14 +31,12 @@ from pydantic import (
 from pydantic.fields import FieldInfo
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError, core_schema
 
-from proxy.values import reserved_prefix
+from proxy.values import LONGEST_NAME_BYTES, reserved_prefix
 from proxy.yamlfile.document import Faults, Mapping, Node, Place, Scalar, Sequence, describe, join, walk
 from proxy.yamlfile.hosts import HostPort, parse_address
 
 JsonSchemaValue: TypeAlias = dict[str, Any]
 
-#: AMQP 0-9-1 spec, 4.2.5.3: names, routing keys and the names of table entries are short strings.
-MAX_SHORT_BYTES = 255
 #: Alias prefix for a field that is not a key in the file.
 _NO_KEY = "\0"
 _STRING: JsonSchemaValue = {"type": "string"}
@@ -421,7 +419,7 @@ class Name(Parsed):
 
     def __init__(self, expected: str, empty: bool = False) -> None:
         length: JsonSchemaValue = {} if empty else {"minLength": 1}
-        written = {"type": "string", **length, "maxLength": MAX_SHORT_BYTES}
+        written = {"type": "string", **length, "maxLength": LONGEST_NAME_BYTES}
         super().__init__(expected, self._encoded, bytes, written)
         self._empty = empty
 
@@ -528,8 +526,8 @@ def name_fault(text: str) -> str | None:
 
 def short_fault(name: bytes) -> str | None:
     """Return the reason why a name or routing key can't be used in rules; None if it can."""
-    if len(name) > MAX_SHORT_BYTES:
-        return f"{len(name)} bytes, more than the {MAX_SHORT_BYTES} that the protocol allows"
+    if len(name) > LONGEST_NAME_BYTES:
+        return f"{len(name)} bytes, more than the {LONGEST_NAME_BYTES} that the protocol allows"
     prefix = reserved_prefix(name)
     if prefix:
         return f"a name with the prefix {prefix.decode()}, which is reserved for the sidecar"
