@@ -38,7 +38,7 @@ class RemoteObserver:
         """Check a virtual host's destinations on other brokers, and store the result in the virtual host's state."""
         state = vhost.state
         wanted: dict[Remote, dict[Destination, None]] = {}
-        for remote, destination in vhost.reconciler.desired.remote_destinations:
+        for remote, destination in vhost.reconciler.desired().remote_destinations:
             wanted.setdefault(remote, {})[destination] = None
         missing: dict[tuple[str, Destination], str] = {}
         for remote, destinations in wanted.items():

@@ -167,10 +167,9 @@ def desired_state(
     chooses_queues: set[bytes] = set()
     adds_exchanges: set[bytes] = set()
     for name, exchange in exchanges.items():
-        destinations, reached = _reached(name, exchanges, router, rights, rights.named)
+        destinations, from_files, reached = _reached(name, exchanges, router, rights)
         if exchange.delivery is Delivery.CARRIER:
-            tokens[name] = destinations
-            plain[name], _ = _reached(name, exchanges, router, rights, lambda owned, _: owned.file_destinations)
+            tokens[name], plain[name] = destinations, from_files
             if any(router.exchanges[reached_name].chooses_queues for reached_name in reached):
                 chooses_queues.add(name)
             if any(router.exchanges[reached_name].lets_producer_add_exchanges for reached_name in reached):
@@ -203,31 +202,35 @@ def desired_state(
 
 
 def _reached(
-    start: bytes,
-    exchanges: Mapping[bytes, OwnedExchange],
-    router: Router,
-    rights: TokenRights,
-    named_in: Callable[[OwnedExchange, Exchange], Set[Destination]],
-) -> tuple[frozenset[Destination], Set[bytes]]:
+    start: bytes, exchanges: Mapping[bytes, OwnedExchange], router: Router, rights: TokenRights
+) -> tuple[frozenset[Destination], frozenset[Destination], Set[bytes]]:
     """Find the destinations, other than evaluated exchanges, that messages to an exchange may reach with our tokens.
 
     Returns:
-        These destinations, and the evaluated exchanges on the way, including the first exchange.
+        These destinations, those that rules files need, and the evaluated exchanges on the way, including the first
+        exchange.
     """
     named: set[Destination] = set()
+    from_files: set[Destination] = set()
     seen = {start}
     ahead = [start]
     while ahead:
         name = ahead.pop()
         owned, exchange = exchanges[name], router.exchanges[name]
-        named |= named_in(owned, exchange)
+        named |= rights.named(owned, exchange)
+        from_files |= owned.file_destinations
         if exchange.alternate is not None and name != start:
             # The broker itself applies the alternate exchange of the first exchange.
             named.add(("exchange", exchange.alternate))
+            from_files.add(("exchange", exchange.alternate))
         fresh = rights.next(owned, exchange, exchanges) - seen
         seen |= fresh
         ahead += fresh
-    return frozenset((kind, name) for kind, name in named if kind == "queue" or name not in exchanges), seen
+    return _not_evaluated(named, exchanges), _not_evaluated(from_files, exchanges), seen
+
+
+def _not_evaluated(named: Set[Destination], exchanges: Mapping[bytes, OwnedExchange]) -> frozenset[Destination]:
+    return frozenset((kind, name) for kind, name in named if kind == "queue" or name not in exchanges)
 
 
 def _published(

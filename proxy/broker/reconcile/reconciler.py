@@ -65,11 +65,13 @@ class LookResult(NamedTuple):
     """Result of a pass.
 
     Args:
+        desired: the desired state at the end of the pass.
         tokens_changed: whether tokens were bound or unbound.
         unbound: whether orphan tokens or grants were unbound. This may have caused the broker to delete auto-delete
             exchanges.
     """
 
+    desired: DesiredState
     tokens_changed: bool
     unbound: bool
 
@@ -119,7 +121,6 @@ class Reconciler:
         self._listed: Collection[bytes] = ()
         #: Queues from the rules that have not been declared since the last full pass.
         self._undeclared: Sequence[DeclareQueue] = ()
-        self._desired: DesiredState | None = None
         self._one_at_a_time = asyncio.Lock()
         #: Conflicts between the broker and the rules, each with ways to resolve it.
         self.conflicts: tuple[str, ...] = ()
@@ -128,13 +129,10 @@ class Reconciler:
 
     # -- desired -----------------------------------------------------------------------------------------------
 
-    @property
     def desired(self) -> DesiredState:
-        """The desired state, computed on demand."""
-        if self._desired is None:
-            state = self.state
-            self._desired = desired_state(state.exchanges, state.router, self.rights, state.addresses)
-        return self._desired
+        """Compute the desired state of the active rules and the current client declarations."""
+        state = self.state
+        return desired_state(state.exchanges, state.router, self.rights, state.addresses)
 
     @property
     def carrier_bindings(self) -> list[CarrierBindings]:
@@ -144,14 +142,6 @@ class Reconciler:
             CarrierBindings(exchange, observer.reading(exchange).size, state.scans_bindings)
             for exchange in state.carried()
         ]
-
-    def changed(self) -> None:
-        """Record that client declarations have changed, so that `desired` is recomputed when it is next needed."""
-        self._desired = None
-
-    def _wanted(self) -> DesiredState:
-        self.changed()
-        return self.desired
 
     # -- passes ------------------------------------------------------------------------------------------------
 
@@ -170,10 +160,10 @@ class Reconciler:
             conflicts = self.conflicts
             queues = self.queues if thorough else None
             remove_foreign = self.settings.remove_foreign
-            missing = await self.reconcile(self._wanted, queues, remove_foreign=remove_foreign, announced=announced)
+            missing = await self.reconcile(self.desired, queues, remove_foreign=remove_foreign, announced=announced)
             if thorough:
-                await self.observer.warn(self.desired)
-            desired = self.desired
+                await self.observer.warn(self.desired())
+            desired = self.desired()
             orphans = self.orphans.find(desired, asyncio.get_running_loop().time())
             await self.executor.unbind(orphans)
             await self.executor.bind(self.orphans.needed_again(orphans))
@@ -188,7 +178,7 @@ class Reconciler:
             for text in set(self.conflicts).difference(conflicts):
                 log.error("rules conflict with the broker", vhost=self.state.name, what=text)
             changed = any(exchange.bound != before.get(name) for name, exchange in self.state.exchanges.items())
-            return LookResult(changed, bool(unused) or any(action.needless for action in orphans))
+            return LookResult(desired, changed, bool(unused) or any(action.needless for action in orphans))
 
     async def look_at(self, names: Collection[bytes]) -> None:
         """Observe only the given exchanges, for which changes were announced."""
@@ -218,7 +208,6 @@ class Reconciler:
         if owned is not None and owned.delivery is Delivery.CARRIER:
             await self.observer.read_bindings([owned])
             self.state.changed()
-        self.changed()
         return info
 
     async def find_bindings(self, name: bytes, destination: Destination) -> None:
@@ -236,7 +225,6 @@ class Reconciler:
             # If these bindings changed in the meantime, the list may contain removed bindings.
             if listed and self.state.exchanges.get(name) is owned and owned.receivers.get(destination, {}) == before:
                 self.store.listings.found(owned, listed[1])
-                self.changed()
                 return
 
     async def reconcile(
@@ -397,7 +385,7 @@ class Reconciler:
             UpstreamError: there are conflicts (REFUSED), or the broker is unreachable.
         """
         async with self._one_at_a_time:
-            old = self._wanted()
+            old = self.desired()
             record_file_destinations(exchanges, router)
             for number, _ in enumerate(inherit(self.state, exchanges, router)):
                 if number % _STEP == _STEP - 1:
@@ -420,11 +408,10 @@ class Reconciler:
             )
         self.state.swap(new.exchanges, new.router)
         self.queues = new.queues
-        self._wanted()
 
     def release(self, tokens: Sequence[BindToken]) -> None:
         """Start to retire tokens. From now on, relays request these tokens before using them."""
-        desired = self._wanted()
+        desired = self.desired()
         for token in tokens:
             if not needed_again(desired, token):
                 token.exchange.tokens.release(token.destination)

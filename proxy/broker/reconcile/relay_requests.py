@@ -3,8 +3,7 @@
 Producers and regex routes can choose any number of destinations that no rule names. Attempts to bind the same
 destination therefore never run concurrently, and both the number of destinations bound on demand and the size of the
 cache of failed destinations are limited. When objects are declared or deleted through a relay, this is recorded
-immediately. This must remain cheap even with thousands of bindings, so the desired state is not recomputed for every
-declare in a series.
+immediately. This must remain cheap even with thousands of bindings, so the desired state is computed only in passes.
 
 Source: architecture, "The control plane".
 """
@@ -353,7 +352,6 @@ class RelayRequests:
 
     def changed(self, exchange: bytes) -> None:
         """Record that a client has changed an exchange or its bindings through this sidecar."""
-        self._reconciler.changed()
         if exchange not in self.state.exchanges and self._gone((EXCHANGE, exchange)):
             self.state.changed()
         self._record()
@@ -364,7 +362,6 @@ class RelayRequests:
     def record_changes(self, changes: int) -> None:
         """Record the client declarations if the store has changed any; `changes` is its previous number of changes."""
         if self._store.changes != changes:
-            self._reconciler.changed()
             self._record()
         if self._store.has_unverified and not self._reconciler.observer.failures:
             self._request_refresh()

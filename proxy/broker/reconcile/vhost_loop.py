@@ -278,9 +278,9 @@ class VhostTopology:
             for destination, why in {**requests.missing(), **reconciler.missing}.items()
             if destination not in existing
         }
-        desired = reconciler.desired
         regex_queues = names is not state.queues and state.router.sees_queues
         changed = regex_queues or missing != state.missing or result.tokens_changed
+        desired = result.desired
         requests.bound_count = sum(len(exchange.bound - desired.tokens_of(exchange)) for exchange in desired.made)
         state.clear_refusals()
         state.queues = names
