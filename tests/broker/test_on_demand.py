@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from proxy.broker.management_api import ManagementApi
+from proxy.broker.management_api import ExchangeInfo, ManagementApi, QueueInfo
 from proxy.broker.reconcile.diff import BindToken
 from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.vhost_loop import VhostTopology
@@ -124,6 +124,23 @@ async def test_many_publishes_wait_for_one_attempt(
     answers = await asyncio.gather(*(topology.requests.bind(b"c", queues("a")) for _ in range(20)))
     assert answers == [queues("a")] * 20
     assert asked == [("queue", b"a")]
+
+
+async def test_many_publishes_without_a_carrier_wait_for_one_query(
+    make: Make, vhost: str, outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = (await make(state(vhost, {"c": set()}, owned("c", Delivery.QUEUE)))).requests
+    outside.make_queue("a")
+    find, asked = ManagementApi.find, list[bytes]()
+
+    async def noted(management: ManagementApi, vhost: str, kind: str, name: bytes) -> QueueInfo | ExchangeInfo | None:
+        asked.append(name)
+        return await find(management, vhost, kind, name)
+
+    monkeypatch.setattr(ManagementApi, "find", noted)
+    answers = await asyncio.gather(*(requests.bind(b"c", queues("a")) for _ in range(20)))
+    assert answers == [queues("a")] * 20
+    assert asked == [b"a"]
 
 
 async def test_a_cancelled_publish_does_not_cancel_the_attempt(topology: VhostTopology, outside: Outside) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
@@ -100,9 +100,6 @@ class RelayRequests:
         if exchange is None:
             return set()
         wanted = set(destinations)
-        if exchange.delivery is not Delivery.CARRIER:
-            await self._check(exchange, sorted(wanted - exchange.bound))
-            return wanted & exchange.bound
         flights = {
             self._flight(exchange, destination, partial(self._attempt, BindToken(exchange, destination)))
             for destination in wanted - exchange.bound
@@ -144,34 +141,6 @@ class RelayRequests:
             self._waiting -= 1
             if not self._waiting:
                 self.awaited.clear()
-
-    async def _check(self, exchange: OwnedExchange, wanted: Sequence[Destination]) -> None:
-        async def look() -> None:
-            for destination in wanted:
-                why = await self._unless_declared(destination, partial(self._unpublishable, destination))
-                if why is None:
-                    exchange.tokens.bind_ok(destination)
-                else:
-                    self._remember(destination, why)
-
-        try:
-            await self._connected(look)
-        except (UpstreamError, TimeoutError) as error:
-            for destination in wanted:
-                self._remember(destination, str(error))
-
-    async def _unless_declared(
-        self, destination: Destination, attempt: Callable[[], Awaitable[str | None]]
-    ) -> str | None:
-        """Run an attempt; return the reason if it failed.
-
-        A failed attempt is repeated once if a client declared the destination in the meantime.
-        """
-        with self.collecting_declared() as declared:
-            why = await attempt()
-            if why is not None and destination in declared:
-                why = await attempt()
-        return why
 
     async def _unpublishable(self, destination: Destination) -> str | None:
         kind, name = destination
@@ -225,9 +194,9 @@ class RelayRequests:
             )
 
     async def _attempt(self, token: BindToken) -> None:
-        destination = token[1]
+        destination = token.destination
         try:
-            why = await self._connected(partial(self._unless_declared, destination, partial(self._reach, token)))
+            why = await self._connected(partial(self._reach, token))
         except (UpstreamError, TimeoutError) as error:
             why = str(error)
         if why is not None:
@@ -236,7 +205,23 @@ class RelayRequests:
             self.state.changed()  # a plan in which the destination is missing may be cached
 
     async def _reach(self, token: BindToken) -> str | None:
+        """Bind a token; return the reason if it was refused.
+
+        A failed attempt is repeated once if a client declared the destination in the meantime.
+        """
+        with self.collecting_declared() as declared:
+            why = await self._reach_once(token)
+            if why is not None and token.destination in declared:
+                why = await self._reach_once(token)
+        return why
+
+    async def _reach_once(self, token: BindToken) -> str | None:
         exchange, destination = token
+        if exchange.delivery is Delivery.QUEUE:  # there is no token; the destination only has to exist
+            why = await self._unpublishable(destination)
+            if why is None:
+                exchange.tokens.bind_ok(destination)
+            return why
         why = unnameable(destination[1]) or await self._lacking(destination)
         if why is not None:
             return why
