@@ -42,35 +42,25 @@ def status_of(vhost: VhostTopology) -> dict[str, Any]:  # Any: JSON
         "ready": vhost.health.ready,
         "connected": vhost.connected,
         "fault": vhost.health.fault,
-        # Reasons why destinations are missing, by description, such as "queue NAME" or "queue NAME on broker NAME".
         "missing": {
             **{describe(destination): why for destination, why in sorted(reconciler.missing.items())},
             **{describe_remote(item): why for item, why in sorted(vhost.state.missing_remote.items())},
         },
-        # Foreign bindings, by carrier.
         "foreign": {shown(carrier): list(map(str, bindings)) for carrier, bindings in observer.foreign.items()},
         "conflicts": reconciler.conflicts,
-        # Actions that the broker refused and that are retried, with the reasons.
         "failing": reconciler.executor.failing(),
         "inventory_failures": observer.failures,
         "queues": len(reconciler.names.queues),
-        # Bindings without a valid signature, which route only to their own destination, by exchange.
         "unsigned": {shown(name): texts for name, texts in sorted(listings.unsigned.items())},
-        # Number of bindings with old tokens, by kind (unkeyed, or keyed with a previous secret).
         "old_tokens": observer.tokens(),
-        # Alternate and dead-letter exchanges that route to carriers.
         "bypasses": observer.bypasses,
-        # Carriers whose type costs the broker more than the other type, or is not the requested type.
         "unfit_carriers": [str(carrier) for carrier in reconciler.carrier_bindings if not carrier.fits],
-        # Number of bindings signed with a previous secret, by exchange.
         "previous_secret": {shown(name): count for name, count in sorted(listings.previous.items())},
-        # Number of clients' bindings, by exchange.
         "declared": {
             shown(name): len(owned.clients)
             for name, owned in sorted(vhost.state.exchanges.items())
             if owned.declared is not None or owned.clients
         },
-        # Time of the last pass in seconds since the epoch; None before the first pass.
         "refreshed_at": vhost.health.refreshed_at,
     }
 
