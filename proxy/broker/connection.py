@@ -18,8 +18,6 @@ would redeclare objects that may be obsolete. aiormq, on which aio-pika is based
 - `methods.send` sends argument tables as raw bytes, and permits names that pamqp refuses.
 - `methods.make_all` sends several binds in one write and waits for one reply.
 
-`ControlSettings` holds credentials, deadlines and limits; `app` derives it from the configuration.
-
 Sources: AMQP 0-9-1 spec, 2.2.4 (opening a connection), 2.2.7 and 4.8 (a channel exception closes the channel);
 RabbitMQ's guides on channels and on authentication failures.
 """

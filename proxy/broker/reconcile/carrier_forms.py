@@ -1,11 +1,8 @@
 """Selects the types of carriers, and the form of the tokens on topic carriers.
 
 An existing carrier keeps its type: the broker refuses to declare an existing exchange with a different type, the
-carrier stores clients' bindings, and other sidecars publish to it. A new carrier gets the type that costs less.
-
-Messages from a sidecar have several routing keys. RabbitMQ before 3.13 compares each of these keys with every binding
-of a direct exchange. Measurements show that a topic exchange costs less if there are more than `FEW_DESTINATIONS`
-destinations (docs/explanation/performance.md). `relay.tokens.TokenForm` describes the forms.
+carrier stores clients' bindings, and other sidecars publish to it. A new carrier gets the type that costs the broker
+less, which depends on the number of destinations (`FEW_DESTINATIONS`). `relay.tokens.TokenForm` describes the forms.
 
 A carrier is migrated from one-word to eight-word tokens in three steps: each destination is bound with both kinds of
 token; messages are then sent with eight-word tokens; after `FORMER_LOOKS` passes, the one-word tokens are unbound

@@ -1,8 +1,7 @@
 """Computes the actions that change the observed state of a virtual host to the desired state.
 
 Changes made by other sidecars or operators, and objects that the broker has lost, need no special case: the next
-observation shows them, and the returned actions restore the desired state. `desired` computes the desired state,
-`observer` determines the observed state, and `executor` carries out the actions.
+observation shows them, and the returned actions restore the desired state.
 """
 
 from __future__ import annotations

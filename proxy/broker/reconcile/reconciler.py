@@ -1,14 +1,8 @@
 """Runs single passes, which establish the desired state of one virtual host on the broker, and replaces the rules.
 
-    desired   what rules and clients need, computed from the shared state
-    observed  queues and exchanges (`ObservedState`), bindings of carriers (`TokenTable` and `DeclarationStore`)
-    diff      the actions that change the observed state to the desired state
-    execute   carries out the actions; stores results in `ObservedState` and `TokenTable`, which the relays use
-
-Tokens in a listing are known to be bound. Without listings, each pass binds some tokens again to verify them.
-`vhost_loop` schedules passes.
-
-Source: docs/explanation/architecture.md.
+The observed state consists of queues and exchanges (`ObservedState`) and the bindings of carriers (`TokenTable` and
+`DeclarationStore`). Tokens in a listing are known to be bound. Without listings, each pass binds some tokens again to
+verify them. `vhost_loop` schedules passes.
 """
 
 from __future__ import annotations
