@@ -321,7 +321,7 @@ def _unreachable(state: VhostState) -> list[str]:
 def _exists(state: VhostState, destination: Destination) -> bool:
     """Return True if a destination that needs no binding is believed to exist. All exchanges are assumed to exist."""
     kind, name = destination
-    return kind != "queue" or state.has_queue(name)
+    return kind != "queue" or name in state.queues
 
 
 def declared_queues(rules: VhostRules) -> list[DeclareQueue]:

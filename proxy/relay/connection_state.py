@@ -310,7 +310,7 @@ class ConnectionState:
         for reach, destination in sorted(unknown, key=lambda pair: pair[1]):
             owners = (owned for owned in state.exchanges.values() if owned.reaches.get(reach.client) is reach)
             owned = next(owners, None)
-            exists = destination[0] == "exchange" or state.has_queue(destination[1])
+            exists = destination[0] == "exchange" or destination[1] in state.queues
             if owned is not None and exists and len(reach.allowed) < self.terms.limits.tokens:
                 asked.append(PermissionCheck(owned, reach, destination))
         return tuple(asked)

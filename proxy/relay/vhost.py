@@ -7,7 +7,6 @@ depend has to call `changed`.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Hashable, Iterable, Set
 from dataclasses import dataclass, field, replace
@@ -337,11 +336,6 @@ class VhostState:
     def has_token(self, destination: Destination) -> bool:
         """Return True if messages reach a destination through a token. Exchanges evaluated here need no token."""
         return destination[0] == QUEUE or destination[1] not in self.exchanges
-
-    def has_queue(self, name: bytes) -> bool:
-        names = self.queues.names  # sorted
-        at = bisect_left(names, name)
-        return at < len(names) and names[at] == name
 
     def set_missing(self, destination: Destination, reason: str) -> None:
         """Record that a destination can't be reached, so that publishes are sent without it."""

@@ -12,6 +12,7 @@ trace is plain data for explanations and does not affect the decision.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -65,8 +66,28 @@ class Interest:
 class QueueNames:
     """The queues of one virtual host, as seen by regex routes. There is a new version whenever the names change."""
 
-    names: tuple[bytes, ...] = ()
+    names: tuple[bytes, ...] = ()  # sorted
     version: int = 0
+
+    def __contains__(self, name: bytes) -> bool:
+        at = bisect_left(self.names, name)
+        return at < len(self.names) and self.names[at] == name
+
+    def with_name(self, name: bytes) -> QueueNames:
+        """Return a version with a name added, or this version if it contains the name."""
+        if name in self:
+            return self
+        names = list(self.names)
+        insort(names, name)  # fast even with thousands of names
+        return QueueNames(tuple(names), self.version + 1)
+
+    def without_name(self, name: bytes) -> QueueNames:
+        """Return a version without a name, or this version if it does not contain the name."""
+        if name not in self:
+            return self
+        names = list(self.names)
+        del names[bisect_left(names, name)]
+        return QueueNames(tuple(names), self.version + 1)
 
 
 class Outcome(Enum):

@@ -6,7 +6,7 @@ import pytest
 
 from proxy.broker.management_api import ExchangeInfo, QueueInfo
 from proxy.broker.methods import ABSENT
-from proxy.broker.reconcile.observed import ObservedState, with_name, without_name
+from proxy.broker.reconcile.observed import ObservedState
 from proxy.routing.decision import QueueNames
 
 
@@ -104,13 +104,13 @@ def test_equal_names_keep_their_version() -> None:
 @pytest.mark.parametrize("name", [b"a", b"m", b"z"])
 def test_adding_and_removing_a_name_keeps_the_order_and_changes_the_version(name: bytes) -> None:
     few = QueueNames((b"b", b"n"), 4)
-    more = with_name(few, name)
+    more = few.with_name(name)
     assert more == QueueNames(tuple(sorted((b"b", b"n", name))), 5)
-    assert without_name(more, name) == QueueNames((b"b", b"n"), 6)
+    assert more.without_name(name) == QueueNames((b"b", b"n"), 6)
 
 
 def test_adding_a_known_or_removing_an_unknown_name_changes_nothing() -> None:
     names = QueueNames((b"b", b"n"), 4)
-    assert with_name(names, b"n") is names
-    assert without_name(names, b"z") is names
-    assert without_name(names, b"c") is names
+    assert names.with_name(b"n") is names
+    assert names.without_name(b"z") is names
+    assert names.without_name(b"c") is names

@@ -6,7 +6,6 @@ unknown time between the request and the response, so declarations made in betwe
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping
 
 from proxy.broker.management_api import ExchangeInfo, QueueInfo
@@ -71,19 +70,3 @@ class ObservedState:
         """Return the names of all queues: `last` itself if they are unchanged, otherwise a new version."""
         names = tuple(sorted(self.queues))
         return last if names == last.names else QueueNames(names, last.version + 1)
-
-
-def with_name(last: QueueNames, name: bytes) -> QueueNames:
-    """Return a new version with a name added, or `last` if it contains the name. Fast even with thousands of names."""
-    at = bisect_left(last.names, name)
-    if at < len(last.names) and last.names[at] == name:
-        return last
-    return QueueNames((*last.names[:at], name, *last.names[at:]), last.version + 1)
-
-
-def without_name(last: QueueNames, name: bytes) -> QueueNames:
-    """Return a new version without a name, or `last` if it does not contain the name."""
-    at = bisect_left(last.names, name)
-    if at == len(last.names) or last.names[at] != name:
-        return last
-    return QueueNames((*last.names[:at], *last.names[at + 1 :]), last.version + 1)

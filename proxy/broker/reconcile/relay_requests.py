@@ -22,7 +22,6 @@ import structlog
 from proxy.broker.management_api import ExchangeInfo, QueueInfo
 from proxy.broker.methods import ABSENT, EXCLUSIVE, INTERNAL, unnameable
 from proxy.broker.reconcile.diff import BindToken
-from proxy.broker.reconcile.observed import with_name, without_name
 from proxy.broker.reconcile.reconciler import Reconciler
 from proxy.broker.task_supervisor import Supervisor, gather_all
 from proxy.errors import UpstreamError
@@ -308,7 +307,7 @@ class RelayRequests:
     def _queue_declared(self, queue: bytes, exclusive: bool) -> None:
         state, destination = self.state, (QUEUE, queue)
         self._observed.add_queue(queue, exclusive)
-        names = with_name(state.queues, queue)
+        names = state.queues.with_name(queue)
         changed = names is not state.queues and state.router.sees_queues
         state.queues = names
         if destination in state.missing and not self._rights.holders(state.exchanges, state.router, queue):
@@ -327,7 +326,7 @@ class RelayRequests:
         changes = self._store.changes
         state, destination = self.state, (QUEUE, queue)
         self._observed.remove_queue(queue)
-        names = without_name(state.queues, queue)
+        names = state.queues.without_name(queue)
         changed = names is not state.queues and state.router.sees_queues
         state.queues = names
         changed |= self._gone(destination)

@@ -130,7 +130,7 @@ class ClientReach:
         for effects in (compiled.on_true, compiled.on_false):
             if effects is None:
                 continue
-            added = (name for name in sorted(effects.add) if name[0] == EXCHANGE or state.has_queue(name[1]))
+            added = (name for name in sorted(effects.add) if name[0] == EXCHANGE or name[1] in state.queues)
             chosen |= dict.fromkeys(added)
             for route in effects.add_queues:
                 for queue in state.queues.names:

@@ -138,8 +138,8 @@ class ClientQueues:
         queues = connection.upstream.exclusive_queues
         queues.add(queue)
         if len(queues) > self._look_at:
-            exists = connection.plans.state.has_queue
-            queues.intersection_update([name for name in queues if exists(name)])
+            existing = connection.plans.state.queues
+            queues.intersection_update([name for name in queues if name in existing])
             self._look_at = max(_EXCLUSIVE, 2 * len(queues))
 
 
