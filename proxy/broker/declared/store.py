@@ -184,29 +184,26 @@ class BindingListings:
         self._state = store.state
         self._listed: dict[bytes, _Listed] = {}
 
-    def _in_use(self) -> Iterator[tuple[bytes, _Listed]]:
-        return ((name, last) for name, last in self._listed.items() if name in self._state.exchanges)
-
     @property
     def has_unverified(self) -> bool:
         """True if a listed binding must be confirmed by the next listing."""
-        return any(last.unverified for _, last in self._in_use())
+        return any(last.unverified for last in self._listed.values())
 
     @property
     def unsigned(self) -> dict[bytes, list[str]]:
         """Descriptions of bindings that are signed with none of our secrets, by exchange, as of the last listings."""
-        return {name: last.unsigned for name, last in self._in_use() if last.unsigned}
+        return {name: last.unsigned for name, last in self._listed.items() if last.unsigned}
 
     @property
     def previous(self) -> dict[bytes, int]:
         """Number of bindings that are signed with a previous secret, by exchange, as of the last listings."""
-        return {name: last.previous for name, last in self._in_use() if last.previous}
+        return {name: last.previous for name, last in self._listed.items() if last.previous}
 
     def forget(self, name: bytes) -> None:
         self._listed.pop(name, None)
 
     def forget_deleted(self) -> None:
-        self._listed = dict(self._in_use())
+        self._listed = {name: last for name, last in self._listed.items() if name in self._state.exchanges}
 
     def settled(self, owned: OwnedExchange) -> bool:
         """Return True if an exchange has not changed since the last listing of its bindings was applied."""
