@@ -477,6 +477,21 @@ async def test_with_the_management_api_the_snapshot_stores_what_the_broker_does_
     assert routed(known(topology, vhost), b"direct") == ()
 
 
+async def test_the_snapshot_contains_changes_found_while_rules_are_prepared(
+    start: Start, outside: Outside, vhost: str, file: Path
+) -> None:
+    outside.make_queues("a")
+    topology = await start({vhost: state(vhost, {})}, snapshot=file)
+    managed = topology.managed(vhost)
+    declare_here(managed.state, "direct", stored("direct", "a"), delivery=Delivery.QUEUE)
+    managed.requests.changed(b"direct")
+    outside.delete_queue("a")
+    await managed.prepare({}, router({}), ())
+    await reconcile(topology, vhost)
+    await topology.close()
+    assert load_snapshot(file).bindings == ()
+
+
 async def test_a_sidecar_waits_for_the_management_api_and_then_starts_without_it(
     start: Start, app: Client, outside: Outside, vhost: str, file: Path
 ) -> None:

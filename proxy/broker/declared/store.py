@@ -440,7 +440,7 @@ class DeclarationStore:
     def __init__(self, state: VhostState) -> None:
         self.state = state
         self.listings = BindingListings(self)
-        #: Number of changes that this object has made to the shared state.
+        #: Number of changes that this object has made to the shared state, except those read from a snapshot.
         self.changes = 0
         self._kept: dict[bytes, str] = {}
         self._unverified: set[bytes] = set()
@@ -590,6 +590,7 @@ class DeclarationStore:
                     self.add_binding(self._remembered(owned, binding))
                 except ValueError as error:
                     self.log_fault(binding.exchange, f"a binding in the snapshot is damaged: {error}")
+        self.changes = 0
 
     def _remember(self, record: ExchangeRecord) -> None:
         try:

@@ -82,6 +82,8 @@ class RelayRequests:
         #: For the current pass and for each attempt in progress, the destinations that have been declared since it
         #: started.
         self._declared: list[set[Destination]] = []
+        #: The store's number of changes when it was last recorded.
+        self._recorded_changes = 0
         #: Number of bound tokens that no rule needs. Counted again in every pass.
         self.bound_count = 0
 
@@ -323,7 +325,6 @@ class RelayRequests:
 
     def queue_deleted(self, queue: bytes) -> None:
         """Record that a queue and its bindings were deleted."""
-        changes = self._store.changes
         state, destination = self.state, (QUEUE, queue)
         self._observed.remove_queue(queue)
         names = state.queues.without_name(queue)
@@ -332,7 +333,7 @@ class RelayRequests:
         changed |= self._gone(destination)
         if changed:
             state.changed()
-        self.record_changes(changes)
+        self.record_changes()
 
     def changed(self, exchange: bytes) -> None:
         """Record that a client has changed an exchange or its bindings through this sidecar."""
@@ -343,9 +344,10 @@ class RelayRequests:
             self._request_refresh()
         self._announce(exchange)
 
-    def record_changes(self, changes: int) -> None:
-        """Record the client declarations if the store has changed any; `changes` is its previous number of changes."""
-        if self._store.changes != changes:
+    def record_changes(self) -> None:
+        """Record the client declarations if the store has changed any since the last call."""
+        if self._store.changes != self._recorded_changes:
+            self._recorded_changes = self._store.changes
             self._record()
         if self._store.has_unverified and not self._reconciler.observer.failures:
             self._request_refresh()
@@ -361,13 +363,12 @@ class RelayRequests:
         Raises:
             UpstreamError: the management API did not respond.
         """
-        changes = self._store.changes
         info = None
         if destination is None:
             info = await self._reconciler.find(name)
         else:
             await self._reconciler.find_bindings(name, destination)
-        self.record_changes(changes)
+        self.record_changes()
         return None if info is None or name in self.state.exchanges else info.type
 
     async def ensure(self, destination: Destination) -> None:

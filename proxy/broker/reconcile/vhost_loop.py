@@ -258,14 +258,14 @@ class VhostTopology:
         if names is None:
             await self.refresh()
             return
-        began_at, changes = time.monotonic(), self.reconciler.store.changes
+        began_at = time.monotonic()
         await self.reconciler.look_at(names)
-        self.requests.record_changes(changes)
+        self.requests.record_changes()
         self._schedule.looked(began_at, everything=False)
 
     async def refresh(self, *, thorough: bool = False) -> None:
         """Run a pass and update the relays. For errors, see `Reconciler.reconcile`."""
-        began_at, changes = time.monotonic(), self.reconciler.store.changes
+        began_at = time.monotonic()
         state, reconciler, requests = self.state, self.reconciler, self.requests
         management = self.reconciler.management if self._settings.declared.announce and not thorough else None
         announced = management is not None and await self._announcements.check(management)
@@ -293,7 +293,7 @@ class VhostTopology:
         self._schedule.looked(began_at, everything=True)
         if result.unbound:
             self._schedule.request_refresh()
-        self.requests.record_changes(changes)
+        requests.record_changes()
 
     def _announced(self, names: set[bytes] | None) -> None:
         """Request a pass because another sidecar has changed these exchanges; None means any exchange."""
