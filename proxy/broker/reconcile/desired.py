@@ -27,7 +27,6 @@ class DesiredState:
     Args:
         tokens: destinations that need a token on the carrier of an exchange, by exchange name.
         plain: destinations in `tokens` that a rules file needs, by exchange name.
-        holders: exchanges on whose carrier a destination needs a token, by destination.
         existing: destinations that must exist but need no token, each with its role in the rules, or "" if the rules
             simply route messages to it.
         published: exchanges to which the sidecar itself publishes, each with the exchange in the rules that needs it.
@@ -41,7 +40,6 @@ class DesiredState:
     carriers: tuple[OwnedExchange, ...]
     tokens: Mapping[bytes, frozenset[Destination]]
     plain: Mapping[bytes, frozenset[Destination]]
-    holders: Mapping[Destination, tuple[OwnedExchange, ...]]
     existing: Mapping[Destination, str]
     published: Mapping[bytes, bytes]
     translated: Mapping[Destination, StaticTranslation] = field(default_factory=dict)
@@ -58,7 +56,7 @@ class DesiredState:
         return self.tokens.get(exchange.name, _NONE)
 
     def names(self, destination: Destination) -> bool:
-        return destination in self.holders or destination in self.existing
+        return destination in self.existing or any(destination in tokens for tokens in self.tokens.values())
 
 
 def record_file_destinations(exchanges: Mapping[bytes, OwnedExchange], router: Router) -> None:
@@ -161,7 +159,6 @@ def desired_state(
     """
     tokens: dict[bytes, frozenset[Destination]] = {}
     plain: dict[bytes, frozenset[Destination]] = {}
-    holders: dict[Destination, list[OwnedExchange]] = {}
     existing: dict[Destination, str] = {}
     published: dict[bytes, bytes] = {}
     chooses_queues: set[bytes] = set()
@@ -174,13 +171,11 @@ def desired_state(
                 chooses_queues.add(name)
             if any(router.exchanges[reached_name].lets_producer_add_exchanges for reached_name in reached):
                 adds_exchanges.add(name)
-            for destination in destinations:
-                holders.setdefault(destination, []).append(exchange)
         else:
             existing.update(dict.fromkeys(destinations, ""))
             if exchange.declared is None:
                 published.update(dict.fromkeys(_published(exchange, destinations, exchanges), name))
-    named = {*holders, *existing}
+    named = set(existing).union(*tokens.values())
     carriers = {exchange.carrier for exchange in exchanges.values() if exchange.delivery is Delivery.CARRIER}
     moved = StaticTranslations({}, ()) if book is None else static_translations(book, named, router, carriers)
     for translation in moved.found:
@@ -191,7 +186,6 @@ def desired_state(
         carriers=tuple(item for item in exchanges.values() if item.delivery is Delivery.CARRIER),
         tokens=tokens,
         plain=plain,
-        holders={destination: tuple(holding) for destination, holding in holders.items()},
         existing=existing,
         published=published,
         translated=moved.away,

@@ -167,8 +167,8 @@ def missing_destinations(
     }
     unbound = {action.destination: why for action, why in refused.items() if isinstance(action, BindToken)}
     missing = dict(undeclared)
-    for destination, holders in desired.holders.items():
-        if any(destination not in exchange.bound for exchange in holders):
+    for exchange in desired.carriers:
+        for destination in desired.tokens_of(exchange) - exchange.bound:
             why = observed.unreachable(destination) or unbound.get(destination) or "not bound yet"
             missing.setdefault(destination, why)
     for destination, role in desired.existing.items():

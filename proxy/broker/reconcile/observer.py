@@ -329,7 +329,7 @@ class Observer:
         warnings = dead_letter_warnings(receivers)
         if self._management is not None:
             self._leading = await self._upstream(self._management, [exchange.carrier for exchange in desired.carriers])
-            starts = {name for kind, name in desired.holders if kind == "exchange"}
+            starts = {name for tokens in desired.tokens.values() for kind, name in tokens if kind == EXCHANGE}
             warnings += await self._downstream(self._management, starts)
         for text in warnings:
             if text not in self._warned:
