@@ -14,8 +14,8 @@ from itertools import islice
 from aiohttp import web
 
 from proxy.admin.server import GuardedRoute, json_response
-from proxy.audit.record import Privacy, TimestampText
 from proxy.errors import ProtocolError
+from proxy.relay.audit_record import Privacy, TimestampText
 from proxy.relay.publish.tap import FailedPublish, FailureSink
 from proxy.values import text
 

@@ -12,7 +12,6 @@ import socket
 from collections.abc import Collection, Mapping
 
 from proxy.audit.policy import AuditMode, AuditPolicy
-from proxy.audit.record import Privacy
 from proxy.audit.retention import Retention
 from proxy.broker.connection import ControlSettings, DeclaredSettings
 from proxy.config.settings import Settings
@@ -20,6 +19,7 @@ from proxy.net.context import SessionLimits
 from proxy.net.listener import ListenerLimits
 from proxy.net.remote.endpoints import RemoteBroker, RemoteLimits
 from proxy.net.tls_config import SidecarTls, broker_tls
+from proxy.relay.audit_record import Privacy
 from proxy.relay.connection_state import MOST_MESSAGE_BYTES, RelayLimits
 from proxy.relay.publish.plan import ClientRules
 from proxy.relay.rate_limits import RateLimits

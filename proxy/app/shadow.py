@@ -17,11 +17,11 @@ import structlog
 
 from proxy.admin.server import GuardedRoute, json_route
 from proxy.app.reload import Reload
-from proxy.audit.record import Privacy
 from proxy.broker.declared.store import inherit
 from proxy.errors import ProtocolError
 from proxy.net.tasks import Tasks
 from proxy.net.vhosts import Vhosts
+from proxy.relay.audit_record import Privacy
 from proxy.relay.publish.tap import ObservedDecision
 from proxy.relay.vhost import OwnedExchange
 from proxy.rules.comparison import ComparedRules, ObservedPublish, RulesComparison

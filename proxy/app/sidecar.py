@@ -43,7 +43,6 @@ from proxy.app.reload import Reload, declared_queues, traffic_labels
 from proxy.app.shadow import Shadow
 from proxy.app.workers import EXIT_FAULTY, EXIT_OK, SIGNALS, WorkerSlot
 from proxy.audit.policy import AuditPolicy
-from proxy.audit.record import PublishLog
 from proxy.audit.writer import AuditWriter
 from proxy.broker.connection import ControlSettings
 from proxy.broker.remote_observer import RemoteObserver
@@ -62,6 +61,7 @@ from proxy.net.tls_config import SidecarTls
 from proxy.net.upstream import MOST_KEPT, Upstream, UpstreamPool
 from proxy.net.vhosts import Vhosts
 from proxy.observe.exposition import Exposition
+from proxy.relay.audit_record import PublishLog
 from proxy.relay.counters import Counters
 from proxy.relay.publish.plan import Sources
 from proxy.relay.rate_limits import UserRateLimits

@@ -1,6 +1,7 @@
 """The audit log: one JSON line per publish, in segments that the report reads.
 
-- `record`: the format of a line, which fields are hashed or shown, and the log's interface for producer connections.
+`proxy.relay.audit_record` renders the lines.
+
 - `policy`: settings of the log, such as its mode and the size of segments.
 - `writer`: buffering in the event loop, back-pressure, and tracking of the lines that are on disk.
 - `writer_thread`: the thread that writes batches (group commit, retries) and decides when a segment ends.

@@ -18,11 +18,11 @@ from pathlib import Path
 import structlog
 
 from proxy.audit.policy import AuditMode, AuditPolicy
-from proxy.audit.record import TimestampText, gap_record
 from proxy.audit.retention import SegmentCloser
 from proxy.audit.segments import DIRECTORY_MODE, InstanceLock, open_segments, safe_instance
 from proxy.audit.writer_thread import RETRY_SECONDS, Batch, RotatingLog, WriteResult, WriterThread
 from proxy.errors import ConfigError
+from proxy.relay.audit_record import TimestampText, gap_record
 from proxy.relay.counters import AuditCounters
 
 _log = structlog.get_logger(__name__)

@@ -23,8 +23,8 @@ from queue import Empty, SimpleQueue
 import structlog
 
 from proxy.audit.policy import AuditMode, AuditPolicy
-from proxy.audit.record import HOUR
 from proxy.audit.segments import OpenSegment, safe_instance
+from proxy.relay.audit_record import HOUR
 
 _log = structlog.get_logger(__name__)
 

@@ -20,7 +20,7 @@ from proxy.yamlfile.secret_sources import MissingSecret, read_password_source, r
 
 #: Size of each secret that signs client bindings.
 SECRET_BYTES = 32
-#: Size limits of the key for the hashes in the audit log, the same as in `audit.record`.
+#: Size limits of the key for the hashes in the audit log, the same as in `relay.audit_record`.
 HASH_KEY_BYTES = (16, 64)
 _NO_SECRETS = (
     "missing, expected a secret, because the broker is not on loopback: without a secret, the key that signs client "

@@ -18,10 +18,10 @@ from proxy.amqp.tables import encode_table
 from proxy.app import shadow as shadow_module
 from proxy.app.reload import Reload
 from proxy.app.shadow import Shadow, uploaded_files
-from proxy.audit.record import Privacy
 from proxy.errors import ConfigErrors
 from proxy.net.tasks import Tasks
 from proxy.net.vhosts import Vhosts
+from proxy.relay.audit_record import Privacy
 from proxy.relay.counters import Counters
 from proxy.relay.publish.plan import Sources
 from proxy.relay.publish.tap import ObservedDecision

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from proxy.amqp.tables import encode_value
 from proxy.audit.policy import AuditMode, AuditPolicy
-from proxy.audit.record import (
+from proxy.errors import ConfigError
+from proxy.relay.audit_record import (
     HASHABLE,
     HEADER_CHARACTERS,
     HOUR,
@@ -23,7 +24,6 @@ from proxy.audit.record import (
     gap_record,
     header_value,
 )
-from proxy.errors import ConfigError
 from proxy.values import Value
 from tests.audit.lines import TS, line, log, settle_line
 

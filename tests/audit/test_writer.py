@@ -25,13 +25,13 @@ from structlog.testing import capture_logs
 from proxy.audit import retention as closing
 from proxy.audit import segments, writer, writer_thread
 from proxy.audit.policy import AuditMode, AuditPolicy
-from proxy.audit.record import TimestampText
 from proxy.audit.retention import Retention
 from proxy.audit.segments import InstanceLock, OpenSegment
 from proxy.audit.writer import AuditWriter
 from proxy.audit.writer_thread import RotatingLog
 from proxy.errors import ConfigError
 from proxy.observe.logs import configure
+from proxy.relay.audit_record import TimestampText
 from proxy.relay.counters import AuditCounters
 
 #: A time in the future, so that the hour does not end.

@@ -11,8 +11,8 @@ import gc
 import sys
 from time import process_time
 
-from proxy.audit.record import Privacy, PublishLog
 from proxy.native import BUILD
+from proxy.relay.audit_record import Privacy, PublishLog
 from proxy.relay.publish.plan import ClientRules, Plans, Sources
 from proxy.relay.vhost import VhostState
 from tests import client

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.reference import entries
-from proxy.audit.record import HASHABLE, KEY_BYTES
 from proxy.config.keys import override
 from proxy.config.loader import ChangedSettings, changed_since, load_settings, parse_settings
 from proxy.config.secrets import HASH_KEY_BYTES
 from proxy.config.settings import ListenSection, Settings
 from proxy.errors import ConfigErrors
+from proxy.relay.audit_record import HASHABLE, KEY_BYTES
 from proxy.yamlfile.document import Faults, Mapping, Node, Scalar, Sequence, read_document
 from proxy.yamlfile.hosts import HostPort
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from proxy.audit.record import Privacy, PublishLog
+from proxy.relay.audit_record import Privacy, PublishLog
 from proxy.relay.connection_state import Phase, RelayLimits
 from proxy.relay.vhost import VhostState
 from proxy.values import Table, Value
