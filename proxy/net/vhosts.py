@@ -16,7 +16,7 @@ from typing import Protocol
 
 import structlog
 
-from proxy.relay.audit_sink import AuditSink
+from proxy.relay.audit_record import PublishLog
 from proxy.relay.connection_state import NO_INVENTORY, PermissionCheck, QueueInventory
 from proxy.relay.counters import Counters
 from proxy.relay.publish.plan import ClientRules, DecisionCaches, Plans, Sources
@@ -134,7 +134,7 @@ class Vhosts:
         counters: Counters,
         sources: Sources,
         rules: ClientRules | None = None,
-        journal: AuditSink | None = None,
+        journal: PublishLog | None = None,
     ) -> None:
         self._rules = rules
         self._journal = journal

@@ -16,11 +16,10 @@ from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
 from json.encoder import encode_basestring_ascii
 from math import isfinite
-from typing import Final
+from typing import Final, TypeAlias
 
 from proxy.amqp.tables import decode_value
 from proxy.errors import ConfigError, ProtocolError
-from proxy.relay.audit_sink import AuditSink, PublishRecord
 from proxy.values import Value, text
 
 VERSION: Final = 1
@@ -119,7 +118,19 @@ class Privacy:
         return values
 
 
-class PublishLog(AuditSink):
+#: What the line for a publish contains:
+#: - the beginning of the line: opening and origin
+#: - number of the publish on its channel
+#: - routing key
+#: - message id; None if there is none
+#: - size of the body in bytes
+#: - the decision's fields, from `PublishLog.decided`
+#: - the allow-listed headers, from `PublishLog.headers`
+#: - duration of the decision in microseconds; negative if the decision was cached
+PublishRecord: TypeAlias = tuple[str, int, bytes, bytes | None, int, str, str, float]
+
+
+class PublishLog:
     """The audit log for the publishes through one sidecar.
 
     Args:
@@ -141,7 +152,9 @@ class PublishLog(AuditSink):
         *,
         ruled_only: bool,
     ) -> None:
-        super().__init__(ruled_only, privacy.headers)
+        self.ruled_only = ruled_only
+        #: headers whose values are permitted in records
+        self.names = privacy.headers
         self._instance = instance
         self._privacy = privacy
         self._hashes_publishes = bool(privacy.hashed & {"rk", "message_id"})
@@ -151,9 +164,11 @@ class PublishLog(AuditSink):
         self._text = TimestampText()
 
     def opening(self) -> str:
+        """Return the beginning of every line for the publishes in the current read."""
         return f'{{"ts":"{self._text(self._wall())}'
 
     def origin(self, conn: str, user: str, vhost: str, ch: int) -> str:
+        """Return a channel's fields, which follow the opening of a line and precede the number of the publish."""
         fields = {
             "v": VERSION,
             "kind": "publish",
@@ -176,6 +191,14 @@ class PublishLog(AuditSink):
         remotes: Iterable[str] = (),
         rule: int | None = None,
     ) -> str:
+        """Return the rules version, and the fields that depend only on the decision.
+
+        Args:
+            outcome: one of `proxy.relay.counters.OUTCOMES`.
+            bindings: ids of the bindings that matched.
+            remotes: names of the destinations on other brokers, without credentials.
+            rule: index of the address table's rule that was applied.
+        """
         fields = {
             "exchange": text(exchange),
             "outcome": outcome,
@@ -190,9 +213,15 @@ class PublishLog(AuditSink):
         return _json(fields)[1:-1]
 
     def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
+        """Return the allow-listed headers as text for a line.
+
+        Args:
+            entries: (name, raw value), as returned by `proxy.amqp.tables.pick`.
+        """
         return _json(self._privacy.header_values(entries))
 
     def append(self, publishes: list[PublishRecord]) -> None:
+        """Append a line for each publish. All publishes have the same opening."""
         hashes = self._hashes_publishes
         lines = []
         for begin, seq, routing_key, message_id, size, decided, headers, decide_us in publishes:
@@ -214,6 +243,12 @@ class PublishLog(AuditSink):
         self._append("".join(lines).encode(), len(lines))
 
     def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
+        """Record the broker's response to a publish.
+
+        Args:
+            result: acked, nacked, returned or lost.
+            confirm_us: microseconds from the publish to its confirm, if measured.
+        """
         fields: dict[str, object] = {"conn": conn, "ch": ch, "seq": seq, "result": result}
         if confirm_us is not None:
             fields["confirm_us"] = round(confirm_us, 1)

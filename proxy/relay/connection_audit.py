@@ -1,8 +1,7 @@
 """Writes audit records for the publishes on one connection, and delays confirms until their lines are on disk.
 
 There is one line per publish, and a settle line if the result of the publish becomes known later. The publish path
-collects the publishes of one read, which the audit log renders and appends together. The audit log defines the format
-of lines and files (`audit_sink`).
+collects the publishes of one read, which `audit_record` renders and the audit log appends together.
 
 In `strict` mode, no confirm is sent before the audit record of its publish is on disk. Only confirms (acks, nacks and
 Tx.CommitOk) wait, until the last line of their channel is on disk. Nacks must wait too, since a nack with `multiple`
@@ -26,7 +25,7 @@ from typing import Final, Protocol
 from proxy.amqp.properties import header_table
 from proxy.amqp.tables import pick
 from proxy.errors import ProtocolError
-from proxy.relay.audit_sink import AuditSink, PublishRecord
+from proxy.relay.audit_record import PublishLog, PublishRecord
 from proxy.relay.channel import Channel
 from proxy.relay.channel_state import CONFIRM
 
@@ -196,7 +195,7 @@ class ConnectionAudit:
     """Writes the audit records for one producer connection, whose id is `conn`."""
 
     def __init__(
-        self, journal: AuditSink, conn: str, user: str, vhost: str, delayed_confirms: DelayedConfirms | None = None
+        self, journal: PublishLog, conn: str, user: str, vhost: str, delayed_confirms: DelayedConfirms | None = None
     ) -> None:
         #: confirms that are waiting for their lines; None if confirms need not wait
         self.delayed_confirms = delayed_confirms

@@ -18,7 +18,7 @@ from proxy.amqp.frames import HEADER, U16, U32, frame, shortstr
 from proxy.amqp.properties import HEADERS, header_table
 from proxy.amqp.tables import decode_value, pick, without
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.audit_sink import AuditSink
+from proxy.relay.audit_record import PublishLog
 from proxy.relay.counters import Tally, Traffic
 from proxy.relay.original_address import ADDRESS_ENTRY, CC_ASIDE, OURS, OriginalAddress, address_parts, entry
 from proxy.relay.tokens import NOWHERE
@@ -200,7 +200,7 @@ def outgoing(
     owned: OwnedExchange,
     state: VhostState,
     traffic: Traffic,
-    journal: AuditSink | None = None,
+    journal: PublishLog | None = None,
     *,
     routing_key: bytes = b"",
     source: PublishSource | None = None,

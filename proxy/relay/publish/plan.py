@@ -21,7 +21,7 @@ from proxy.addressing.targets import FailedTranslation, Publication, Target
 from proxy.amqp.frames import U16, U64, shortstr
 from proxy.amqp.properties import decode_properties
 from proxy.amqp.tables import decode_table
-from proxy.relay.audit_sink import AuditSink
+from proxy.relay.audit_record import PublishLog
 from proxy.relay.counters import Counters
 from proxy.relay.original_address import ADDRESS_HEADER, CC_ASIDE, OriginalAddress
 from proxy.relay.publish.outgoing import (
@@ -134,7 +134,7 @@ class Plans:
         counters: Counters,
         sources: Sources,
         rules: ClientRules | None = None,
-        journal: AuditSink | None = None,
+        journal: PublishLog | None = None,
         caches: DecisionCaches | None = None,
     ) -> None:
         self.state = state
