@@ -34,25 +34,6 @@ class Heartbeats:
         idle: called when the connection is idle.
     """
 
-    __slots__ = (
-        "_busy",
-        "_every",
-        "_flush",
-        "_idle",
-        "_idle_seconds",
-        "_log",
-        "_producer",
-        "_relay",
-        "_timer",
-        "_tuning",
-        "_upstream",
-        "read_producer_at",
-        "read_upstream_at",
-        "watches_idle",
-        "wrote_producer_at",
-        "wrote_upstream_at",
-    )
-
     def __init__(
         self,
         producer: Link,
