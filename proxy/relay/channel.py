@@ -17,11 +17,10 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from proxy.addressing.targets import Remote
+from proxy.addressing.targets import Publication, Remote
 from proxy.amqp.frames import BODY, FRAME_HEAD, HEADER
 from proxy.relay.channel_state import CLOSED, PLAIN, ChannelMode, ChannelState
 from proxy.relay.confirm_ledger import Ledger, Returns, Settled
-from proxy.relay.original_address import OriginalAddress
 from proxy.relay.publish.outgoing import Copy, RemoteTargets
 from proxy.relay.remote.link import RemotePublisher
 
@@ -47,7 +46,7 @@ class CollectedPublish(NamedTuple):
 
     publish: PendingPublish
     #: the producer's address
-    original: OriginalAddress
+    original: Publication
     #: the producer's whole content header frame
     header: bytes
     copies: Sequence[Copy]

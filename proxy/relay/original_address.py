@@ -11,7 +11,7 @@ Source: the messenger-addressing specification, 3.3.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from proxy.addressing.targets import AddressBook, Publication, Target
 from proxy.amqp import methods
@@ -38,13 +38,6 @@ _FIELDS: Final[dict[int, type[Deliver] | type[GetOk] | type[Return]]] = {
 }
 
 
-class OriginalAddress(NamedTuple):
-    """An exchange and a routing key."""
-
-    exchange: bytes
-    routing_key: bytes
-
-
 def longstr_entry(name: bytes, text: bytes) -> bytes:
     return shortstr(name) + b"S" + U32.pack(len(text)) + text
 
@@ -53,7 +46,7 @@ def longstr_entry(name: bytes, text: bytes) -> bytes:
 ADDRESS_ENTRY: Final = shortstr(ADDRESS_HEADER) + b"F"
 
 
-def entry(original: OriginalAddress, new: OriginalAddress) -> bytes:
+def entry(original: Publication, new: Publication) -> bytes:
     """Encode the header entry for a publish that is sent to `new`."""
     table = b"".join(map(longstr_entry, _NAMES, (*original, *new)))
     return ADDRESS_ENTRY + U32.pack(len(table)) + table
@@ -68,7 +61,7 @@ def address_parts(original_exchange: bytes, new_exchange: bytes) -> tuple[bytes,
     )
 
 
-def read(entries: bytes) -> tuple[OriginalAddress, OriginalAddress] | None:
+def read(entries: bytes) -> tuple[Publication, Publication] | None:
     """Return (original, new) from the entries of a header table, or None if our header is missing or invalid.
 
     Raises:
@@ -85,7 +78,7 @@ def read(entries: bytes) -> tuple[OriginalAddress, OriginalAddress] | None:
         case [bytes() as exchange, bytes() as key, bytes() as new_exchange, bytes() as new_key] if (
             max(len(exchange), len(key)) <= LONGEST_NAME_BYTES  # longer names can't be restored
         ):
-            return OriginalAddress(exchange, key), OriginalAddress(new_exchange, new_key)
+            return Publication(exchange, key), Publication(new_exchange, new_key)
     return None
 
 
@@ -96,7 +89,7 @@ def restored(entries: bytes) -> bytes:
     return rest + b"".join(shortstr(b"CC") + raw for raw in aside)
 
 
-def can_produce(state: VhostState, first: OriginalAddress, new: OriginalAddress) -> bool:
+def can_produce(state: VhostState, first: Publication, new: Publication) -> bool:
     """Return True if this configuration can change the address of a publish from `first` to `new`."""
     owned = state.exchanges.get(first.exchange)
     if owned is None:
@@ -133,27 +126,27 @@ def refuse_forged(state: VhostState, entries: bytes) -> None:
         raise ProtocolError(403, text, Scope.CHANNEL, *divmod(methods.BASIC_PUBLISH, 1 << 16))
 
 
-def _translated(state: VhostState, book: AddressBook, first: OriginalAddress, new: OriginalAddress) -> bool:
+def _translated(state: VhostState, book: AddressBook, first: Publication, new: Publication) -> bool:
     """Return True if the address table translates `first` to `new`, possibly through an exchange evaluated here."""
     target = book.look_up(*first)
     if not isinstance(target, Target) or target.remote is not None:
         return False
     owned = state.exchanges.get(target.publication.exchange)
     if owned is None:
-        return tuple(new) == tuple(target.publication)
+        return new == target.publication
     if owned.delivery is Delivery.CARRIER and new == (owned.carrier, target.publication.routing_key):
         return True
-    return can_produce(state, OriginalAddress(*target.publication), new)
+    return can_produce(state, target.publication, new)
 
 
-def _destination(state: VhostState, book: AddressBook, first: OriginalAddress, new: OriginalAddress) -> bool:
+def _destination(state: VhostState, book: AddressBook, first: Publication, new: Publication) -> bool:
     """Return True if a publish to `first` may be routed to a destination that is translated to `new`.
 
     The header does not contain the destination. If no rule names the destination, its name is unknown here, so any
     result of the address table is possible.
     """
     rewrites = book.rewrites(first.exchange, state.router.destinations(first.exchange))
-    if rewrites.leads_to(first.routing_key, Publication(*new)):
+    if rewrites.leads_to(first.routing_key, new):
         return True
     if not new.exchange or new.exchange in state.exchanges:
         return False

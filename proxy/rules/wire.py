@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from proxy.addressing.targets import AddressBook, FailedTranslation, Target
+from proxy.addressing.targets import AddressBook, FailedTranslation, Publication, Target
 from proxy.amqp.tables import decode_table, encode_table
 from proxy.relay.counters import Traffic
-from proxy.relay.original_address import OriginalAddress
 from proxy.relay.publish.outgoing import (
     Copy,
     Outgoing,
@@ -164,8 +163,8 @@ def translated(message: DescribedMessage, book: AddressBook | None = None) -> Wi
     return Wire((_leaving(message, copy, {}),))
 
 
-def _address(message: DescribedMessage) -> OriginalAddress:
-    return OriginalAddress(message.exchange, message.facts.routing_key)
+def _address(message: DescribedMessage) -> Publication:
+    return Publication(message.exchange, message.facts.routing_key)
 
 
 def _publishes(message: DescribedMessage, out: Outgoing, names: _Names) -> Iterator[WirePublish]:

@@ -24,7 +24,7 @@ from proxy.addressing.table import AddressPattern, AddressRule, AddressTable
 from proxy.addressing.targets import AddressBook, FailedTranslation, Publication
 from proxy.amqp.method_frames import Deliver, read_method
 from proxy.amqp.methods import BASIC_DELIVER, method_frame
-from proxy.relay.original_address import OriginalAddress, entry, read, restored_content
+from proxy.relay.original_address import entry, read, restored_content
 from proxy.relay.vhost import VhostState
 from proxy.routing.router import Router
 from tests.client import content_header
@@ -128,7 +128,7 @@ def _received(table: AddressTable, original: Publication) -> Publication | None:
         return None
     new = original if target is None else target.publication
     moved = target is not None and (target.remote is not None or new != original)
-    entries = entry(OriginalAddress(*original), OriginalAddress(*new)) if moved else b""
+    entries = entry(original, new) if moved else b""
     if target is not None and target.remote is not None:
         pairs = read(entries)
         return Publication(*pairs[0]) if pairs is not None else new

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from pamqp import base, commands
 
+from proxy.addressing.targets import Publication
 from proxy.amqp.tables import encode_table
 from proxy.relay.connection_state import EnsureDestination, Phase
-from proxy.relay.original_address import OriginalAddress, entry
+from proxy.relay.original_address import entry
 from proxy.relay.tokens import token
 from proxy.relay.vhost import Delivery
 from tests.client import HEARTBEAT, content, content_header, frame, method, names, split
@@ -56,7 +57,7 @@ def delivery(body: bytes = b"body", channel: int = 1, command: base.Frame = DELI
 def moved(body: bytes = b"body", channel: int = 1, command: base.Frame | None = None) -> bytes:
     """A message that was published with queue delivery, as the broker delivers it."""
     start = method(channel, command or commands.Basic.Deliver("c", 1, False, "", "q"))
-    entries = encode_table(REPORT) + entry(OriginalAddress(b"xo", b"key"), OriginalAddress(b"", b"q"))
+    entries = encode_table(REPORT) + entry(Publication(b"xo", b"key"), Publication(b"", b"q"))
     size = len(body)
     parts = b"".join(frame(3, channel, body[at : at + 131064]) for at in range(0, size, 131064))
     return start + content_header(channel, size, entries) + parts
@@ -234,7 +235,7 @@ def test_a_header_larger_than_the_producers_frame_max_ends_the_connection() -> N
 def test_a_header_that_fits_after_restoring_is_forwarded() -> None:
     wire = Wire(QUEUE, tuning=SMALL).open()
     fill = encode_table(((b"x", REPORT[0][1]._replace(value=bytes(3980))),))
-    entries = fill + entry(OriginalAddress(b"xo", b"key"), OriginalAddress(b"", b"q"))
+    entries = fill + entry(Publication(b"xo", b"key"), Publication(b"", b"q"))
     start = method(1, commands.Basic.Deliver("c", 1, False, "", "q"))
     assert len(content_header(1, 0, entries)) > 4096
     left = split(wire.answer(start, content_header(1, 0, entries)))

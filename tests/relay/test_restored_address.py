@@ -7,9 +7,9 @@ import pytest
 from pamqp import base, commands
 
 from proxy.addressing.table import AddressRule, AddressTable
-from proxy.addressing.targets import AddressBook
+from proxy.addressing.targets import AddressBook, Publication
 from proxy.amqp.tables import MAX_NESTING, encode_table
-from proxy.relay.original_address import CC_ASIDE, OriginalAddress, can_produce, entry, restored_content
+from proxy.relay.original_address import CC_ASIDE, can_produce, entry, restored_content
 from proxy.relay.tokens import NOWHERE
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.decision import QueueNames
@@ -22,7 +22,7 @@ QUEUE = routed("q", delivery=Delivery.QUEUE)
 CARRIER = routed("q")
 ELSEWHERE = routed("q", carrier="carrier.xo")
 NAMED = chosen("q", delivery=Delivery.QUEUE)
-FROM, TO = OriginalAddress(b"xo", b"key"), OriginalAddress(b"", b"q")
+FROM, TO = Publication(b"xo", b"key"), Publication(b"", b"q")
 
 
 def alternated(delivery: Delivery) -> VhostState:
@@ -35,26 +35,26 @@ def alternated(delivery: Delivery) -> VhostState:
         pytest.param(of, first, new, restores, id=name)
         for restores, name, of, first, new in [
             (True, "queue", QUEUE, FROM, TO),
-            (True, "queue to no destination", QUEUE, FROM, OriginalAddress(b"", NOWHERE)),
-            (True, "queue that a message names", NAMED, FROM, OriginalAddress(b"", b"anything")),
-            (True, "queue to an exchange", several("other"), FROM, OriginalAddress(b"other", b"key")),
-            (True, "queue to the alternate", alternated(Delivery.QUEUE), FROM, OriginalAddress(b"ae", b"key")),
-            (True, "carrier of another name", ELSEWHERE, FROM, OriginalAddress(b"carrier.xo", b"key")),
-            (True, "none, with an alternate", alternated(Delivery.CARRIER), FROM, OriginalAddress(b"", NOWHERE)),
-            (False, "exchange that is not ours", QUEUE, OriginalAddress(b"other", b"key"), TO),
+            (True, "queue to no destination", QUEUE, FROM, Publication(b"", NOWHERE)),
+            (True, "queue that a message names", NAMED, FROM, Publication(b"", b"anything")),
+            (True, "queue to an exchange", several("other"), FROM, Publication(b"other", b"key")),
+            (True, "queue to the alternate", alternated(Delivery.QUEUE), FROM, Publication(b"ae", b"key")),
+            (True, "carrier of another name", ELSEWHERE, FROM, Publication(b"carrier.xo", b"key")),
+            (True, "none, with an alternate", alternated(Delivery.CARRIER), FROM, Publication(b"", NOWHERE)),
+            (False, "exchange that is not ours", QUEUE, Publication(b"other", b"key"), TO),
             (False, "carrier does not move", CARRIER, FROM, TO),
-            (False, "carrier does not rename", CARRIER, FROM, OriginalAddress(b"carrier.xo", b"key")),
-            (False, "carrier keeps the key", ELSEWHERE, FROM, OriginalAddress(b"carrier.xo", b"other")),
-            (False, "another carrier", ELSEWHERE, FROM, OriginalAddress(b"carrier.other", b"key")),
-            (False, "exchanges get the key", several("other"), FROM, OriginalAddress(b"other", b"changed")),
-            (False, "a queue that no rule names", QUEUE, FROM, OriginalAddress(b"", b"anything")),
-            (False, "an exchange that no rule names", QUEUE, FROM, OriginalAddress(b"other", b"key")),
+            (False, "carrier does not rename", CARRIER, FROM, Publication(b"carrier.xo", b"key")),
+            (False, "carrier keeps the key", ELSEWHERE, FROM, Publication(b"carrier.xo", b"other")),
+            (False, "another carrier", ELSEWHERE, FROM, Publication(b"carrier.other", b"key")),
+            (False, "exchanges get the key", several("other"), FROM, Publication(b"other", b"changed")),
+            (False, "a queue that no rule names", QUEUE, FROM, Publication(b"", b"anything")),
+            (False, "an exchange that no rule names", QUEUE, FROM, Publication(b"other", b"key")),
             (False, "a queue of a carrier with an alternate", alternated(Delivery.CARRIER), FROM, TO),
         ]
     ],
 )
 def test_only_addresses_written_by_deliveries_are_restored(
-    of: VhostState, first: OriginalAddress, new: OriginalAddress, restores: bool
+    of: VhostState, first: Publication, new: Publication, restores: bool
 ) -> None:
     assert can_produce(of, first, new) is restores
 
@@ -72,22 +72,22 @@ def translating(queues: int, exchanges: int = 0) -> VhostState:
 
 def test_an_address_of_a_redirected_destination_is_restored() -> None:
     of = translating(3, exchanges=9)
-    assert can_produce(of, FROM, OriginalAddress(b"of.2", b"key"))
-    assert can_produce(of, FROM, OriginalAddress(b"seven", b"key"))
-    assert not can_produce(of, FROM, OriginalAddress(b"of.3", b"key"))
-    assert not can_produce(of, FROM, OriginalAddress(b"of.2", b"other"))
-    assert not can_produce(of, FROM, OriginalAddress(b"seven", b"other"))
+    assert can_produce(of, FROM, Publication(b"of.2", b"key"))
+    assert can_produce(of, FROM, Publication(b"seven", b"key"))
+    assert not can_produce(of, FROM, Publication(b"of.3", b"key"))
+    assert not can_produce(of, FROM, Publication(b"of.2", b"other"))
+    assert not can_produce(of, FROM, Publication(b"seven", b"other"))
 
 
 def test_redirected_addresses_follow_the_bindings() -> None:
     of = translating(3)
-    assert not can_produce(of, FROM, OriginalAddress(b"of.5", b"key"))
+    assert not can_produce(of, FROM, Publication(b"of.5", b"key"))
     fifth = to_queue("q.5")
     of.router.exchanges[b"xo"].bind(fifth)
-    assert can_produce(of, FROM, OriginalAddress(b"of.5", b"key"))
-    assert can_produce(of, FROM, OriginalAddress(b"of.2", b"key"))
+    assert can_produce(of, FROM, Publication(b"of.5", b"key"))
+    assert can_produce(of, FROM, Publication(b"of.2", b"key"))
     of.router.exchanges[b"xo"].unbind(fifth)
-    assert not can_produce(of, FROM, OriginalAddress(b"of.5", b"key"))
+    assert not can_produce(of, FROM, Publication(b"of.5", b"key"))
 
 
 @pytest.mark.parametrize("delivery", Delivery)
@@ -97,11 +97,11 @@ def test_a_dynamic_destination_redirected_to_an_exchange_is_restored(delivery: D
     of = state((made, owned(made, delivery)))
     rules = [AddressRule(b"team.%", b"/exchange/teams/$1"), AddressRule(b"/exchange/other/*", b"/exchange/teams/x.$1")]
     of.set_addresses(AddressBook(AddressTable(rules)))
-    assert can_produce(of, FROM, OriginalAddress(b"teams", b"red"))
-    assert not can_produce(of, FROM, OriginalAddress(b"elsewhere", b"red"))
-    assert not can_produce(of, FROM, OriginalAddress(b"xo", b"red"))
+    assert can_produce(of, FROM, Publication(b"teams", b"red"))
+    assert not can_produce(of, FROM, Publication(b"elsewhere", b"red"))
+    assert not can_produce(of, FROM, Publication(b"xo", b"red"))
     of.router.add(exchange(to_queue("q")))
-    assert not can_produce(of, FROM, OriginalAddress(b"teams", b"red"))
+    assert not can_produce(of, FROM, Publication(b"teams", b"red"))
 
 
 def test_the_address_is_restored_if_a_regex_selected_the_redirected_queue() -> None:
@@ -123,9 +123,7 @@ def cpu_seconds(of: VhostState) -> float:
     frames = [
         (
             split(method(1, commands.Basic.Deliver("me", 1, False, "of.none", "key")))[0].raw,
-            content_header(
-                1, 4, entry(OriginalAddress(b"xo", b"key.%d" % number), OriginalAddress(b"of.none", b"key"))
-            ),
+            content_header(1, 4, entry(Publication(b"xo", b"key.%d" % number), Publication(b"of.none", b"key"))),
         )
         for number in range(100)
     ]
@@ -203,8 +201,8 @@ def marked(address: Value) -> bytes:
             "no header of ours": content_header(1, 4, encode_table(table(type="report"))),
             "our name as a value": content_header(1, 4, encode_table(table(type="x-original-address"))),
             "a similar header": content_header(1, 4, encode_table(((b"x-original-addres", Value("F", PAIR)),))),
-            "dead-lettered since": content_header(1, 4, entry(FROM, OriginalAddress(b"", b"another"))),
-            "not of this configuration": content_header(1, 4, entry(OriginalAddress(b"other", b"key"), TO)),
+            "dead-lettered since": content_header(1, 4, entry(FROM, Publication(b"", b"another"))),
+            "not of this configuration": content_header(1, 4, entry(Publication(b"other", b"key"), TO)),
             "table behind the frame": MARKED[:21] + b"\0\0\x7f\0" + MARKED[25:],
             "malformed inside": content_header(1, 4, entry(FROM, TO)[:-1]),
             "deeper than we read": marked(nested(MAX_NESTING + 5)),
@@ -231,8 +229,8 @@ def test_a_removed_rule_restores_nothing() -> None:
     assert restored_content(replace(QUEUE, exchanges={}), deliver, header) == (deliver, header)
 
 
-@pytest.mark.parametrize("original", [OriginalAddress(b"xo", b"k" * 256), OriginalAddress(b"e" * 256, b"key")])
-def test_a_forged_name_that_is_too_long_for_a_delivery_is_not_restored(original: OriginalAddress) -> None:
+@pytest.mark.parametrize("original", [Publication(b"xo", b"k" * 256), Publication(b"e" * 256, b"key")])
+def test_a_forged_name_that_is_too_long_for_a_delivery_is_not_restored(original: Publication) -> None:
     state = routed("q", delivery=Delivery.QUEUE)
     state.set_addresses(AddressBook(AddressTable([AddressRule(b"/exchange/%/*", b"/queue/q")])))
     deliver, header = method(1, METHODS[0]), content_header(1, 4, entry(original, TO))

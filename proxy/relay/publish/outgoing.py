@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from proxy.addressing.targets import FailedTranslation, Target
+from proxy.addressing.targets import FailedTranslation, Publication, Target
 from proxy.amqp.frames import HEADER, U16, U32, frame, shortstr
 from proxy.amqp.properties import HEADERS, header_table
 from proxy.amqp.tables import decode_value, pick, without
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.audit_record import PublishLog
 from proxy.relay.counters import Tally, Traffic
-from proxy.relay.original_address import ADDRESS_ENTRY, CC_ASIDE, OURS, OriginalAddress, address_parts, entry
+from proxy.relay.original_address import ADDRESS_ENTRY, CC_ASIDE, OURS, address_parts, entry
 from proxy.relay.tokens import NOWHERE
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.decision import Decision, Outcome
@@ -46,7 +46,7 @@ CUT_OURS: Final = 4
 class PublishSource(NamedTuple):
     """The original address of a publish that the address table redirected, and the index of the address rule."""
 
-    address: OriginalAddress
+    address: Publication
     rule: int
 
 
@@ -125,7 +125,7 @@ class Outgoing:
         record: str | None = None,
         remote_targets: RemoteTargets | None = None,
         exchange: bytes = b"",
-        original: OriginalAddress | None = None,
+        original: Publication | None = None,
     ) -> None:
         self.decision = decision
         self.tally = tally
@@ -173,7 +173,7 @@ class Outgoing:
         original = self.original
         if original is not None:
             key = copy.key(original.routing_key)
-            self.fixed_entries = entry(original, OriginalAddress(copy.exchange, key)) + self.bcc
+            self.fixed_entries = entry(original, Publication(copy.exchange, key)) + self.bcc
             return
         self.fixed_entries = None
         self._address_front, self._address_middle = address_parts(self.exchange, copy.exchange)
@@ -190,9 +190,9 @@ class Outgoing:
         size = U32.pack(len(front) + len(key) + len(middle) + len(new_key))
         return b"".join((ADDRESS_ENTRY, size, front, key, middle, new_key, self.bcc))
 
-    def address_of(self, routing_key: bytes) -> OriginalAddress:
+    def address_of(self, routing_key: bytes) -> Publication:
         """Return the address that the producer gave to a message."""
-        return OriginalAddress(self.exchange, routing_key) if self.original is None else self.original
+        return Publication(self.exchange, routing_key) if self.original is None else self.original
 
 
 def outgoing(
@@ -322,7 +322,7 @@ def bcc_entry(keys: tuple[bytes, ...]) -> bytes:
     return b"\x03BCCA" + U32.pack(len(items)) + items
 
 
-def table_entries(entries: bytes, copy: Copy, original: OriginalAddress) -> bytes:
+def table_entries(entries: bytes, copy: Copy, original: Publication) -> bytes:
     """Rewrite the entries of a message's header table for one upstream publish.
 
     Returns:
@@ -331,7 +331,7 @@ def table_entries(entries: bytes, copy: Copy, original: OriginalAddress) -> byte
     if copy.plain:
         kept = without(entries, 0, len(entries), OURS) if b"x-original-" in entries else entries
         key = copy.key(original.routing_key)
-        return kept + entry(original, OriginalAddress(copy.exchange, key)) if copy.moved else kept
+        return kept + entry(original, Publication(copy.exchange, key)) if copy.moved else kept
     aside = b""
     cut = _CUT
     if copy.hide_cc and b"CC" in entries:
@@ -347,7 +347,7 @@ def table_entries(entries: bytes, copy: Copy, original: OriginalAddress) -> byte
     if not copy.moved:
         return kept + aside + bcc_entry(copy.bcc)
     key = copy.key(original.routing_key)
-    return kept + aside + entry(original, OriginalAddress(copy.exchange, key)) + bcc_entry(copy.bcc)
+    return kept + aside + entry(original, Publication(copy.exchange, key)) + bcc_entry(copy.bcc)
 
 
 def _first_bcc_is_no_array(entries: bytes) -> bool:
@@ -378,7 +378,7 @@ def refuse_reserved(routing_key: bytes, entries: bytes, names: frozenset[bytes] 
             raise ProtocolError(403, text, Scope.CHANNEL, *PUBLISH)
 
 
-def copy_frames(copy: Copy, original: OriginalAddress, method: bytes, header: bytes) -> tuple[bytes, bytes]:
+def copy_frames(copy: Copy, original: Publication, method: bytes, header: bytes) -> tuple[bytes, bytes]:
     """Encode the method and header frames of one copy of a publish.
 
     Args:
@@ -399,7 +399,7 @@ def copy_frames(copy: Copy, original: OriginalAddress, method: bytes, header: by
     return method, frame(HEADER, U16.unpack_from(header, 1)[0], payload)
 
 
-def remote_header(target: Target, plain: bool, original: OriginalAddress, header: bytes) -> bytes:
+def remote_header(target: Target, plain: bool, original: Publication, header: bytes) -> bytes:
     """Encode the content header frame of the copy for a target on another broker.
 
     Args:
@@ -410,7 +410,7 @@ def remote_header(target: Target, plain: bool, original: OriginalAddress, header
     Raises:
         ProtocolError: the header is malformed (502).
     """
-    moved = OriginalAddress(*target.publication) != original
+    moved = target.publication != original
     if plain and not moved and b"x-original-" not in header:
         return header
     copy = Copy(*target.publication, (), moved=moved, hide_cc=not plain, plain=plain)

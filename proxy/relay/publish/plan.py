@@ -23,7 +23,7 @@ from proxy.amqp.properties import decode_properties
 from proxy.amqp.tables import decode_table
 from proxy.relay.audit_record import PublishLog
 from proxy.relay.counters import Counters
-from proxy.relay.original_address import ADDRESS_HEADER, CC_ASIDE, OriginalAddress
+from proxy.relay.original_address import ADDRESS_HEADER, CC_ASIDE
 from proxy.relay.publish.outgoing import (
     CUT_BCC,
     CUT_CC,
@@ -243,7 +243,7 @@ class Plans:
         target = None if state.addresses is None else state.addresses.look_up(*publication)
         if target is None:
             return self._passing(publication)
-        source = PublishSource(OriginalAddress(*publication), target.rule)
+        source = PublishSource(publication, target.rule)
         new = target.publication if isinstance(target, Target) else Publication(b"", b"")
         # If the new routing key were a token, the message would reach a queue that the rules did not choose.
         reserved = reserved_prefix(new.routing_key)
@@ -272,7 +272,7 @@ class Plans:
             record = self.passed_record(exchange)
         out = Outgoing(Decision(exchange, Outcome.UNROUTED), tally, (), True, (), record, None, exchange)
         owned = OwnedExchange(exchange, "direct", Delivery.QUEUE, b"")
-        return Plan(self, owned, _NO_INTEREST, source=PublishSource(OriginalAddress(*publication), 0), fixed=out)
+        return Plan(self, owned, _NO_INTEREST, source=PublishSource(publication, 0), fixed=out)
 
 
 class Plan:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+from proxy.addressing.targets import Publication
 from proxy.amqp.frames import body_frames
 from proxy.amqp.properties import fingerprint
 from proxy.errors import ProtocolError, Scope
@@ -20,7 +21,6 @@ from proxy.relay.channel_state import CONFIRM, OPEN, PLAIN
 from proxy.relay.confirm_ledger import Ledger, Returns
 from proxy.relay.connection_state import ConnectionState
 from proxy.relay.declare.injected_methods import when_processed
-from proxy.relay.original_address import OriginalAddress
 from proxy.relay.publish.outgoing import PUBLISH, Copy, Outgoing, copy_frames
 from proxy.relay.remote.forwarding import copy_ids, send_remote_copies
 
@@ -109,7 +109,7 @@ def ledger_of(channel: Channel) -> Ledger:
     return confirms.ledger
 
 
-def _divided(original: OriginalAddress, header: bytes, copy: Copy, limit: int) -> list[Copy]:
+def _divided(original: Publication, header: bytes, copy: Copy, limit: int) -> list[Copy]:
     """Split the keys of a copy so that no header frame exceeds the limit in bytes."""
     if len(copy_frames(copy, original, b"", header)[1]) <= limit:
         return [copy]

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from proxy.addressing.targets import Publication
 from proxy.amqp.tables import encode_table
 from proxy.errors import Scope
-from proxy.relay.original_address import OriginalAddress
 from proxy.relay.publish import plan as plan_module
 from proxy.relay.publish.outgoing import copy_frames
 from proxy.relay.publish.plan import FACTS_BYTES, DecisionCaches, Plan
@@ -83,7 +83,7 @@ def test_copies_have_the_same_encoding_as_on_the_fast_path(
     start, header = split(message)[:2]
     left = forwarded(wire, message)
     (out,) = plan_of(wire).decisions.values()
-    assert b"".join(copy_frames(out.copies[0], OriginalAddress(b"xo", key), start.raw, header.raw)) == left
+    assert b"".join(copy_frames(out.copies[0], Publication(b"xo", key), start.raw, header.raw)) == left
 
 
 def test_a_header_that_ends_within_a_property_is_malformed() -> None:
