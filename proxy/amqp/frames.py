@@ -1,7 +1,7 @@
 """Frames: layout, limits, builders, and buffers that extract whole frames from a stream.
 
-The handshake is not performance-critical. It uses `FrameBuffer`, which buffers received bytes until they are requested.
-The relay reads frames in place and uses `PartialFrame`, which buffers only an incomplete frame.
+The handshake and the links to other brokers use `FrameBuffer`, which buffers received bytes until they are requested.
+For speed, the relay reads frames in place and uses `PartialFrame`, which buffers only an incomplete frame.
 
 A frame consists of its type (1 byte), its channel (2 bytes), the size of its payload (4 bytes), the payload, and the
 frame-end octet (206). Source: AMQP 0-9-1 spec, 4.2.3 "General frame format".

@@ -24,18 +24,15 @@ from typing import Final, Protocol
 
 from proxy.amqp import methods
 from proxy.amqp.frames import (
-    ACK_BYTES,
     ACK_FRAME,
-    FRAME_END,
-    FRAME_HEAD,
     HEADER,
     HEARTBEAT,
     METHOD,
     OVERHEAD,
     PROTOCOL_HEADER,
+    FrameBuffer,
     RawFrame,
     body_frames,
-    check_head,
     frame,
 )
 from proxy.amqp.method_frames import (
@@ -314,7 +311,7 @@ class RemoteLink:
         self._version: Final = version
         #: the next expected method of the login
         self._expected = methods.CONNECTION_START
-        self._tail = b""
+        self._received = FrameBuffer(FRAME_MAX)
         self.to_send: list[bytes] = [PROTOCOL_HEADER]
         self.open = False
         self.paused = False
@@ -331,35 +328,12 @@ class RemoteLink:
         self._returned: dict[int, tuple[bytes, bytes]] = {}
 
     def receive(self, data: bytes) -> None:
-        if self._tail:
-            data = self._tail + data
+        self._received.feed(data)
         try:
-            at = self._run(data)
+            while self.failure is None and (frame := self._received.next_frame()) is not None:
+                self._take(frame)
         except ProtocolError as error:
             self.lost(f"violated AMQP 0-9-1: {error}")
-            at = len(data)
-        self._tail = data[at:]
-
-    def _run(self, data: bytes) -> int:
-        at, end = 0, len(data)
-        while end - at >= FRAME_HEAD.size and self.failure is None:
-            kind, number, size = FRAME_HEAD.unpack_from(data, at)
-            stop = at + size + OVERHEAD
-            if stop > end:
-                check_head(kind, number, size, FRAME_MAX)
-                return at
-            if data[stop - 1] != FRAME_END:
-                raise ProtocolError(501, f"frame on channel {number} does not end with octet 206")
-            if size == ACK_BYTES and kind == METHOD and self.open:
-                _, _, _, method, tag, multiple, _ = ACK_FRAME.unpack_from(data, at)
-                lane = self._lanes.get(number) if method == methods.BASIC_ACK else None
-                if lane is not None:
-                    lane.confirmed(tag, bool(multiple), RemoteResult.ACKED)
-                    at = stop
-                    continue
-            self._take(RawFrame(kind, number, data[at + FRAME_HEAD.size : stop - 1], data[at:stop]))
-            at = stop
-        return at
 
     @property
     def channels_closing(self) -> int:
@@ -412,6 +386,11 @@ class RemoteLink:
         self.lost("closed by the proxy")
 
     def _take(self, frame: RawFrame) -> None:
+        if len(frame.raw) == ACK_FRAME.size and frame.channel in self._lanes:  # as in `_method`, but faster
+            kind, number, _, method, tag, multiple, _ = ACK_FRAME.unpack(frame.raw)
+            if kind == METHOD and method == methods.BASIC_ACK:
+                self._lanes[number].confirmed(tag, bool(multiple), RemoteResult.ACKED)
+                return
         if frame.kind == HEARTBEAT:
             return
         if not self.open:

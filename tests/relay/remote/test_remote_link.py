@@ -66,7 +66,12 @@ def test_frames_in_pieces_are_joined() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"HTTP/1.1 400 Bad Request\r\n", client.frame(1, 0, b"\0\0"), client.frame(1, 0, b"")[:-1] + b"\0"],
+    [
+        b"HTTP/1.1 400 Bad Request\r\n",
+        client.frame(1, 0, b"\0\0"),
+        client.frame(1, 0, b"")[:-1] + b"\0",
+        client.frame(9, 0, b""),
+    ],
 )
 def test_bytes_that_are_not_amqp_end_the_link(data: bytes) -> None:
     link = RemoteLink(CREDENTIALS, "1.0")
