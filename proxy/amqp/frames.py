@@ -25,6 +25,10 @@ FRAME_HEAD: Final = Struct(">BHI")
 CONTENT_HEAD: Final = Struct(">BHIHHQ")
 #: number of bytes that a frame has in addition to its payload: head and frame-end
 OVERHEAD: Final = 8
+#: size of the shortest method frame in bytes
+LEAST_METHOD_FRAME: Final = 12
+#: size of the shortest content header frame in bytes
+LEAST_HEADER_FRAME: Final = 22
 U16: Final = Struct(">H")
 U32: Final = Struct(">I")
 U64: Final = Struct(">Q")

@@ -17,7 +17,7 @@ from typing import Final, TypeAlias, cast
 
 from pamqp import base, commands
 
-from proxy.amqp.frames import FRAME_HEAD, METHOD, frame
+from proxy.amqp.frames import FRAME_HEAD, LEAST_METHOD_FRAME, METHOD, frame
 from proxy.amqp.tables import pick
 from proxy.errors import LocalProtocolError, ProtocolError
 from proxy.values import counted
@@ -130,6 +130,11 @@ def method_of(payload: bytes) -> int:
         text = f"unknown method {method & 0xFFFF} of class {method >> 16}"
         raise ProtocolError(540, text).about(method)
     return method
+
+
+def method_in(frame_bytes: bytes) -> int:
+    """Return the number of the method in a whole method frame, which may be unknown; 0 if the frame is too short."""
+    return int(_METHOD.unpack_from(frame_bytes, FRAME_HEAD.size)[0]) if len(frame_bytes) >= LEAST_METHOD_FRAME else 0
 
 
 def arguments(payload: bytes) -> tuple[Argument, ...]:

@@ -23,6 +23,7 @@ from proxy.amqp.frames import (
     HEADER,
     HEARTBEAT,
     KINDS,
+    LEAST_HEADER_FRAME,
     METHOD,
     OVERHEAD,
     U32,
@@ -31,7 +32,7 @@ from proxy.amqp.frames import (
     check_head,
 )
 from proxy.amqp.method_frames import Ack, Nack, Return, channel_close_ok, connection_close_ok, read_method
-from proxy.amqp.methods import method_frame
+from proxy.amqp.methods import method_frame, method_in
 from proxy.amqp.properties import fingerprint
 from proxy.errors import ProtocolError
 from proxy.relay.channel import HEADER_TO_COME, Channel
@@ -45,10 +46,6 @@ _ACK_FRAME_BYTES: Final = 21
 _ACK_HEAD_BYTES: Final = 17
 #: the upper four octets of a delivery tag below 2**32
 _FOUR_ZEROS: Final = bytes(4)
-#: size of the shortest method frame in bytes
-_LEAST_METHOD: Final = 12
-#: size of the shortest content header frame in bytes
-_LEAST_HEADER: Final = 22
 _ENDED: Final = frozenset((Phase.CLOSING, Phase.CLOSED))
 _ANSWERS: Final = frozenset(
     (
@@ -204,7 +201,7 @@ class BrokerFrames:
         frame to the producer.
         """
         end = len(data)
-        if end - header_at < _LEAST_HEADER or data[header_at] != HEADER:
+        if end - header_at < LEAST_HEADER_FRAME or data[header_at] != HEADER:
             return 0
         if ((data[header_at + 1] << 8) | data[header_at + 2]) != number:
             return 0
@@ -212,7 +209,7 @@ class BrokerFrames:
             (data[header_at + 3] << 24) | (data[header_at + 4] << 16) | (data[header_at + 5] << 8) | data[header_at + 6]
         )
         body_at = header_at + size + OVERHEAD
-        if size < _LEAST_HEADER - OVERHEAD or size > largest or body_at > end or data[body_at - 1] != FRAME_END:
+        if size < LEAST_HEADER_FRAME - OVERHEAD or size > largest or body_at > end or data[body_at - 1] != FRAME_END:
             return 0
         body_size: int = (
             (data[header_at + 15] << 24)
@@ -256,7 +253,7 @@ class BrokerFrames:
         if kind == BODY:
             left = unfinished.get(number, 0) - size
         else:
-            left = CONTENT_HEAD.unpack_from(data, at)[5] if size >= _LEAST_HEADER - OVERHEAD else 0
+            left = CONTENT_HEAD.unpack_from(data, at)[5] if size >= LEAST_HEADER_FRAME - OVERHEAD else 0
         if left > 0:
             unfinished[number] = left
         else:
@@ -271,7 +268,7 @@ class BrokerFrames:
             raise ProtocolError(505, f"frame of type {kind} on channel {number}")
         if number == connection.upstream.sidecar_channel.number:
             if kind == METHOD and not connection.upstream.closing:
-                connection.upstream.sidecar_channel.take_method(frame[7:-1])
+                connection.upstream.sidecar_channel.take_method(frame)
             return False
         if number == 0:
             return self._connection_method(frame)
@@ -289,13 +286,13 @@ class BrokerFrames:
         An open-ok, a close, a close-ok or the rest of a content raises a `ProtocolError` instead.
         """
         if kind == METHOD:
-            self._while_closing(Channel(number), U32.unpack_from(frame, 7)[0] if len(frame) >= _LEAST_METHOD else 0)
+            self._while_closing(Channel(number), method_in(frame))
         elif number in self._connection.deliveries.unfinished:
             raise ProtocolError(505, f"content frame on channel {number}, which is closed")
         return False
 
     def _method(self, channel: Channel, frame: bytes) -> bool:
-        index = U32.unpack_from(frame, 7)[0] if len(frame) >= _LEAST_METHOD else 0
+        index = method_in(frame)
         if channel.state in DISCARDING:
             return self._while_closing(channel, index)
         handler = _CHANNEL_HANDLERS.get(index)
@@ -319,7 +316,7 @@ class BrokerFrames:
     def _returned(self, channel: Channel, method: bytes, kind: int, header: bytes) -> None:
         """Handle the content header of a delivery, get-ok or return whose method frame is held."""
         connection = self._connection
-        if kind != HEADER or len(header) < _LEAST_HEADER:
+        if kind != HEADER or len(header) < LEAST_HEADER_FRAME:
             raise ProtocolError(505, f"expected a content header on channel {channel.number}")
         channel.output.returned = None
         is_return = U32.unpack_from(method, 7)[0] == methods.BASIC_RETURN
@@ -360,7 +357,7 @@ class BrokerFrames:
 
     def _connection_method(self, frame: bytes) -> bool:
         """Handle a method on channel 0; return whether it is forwarded to the producer unchanged."""
-        index = U32.unpack_from(frame, 7)[0] if len(frame) >= _LEAST_METHOD else 0
+        index = method_in(frame)
         taken = _CONNECTION_HANDLERS.get(index)
         return taken(self) if taken else self._connection.lifecycle.phase is not Phase.CLOSING
 
@@ -442,7 +439,7 @@ class BrokerFrames:
 
     def _answer(self, channel: Channel, frame: bytes) -> bool:
         """Handle the broker's reply to a declare, delete, bind or unbind from the producer or the sidecar."""
-        index = U32.unpack_from(frame, 7)[0]
+        index = method_in(frame)
         if not channel.replies or channel.replies.next.reply != index:
             return True
         taken = channel.replies.popleft().taken

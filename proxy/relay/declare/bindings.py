@@ -22,7 +22,6 @@ from functools import partial
 from typing import NamedTuple, TypeAlias
 
 from proxy.amqp import methods
-from proxy.amqp.frames import OVERHEAD, U32
 from proxy.amqp.method_frames import ExchangeBind, QueueBind, QueueUnbind, bind, look_for, read_request, unbind
 from proxy.amqp.tables import decode_table
 from proxy.errors import ProtocolError, Scope
@@ -270,7 +269,7 @@ class ClientBindings:
 
     def bind_while_held(self, channel: Channel, frame: bytes) -> bool:
         """Handle a bind while other binds are unanswered; return False if it has to wait for their replies."""
-        index = U32.unpack_from(frame, 7)[0] if len(frame) >= OVERHEAD + U32.size else 0
+        index = methods.method_in(frame)
         if index not in (methods.QUEUE_BIND, methods.EXCHANGE_BIND) or len(channel.held.binds) >= _BINDS_AT_ONCE:
             return False
         try:

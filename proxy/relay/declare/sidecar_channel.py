@@ -15,8 +15,8 @@ from enum import Enum
 from typing import TypeAlias
 
 from proxy.amqp import methods
-from proxy.amqp.frames import U32
 from proxy.amqp.method_frames import Close, channel_close_ok, channel_open, read_method
+from proxy.amqp.methods import method_in
 
 #: called when the methods have been answered: with the text of the broker's first refusal, or with None
 Done: TypeAlias = Callable[[str | None], None]
@@ -60,13 +60,13 @@ class SidecarChannel:
         self._queue.append((frames[-1], done))
         self._go_on()
 
-    def take_method(self, payload: bytes) -> None:
-        """Handle the payload of a method that the broker sent on this channel."""
-        index = U32.unpack_from(payload)[0] if len(payload) >= 4 else 0
+    def take_method(self, frame: bytes) -> None:
+        """Handle a method frame that the broker sent on this channel."""
+        index = method_in(frame)
         if index == methods.CHANNEL_OPEN_OK:
             self._state = _State.IDLE
         elif index == methods.CHANNEL_CLOSE and self.number is not None:
-            code, text, _, _ = read_method(Close, payload)
+            code, text, _, _ = read_method(Close, frame[7:-1])
             self._out.append(channel_close_ok(self.number))
             waiting = self._state is _State.WAITING
             self._state = _State.CLOSED

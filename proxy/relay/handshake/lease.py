@@ -18,8 +18,9 @@ from hashlib import blake2b
 from hmac import compare_digest
 
 from proxy.amqp import methods
-from proxy.amqp.frames import HEARTBEAT, METHOD, U32, FrameBuffer, RawFrame
+from proxy.amqp.frames import HEARTBEAT, METHOD, FrameBuffer, RawFrame
 from proxy.amqp.method_frames import connection_close, reply_text
+from proxy.amqp.methods import method_in
 from proxy.errors import ProtocolError
 from proxy.relay.handshake.greeting import login_of
 from proxy.relay.handshake.machine import WAITING_BYTES
@@ -75,7 +76,7 @@ class LeaseNegotiation:
         answer = b""
         for frame in frames:
             self._producer_frames.append(frame)
-            known = self._known_answer(_method(frame), frame)
+            known = self._known_answer(method_in(frame), frame)
             if known:
                 self._answers_given.append(known)
                 answer = known
@@ -141,7 +142,7 @@ class LeaseNegotiation:
 
     def _answered(self, frame: RawFrame) -> bytes:
         """Record a method from the broker; return its bytes unless the producer has already received this reply."""
-        method = U32.unpack_from(frame.payload)[0] if frame.kind == METHOD and len(frame.payload) >= 4 else 0
+        method = method_in(frame.raw) if frame.kind == METHOD else 0
         if frame.kind == HEARTBEAT:
             return frame.raw
         if method == methods.CONNECTION_START:
@@ -169,8 +170,3 @@ class LeaseNegotiation:
     def _send_producer_frames(self) -> None:
         self.to_upstream += self._producer_frames
         self._producer_frames.clear()
-
-
-def _method(frame: bytes) -> int:
-    """Return the method of a frame; 0 for the protocol header."""
-    return 0 if frame.startswith(b"AMQP") else int(U32.unpack_from(frame, 7)[0])

@@ -16,8 +16,20 @@ from collections.abc import Hashable
 from typing import Final
 
 from proxy.amqp import methods
-from proxy.amqp.frames import BASIC, BODY, CONTENT_HEAD, HEADER, HEARTBEAT, METHOD, OVERHEAD, U32, U64
+from proxy.amqp.frames import (
+    BASIC,
+    BODY,
+    CONTENT_HEAD,
+    HEADER,
+    HEARTBEAT,
+    LEAST_HEADER_FRAME,
+    LEAST_METHOD_FRAME,
+    METHOD,
+    OVERHEAD,
+    U64,
+)
 from proxy.amqp.method_frames import Publish, channel_close_ok, connection_close_ok, read_method
+from proxy.amqp.methods import method_in
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import HEADER_TO_COME, Channel, CollectedPublish, ContentUnderWay, PendingPublish
 from proxy.relay.channel_state import (
@@ -45,10 +57,6 @@ from proxy.values import counted
 
 _KIND_NAMES: Final = {METHOD: "method", HEADER: "content header", BODY: "content body", HEARTBEAT: "heartbeat"}
 _CONNECTION: Final = 10
-#: size of the shortest method frame in bytes
-_LEAST_METHOD: Final = 12
-#: size of the shortest content header frame in bytes
-_LEAST_HEADER: Final = 22
 _EVENTS = {
     methods.CHANNEL_OPEN: ChannelEvent.PRODUCER_OPEN,
     methods.CHANNEL_CLOSE: ChannelEvent.PRODUCER_CLOSE,
@@ -141,7 +149,7 @@ class ProducerFrames:
             return False  # part of a discarded publish, on a channel that is being closed
         if channel.state is OPEN or channel.state is OPENING:
             return self._method(channel, frame)
-        index = U32.unpack_from(frame, 7)[0] if len(frame) >= _LEAST_METHOD else 0
+        index = method_in(frame)
         if index in _EVENTS:
             return self._channel_method(channel, frame)
         self._connection.change(channel, ChannelEvent.PRODUCER_METHOD, index)
@@ -187,7 +195,7 @@ class ProducerFrames:
 
     def _ending(self, number: int, kind: int, frame: bytes) -> bool:
         connection = self._connection
-        index = U32.unpack_from(frame, 7)[0] if kind == METHOD and number == 0 and len(frame) >= _LEAST_METHOD else 0
+        index = method_in(frame) if kind == METHOD and number == 0 else 0
         if index == methods.CONNECTION_CLOSE:  # RabbitMQ answers each close; multi-threaded clients may send several
             if connection.lifecycle.phase in (Phase.CLOSING, Phase.CLOSED):
                 connection.to_producer.append(connection_close_ok())
@@ -250,7 +258,7 @@ class ProducerFrames:
     def _content(self, channel: Channel, content: ContentUnderWay, kind: int, frame: bytes) -> bool:
         """Handle a content frame outside the publish pass; return whether it is sent upstream."""
         if kind == HEADER and content.remaining == HEADER_TO_COME:
-            if len(frame) < _LEAST_HEADER:
+            if len(frame) < LEAST_HEADER_FRAME:
                 raise ProtocolError(501, "content header frame is too short", Scope.CONNECTION, *PUBLISH)
             class_id = CONTENT_HEAD.unpack_from(frame)[3]
             text = f"expected content header for class {BASIC}, got one for class {class_id}"
@@ -435,10 +443,9 @@ _OWN_HANDLERS = {
 
 def _method_of(frame: bytes) -> int:
     """Return the method of a frame: class id << 16 | method id."""
-    if len(frame) < _LEAST_METHOD:
+    if len(frame) < LEAST_METHOD_FRAME:
         raise ProtocolError(501, f"method frame of {counted(len(frame) - OVERHEAD, 'byte')}, expected 4 or more")
-    method: int = U32.unpack_from(frame, 7)[0]
-    return method
+    return method_in(frame)
 
 
 def _check(index: int, payload: bytes) -> None:
