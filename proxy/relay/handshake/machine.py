@@ -28,7 +28,7 @@ from proxy.amqp import methods
 from proxy.amqp.frames import HEARTBEAT, METHOD, PROTOCOL_HEADER, FrameBuffer, RawFrame
 from proxy.amqp.method_frames import Close, connection_close, connection_close_ok, read_method, reply_text
 from proxy.amqp.methods import NAMES, arguments, method_frame, method_of
-from proxy.errors import LocalProtocolError, ProtocolError, UpstreamError
+from proxy.errors import ProtocolError, UpstreamError
 from proxy.relay.handshake.greeting import (
     FRAME_MIN_BYTES,
     Tuning,
@@ -119,6 +119,7 @@ class Handshake:
         user: user name, if PLAIN or AMQPLAIN is used.
         client_name: ``connection_name`` of the client properties.
         capabilities: capabilities announced by the client.
+        tuning: negotiated limits; set by TuneOk.
         ending: why the handshake failed; set as soon as the connection can no longer be opened.
         wrong_header: whether the producer did not begin with an accepted protocol header.
     """
@@ -149,15 +150,8 @@ class Handshake:
         self._upstream = FrameBuffer(waiting_bytes)
         self._frame_min_bytes = FRAME_MIN_BYTES
         self._proposed = self._offered = TuningLimits(0, 0, 0)
-        self._tuning: Tuning | None = None
+        self.tuning: Tuning
         self._last_word = b""
-
-    @property
-    def tuning(self) -> Tuning:
-        """Negotiated limits; not available before TuneOk."""
-        if self._tuning is None:
-            raise LocalProtocolError("no tuning before Connection.TuneOk")
-        return self._tuning
 
     @property
     def close_after_flush_producer(self) -> bool:
@@ -313,7 +307,7 @@ class Handshake:
 
     def _tune_ok(self, frame: RawFrame) -> HandshakeState:
         answer = TuningLimits._make(arguments(frame.payload))
-        self._tuning = tuning = agree(self._proposed, self._offered, answer, self._frame_min_bytes)
+        self.tuning = tuning = agree(self._proposed, self._offered, answer, self._frame_min_bytes)
         values = (tuning.channel_max_upstream, tuning.frame_max_upstream, tuning.heartbeat_upstream)
         self.to_upstream.append(method_frame(0, methods.CONNECTION_TUNE_OK, *values))
         return _State.AWAITING_OPEN
