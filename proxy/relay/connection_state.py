@@ -107,7 +107,6 @@ class LookUp(NamedTuple):
     not exist. An open exchange or its bindings are added to the state before the call.
     """
 
-    channel: Channel
     exchange: bytes
     answer: Callable[[str | None], None]
     #: if given, the exchange is known, and its bindings to this destination are looked up

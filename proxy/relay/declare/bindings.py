@@ -626,7 +626,7 @@ class ClientBindings:
         connection = self._connection
         connection.change(channel, ChannelEvent.DECLARE)
         for name, destination in unknown:
-            yield partial(look_up, connection, channel, name, destination=destination)
+            yield partial(look_up, connection, name, destination=destination)
         if channel.state is not DECLARING:
             return
         try:

@@ -302,7 +302,7 @@ class ClientExchanges:
         if request.exchange:
             # The lookup waits for the client's earlier requests, which may delete an exchange with this name.
             yield partial(inject, self._connection, channel, [])
-            exchange_type = yield partial(look_up, self._connection, channel, request.exchange)
+            exchange_type = yield partial(look_up, self._connection, request.exchange)
         else:  # this declare will be refused
             self._connection.change(channel, ChannelEvent.DECLARE)
         try:
@@ -345,7 +345,7 @@ class ClientExchanges:
         else:
             yield partial(inject, self._connection, channel, [self._carrier_frame(channel, request, owned)])
             # Two clients may have declared the exchange concurrently, and the broker does not compare filters.
-            yield partial(look_up, self._connection, channel, request.exchange)
+            yield partial(look_up, self._connection, request.exchange)
         if channel.state is not DECLARING:
             return
         known = self._state.exchanges.get(owned.name)

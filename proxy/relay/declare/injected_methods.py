@@ -140,16 +140,15 @@ def refuse_in_order(connection: ConnectionState, channel: Channel, error: Protoc
 
 def look_up(
     connection: ConnectionState,
-    channel: Channel,
     exchange: bytes,
     then: Callable[[str | None], None],
     destination: Destination | None = None,
 ) -> None:
-    """Look up an exchange, or some of its bindings, on the broker. The channel must be in a state that holds frames.
+    """Look up an exchange, or some of its bindings, on the broker. The client's channel must hold frames meanwhile.
 
     See `LookUp` for the arguments.
     """
-    connection.pending.requests.append(LookUp(channel, exchange, then, destination))
+    connection.pending.requests.append(LookUp(exchange, then, destination))
 
 
 def _discarded(_: bytes) -> bool:

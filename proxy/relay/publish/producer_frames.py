@@ -398,7 +398,7 @@ class ProducerFrames:
         connection.change(channel, ChannelEvent.WAIT, methods.BASIC_PUBLISH)
         channel.held.keep([method, header])
         channel.held.looked_up = exchange
-        look_up(connection, channel, exchange, lambda _: connection.pending.resume(channel))
+        look_up(connection, exchange, lambda _: connection.pending.resume(channel))
 
     def _wait(self, publish: PendingPublish, header: bytes, plan: Plan, out: Outgoing, *, waited: bool) -> bool:
         """Hold a publish until its destinations are bound; return False if there is nothing to wait for.
