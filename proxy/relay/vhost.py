@@ -96,10 +96,6 @@ class StoredBinding(NamedTuple):
         return self.copies[0].signed
 
     @property
-    def sequences(self) -> tuple[int, ...]:
-        return tuple(copy.sequence for copy in self.copies)
-
-    @property
     def destination(self) -> Destination:
         return self.binding.destination_type, self.binding.destination
 

@@ -94,7 +94,8 @@ class Client:
 
     def signed(self, binding: StoredBinding) -> StoredBinding:
         """The binding as a relay of this virtual host signs it."""
-        return copied(binding, *binding.sequences, client=binding.client, mark=binding.is_mark, vhost=self._vhost)
+        sequences = [copy.sequence for copy in binding.copies]
+        return copied(binding, *sequences, client=binding.client, mark=binding.is_mark, vhost=self._vhost)
 
     async def declare(self, name: str, arguments: Table = (), sequence: int = 1, flags: int = DURABLE) -> None:
         entries = exchange_arguments(sequence, encode_table(arguments))

@@ -162,7 +162,7 @@ def test_the_same_bind_twice_in_a_row_makes_one_binding() -> None:
     assert again[0] == first[0]
     assert made.answer(BIND_OK * len(again)) == BIND_OK
     [stored] = made.state.exchanges[b"xo"].clients.values()
-    assert len(stored.sequences) == 1
+    assert len(stored.copies) == 1
 
 
 def test_the_number_of_unanswered_binds_is_limited() -> None:
