@@ -48,8 +48,6 @@ LIMITS = ("publish_rate", "publish_bytes", "patience", "message_size", "idle", "
 class ExchangeCounters:
     """Publishes to one exchange by outcome, and their body bytes."""
 
-    vhost: str
-    exchange: bytes
     publishes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
     body_bytes: int = 0
 
@@ -163,7 +161,7 @@ class Traffic:
         #: bindings in the rules that have a total
         self._named_bindings = frozenset(named)
         self._destinations = {name: self._destinations.get(name, 0) for name in labels.destinations}
-        self._exchanges = {key: self._exchanges.get(key) or ExchangeCounters(*key) for key in labels.exchanges}
+        self._exchanges = {key: self._exchanges.get(key) or ExchangeCounters() for key in labels.exchanges}
         for vhost, _ in self._exchanges:
             self._other_matches.setdefault(vhost, 0)
 
@@ -189,7 +187,7 @@ class Traffic:
     ) -> None:
         counters = self._exchanges.get((vhost, exchange)) or self._others.get(vhost)
         if counters is None:
-            counters = self._others[vhost] = ExchangeCounters(vhost, OTHER.encode())
+            counters = self._others[vhost] = ExchangeCounters()
         counters.publishes[outcome] += publishes
         counters.body_bytes += body_bytes
         matches = self._matches
@@ -221,10 +219,11 @@ class Traffic:
         The first row for an exchange contains the total bytes of all outcomes. This method and the next two may run in
         any thread, since they read copies and copying a dictionary is atomic.
         """
-        for counters in (*self._exchanges.copy().values(), *self._others.copy().values()):
+        others = {(vhost, OTHER.encode()): counters for vhost, counters in self._others.copy().items()}
+        for (vhost, exchange), counters in (*self._exchanges.copy().items(), *others.items()):
             body_bytes = counters.body_bytes
             for outcome, publishes in counters.publishes.items():
-                yield counters.vhost, counters.exchange, outcome, publishes, body_bytes
+                yield vhost, exchange, outcome, publishes, body_bytes
                 body_bytes = 0
 
     def matches(self) -> Iterator[tuple[str, bytes, str, int]]:
