@@ -57,7 +57,7 @@ class Relay:
         try:
             self._delivering.read_broker(data)
         except ProtocolError as error:
-            self._broker_failed(error)
+            self.upstream_lost(f"the broker sent malformed frames: {error.text.decode(errors='replace')}")
         self._go_on()
 
     def answer(self, request: Request, exchange_type: str | None = None) -> None:
@@ -96,9 +96,6 @@ class Relay:
             connection.fail(ProtocolError(320, text))
         elif connection.lifecycle.phase is Phase.OPEN:
             connection.refuse(publishing[0], ProtocolError(406, text, Scope.CHANNEL))
-
-    def _broker_failed(self, error: ProtocolError) -> None:
-        self.upstream_lost(f"the broker sent malformed frames: {error.text.decode(errors='replace')}")
 
     def upstream_lost(self, reason: str) -> None:
         """Close the producer's connection with 320 and the given reason, unless it is already being closed."""
