@@ -286,7 +286,7 @@ class BrokerFrames:
         An open-ok, a close, a close-ok or the rest of a content raises a `ProtocolError` instead.
         """
         if kind == METHOD:
-            self._while_closing(Channel(number), method_in(frame))
+            self._while_closing(Channel(number, self._connection.backlog), method_in(frame))
         elif number in self._connection.deliveries.unfinished:
             raise ProtocolError(505, f"content frame on channel {number}, which is closed")
         return False

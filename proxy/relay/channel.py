@@ -242,8 +242,7 @@ class Channel:
         "remote_publishers", "replies", "short_header", "state",
     )  # fmt: skip
 
-    def __init__(self, number: int, backlog: Backlog | None = None) -> None:
-        backlog = backlog or Backlog()
+    def __init__(self, number: int, backlog: Backlog) -> None:
         self.number = number
         #: the first five octets of a content header frame of less than 64 KiB: type, channel and the upper half of the
         #: size
