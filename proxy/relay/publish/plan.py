@@ -288,9 +288,8 @@ class Plan:
     """
 
     __slots__ = (
-        "_clock", "_forms", "_limit_bytes", "_limit_entries", "_plans", "_properties", "_queues", "_sizes",
-        "_source", "_unkept", "decisions", "fixed", "hits", "keyed", "mentioned", "name_sizes", "owned",
-        "plain", "reserved", "routing_key", "tap", "whole_table",
+        "_forms", "_interest", "_limit_bytes", "_limit_entries", "_plans", "_source", "_unkept", "decisions", "fixed",
+        "hits", "keyed", "mentioned", "name_sizes", "owned", "plain", "reserved", "routing_key", "tap", "whole_table",
     )  # fmt: skip
 
     def __init__(
@@ -306,10 +305,7 @@ class Plan:
     ) -> None:
         self._plans: Final = plans
         self._source: Final = source
-        self._clock: Final = interest.clock
-        self._queues: Final = interest.queues
-        self._properties: Final = interest.properties
-        self._sizes: Final = interest.body_sizes
+        self._interest: Final = interest
         self.owned: Final = owned
         self.fixed: Final = fixed
         self.routing_key: Final = routing_key
@@ -341,15 +337,16 @@ class Plan:
 
     def other_facts(self, header: bytes) -> object:
         """Return the facts, other than headers and routing key, from a whole content header frame."""
+        interest = self._interest
         parts: list[object] = []
-        if self._properties:
+        if interest.properties:
             parts += sorted(self._read_properties(header).items())
-        if self._sizes:
-            parts.append(bisect_right(self._sizes, U64.unpack_from(header, 11)[0]))
+        if interest.body_sizes:
+            parts.append(bisect_right(interest.body_sizes, U64.unpack_from(header, 11)[0]))
         plans = self._plans
-        if self._clock:
+        if interest.clock:
             parts.append(int(plans.sources.wall()))
-        if self._queues:
+        if interest.queues:
             parts.append(plans.state.queues.version)
         return tuple(parts)
 
@@ -360,7 +357,7 @@ class Plan:
             ProtocolError: the properties are malformed; 502 on the connection.
         """
         flags: int = U16.unpack_from(header, _FLAGS_AT)[0]
-        return decode_properties(header, _FLAGS_AT + 2, len(header) - 1, flags, self._properties)
+        return decode_properties(header, _FLAGS_AT + 2, len(header) - 1, flags, self._interest.properties)
 
     def decide(self, facts: object, routing_key: bytes, entries: bytes, header: bytes) -> tuple[Outgoing, float]:
         """Make the decision for a message whose facts are not cached, and cache it if possible.
@@ -375,11 +372,11 @@ class Plan:
         plans = self._plans
         state = plans.state
         sources = plans.sources
-        properties = self._read_properties(header) if self._properties else {}
+        properties = self._read_properties(header) if self._interest.properties else {}
         size: int = U64.unpack_from(header, 11)[0]
         headers = decode_table(entries, 0, len(entries)) if entries else ()
         message = Facts(routing_key, headers, properties, size)
-        now = sources.wall() if self._clock else 0.0
+        now = sources.wall() if self._interest.clock else 0.0
         begin = sources.timer()
         decision = state.router.decide(
             self.owned.name, message, now, state.queues, sources.draw, regex_budget=state.regex_budget
