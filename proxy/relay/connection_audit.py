@@ -9,9 +9,8 @@ that overtook an ack would include the acked publish. All other frames may overt
 which have to precede the acks of their publishes anyway.
 
 The close of a channel or connection must not overtake its confirms. While lines are being written, the close and all
-later output wait until this write has finished. If the disk rejects lines or does not respond, this could take forever.
-In this case, the close is sent and the waiting confirms are dropped. For the producer, these publishes stay
-unconfirmed, as if the broker's confirms had crossed the close.
+later output wait. If the disk rejects lines or does not respond, the close is sent and the waiting confirms are
+dropped, as if the broker's confirms had crossed the close.
 
 Source: docs/reference/audit.md (record, modes); RabbitMQ guide "Consumer acknowledgements and publisher confirms".
 """

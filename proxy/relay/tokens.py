@@ -53,10 +53,8 @@ _SIGNING, _TOKENS = b"oxproxy binding signature 1", b"oxproxy destination token 
 class TokenForm(Enum):
     """Form of the destination tokens on a carrier.
 
-    In RabbitMQ before 3.13, a direct exchange compares every binding with each routing key of a message. A topic
-    exchange looks up the words of each key one after another, so a single word is cheapest. However, a downstream
-    exchange also receives the tokens as routing keys, and the pattern ``*`` would match a token that is a single word.
-    Tokens therefore have eight words if messages may be routed to another exchange or to an alternate exchange.
+    docs/explanation/performance.md ("Many destinations of one exchange") gives the reasons for the forms. An alternate
+    exchange also requires tokens with eight words.
 
     A carrier changes from one-word to eight-word tokens when an exchange becomes one of the carrier's destinations. It
     never changes back, since another sidecar may rely on eight-word tokens. While the form is `CHANGING`, destinations

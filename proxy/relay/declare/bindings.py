@@ -1,11 +1,9 @@
 """Handles clients' binds and unbinds whose source is an exchange that is evaluated here.
 
 A binding is checked as the open-exchange plugin would check it. It is then created on the carrier, on the client's own
-channel, so that the broker stores it. The first binding to a destination has the destination's token as its routing key
-and routes messages to that destination; further bindings have storage keys. If each destination had an additional
-binding for its token, the number of bindings would double, and RabbitMQ before 3.13 compares every binding of a direct
-exchange with each message that has a BCC header. Each sidecar creates its own first binding, or a pin, since other
-sidecars may remove their rows at any time (`relay.token_table`). Clients can't change bindings from rules files.
+channel, so that the broker stores it. The first binding to a destination also routes messages to it, since a separate
+binding for the token would double the number of bindings. Each sidecar creates its own first binding, or a pin, since
+other sidecars may remove their rows at any time (`relay.token_table`). Clients can't change bindings from rules files.
 
 A client's routes reach only destinations that the client has permission to bind (`ClientReach`). Existing destinations
 are checked before the binding is stored; other destinations are checked when a message chooses them. Tokens bound for

@@ -1,15 +1,9 @@
 """The format in which clients' declarations are stored on the broker, as arguments and keys of exchanges and bindings.
 
-With carrier delivery, an open exchange is a real direct or topic exchange marked ``x-open-exchange``, and each
-client binding is a real binding on it with the client's own arguments. The first binding to a destination has the
-destination's token as its routing key; further bindings have a storage key that no publish uses. An additional
-argument, ``x-oxproxy``, contains the raw bytes of the client's table, the routing key, the user name and a sequence
-number. It is needed because the management API's JSON loses types and order, and because the stored binding has a
-different routing key. A binding also has the argument ``x-oxproxy-signature``, since any user with permission to bind
-can put any user name into ``x-oxproxy``. An exchange needs no signature, since the user that declared it has permission
-to configure it.
+A binding is signed, since any user with permission to bind can put any user name into ``x-oxproxy``. An exchange needs
+no signature, since the user that declared it has permission to configure it.
 
-Source: architecture, "The broker is the store".
+Source: docs/reference/declaring.md (storage on the broker).
 """
 
 from __future__ import annotations

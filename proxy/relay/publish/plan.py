@@ -2,8 +2,7 @@
 
 A `Plan` is used for publishes to one exchange that is evaluated here, or to one address that the address table
 translates. It lists the facts that the rules test, so that the pass collects nothing else, and maps these facts to the
-outgoing form of the message. This map is the only cache of decisions. The number and the size of its entries are
-limited for each plan, and the total size is limited for the process (`DecisionCaches`).
+outgoing form of the message. This map is the only cache of decisions (see `DecisionCaches` for its limits).
 
 `Plans` holds the plans for one virtual host. When the state of the virtual host changes (`VhostState.changed`), all
 plans are dropped with their decisions.
