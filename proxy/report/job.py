@@ -1,7 +1,4 @@
-"""Runs the report: finds segments, reads new segments, creates the tables for changed days, and writes the pages.
-
-`follow` repeats the run.
-"""
+"""Runs the report: finds segments, reads new segments, creates the tables for changed days, and writes the pages."""
 
 from __future__ import annotations
 

@@ -4,10 +4,6 @@ A segment is read only once: its partial contains all the data that the tables a
 and aggregates (see the measurements in tests/bench/README.md), while Spark only delivers the bytes and collects the
 result. A partial is a set of small tables (`PARTIALS`). Sums, minima and maxima can be merged directly. Times and sizes
 are stored as histograms of rounded values, which are merged by adding counts. Publish numbers are stored as ranges.
-
-A publish and the settle record of its return may be in different segments. A partial therefore keeps all settle records
-of returns, the publishes to which the settle records in the same segment refer, and the last publishes in the segment
-(its tail). If a return in a later segment refers to a publish before the tail, the return is counted as unmatched.
 """
 
 from __future__ import annotations

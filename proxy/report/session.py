@@ -1,9 +1,7 @@
 """Starts Spark, and provides the data used by all steps of a run.
 
-By default, Spark uses all cores of this machine, listens only on loopback and has no web page. On a cluster, the master
-is that of spark-submit or ``--master``, and the settings in `LOCAL` do not apply. The JVM only starts the tasks and,
-for remote paths, lists files and moves bytes to and from Python. A small heap, the serial collector and the C1 compiler
-are therefore sufficient for 20 million records.
+The JVM only starts the tasks and, for remote paths, lists files and moves bytes to and from Python. A small heap, the
+serial collector and the C1 compiler are therefore sufficient for 20 million records.
 """
 
 from __future__ import annotations
@@ -131,11 +129,7 @@ class LazySession:
 
     @functools.cached_property
     def spark(self) -> SparkSession:
-        """The Spark SQL session. It takes as long to start as the context, which is started first.
-
-        Raises:
-            ConfigError: Java is not installed, or Spark does not start.
-        """
+        """The Spark SQL session, which takes as long to start as the context."""
         _ = self.context
         return SparkSession.builder.config(map={**self._settings}).getOrCreate()
 

@@ -1,8 +1,7 @@
 """Accesses files on all file systems that Hadoop supports (local, hdfs://, s3a:// and others), and finds log segments.
 
-This module implements the report's file operations that Spark does not perform itself: listing directories, putting
-tables in place, and writing the page. `LocalFiles` performs them without Spark, which takes seconds to start. For
-`HadoopFiles`, a path without a scheme is on Hadoop's default file system.
+`LocalFiles` works without Spark, which takes seconds to start. For `HadoopFiles`, a path without a scheme is on
+Hadoop's default file system.
 
 `find_segments` finds closed segments of the audit log. The log's directories ``date=YYYY-MM-DD`` may be in the input
 directory itself or in subdirectories, such as one for each sidecar. Names that begin with ``_`` or ``.`` are skipped,

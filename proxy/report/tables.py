@@ -1,13 +1,10 @@
 """Creates the tables for one day from the partials of its segments, and puts them in place of the old tables.
 
-Each table is created by one statement on the views ``p_NAME`` (see `proxy.report.store`). Sums and histograms are
-added, percentiles are computed from histograms, gaps between ranges of publish numbers are found, and returns are
-matched to publishes.
+Each table is created by one statement on the views ``p_NAME`` (see `proxy.report.store`).
 
 The new tables for a day are first written next to the old tables; then each old directory is removed, and the new
 directory is moved into place. The inputs of a day's tables are recorded in ``_days/``. The record is deleted before the
-replacement and written again afterwards. If a run is killed during the replacement, the next run creates the tables
-again. Concurrent runs with the same output are not supported.
+replacement and written again afterwards. If a run is killed in between, the next run creates the tables again.
 
 A day with records has a directory in each table, possibly with a file without rows, so that readers always find the
 columns. A day without records has no directory.

@@ -1,7 +1,6 @@
 """Finds all records of one message in the audit log, for ``oxproxy trace``.
 
-The segments are read directly. A segment is skipped if the bloom filter in its partial shows that the segment can't
-contain the message. Spark is started only for file systems that require Spark, and runs no jobs.
+Spark is started only for file systems that require Spark, and runs no jobs.
 """
 
 from __future__ import annotations
