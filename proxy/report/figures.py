@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
 from string import Template
-from typing import Any, NamedTuple
+from typing import Any
 
 import duckdb
 
@@ -44,14 +44,6 @@ _SHOWN = [name for name in TABLES if name != TRACE]
 _SQL = statements("page.sql")
 
 
-class Step(NamedTuple):
-    """The publishes in one column of the time-series chart."""
-
-    begin: datetime
-    outcomes: dict[str, int]
-    bytes: int
-
-
 def added(several: Iterable[dict[str, int]]) -> dict[str, int]:
     return dict(sum(map(Counter, several), Counter[str]()))
 
@@ -64,7 +56,7 @@ class Figures:
     made: datetime  # time of the run
     segments: int = 0  # number of segments read
     step_minutes: int = 1  # length of a column in the time-series chart
-    steps: list[Step] = field(default_factory=list)
+    steps: list[Row] = field(default_factory=list)
     exchanges: list[Row] = field(default_factory=list)
     proxies: list[Row] = field(default_factory=list)
     rules: list[str] = field(default_factory=list)  # versions of the rules used for the decisions
@@ -90,7 +82,7 @@ class Figures:
 
     @property
     def outcomes(self) -> dict[str, int]:
-        return added(step.outcomes for step in self.steps)
+        return added(step["outcomes"] for step in self.steps)
 
     @property
     def range(self) -> str:
@@ -112,7 +104,7 @@ class Figures:
 
     @property
     def bytes(self) -> int:
-        return sum(step.bytes for step in self.steps)
+        return sum(step["bytes"] for step in self.steps)
 
 
 def read_figures(run: Run, tables: Tables, days: Sequence[date]) -> Figures:
@@ -148,7 +140,6 @@ def _read_tables(duck: duckdb.DuckDBPyConnection, tables: Tables, days: Sequence
         duck.execute(f"CREATE OR REPLACE TEMP VIEW t_{name} AS FROM {source}")
     [(span,)] = duck.execute(_SQL["span"]).fetchall()
     step = next((step for step in _STEPS if span / step <= _MOST_STEPS), _STEPS[-1])
-    steps = _rows(duck, Template(_SQL["steps"]).substitute(minutes=step))
     # One row more than the page shows is read, so that the page can indicate that there are more rows.
     found = {
         name: _rows(duck, f"FROM ({_SQL[name]}) ORDER BY {by} DESC, COLUMNS(* EXCLUDE {by}) LIMIT {most + 1}")
@@ -157,7 +148,7 @@ def _read_tables(duck: duckdb.DuckDBPyConnection, tables: Tables, days: Sequence
     return {
         **{name: found[name][:most] for name, (_, most) in _LISTS.items()},
         "step_minutes": step,
-        "steps": [Step(**row) for row in steps],
+        "steps": _rows(duck, Template(_SQL["steps"]).substitute(minutes=step)),
         "rules": [rules for (rules,) in duck.execute(_SQL["rules"]).fetchall()],
         "latency": _rows(duck, _SQL["latency"]),
         "sizes": duck.execute(_SQL["sizes"]).fetchall(),

@@ -127,14 +127,14 @@ def explain_command(lost: Row) -> str:
 def _shown(figures: Figures) -> dict[str, Any]:
     """Return the values that the template requires in addition to the figures."""
     step = timedelta(minutes=figures.step_minutes)
-    span = charts.covering(figures.steps[0].begin, figures.steps[-1].begin + step, step)
+    span = charts.covering(figures.steps[0]["begin"], figures.steps[-1]["begin"] + step, step)
     every = wording.minutes(figures.step_minutes)
     stack = _stack(figures)
     trouble = [series for series in stack if series.colour >= OUTCOMES.index(UNDELIVERED[0])]
-    size = Series("body bytes", {at.begin: at.bytes for at in figures.steps}, 1)
+    size = Series("body bytes", {at["begin"]: at["bytes"] for at in figures.steps}, 1)
 
     def over_time(several: Sequence[Series], unit: str, symbol: str, title: str) -> Chart:
-        most = max(sum(series.values[at.begin] for series in several) for at in figures.steps)
+        most = max(sum(series.values[at["begin"]] for series in several) for at in figures.steps)
         upright = Upright(f"{unit} per {every}", lambda value: wording.short(value, symbol), most)
         return Chart(title, span, upright, several, charts.columns(span, step, several, upright))
 
@@ -154,7 +154,7 @@ def _stack(figures: Figures) -> list[Series]:
     return [
         Series(
             f"{name} {wording.share(seen[name], figures.publishes)}",
-            {at.begin: at.outcomes.get(name, 0) for at in figures.steps},
+            {at["begin"]: at["outcomes"].get(name, 0) for at in figures.steps},
             (*OUTCOMES, name).index(name),  # other outcomes have the last colour
         )
         for name in order

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 
-from proxy.report.figures import Figures, Row, Step
+from proxy.report.figures import Figures, Row
 
 DAY = date(2026, 11, 20)
 #: A long generated name.
@@ -18,6 +18,7 @@ def row(*columns: str) -> Callable[..., Row]:
     return lambda *values: dict(zip(columns, values, strict=True))
 
 
+Step = row("begin", "outcomes", "bytes")
 Named = row("name", "publishes", "bytes")
 Sent = row("vhost", "destination", "kind", "publishes", "first_seen", "last_seen")
 Matched = row("vhost", "exchange", "binding", "matches")

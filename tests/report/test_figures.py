@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from datetime import UTC, date, datetime
 
-from proxy.report.figures import Figures, Step
+from proxy.report.figures import Figures
+from tests.report.sample import Step
 
 NOW = datetime(2026, 11, 20, tzinfo=UTC)
 

@@ -103,12 +103,12 @@ def test_strings_of_the_log_are_escaped() -> None:
 
 def test_publishes_without_destination_have_a_separate_chart() -> None:
     assert "Publishes without destination over time" in render(figures())
-    fine = replace(figures(), steps=[step._replace(outcomes={"routed": 1}) for step in figures().steps])
+    fine = replace(figures(), steps=[step | {"outcomes": {"routed": 1}} for step in figures().steps])
     assert "Publishes without destination over time" not in render(fine)
 
 
 def test_an_unknown_outcome_is_shown() -> None:
-    newer = replace(figures(), steps=[step._replace(outcomes={"postponed": 3}) for step in figures().steps])
+    newer = replace(figures(), steps=[step | {"outcomes": {"postponed": 3}} for step in figures().steps])
     assert "postponed 100.0 %" in outline(render(newer)).text
 
 
@@ -152,7 +152,7 @@ def test_a_page_without_publishes_shows_rejected_lines() -> None:
 
 
 def test_a_day_with_one_publish_has_all_sections() -> None:
-    bare = replace(Figures((DAY,), at(1), 1), steps=[figures().steps[0]._replace(outcomes={"passed": 1}, bytes=0)])
+    bare = replace(Figures((DAY,), at(1), 1), steps=[figures().steps[0] | {"outcomes": {"passed": 1}, "bytes": 0}])
     text = outline(render(bare)).text
     for sentence in ("No publish had a destination.", "No binding matched.", "No samples.", "None found."):
         assert sentence in text
@@ -181,7 +181,7 @@ def test_the_table_of_contents_links_to_every_section() -> None:
 
 
 def test_rejected_and_filtered_publishes_count_as_without_a_destination() -> None:
-    steps = [figures().steps[0]._replace(outcomes={"routed": 6, "unrouted": 1, "filtered": 1, "rejected": 2})]
+    steps = [figures().steps[0] | {"outcomes": {"routed": 6, "unrouted": 1, "filtered": 1, "rejected": 2}}]
     text = outline(render(replace(figures(), steps=steps))).text
     assert re.search(r"40\.0 %\s*without destination\s*1 unrouted, 1 filtered, 2 rejected", text)
     none_unrouted = replace(figures(), steps=steps, unroutable=[])
@@ -193,7 +193,7 @@ def test_singular_and_plural_are_correct() -> None:
     single = replace(
         base,
         segments=1,
-        steps=[base.steps[0]._replace(outcomes={"unrouted": 1}, bytes=1)],
+        steps=[base.steps[0] | {"outcomes": {"unrouted": 1}, "bytes": 1}],
         proxies=base.proxies[:1],
         anomalies=base.anomalies[:1],
         destinations=base.destinations[:1],
