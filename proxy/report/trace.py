@@ -40,69 +40,60 @@ def trace(message_id: str, request: Request) -> Found:
         searched = [at for at in segments if at.day is None or request.wants(at.day)]
         known = Partials(run).known_without(message_id) if request.output else set()
         possible = [at for at in searched if (at.path, at.size, at.modified) not in known]
-        search = _Search(run, message_id)
-        records = search.publishes(possible)
-        records += search.settles(segments, records)
+        publishes = [
+            (segment, record)
+            for segment in possible
+            for record in _records(run, segment, [message_id])
+            if record.get("message_id") == message_id
+        ]
+        records = publishes + _settles(run, message_id, segments, publishes)
     different = {json.dumps(record): record for _, record in records}.values()  # segments may have been copied
     ordered = sorted(different, key=lambda record: str(record.get("ts")))
     return Found(ordered, len(possible), len(searched) - len(possible))
 
 
-@dataclass(frozen=True, slots=True)
-class _Search:
-    run: Run
-    message_id: str
+def _settles(
+    run: Run, message_id: str, segments: Sequence[Entry], publishes: Sequence[tuple[Entry, Record]]
+) -> list[tuple[Entry, Record]]:
+    """Return the settle records found in the segment of each publish and in the sidecar's next segment.
 
-    def publishes(self, segments: Sequence[Entry]) -> list[tuple[Entry, Record]]:
-        """Return the publishes with the message id, each with its segment."""
-        return [
-            (segment, record)
-            for segment in segments
-            for record in self._records(segment, [self.message_id])
-            if record.get("message_id") == self.message_id
-        ]
+    If a channel number is reused, the numbering of its publishes restarts. A settle record therefore belongs to the
+    last preceding publish with its number.
+    """
+    wanted: dict[Entry, set[str]] = {}
+    conns = {str(record.get("conn")) for _, record in publishes}
+    for segment, record in publishes:
+        series = [other for other in segments if _series(other) == _series(segment)]
+        for other in series[series.index(segment) :][:2]:
+            wanted.setdefault(other, set()).add(_key(record))
+    found = []
+    last: dict[str, bool] = {}  # by key: whether the last publish belongs to the message
+    for segment in sorted(wanted, key=segments.index):
+        for record in _records(run, segment, conns):
+            key = _key(record)
+            if key not in wanted[segment]:
+                continue
+            if record.get("kind") == "publish":
+                last[key] = record.get("message_id") == message_id
+            elif record.get("kind") == "settle" and last.get(key):
+                found.append((segment, record))
+    return found
 
-    def settles(
-        self, segments: Sequence[Entry], publishes: Sequence[tuple[Entry, Record]]
-    ) -> list[tuple[Entry, Record]]:
-        """Return the settle records found in the segment of each publish and in the sidecar's next segment.
 
-        If a channel number is reused, the numbering of its publishes restarts. A settle record therefore belongs to the
-        last preceding publish with its number.
-        """
-        wanted: dict[Entry, set[str]] = {}
-        conns = {str(record.get("conn")) for _, record in publishes}
-        for segment, record in publishes:
-            series = [other for other in segments if _series(other) == _series(segment)]
-            for other in series[series.index(segment) :][:2]:
-                wanted.setdefault(other, set()).add(_key(record))
-        found = []
-        last: dict[str, bool] = {}  # by key: whether the last publish belongs to the message
-        for segment in sorted(wanted, key=segments.index):
-            for record in self._records(segment, conns):
-                key = _key(record)
-                if key not in wanted[segment]:
-                    continue
-                if record.get("kind") == "publish":
-                    last[key] = record.get("message_id") == self.message_id
-                elif record.get("kind") == "settle" and last.get(key):
-                    found.append((segment, record))
-        return found
-
-    def _records(self, segment: Entry, values: Iterable[object]) -> Iterator[Record]:
-        """Yield the records of the lines that contain any of the given values, up to the first damage."""
-        written = [form for value in values for form in (json.dumps(value), json.dumps(value, ensure_ascii=False))]
-        local = self.run.storage.fetch(segment.path, self.run.work)
-        # Retention may have removed the segment.
-        with translated(segment.path), suppress(DamagedError, FileNotFoundError), local.open("rb") as file:
-            local.unlink()
-            for text in texts(inflated(file, segment.path.endswith(".gz"))):
-                if any(part in text for part in written):
-                    for line in text.split("\n"):
-                        if any(part in line for part in written):
-                            with suppress(ValueError, RecursionError):  # not a record
-                                if isinstance(record := json.loads(line), dict):
-                                    yield record
+def _records(run: Run, segment: Entry, values: Iterable[object]) -> Iterator[Record]:
+    """Yield the records of the lines that contain any of the given values, up to the first damage."""
+    written = [form for value in values for form in (json.dumps(value), json.dumps(value, ensure_ascii=False))]
+    local = run.storage.fetch(segment.path, run.work)
+    # Retention may have removed the segment.
+    with translated(segment.path), suppress(DamagedError, FileNotFoundError), local.open("rb") as file:
+        local.unlink()
+        for text in texts(inflated(file, segment.path.endswith(".gz"))):
+            if any(part in text for part in written):
+                for line in text.split("\n"):
+                    if any(part in line for part in written):
+                        with suppress(ValueError, RecursionError):  # not a record
+                            if isinstance(record := json.loads(line), dict):
+                                yield record
 
 
 def _key(record: Record) -> str:
