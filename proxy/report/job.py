@@ -101,7 +101,7 @@ def run(session: LazySession, request: Request) -> Summary:
     Raises:
         ConfigError: the input does not exist, or a file operation failed.
     """
-    with opened(session, request, "oxproxy report") as shared:
+    with opened(session, request) as shared:
         shared = replace(shared, output=shared.storage.whole(request.output))
         tables = Tables(shared)
         partials = Partials(shared)

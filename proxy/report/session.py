@@ -28,7 +28,7 @@ from pyspark.sql import SparkSession
 
 from proxy.errors import ConfigError
 from proxy.report.request import Request
-from proxy.report.storage import HadoopFiles, LocalFiles, Storage, StorageError, translated
+from proxy.report.storage import HadoopFiles, LocalFiles, Storage, translated
 
 #: Set by spark-submit for the program that it starts.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
@@ -154,22 +154,19 @@ class LazySession:
 
 
 @contextmanager
-def opened(session: LazySession, request: Request, command: str) -> Iterator[Run]:
+def opened(session: LazySession, request: Request) -> Iterator[Run]:
     """Yield the data used by all steps of one run of a command.
 
     Raises:
         ConfigError: the input does not exist, or a file operation failed.
     """
-    try:
-        storage = session.storage(request.input, request.output)
-        if not storage.is_folder(request.input):
-            raise ConfigError(request.input, 0, "--input", "no such directory")
-        with tempfile.TemporaryDirectory(prefix="oxproxy-report-") as folder, duckdb.connect() as duck:
-            duck.execute(f"SET TimeZone = 'UTC'; SET memory_limit = '700MB'; SET temp_directory = '{folder}/spill'")
-            duck.execute("SET preserve_insertion_order = false")
-            yield Run(request, session, storage, request.output, Path(folder), duck)
-    except StorageError as error:
-        raise ConfigError(command, 0, "", str(error)) from error
+    storage = session.storage(request.input, request.output)
+    if not storage.is_folder(request.input):
+        raise ConfigError(request.input, 0, "--input", "no such directory")
+    with tempfile.TemporaryDirectory(prefix="oxproxy-report-") as folder, duckdb.connect() as duck:
+        duck.execute(f"SET TimeZone = 'UTC'; SET memory_limit = '700MB'; SET temp_directory = '{folder}/spill'")
+        duck.execute("SET preserve_insertion_order = false")
+        yield Run(request, session, storage, request.output, Path(folder), duck)
 
 
 def chosen(request: Request) -> dict[str, str]:

@@ -26,6 +26,7 @@ from typing import Any
 from py4j.protocol import Py4JJavaError
 from pyspark import SparkContext
 
+from proxy.errors import ConfigError
 from proxy.report.request import parsed_day
 
 #: File name suffixes of segments.
@@ -60,10 +61,6 @@ class Entry:
     @property
     def day(self) -> date | None:
         return folder_day(self.path)
-
-
-class StorageError(OSError):
-    """An error reported by a file system, with its message."""
 
 
 class LocalFiles:
@@ -121,11 +118,11 @@ def local_path(path: str) -> Path:
 
 @contextmanager
 def translated(path: str) -> Iterator[Path]:
-    """Yield the absolute path on this machine. Errors become a readable `StorageError`."""
+    """Yield the absolute path on this machine. An `OSError` becomes a `ConfigError`."""
     try:
         yield local_path(path)
     except OSError as error:
-        raise StorageError(f"{path}: {error.strerror or error}") from error
+        raise ConfigError(path, 0, "", error.strerror or str(error)) from error
 
 
 class HadoopFiles:
@@ -156,7 +153,7 @@ class HadoopFiles:
     def make(self, path: str) -> None:
         with self._at(path) as (files, target):
             if not files.mkdirs(target):
-                raise StorageError(f"{path}: the directory cannot be created")
+                raise ConfigError(path, 0, "", "the directory cannot be created")
 
     def remove(self, path: str) -> None:
         """Remove a file, or a directory with its contents, if it exists."""
@@ -168,7 +165,7 @@ class HadoopFiles:
         with self._at(target) as (files, new):
             # Hadoop would move a directory into an existing directory.
             if files.exists(new) or not files.rename(self._path(source), new):
-                raise StorageError(f"{target}: {source} can't be moved there")
+                raise ConfigError(target, 0, "", f"{source} can't be moved there")
 
     def put(self, local: Path, target: str) -> None:
         """Move a file or directory on this machine to a path, where it becomes visible when it is complete.
@@ -182,7 +179,7 @@ class HadoopFiles:
             files.copyFromLocalFile(True, True, self._path(f"file:{local}"), hidden)
             files.delete(new, False)
             if not files.rename(hidden, new):
-                raise StorageError(f"{target}: can't be written")
+                raise ConfigError(target, 0, "", "can't be written")
 
     def fetch(self, path: str, folder: Path) -> Path:
         """Provide a file under a new path in a directory on this machine; return the new path.
@@ -197,17 +194,16 @@ class HadoopFiles:
 
     @contextmanager
     def _at(self, path: str) -> Iterator[tuple[Any, Any]]:  # JVM objects
-        """Yield the file system of a path, and the path as a Java object. Errors become a readable `StorageError`."""
+        """Yield the file system of a path, and the path as a Java object. A Java error becomes a `ConfigError`."""
         try:
             target = self._path(path)
             yield target.getFileSystem(self._hadoop), target
         except Py4JJavaError as error:
             text = str(error.java_exception.getMessage() or error.java_exception)
+            reason = text.splitlines()[0].removeprefix(f"{path}: ")
             if "No FileSystem for scheme" in text or "ClassNotFoundException" in text:
-                scheme = path.partition(":")[0]
-                raise StorageError(f"{path}: Spark has no file system for {scheme}://; {_JAR}") from error
-            line = text.splitlines()[0]
-            raise StorageError(line if text.startswith(path) else f"{path}: {line}") from error
+                reason = f"Spark has no file system for {path.partition(':')[0]}://; {_JAR}"
+            raise ConfigError(path, 0, "", reason) from error
 
     def _path(self, path: str) -> Any:
         return self._jvm.org.apache.hadoop.fs.Path(path)

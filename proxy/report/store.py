@@ -22,9 +22,10 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
+from proxy.errors import ConfigError
 from proxy.report import partials
 from proxy.report.session import Run
-from proxy.report.storage import Entry, LocalFiles, StorageError, literal
+from proxy.report.storage import Entry, LocalFiles, literal
 
 #: Approximate limit, in stored bytes, of the segments read by one Spark job. A killed run loses at most the results of
 #: one job.
@@ -71,7 +72,7 @@ class Partials:
         """Read the segments that are new or have changed, and return their number.
 
         Raises:
-            StorageError: a segment can't be read, or partials can't be written.
+            ConfigError: a segment can't be read, or partials can't be written.
         """
         self._load()
         paths = [segment.path for segment in segments]
@@ -83,7 +84,7 @@ class Partials:
                 for job in _parts(new, 1 + _cost(new) // _JOB_BYTES):
                     self._read_job(job)
             except _SPARK_ERRORS as error:
-                raise StorageError(_sentence(error)) from error
+                raise ConfigError("oxproxy report", 0, "", _sentence(error)) from error
             self._load()
         if self._run.request.forget:
             self._forget()

@@ -35,7 +35,7 @@ def trace(message_id: str, request: Request) -> Found:
     Raises:
         ConfigError: the directory does not exist or can't be read.
     """
-    with LazySession(request) as session, opened(session, request, "oxproxy trace") as run:
+    with LazySession(request) as session, opened(session, request) as run:
         segments = find_segments(run.storage, request.input, request.lists)
         searched = [at for at in segments if at.day is None or request.wants(at.day)]
         known = Partials(run).known_without(message_id) if request.output else set()

@@ -117,4 +117,4 @@ def test_a_missing_directory_is_an_error(name: str, tmp_path: Path) -> None:
 
 def test_an_unreadable_directory_is_named(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, _, errors = traced(capsys, log, "m11", "--output", str(log / ("x" * 300)))
-    assert (status, errors) == (2, f"oxproxy trace: {log / ('x' * 300)}/_partials/1: File name too long\n")
+    assert (status, errors) == (2, f"{log / ('x' * 300)}/_partials/1: File name too long\n")
