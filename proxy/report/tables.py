@@ -87,20 +87,18 @@ class Tables:
     def fingerprint(self, day: date | None) -> str:
         """Return a fingerprint of the inputs of a day's tables."""
         rows = self._run.duck.execute(f"SELECT content FROM live WHERE {inputs(day)} ORDER BY content").fetchall()
-        contents = _digest("".join(content for (content,) in rows))
-        if day is None:
-            return contents
-        request = self._run.request
-        begin = datetime(day.year, day.month, day.day, tzinfo=UTC)
-        parts = [
-            _EDITION,
-            contents,
-            min(24, max(0, int((request.now - begin).total_seconds()) // 3600)),
-            [str(other) for other in self._history(day)],
-            None if request.bindings is None else sorted(map(repr, request.bindings)),
-            request.trace,
-        ]
-        return _digest(json.dumps(parts))
+        parts: list[object] = [content for (content,) in rows]
+        if day is not None:
+            request = self._run.request
+            begin = datetime(day.year, day.month, day.day, tzinfo=UTC)
+            parts += [
+                _EDITION,
+                min(24, max(0, int((request.now - begin).total_seconds()) // 3600)),
+                [str(other) for other in self._history(day)],
+                None if request.bindings is None else sorted(map(repr, request.bindings)),
+                request.trace,
+            ]
+        return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 
     def make(self, day: date | None, fingerprint: str) -> None:
         data = {} if day is None else self._create(day)
@@ -168,7 +166,3 @@ class Tables:
 
 def _folder(day: date | None) -> str:
     return f"date={day or 'unknown'}"
-
-
-def _digest(text: str) -> str:
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
