@@ -70,8 +70,8 @@ def run(options: argparse.Namespace) -> int:
         def print_summary(summary: Summary) -> None:
             print_line(json_line(dataclasses.asdict(summary)) if options.json else str(summary))
 
-        if options.stream:
-            follow(lambda: _for_now(request, options), print_summary, options.once)
+        if options.stream and not options.once:
+            follow(lambda: _for_now(request, options), print_summary)
         else:
             print_summary(report(request))
     return DONE

@@ -75,8 +75,8 @@ def report(request: Request) -> Summary:
         return run(session, request)
 
 
-def follow(request: Callable[[], Request], say: Callable[[Summary], None], once: bool = False) -> None:
-    """Repeat the report with one Spark session until SIGTERM or SIGINT, or run it only once.
+def follow(request: Callable[[], Request], say: Callable[[Summary], None]) -> None:
+    """Repeat the report with one Spark session until SIGTERM or SIGINT.
 
     Args:
         request: returns the request for a run that begins now.
@@ -88,10 +88,8 @@ def follow(request: Callable[[], Request], say: Callable[[Summary], None], once:
         while not stopped.is_set():
             began = time.monotonic()
             summary = run(session, request())
-            if once or summary.read or summary.made:
+            if summary.read or summary.made:
                 say(summary)
-            if once:
-                return
             stopped.wait(max(LOOK_SECONDS, PAUSE_FACTOR * (time.monotonic() - began)))
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from proxy.cli.main import main
 from proxy.report import job, store
-from proxy.report.job import Summary, follow, run
+from proxy.report.job import Summary, follow, report, run
 from proxy.report.request import Request
 from proxy.report.session import LazySession
 from proxy.report.storage import LocalFiles
@@ -412,8 +412,13 @@ def test_stream_reports_new_segments(place: Place, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(job, "LazySession", lambda _: nullcontext(place.session))
     segment(place.input, [publish()])
     summaries: list[Summary] = []
-    for _ in range(2):
-        follow(lambda: Request(str(place.input), str(place.output)), summaries.append, once=True)
+
+    def say(summary: Summary) -> None:
+        summaries.append(summary)
+        signal.raise_signal(signal.SIGTERM)
+
+    follow(lambda: Request(str(place.input), str(place.output)), say)
+    summaries.append(report(Request(str(place.input), str(place.output))))
     assert ["read 1 new segment" in str(summary) for summary in summaries] == [True, False]
     assert [summary.read for summary in summaries] == [1, 0]
     assert (summaries[0].publishes, summaries[0].page) == (1, f"file:{place.output}/report.html")
