@@ -112,9 +112,7 @@ class LazySession:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if "spark" in self.__dict__:
-            self.spark.stop()
-        elif "context" in self.__dict__:
+        if "context" in self.__dict__:
             self.context.stop()
 
     @functools.cached_property
