@@ -31,10 +31,9 @@ from proxy.report.request import parsed_day
 
 #: File name suffixes of segments.
 _SUFFIXES = (".jsonl", ".jsonl.gz")
-#: Maximum depth at which date directories are searched, which is enough for input/cluster/sidecar/date=...
+#: Maximum depth at which date directories, and files within them, are searched. It is enough for
+#: input/cluster/sidecar/date=...
 _DEPTH = 3
-#: Depth up to which files are searched within a date directory, which contains a directory for each hour.
-_DEPTH_OF_DAY = 2
 #: Characters that have a special meaning in the path patterns of Spark and Hadoop.
 _PATTERN = re.compile(r"([\\*?\[\]{},])")
 #: Names with such characters are not UTF-8. DuckDB can't store them, and no segment has one.
@@ -232,7 +231,7 @@ def find_segments(
                 found.append(entry)
         elif entry.name.startswith("date=") and day is not None:
             if wanted(day):
-                found += find_segments(files, entry.path, depth=_DEPTH_OF_DAY)
+                found += find_segments(files, entry.path)
         elif depth:
             found += find_segments(files, entry.path, wanted, depth - 1)
     return sorted(found, key=lambda segment: (segment.day or date.min, segment.path))
