@@ -12,13 +12,11 @@ import functools
 import gzip
 import hashlib
 import io
-import itertools
-import operator
 import re
 import tempfile
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
@@ -27,7 +25,7 @@ from typing import NamedTuple
 
 import duckdb
 
-from proxy.report.storage import Entry, LocalFiles, local_path
+from proxy.report.storage import Entry, Storage
 
 #: Directory of partials in an output directory. The number identifies the format of the partials.
 FOLDER = "_partials/1"
@@ -41,12 +39,11 @@ _BLOOM_BITS = 10
 
 #: Number of bytes of text aggregated in one step, and number of bytes decompressed in one step.
 _GROUP, _CHUNK = 96 << 20, 4 << 20
-#: If a segment is read as a whole, longer lines are split into parts of at most this length plus a chunk. DuckDB must
+#: Longer lines are split into parts of at most this length plus a chunk. DuckDB must
 #: accept three times this length, since each invalid byte is replaced by U+FFFD, which has three bytes.
 _LONGEST_LINE, _LONGEST_OBJECT = 8 << 20, 3 * (8 << 20) + 3 * _CHUNK + 2
 #: Lines that contain only these characters are blank, as in DuckDB.
 _BLANK = b" \t\r\n\v\f"
-_LINES_AT_ONCE = 4096
 
 
 def statements(name: str, **values: object) -> dict[str, str]:
@@ -71,11 +68,6 @@ class Piece(NamedTuple):
     batch: str
     name: str
     data: bytes
-
-
-_digest = functools.partial(hashlib.blake2b, digest_size=16)
-#: A segment, its pieces of text, and a function that, after the last piece, returns the digest of its content.
-Stream = tuple[Entry, Iterator[bytes], Callable[[], str]]
 
 
 class DamagedError(Exception):
@@ -135,13 +127,14 @@ class Reader:
     def _parse(self, sid: int) -> str:
         return Template(_SQL["parse"]).substitute(file=self._file, sid=sid)
 
-    def add(self, segment: Entry, pieces: Iterable[bytes], digest: Callable[[], str]) -> None:
-        """Read a segment. Once all pieces of text have been consumed, ``digest`` returns the hash of the content."""
+    def add(self, segment: Entry, content: io.BufferedIOBase) -> None:
+        digest = hashlib.file_digest(content, functools.partial(hashlib.blake2b, digest_size=16)).hexdigest()
+        content.seek(0)
         damaged = False
         sid = uuid.uuid4().int >> 66
         with self._file.open("wb") as file:
             try:
-                for text in texts(pieces):
+                for text in texts(inflated(content, segment.path.endswith(".gz"))):
                     file.write(text.encode() + b"\n")
             except DamagedError:
                 damaged = True
@@ -149,7 +142,7 @@ class Reader:
             self.segments += 1
         self._duck.execute(f"INSERT INTO lines {self._parse(sid)}")
         self._set_aside(sid)
-        values = [sid, segment.path, segment.name, digest(), segment.size, segment.modified, segment.day, damaged]
+        values = [sid, segment.path, segment.name, digest, segment.size, segment.modified, segment.day, damaged]
         self._duck.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", [*values, self._traced])
 
     def _set_aside(self, sid: int) -> None:
@@ -189,23 +182,25 @@ class Reader:
 
 def read(segments: Iterable[tuple[str, int, bytes]], traced: bool) -> Iterator[Piece]:
     """Read a task's segments, given as (path, modification time, content), and yield their partials."""
-    entries = ((Entry(path, False, len(content), modified), content) for path, modified, content in segments)
-    yield from _read((_stream(entry, io.BytesIO(content)) for entry, content in entries), traced)
+    entries = (
+        (Entry(path, False, len(content), modified), io.BytesIO(content)) for path, modified, content in segments
+    )
+    yield from _read(entries, traced)
 
 
-def read_local(segments: Iterable[Entry], folder: str, traced: bool) -> None:
-    """Read a task's segments on this machine, and write their partials to a new file in a directory."""
+def read_files(files: Iterable[tuple[Entry, Path]], storage: Storage, folder: str, traced: bool) -> None:
+    """Read segments from files on this machine, and write their partials to a new file in a directory."""
 
-    def streams() -> Iterator[Stream]:
-        for segment in segments:
+    def opened() -> Iterator[tuple[Entry, io.BufferedIOBase]]:
+        for segment, path in files:
             with suppress(FileNotFoundError):  # retention may remove a segment between listing and reading
-                with open(local_path(segment.path), "rb") as file:
-                    yield _stream(segment, file)
+                with path.open("rb") as file:
+                    yield segment, file
 
     name = f"part-{uuid.uuid4().hex}.parquet"
     with tempfile.TemporaryDirectory(prefix="oxproxy-") as work:
-        save(_read(streams(), traced), Path(work, name))
-        LocalFiles().put(Path(work, name), f"{folder}/{name}")
+        save(_read(opened(), traced), Path(work, name))
+        storage.put(Path(work, name), f"{folder}/{name}")
 
 
 def save(pieces: Iterable[Piece], file: Path) -> None:
@@ -217,37 +212,7 @@ def save(pieces: Iterable[Piece], file: Path) -> None:
         duck.execute(f"COPY pieces TO '{file}' (FORMAT parquet, COMPRESSION uncompressed)")
 
 
-def read_lines(
-    lines: Iterable[tuple[int, bytes]], segments: Sequence[Entry], traced: bool, damaged: bool
-) -> Iterator[Piece]:
-    """Read segments of any size from rows of (number of the segment, line), and yield their partials.
-
-    Args:
-        damaged: whether the only segment is damaged. The rows are its lines before the damage; there may be none.
-    """
-
-    def ended(rows: Iterable[tuple[int, bytes]], digest: hashlib.blake2b) -> Iterator[bytes]:
-        while piece := b"".join(bytes(line) + b"\n" for _, line in itertools.islice(rows, _LINES_AT_ONCE)):
-            digest.update(piece)
-            yield piece
-        if damaged:
-            raise DamagedError
-
-    def streams() -> Iterator[Stream]:
-        for number, rows in [(0, iter(lines))] if damaged else itertools.groupby(lines, key=operator.itemgetter(0)):
-            digest = _digest()
-            yield segments[number], ended(rows, digest), digest.hexdigest
-
-    yield from _read(streams(), traced)
-
-
-def _stream(segment: Entry, file: io.BufferedIOBase) -> Stream:
-    digest = hashlib.file_digest(file, _digest)
-    file.seek(0)
-    return segment, inflated(file, segment.path.endswith(".gz")), digest.hexdigest
-
-
-def _read(segments: Iterable[Stream], traced: bool) -> Iterator[Piece]:
+def _read(segments: Iterable[tuple[Entry, io.BufferedIOBase]], traced: bool) -> Iterator[Piece]:
     with tempfile.TemporaryDirectory(prefix="oxproxy-") as folder:
         reader = Reader(traced, Path(folder))
         for segment in segments:

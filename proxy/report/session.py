@@ -41,6 +41,8 @@ FIXED = {
     "spark.sql.parquet.compression.codec": "uncompressed",
     # The driver already has the names of the segments, so no job is needed to list them.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000",
+    # A task always reads whole files, and opens a file in the time in which it could read this number of bytes.
+    "spark.sql.files.openCostInBytes": "65536",
     # Without reuse, the worker processes end, so DuckDB's memory is released before the tables are created.
     "spark.python.worker.reuse": "false",
     # Retention may remove a segment between listing and reading.

@@ -17,15 +17,13 @@ from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
-from pyspark import RDD
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from proxy.errors import ConfigError
 from proxy.report import partials
 from proxy.report.session import Run
-from proxy.report.storage import Entry, LocalFiles, literal
+from proxy.report.storage import Entry, LocalFiles, literal, local_path
 
 #: Approximate limit, in stored bytes, of the segments read by one Spark job. A killed run loses at most the results of
 #: one job.
@@ -35,8 +33,8 @@ _LEAST_BYTES = 2 << 20
 #: Each core runs one task, or up to three tasks if each of them reads at least this number of stored bytes. With
 #: several tasks per core, all cores finish at about the same time.
 _TASK_BYTES, _TASKS_PER_CORE = 24 << 20, 3
-#: Stored segments up to this size are held in memory, one per core; larger segments are read line by line. A sidecar's
-#: segment contains at most 128 MiB of text, which compression reduces to about a tenth.
+#: Remote segments up to this stored size are held in memory, one per core; larger segments are copied to the driver. A
+#: sidecar's segment contains at most 128 MiB of text, which compression reduces to about a tenth.
 _WHOLE_BYTES = 24 << 20
 #: Maximum size of a small file in bytes, and maximum number of small files. If there are more, they are merged into one
 #: file. Following the log creates a new file every minute.
@@ -99,8 +97,9 @@ class Partials:
             return
         if small := [segment for segment in job if segment.size <= _WHOLE_BYTES]:
             self._read_whole(small)
-        if large := [segment for segment in job if segment.size > _WHOLE_BYTES]:
-            self._read_lines(large)
+        for segment in job:
+            if segment.size > _WHOLE_BYTES:
+                self._read_copy(segment)
 
     def known_without(self, message_id: str) -> set[tuple[str, int, int]]:
         """Return the segments whose bloom filters rule out that they contain the given message.
@@ -153,53 +152,27 @@ class Partials:
 
     def _read_local(self, job: Sequence[Entry]) -> None:
         """Read segments on this machine. The tasks open the files, since a Spark query would take seconds to plan."""
-        parts = _parts(job, self._task_count(job))
-        reader = functools.partial(partials.read_local, folder=self._folder, traced=self._run.request.trace)
+        cores, cost = self._run.session.context.defaultParallelism, _cost(job)
+        count = min(1 + cost // _LEAST_BYTES, cores * min(_TASKS_PER_CORE, 1 + cost // cores // _TASK_BYTES))
+        parts = [[(segment, local_path(segment.path)) for segment in part] for part in _parts(job, count)]
+        reader = functools.partial(
+            partials.read_files, storage=self._run.storage, folder=self._folder, traced=self._run.request.trace
+        )
         self._run.session.context.parallelize(parts, len(parts)).foreach(reader)
 
     def _read_whole(self, job: Sequence[Entry]) -> None:
-        self._set_task_size(job)
-        files = self._run.session.spark.read.format("binaryFile").load([literal(at.path) for at in job])
+        spark = self._run.session.spark
+        files = spark.read.format("binaryFile").load([literal(at.path) for at in job])
         rows = files.select("path", F.unix_millis("modificationTime"), "content").rdd
-        self._store(rows.mapPartitions(functools.partial(partials.read, traced=self._run.request.trace)))
-
-    def _read_lines(self, job: Sequence[Entry], damaged: bool = False) -> None:
-        self._set_task_size(job)
-        spark, traced = self._run.session.spark, self._run.request.trace
-        spark.conf.set("spark.sql.files.ignoreCorruptFiles", str(damaged).lower())
-        reader = functools.partial(partials.read_lines, segments=job, traced=traced, damaged=damaged)
-        try:
-            texts = [spark.read.option("lineSep", "\n").text(literal(at.path)) for at in job]
-            several = [text.select(F.lit(n), F.col("value").cast("binary")) for n, text in enumerate(texts)]
-            self._store(functools.reduce(DataFrame.unionAll, several).rdd.mapPartitions(reader))
-        except _SPARK_ERRORS:
-            if damaged:
-                raise
-            # Spark does not report which file is damaged, and returns the lines before the damage only if it is
-            # configured to ignore damaged files.
-            for segment in job:
-                self._read_lines([segment], damaged=len(job) == 1)
-
-    def _set_task_size(self, job: Sequence[Entry]) -> None:
-        conf = self._run.session.spark.conf
-        largest = max(_cost([segment]) for segment in job)
-        # A task always reads whole files, whose sizes rarely add up to exactly the size of a task.
-        size = max(largest, _cost(job) // self._task_count(job) + largest // 2)
-        conf.set("spark.sql.files.maxPartitionBytes", str(size))
-        conf.set("spark.sql.files.openCostInBytes", str(_OPEN_BYTES))
-        # By default, Spark divides the text of a file among all cores, which would result in several partials for one
-        # segment.
-        conf.set("spark.sql.files.minPartitionNum", "1")
-
-    def _task_count(self, job: Sequence[Entry]) -> int:
-        cores = self._run.session.context.defaultParallelism
-        cost = _cost(job)
-        return min(1 + cost // _LEAST_BYTES, cores * min(_TASKS_PER_CORE, 1 + cost // cores // _TASK_BYTES))
-
-    def _store(self, pieces: RDD[partials.Piece]) -> None:
-        columns = "batch STRING, name STRING, data BINARY"
-        frame = self._run.session.spark.createDataFrame(pieces, columns, verifySchema=False)
+        pieces = rows.mapPartitions(functools.partial(partials.read, traced=self._run.request.trace))
+        frame = spark.createDataFrame(pieces, "batch STRING, name STRING, data BINARY", verifySchema=False)
         frame.write.mode("append").parquet(self._folder)
+
+    def _read_copy(self, segment: Entry) -> None:
+        """Read a copy of a segment on this machine, since the segment may be too large for the memory of a task."""
+        copy = self._run.storage.fetch(segment.path, self._run.work)
+        partials.read_files([(segment, copy)], self._run.storage, self._folder, self._run.request.trace)
+        copy.unlink(missing_ok=True)
 
     def open(self, day: date | None) -> None:
         """Create the views ``p_NAME``: partials of a day's segments (`inputs`) that have not been superseded."""

@@ -239,7 +239,7 @@ def test_a_log_without_valid_lines_creates_a_page(place: Place) -> None:
     assert "Nothing was published" in (place.output / "report.html").read_text()
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["segments read at once", "segments read line by line"])
+@pytest.mark.parametrize("whole", [True, False], ids=["segments read by tasks", "segments copied to the driver"])
 def test_records_before_the_damage_of_a_segment_count(
     place: Place, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
@@ -257,11 +257,10 @@ def test_records_before_the_damage_of_a_segment_count(
     assert "read 0 new segments" in place.run()
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["segments read at once", "segments read line by line"])
-def test_a_large_uncompressed_segment_is_read_by_one_task(
+@pytest.mark.parametrize("whole", [True, False], ids=["segments read by tasks", "segments copied to the driver"])
+def test_segments_without_compression_are_read_through_hadoop(
     place: Place, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
-    """By default, Spark divides text files among tasks, and a part of a segment would count as the whole segment."""
     if not whole:
         monkeypatch.setattr(store, "_WHOLE_BYTES", 0)
     monkeypatch.setenv("HADOOP_CONF_DIR", str(place.input))  # so that Hadoop accesses the files

@@ -122,9 +122,9 @@ def write_segments(rnd: random.Random, folder: Path, made: list[tuple[datetime, 
     ("way", "times"),
     [
         ("opened by tasks", TIMES),
-        # Each segment is a task or a part of the plan here, so there are fewer hours. They include a midnight.
+        # There are fewer hours, since Hadoop takes longer for each file. They include a midnight.
         ("whole from Hadoop", TIMES[:4]),
-        ("line by line from Hadoop", TIMES[2:4]),
+        ("copied from Hadoop", TIMES[2:4]),
     ],
 )
 def test_random_records_equal_the_independent_numbers(
@@ -132,7 +132,7 @@ def test_random_records_equal_the_independent_numbers(
 ) -> None:
     if way != "opened by tasks":
         monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
-    if way.startswith("line"):
+    if way.startswith("copied"):
         monkeypatch.setattr(store, "_WHOLE_BYTES", 0)
     rnd = random.Random(way)
     made = random_records(rnd, 1500, times)

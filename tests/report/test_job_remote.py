@@ -12,14 +12,16 @@ from proxy.report import store
 from proxy.report.job import run
 from proxy.report.request import Request
 from proxy.report.session import LazySession
+from proxy.report.storage import HadoopFiles
 from tests.report.generator import Day
 from tests.report.independent import Computed
+from tests.report.lines import publish, segment
 from tests.report.webhdfs import WebHdfs
 
 NOW = datetime(2026, 11, 22, 5, tzinfo=UTC)
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["segments read at once", "segments read line by line"])
+@pytest.mark.parametrize("whole", [True, False], ids=["segments read by tasks", "segments copied to the driver"])
 def test_log_and_output_can_be_on_hdfs(
     session: LazySession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
@@ -39,6 +41,29 @@ def test_log_and_output_can_be_on_hdfs(
         assert run(session, request).read == 0
         assert not hdfs.read_bytes.keys() & segments
         assert (tmp_path / "out/pages/index.html").exists()
+
+
+def test_large_segments_on_hdfs_are_copied_to_this_machine_one_at_a_time(
+    session: LazySession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_WHOLE_BYTES", 0)
+    copies: list[Path] = []
+    fetch = HadoopFiles.fetch
+
+    def fetched(files: HadoopFiles, path: str, folder: Path) -> Path:
+        if "/audit-" not in path:
+            return fetch(files, path, folder)
+        assert not any(copy.exists() for copy in copies)
+        if not copies:
+            removed.unlink()  # by retention
+        copies.append(fetch(files, path, folder))
+        return copies[-1]
+
+    monkeypatch.setattr(HadoopFiles, "fetch", fetched)
+    removed, *_ = [segment(tmp_path / "log", [publish(seq=number)], name=f"p-1-{number}") for number in (1, 2, 3)]
+    with WebHdfs(tmp_path) as hdfs:
+        assert run(session, Request(f"{hdfs.url}/log", f"{hdfs.url}/out", now=NOW)).publishes == 2
+    assert len(copies) == 3
 
 
 def test_a_file_on_hdfs_gets_its_name_when_it_is_complete(session: LazySession, tmp_path: Path) -> None:

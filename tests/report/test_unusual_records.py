@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from proxy.cli.main import main
 from proxy.report import partials, store
 from proxy.report.job import Summary, report
 from proxy.report.request import Request
+from proxy.report.storage import Entry, local_path
 from tests.report.lines import publish, segment, settle
 from tests.report.test_partials import partial
 
@@ -26,11 +28,12 @@ def at(second: int) -> str:
 @pytest.fixture
 def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run the tasks in this process."""
-    monkeypatch.setattr(
-        store.Partials,
-        "_read_local",
-        lambda self, job: partials.read_local(job, self._folder, self._run.request.trace),
-    )
+
+    def read_local(self: store.Partials, job: Sequence[Entry]) -> None:
+        files = [(segment, local_path(segment.path)) for segment in job]
+        partials.read_files(files, self._run.storage, self._folder, self._run.request.trace)
+
+    monkeypatch.setattr(store.Partials, "_read_local", read_local)
 
 
 def made(folder: Path, day: date | None = None) -> Summary:
