@@ -74,28 +74,22 @@ class DamagedError(Exception):
     """Compressed data that can't be read to the end. It is raised after all readable text has been yielded."""
 
 
-def inflated(file: io.BufferedIOBase, packed: bool) -> Iterator[bytes]:
-    """Decompress a file if it is compressed, and yield its text in chunks of bounded size."""
-    stream = gzip.GzipFile(fileobj=file) if packed else file
+def texts(segment: Entry, file: io.BufferedIOBase) -> Iterator[str]:
+    """Yield the text of a segment in chunks of bounded size. The file is decompressed if necessary.
+
+    Each chunk ends at a line break, except within very long lines and at the end of the text. A line that is incomplete
+    because of damage is not yielded.
+    """
+    stream = gzip.GzipFile(fileobj=file) if segment.path.endswith(".gz") else file
+    rest = b""
     try:
         while piece := stream.read1(_CHUNK):  # read() would lose the text before the damage
-            yield piece
+            rest += piece
+            if end := rest.rfind(b"\n") + 1 or (len(rest) if len(rest) > _LONGEST_LINE else 0):
+                yield rest[:end].decode("utf-8", "replace")
+                rest = rest[end:]
     except (EOFError, OSError, zlib.error) as error:
         raise DamagedError from error
-
-
-def texts(pieces: Iterable[bytes]) -> Iterator[str]:
-    """Yield text in chunks. Each chunk ends at a line break, except within very long lines and at the end of the text.
-
-    A line that is incomplete because of damage is not yielded.
-    """
-    rest = b""
-    for piece in pieces:
-        rest += piece
-        end = rest.rfind(b"\n") + 1 or (len(rest) if len(rest) > _LONGEST_LINE else 0)
-        if end:
-            yield rest[:end].decode("utf-8", "replace")
-            rest = rest[end:]
     yield rest.decode("utf-8", "replace")
 
 
@@ -134,7 +128,7 @@ class Reader:
         sid = uuid.uuid4().int >> 66
         with self._file.open("wb") as file:
             try:
-                for text in texts(inflated(content, segment.path.endswith(".gz"))):
+                for text in texts(segment, content):
                     file.write(text.encode() + b"\n")
             except DamagedError:
                 damaged = True

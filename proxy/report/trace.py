@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from proxy.report.partials import DamagedError, inflated, texts
+from proxy.report.partials import DamagedError, texts
 from proxy.report.request import Request
 from proxy.report.session import LazySession, Run, opened
 from proxy.report.storage import Entry, find_segments, translated
@@ -87,7 +87,7 @@ def _records(run: Run, segment: Entry, values: Iterable[object]) -> Iterator[Rec
     # Retention may have removed the segment.
     with translated(segment.path), suppress(DamagedError, FileNotFoundError), local.open("rb") as file:
         local.unlink()
-        for text in texts(inflated(file, segment.path.endswith(".gz"))):
+        for text in texts(segment, file):
             if any(part in text for part in written):
                 for line in text.split("\n"):
                     if any(part in line for part in written):
