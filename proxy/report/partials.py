@@ -114,7 +114,7 @@ class Reader:
         self._begin()
 
     def _begin(self) -> None:
-        self.bytes = self.segments = 0  # since the last call of `pieces`
+        self.bytes = 0  # number of bytes of text since the last call of `pieces`
         self._duck.execute(Template(_SQL["begin"]).substitute(parse=self._parse(0)))
         self._duck.begin()
 
@@ -133,7 +133,6 @@ class Reader:
             except DamagedError:
                 damaged = True
             self.bytes += file.tell()
-            self.segments += 1
         self._duck.execute(f"INSERT INTO lines {self._parse(sid)}")
         self._set_aside(sid)
         values = [sid, segment.path, segment.name, digest, segment.size, segment.modified, segment.day, damaged]
@@ -209,16 +208,14 @@ def save(pieces: Iterable[Piece], file: Path) -> None:
 def _read(segments: Iterable[tuple[Entry, io.BufferedIOBase]], traced: bool) -> Iterator[Piece]:
     with tempfile.TemporaryDirectory(prefix="oxproxy-") as folder:
         reader = Reader(traced, Path(folder))
-        for segment in segments:
-            reader.add(*segment)
+        for segment, content in segments:
+            reader.add(segment, content)
             if reader.bytes >= _GROUP:
                 yield from reader.pieces()
-        if reader.segments:
-            yield from reader.pieces()
+        yield from reader.pieces()
 
 
 @functools.cache
 def nothing() -> tuple[Piece, ...]:
     """Return an empty version of every table, so that readers always find the columns."""
-    with tempfile.TemporaryDirectory(prefix="oxproxy-") as folder:
-        return tuple(Reader(True, Path(folder)).pieces())
+    return tuple(_read((), traced=True))
