@@ -116,14 +116,14 @@ def run(session: LazySession, request: Request) -> Summary:
         write_pages(shared, tables, figures, made)
         return Summary(
             page=f"{shared.output}/{PAGE}",
-            days=_listed(days),
+            days=[str(day) for day in days],
             publishes=figures.publishes,
             segments=figures.segments,
             read=read,
-            made=_listed(made),
-            rebuilt=_listed(day for day in earlier if day in made),
-            kept=_listed(day for day in earlier if day not in made),
-            removed=_listed(day for day in made if day in before and day not in left),
+            made=[str(day) for day in made],
+            rebuilt=[str(day) for day in earlier if day in made],
+            kept=[str(day) for day in earlier if day not in made],
+            removed=[str(day) for day in made if day in before and day not in left],
             rejected=figures.rejected,
             late=figures.late,
             unmatched=figures.unmatched,
@@ -142,7 +142,3 @@ def _create(partials: Partials, tables: Tables, days: Iterable[date]) -> list[da
             tables.make(day, fingerprint)
             made.append(day)
     return [day for day in made if day is not None]
-
-
-def _listed(days: Iterable[date]) -> list[str]:
-    return list(map(str, days))
