@@ -18,7 +18,6 @@ from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from proxy.errors import ConfigError
 from proxy.report import partials
@@ -41,7 +40,6 @@ _WHOLE_BYTES = 24 << 20
 _SMALL_FILE, _MOST_FILES = 8 << 20, 60
 #: Cost of opening a file, expressed as the number of bytes that could be read in the same time.
 _OPEN_BYTES = 64 << 10
-_SPARK_ERRORS = (Py4JJavaError, PySparkException)
 _EMPTY = "nothing"
 
 
@@ -81,7 +79,7 @@ class Partials:
             try:
                 for job in _parts(new, 1 + _cost(new) // _JOB_BYTES):
                     self._read_job(job)
-            except _SPARK_ERRORS as error:
+            except (Py4JJavaError, PySparkException) as error:
                 raise ConfigError("oxproxy report", 0, "", _sentence(error)) from error
             self._load()
         if self._run.request.forget:
@@ -163,7 +161,7 @@ class Partials:
     def _read_whole(self, job: Sequence[Entry]) -> None:
         spark = self._run.session.spark
         files = spark.read.format("binaryFile").load([literal(at.path) for at in job])
-        rows = files.select("path", F.unix_millis("modificationTime"), "content").rdd
+        rows = files.selectExpr("path", "unix_millis(modificationTime)", "content").rdd
         pieces = rows.mapPartitions(functools.partial(partials.read, traced=self._run.request.trace))
         frame = spark.createDataFrame(pieces, "batch STRING, name STRING, data BINARY", verifySchema=False)
         frame.write.mode("append").parquet(self._folder)
