@@ -130,8 +130,7 @@ class LazySession:
     @functools.cached_property
     def spark(self) -> SparkSession:
         """The Spark SQL session, which takes as long to start as the context."""
-        _ = self.context
-        return SparkSession.builder.config(map={**self._settings}).getOrCreate()
+        return SparkSession(self.context)
 
     def _start(self) -> SparkContext:
         if _SUBMITTED not in os.environ and not has_java():
