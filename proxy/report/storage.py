@@ -225,11 +225,10 @@ def find_segments(
     for entry in files.entries(folder):
         if entry.name.startswith(("_", ".")) or _NOT_TEXT.search(entry.name):
             continue
-        day = folder_day(f"{entry.path}/")
         if not entry.is_folder:
             if entry.name.endswith(_SUFFIXES):
                 found.append(entry)
-        elif entry.name.startswith("date=") and day is not None:
+        elif (day := folder_day(f"{entry.name}/")) is not None:
             if wanted(day):
                 found += find_segments(files, entry.path)
         elif depth:
