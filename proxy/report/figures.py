@@ -110,7 +110,6 @@ class Figures:
 def read_figures(run: Run, tables: Tables, days: Sequence[date]) -> Figures:
     states = [tables.state(day) for day in (*days, None)]
     [(segments,)] = run.duck.execute(_SQL["segments"], [days]).fetchall()
-    duplicates = run.duck.execute(_SQL["duplicates"], [days]).fetchall()
     ways = [way for state in states for way in state.get("ways", ())]
     return Figures(
         tuple(days),
@@ -121,7 +120,7 @@ def read_figures(run: Run, tables: Tables, days: Sequence[date]) -> Figures:
         rejected=added(state.get("rejected", {}) for state in states),
         late=sum(state.get("late", 0) for state in states),
         unmatched=sum(state.get("unmatched", 0) for state in states),
-        duplicates=[name for (name,) in duplicates],
+        duplicates=[name for (name,) in run.duck.execute(_SQL["duplicates"], [days]).fetchall()],
         ways=[
             (message_id, [step | {"ts": datetime.fromisoformat(step["ts"])} for step in steps])
             for message_id, steps in sorted(ways, key=lambda way: (-len(way[1]), way[0]))[:WAYS]

@@ -100,11 +100,7 @@ class Partials:
                 self._read_copy(segment)
 
     def known_without(self, message_id: str) -> set[tuple[str, int, int]]:
-        """Return the segments whose bloom filters rule out that they contain the given message.
-
-        Returns:
-            Path, size and modification time of each segment.
-        """
+        """Return path, size and modification time of the segments whose bloom filters rule out the given message."""
         self._load()
         self._ask(partials.MACROS)
         return set(self._ask(self._sql["without"], [message_id]))
