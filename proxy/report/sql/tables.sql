@@ -23,9 +23,8 @@ CREATE OR REPLACE TEMP TABLE m_pairs AS
         = (sent.proxy, sent.conn, sent.ch, sent.seq)
     GROUP BY told.proxy, told.conn, told.ch, told.seq, told.told;
 CREATE OR REPLACE TEMP TABLE m_returned AS SELECT unnest(publish) FROM (
-    SELECT DISTINCT publish.proxy, publish.conn, publish.ch, publish.seq, publish.t, publish FROM m_pairs
-    WHERE n > 0 AND publish.t::DATE = $day
-    QUALIFY row_number() OVER (PARTITION BY publish.proxy, publish.conn, publish.ch, publish.seq, publish.t) = 1);
+    SELECT DISTINCT ON (publish.proxy, publish.conn, publish.ch, publish.seq, publish.t) publish FROM m_pairs
+    WHERE n > 0 AND publish.t::DATE = $day);
 -- Ids are first compared by hash, which takes a third of the memory and leaves few candidates.
 CREATE OR REPLACE TEMP TABLE m_repeated AS FROM p_ids
     WHERE hour // 24 = $day - DATE '1970-01-01' AND hash(message_id) IN (
