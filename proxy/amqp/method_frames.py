@@ -9,7 +9,9 @@ exchange bindings".
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
+
+from pamqp import exceptions
 
 from proxy.amqp import methods
 from proxy.amqp.methods import arguments, method_frame
@@ -187,28 +189,11 @@ def read_request(method: type[Fields], payload: bytes) -> Fields:
     return method._make(value.translate(None, b"\r\n") if field in _NAMES else value for field, value in pairs)
 
 
-#: Names of the reply codes. RabbitMQ's reply texts begin with these names.
-REPLY_NAMES = {
-    200: b"REPLY_SUCCESS",
-    311: b"CONTENT_TOO_LARGE",
-    312: b"NO_ROUTE",
-    313: b"NO_CONSUMERS",
-    320: b"CONNECTION_FORCED",
-    402: b"INVALID_PATH",
-    403: b"ACCESS_REFUSED",
-    404: b"NOT_FOUND",
-    405: b"RESOURCE_LOCKED",
-    406: b"PRECONDITION_FAILED",
-    501: b"FRAME_ERROR",
-    502: b"SYNTAX_ERROR",
-    503: b"COMMAND_INVALID",
-    504: b"CHANNEL_ERROR",
-    505: b"UNEXPECTED_FRAME",
-    506: b"RESOURCE_ERROR",
-    530: b"NOT_ALLOWED",
-    540: b"NOT_IMPLEMENTED",
-    541: b"INTERNAL_ERROR",
-}
+#: Names of the reply codes. pamqp knows those of errors. RabbitMQ's reply texts begin with these names.
+REPLY_NAMES = {200: b"REPLY_SUCCESS"}
+# Any: the base class of pamqp's errors declares no name.
+for _code, _error in cast("dict[int, Any]", exceptions.CLASS_MAPPING).items():
+    REPLY_NAMES[_code] = _error.name.replace("-", "_").encode()
 
 #: A reply text is a short string (spec, 4.2.5.3). Longer texts are truncated and end in `_CUT`, as on RabbitMQ.
 MAX_REPLY_TEXT_BYTES = 255

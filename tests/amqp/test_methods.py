@@ -140,5 +140,16 @@ def test_a_reply_text_fits_and_is_valid_utf8(reply_code: int, text: str) -> None
     assert cut.decode().rstrip(".")[:200] in f"{frames.REPLY_NAMES.get(reply_code, b'').decode()} - {text}"
 
 
+def test_reply_texts_begin_with_the_names_that_rabbitmq_uses() -> None:
+    texts = [frames.reply_text(code, b"text") for code in (200, 312, 406, 541, 999)]
+    assert texts == [
+        b"REPLY_SUCCESS - text",
+        b"NO_ROUTE - text",
+        b"PRECONDITION_FAILED - text",
+        b"INTERNAL_ERROR - text",
+        b"text",
+    ]
+
+
 def test_a_reply_text_that_is_not_utf8_is_truncated() -> None:
     assert frames.reply_text(0, b"\x80" * 300) == b"\x80" * 252 + b"..."
