@@ -35,7 +35,6 @@ _GZIP_LEVEL, _ISAL_LEVEL = 3, 1
 _GZIP_BITS = 16 + zlib.MAX_WBITS
 #: Audit lines are confidential, so only the owner and the group of a file can read it.
 _FILE_MODE, DIRECTORY_MODE = 0o640, 0o750
-_HOUR = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d)")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]")
 #: Maximum number of attempts to create a directory. More than one may be necessary, since the retention thread of
 #: another instance may remove the directory while it is still empty.
@@ -48,24 +47,12 @@ def safe_instance(name: str) -> str:
     return _NOT_IN_NAMES.sub("_", name)[:100] or "_"
 
 
-def hour_directory(directory: Path, hour: str) -> Path:
-    """Return the directory of an hour, written as ``2026-11-21T07``.
-
-    Raises:
-        ValueError: the hour is invalid.
-    """
-    match = _HOUR.fullmatch(hour)
-    if match is None:
-        raise ValueError(f"{hour!r} is not an hour such as 2026-11-21T07")
-    return directory / f"date={match[1]}" / f"hour={match[2]}"
-
-
 @dataclass(slots=True, eq=False)
 class OpenSegment:
     """An open segment.
 
     Args:
-        hour: hour of the lines in the segment.
+        hour: hour of the lines in the segment, such as ``2026-11-21T07``.
         opened: time when the segment was opened, in monotonic seconds.
         size: size of the segment in bytes, without partially written lines.
     """
@@ -83,7 +70,7 @@ class OpenSegment:
         Raises:
             OSError: the file can't be created, or exists.
         """
-        folder = hour_directory(directory, hour)
+        folder = directory / f"date={hour[:10]}" / f"hour={hour[11:]}"
         path = folder / f"_{name}.jsonl"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
         for attempt in range(_ATTEMPTS):
