@@ -160,8 +160,11 @@ class AuditWriter:
         self._pending.append(lines)
         self._pending_count += count
         self._pending_size += len(lines)
-        if self._timer is None or self._pending_size >= self._batch_bytes:
-            self._crossed()
+        if self._timer is None:
+            self._pending_since = self._wall()
+            self._timer = self._loop.call_later(self._policy.flush_seconds, self._flush)
+        if self._pending_size >= self._batch_bytes:
+            self._hand_over()
 
     def commit_point(self) -> int:
         """Hand appended lines to the thread; return the value that `durable` reaches when they have been written."""
@@ -243,14 +246,6 @@ class AuditWriter:
 
     def _fault(self, message: str) -> ConfigError:
         return ConfigError(str(self._policy.directory), 0, "audit.directory", message)
-
-    def _crossed(self) -> None:
-        """Start the flush timer if necessary, and hand over the batch if it is large enough."""
-        if self._timer is None:
-            self._pending_since = self._wall()
-            self._timer = self._loop.call_later(self._policy.flush_seconds, self._flush)
-        if self._pending_size >= self._batch_bytes:
-            self._hand_over()
 
     def _flush(self) -> None:
         self._timer = None
