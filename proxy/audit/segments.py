@@ -121,14 +121,11 @@ class OpenSegment:
         os.close(self.descriptor)
 
 
-def compress_segment(path: Path) -> Path | None:
-    """Compress a closed segment and make it visible. Can be repeated after a crash.
+def compress_segment(path: Path) -> None:
+    """Compress a closed segment and make it visible, or remove an empty one. Can be repeated after a crash.
 
     Args:
         path: path of the segment's uncompressed file, to which nothing more is written.
-
-    Returns:
-        The visible path; None if the segment was empty and has been removed.
 
     Raises:
         OSError: the disk is full or broken; the segment is unchanged.
@@ -137,7 +134,7 @@ def compress_segment(path: Path) -> Path | None:
     if not visible.exists():
         if not path.stat().st_size:
             path.unlink()
-            return None
+            return
         hidden = path.with_name(path.name + ".gz")
         try:
             _gzip(path, hidden)
@@ -148,7 +145,6 @@ def compress_segment(path: Path) -> Path | None:
         hidden.rename(visible)
         sync_directory(path.parent)
     path.unlink()
-    return visible
 
 
 def _gzip(source: Path, target: Path) -> None:

@@ -28,10 +28,10 @@ async def test_an_instance_starts_while_another_closes_its_old_segments(
     began, go_on = threading.Event(), threading.Event()
     compress = segments.compress_segment
 
-    def slow(path: Path) -> Path | None:
+    def slow(path: Path) -> None:
         began.set()
         assert go_on.wait(SECONDS)
-        return compress(path)
+        compress(path)
 
     monkeypatch.setattr(closing, "compress_segment", slow)
     async with writing(policy(tmp_path)):
@@ -62,10 +62,10 @@ async def test_a_stop_leaves_further_segments_of_dead_instances_to_the_next_star
     began, go_on = threading.Event(), threading.Event()
     compress = segments.compress_segment
 
-    def slow(path: Path) -> Path | None:
+    def slow(path: Path) -> None:
         began.set()
         assert go_on.wait(SECONDS)
-        return compress(path)
+        compress(path)
 
     monkeypatch.setattr(closing, "compress_segment", slow)
     with capture_logs() as logs:

@@ -481,10 +481,10 @@ async def test_a_start_closes_segments_of_ended_processes_only(tmp_path: Path) -
 async def test_closing_a_segment_is_retried_after_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compress, failures = segments.compress_segment, [OSError(28, "No space left on device")]
 
-    def full_once(path: Path) -> Path | None:
+    def full_once(path: Path) -> None:
         if failures:
             raise failures.pop()
-        return compress(path)
+        compress(path)
 
     monkeypatch.setattr(closing, "compress_segment", full_once)
     left_open(tmp_path)
@@ -498,7 +498,7 @@ async def test_closing_a_segment_is_retried_after_a_failure(tmp_path: Path, monk
 async def test_segments_that_cannot_be_closed_are_logged_at_the_end_and_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def full(path: Path) -> Path | None:
+    def full(path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(closing, "compress_segment", full)
