@@ -363,7 +363,14 @@ class Sidecar:
         files = partial(rules_files, self._settings)
 
         def brokers_of(loaded: LoadedRules) -> Callable[[], None]:
-            return self._tls.read_for(self._remotes, remote_brokers(loaded, self._environ, self._remotes.listening))
+            brokers = remote_brokers(loaded, self._environ, self._remotes.listening)
+            use_contexts = self._tls.read(brokers)
+
+            def use() -> None:
+                use_contexts()
+                self._remotes.use(brokers)
+
+            return use
 
         changed = partial(changed_since, self._written, self._environ)
         reload = Reload(

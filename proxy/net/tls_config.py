@@ -17,7 +17,6 @@ from proxy.broker.connection import TlsSettings
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError
 from proxy.net.remote.endpoints import RemoteBroker
-from proxy.net.remote.pool import RemotePool
 from proxy.net.tls import ClientTls, ContextProvider, ServerTls, TlsContexts
 from proxy.rules.addresses import BrokerRule
 from proxy.yamlfile.document import Faults, Place, join
@@ -70,16 +69,6 @@ class SidecarTls:
         def use() -> None:
             self._remote = remote
             use_contexts()
-
-        return use
-
-    def read_for(self, remotes: RemotePool, brokers: Mapping[str, Mapping[bytes, RemoteBroker]]) -> Callable[[], None]:
-        """Read all TLS files; see `read`. The returned function also puts the brokers into use in `remotes`."""
-        use_contexts = self.read(brokers)
-
-        def use() -> None:
-            use_contexts()
-            remotes.use(brokers)
 
         return use
 
