@@ -5,7 +5,7 @@ manifest and the extension modules, which are named after the full module names,
 modules are loaded only if the digest in the manifest matches the current sources. Otherwise, for example after a source
 file has been edited, Python runs the sources, which behave the same but are slower.
 
-``PURE_PYTHON=1`` in the environment always selects the sources.
+``PURE_PYTHON=1`` in the environment always selects the Python sources.
 """
 
 from __future__ import annotations

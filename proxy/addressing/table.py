@@ -167,7 +167,7 @@ def _passable(barriers: bytes) -> bytes:
 _VARIABLE = re.compile(rb"\$(?:([0-9]+)|(\$))?")
 #: Replaces each variable when the literal parts of a translation are parsed.
 _PLACEHOLDER = b"v"
-#: Lengths of the substrings that distinguish patterns; the first is preferred.
+#: Lengths of the substrings used to distinguish patterns, in order of preference.
 _PIECES = (4, 2)
 #: Up to this many patterns with the same prefix and suffix are tried without an index.
 _FEW = 4

@@ -15,7 +15,7 @@ from aiohttp import web
 from proxy.admin.server import GuardedRoute
 
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".json": "application/json"}
-#: Paths that differ from the file name.
+#: Paths that are not simply the name of the file.
 _PATHS = {"index.html": "/", "openapi.json": "/api/openapi.json"}
 _HEADERS = {
     "Content-Security-Policy": (

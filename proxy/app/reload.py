@@ -38,7 +38,7 @@ _log = structlog.get_logger(__name__)
 _SHOWN = 100
 #: Number of bindings in old rules that are freed in one step, which takes about 0.1 ms. Other tasks run between steps.
 _FREED_AT_ONCE = 64
-#: Number of attempts to free old rules that are still in use. The interval is `POLL_SECONDS`.
+#: Number of times to try to free old rules while they are still in use. The interval is `POLL_SECONDS`.
 _FREE_ATTEMPTS = 60
 #: Seconds for which a compiling thread holds the interpreter lock while other threads wait.
 _SWITCH_SECONDS = 0.0005
@@ -94,13 +94,13 @@ class ReloadReport:
 class Reload:
     """Replaces the rules of a running sidecar on request and when files change. Reloads never run concurrently.
 
-    A reload reads, compiles and tests the files in a thread. Everything that the new rules need is then declared on the
-    broker. Finally, all virtual hosts switch at once, so that each publish is decided by either the old or the new
-    rules. After a failure before the switch, the active rules stay in use.
+    A reload reads, compiles and tests the files in a separate thread. Everything that the new rules need is then
+    declared on the broker. Finally, all virtual hosts switch at once, so that each publish is decided by either the old
+    or the new rules. After a failure before the switch, the active rules stay in use.
 
     Args:
         files: lists the rules files of the configuration.
-        state_of: returns the shared state of a virtual host, which is created if there is none.
+        state_of: returns the shared state of a virtual host, and creates the state if there is none.
         tasks: runs reloads, and the cleanup after a reload, in the background.
         brokers_of: reads the brokers named by the rules, and the TLS files, in a thread; returns a function that
             activates them.

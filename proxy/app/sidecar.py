@@ -434,7 +434,7 @@ class Sidecar:
 
 
 def _links(counters: Counters) -> dict[str, object]:
-    """Return the connections to RabbitMQ, connection attempts by result, and the last failure."""
+    """Return the number of connections to RabbitMQ, the connection attempts by result, and the last failure."""
     links, error = counters.upstream, counters.upstream.last_error
     return {
         "connections": links.open,

@@ -59,7 +59,7 @@ class Findings:
         warnings: valid definitions that are probably not intended.
         failures: failed tests, each with the explanation of its message.
         files: the checked files.
-        sets: sets of rules that could be compiled.
+        sets: sets of rules that were compiled without errors.
         untested: bindings that no test makes true.
         destinations: destinations that must exist on the broker.
         queues: queues declared by the rules.

@@ -46,7 +46,7 @@ def _sections(value: object) -> bool:
 PREFIX = "OXPROXY_"
 #: Variables with addresses, which Kubernetes sets in each pod for a Service named oxproxy; they are not settings.
 _KUBERNETES = re.compile(r"OXPROXY_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_\w+)?)?)")
-#: The values of these keys are names of environment variables: keys with the suffix ``_env``, and the key ``env``.
+#: Keys whose values are names of environment variables: keys with the suffix ``_env``, and the key ``env``.
 _NAMES_VARIABLE, _VARIABLE = "_env", "env"
 
 #: The index of a list item.

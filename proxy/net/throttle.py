@@ -80,7 +80,7 @@ class Throttle:
         self._not_charged_before = float("-inf")
 
     def read(self, size_bytes: int, now: float) -> None:
-        """Charge a read and the publishes in it."""
+        """Charge a read, and the publishes in it, to the user."""
         published = self._relay.connection.published
         publishes, self._charged = published - self._charged, published
         if publishes:

@@ -260,7 +260,7 @@ class BrokerFrames:
             unfinished.pop(number, None)
 
     def _take(self, kind: int, number: int, frame: bytes) -> bool:
-        """Handle one frame that is not simply copied; return whether it is forwarded to the producer unchanged."""
+        """Handle one frame that `_run` does not copy; return whether it is forwarded to the producer unchanged."""
         connection = self._connection
         if kind == HEARTBEAT:
             return False

@@ -46,7 +46,7 @@ LIMITS = ("publish_rate", "publish_bytes", "patience", "message_size", "idle", "
 
 @dataclass(slots=True, eq=False)
 class ExchangeCounters:
-    """Publishes to one exchange by outcome, and their body bytes."""
+    """The number of publishes to one exchange, by outcome, and the total size of their bodies in bytes."""
 
     publishes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
     body_bytes: int = 0
@@ -87,7 +87,7 @@ class Tally:
             self._totals.add(*self._key, publishes, body_bytes)
 
     def __del__(self) -> None:
-        """Fold the remaining counts, so that a cache can simply drop its plans."""
+        """Add the remaining counts to the totals, so that a cache can simply drop its plans."""
         self.fold()
 
 

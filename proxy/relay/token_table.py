@@ -308,7 +308,7 @@ class TokenTable:
             self._set(destination, self._change(destination), TokenState.BOUND)
 
     def deleted(self, destination: Destination) -> bool:
-        """Record that a queue or exchange was deleted together with its rows; return whether its token was bound."""
+        """Record that a queue or exchange, and its rows, were deleted; return whether its token was bound."""
         record = self._records.get(destination)
         if record is None:
             return False

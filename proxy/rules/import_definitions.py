@@ -38,7 +38,7 @@ _RESERVED = tuple(prefix.decode() for prefix in RESERVED_PREFIXES)
 _EXPECTED = "the output of rabbitmqctl export_definitions"
 #: JSON names of the types that were found, by Python type.
 _SEEN = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "a number", float: "a number"}
-#: JSON names of the types that were expected, by pydantic error type.
+#: JSON names of the expected types, keyed by pydantic's error type.
 _WANTED = {
     "model_type": "an object", "dict_type": "an object", "list_type": "a list",
     "string_type": "a string", "literal_error": "queue or exchange",

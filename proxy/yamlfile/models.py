@@ -305,7 +305,7 @@ def key_type(model: type[BaseModel], *steps: str | int) -> KeyType:
 
 
 def _unwrapped(annotation: Any, marks: Iterable[Any] = (), description: str | None = None) -> KeyType:
-    """Return the type within ``Annotated`` and without None."""
+    """Return a type without ``Annotated`` and None."""
     metadata, optional = [*marks], False
     while get_origin(annotation) in (Annotated, Union, UnionType):
         if get_origin(annotation) is Annotated:

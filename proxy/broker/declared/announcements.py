@@ -150,7 +150,7 @@ def encode_announcement(sender: bytes, names: set[bytes]) -> bytes:
 
 
 def decode_announcement(body: bytes) -> tuple[bytes, set[bytes] | None] | None:
-    """Return a message's sender and exchanges (None for "everything"), or None if the message is invalid."""
+    """Return a message's sender and exchanges (None means all exchanges); None if the message is invalid."""
     sender, rest = body[:_SENDER_BYTES], body[_SENDER_BYTES:]
     if len(sender) < _SENDER_BYTES:
         return None

@@ -197,7 +197,7 @@ class Observer:
         return [destination for destination, why in (await self._find(asked)).items() if why == ABSENT]
 
     async def ask_unlisted(self, desired: DesiredState, *, thorough: bool) -> dict[Destination, str]:
-        """Query destinations that must exist and could not be listed; return the missing destinations."""
+        """Query the broker for destinations that must exist but could not be listed; return those that are missing."""
         unlisted = undetermined(desired, self._observed)
         asked = self._unlisted.share(unlisted, whole=thorough)
         answers = await self._find(asked)

@@ -229,7 +229,7 @@ class RelayRequests:
         extra = not self.state.router.mentions(destination)
         if extra and self.bound_count >= self._settings.bind_limit:
             return f"the limit of {counted(self._settings.bind_limit, 'destination')} bound on demand has been reached"
-        # The token is counted before the request, since many attempts may be in progress.
+        # The token is counted before the request is sent, since many attempts may be in progress at once.
         self.bound_count += extra
         why = None
         try:

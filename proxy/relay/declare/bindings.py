@@ -643,7 +643,7 @@ class ClientBindings:
     # -- state -------------------------------------------------------------------------------------------------
 
     def _owned(self, request: BindRequest) -> OwnedExchange | None:
-        """Return the source exchange if the sidecar, and not the broker's own exchange, evaluates its bindings."""
+        """Return the source exchange if the sidecar, rather than the broker's own exchange, evaluates its bindings."""
         owned = self._state.exchanges.get(request.source)
         return None if owned is None or owned.unmatched_pass else owned
 

@@ -218,7 +218,7 @@ class ClientExchanges:
         return False
 
     def _delete_destination(self, channel: Channel, request: ExchangeDelete) -> bool:
-        """Delete one of the broker's own exchanges that is a destination; return whether to forward the method.
+        """Handle the deletion of one of the broker's own exchanges that is a destination; return whether to forward it.
 
         The bindings with its tokens are deleted as well, so if the exchange is declared again, publishes have to wait
         until its tokens are bound again.

@@ -108,7 +108,7 @@ class ClientQueues:
         queue = channel.last_queue = read_method(QueueDeclareOk, frame[7:-1]).queue
         exclusive = request.exclusive and not request.passive
         if exclusive and queue not in connection.upstream.exclusive_queues:
-            # The queue is new, so an earlier queue with this name has been deleted together with its bindings.
+            # The queue is new, so any earlier queue with this name has been deleted, together with its bindings.
             inventory.queue_deleted(queue)
         inventory.declared((QUEUE, queue), exclusive)
         if exclusive:

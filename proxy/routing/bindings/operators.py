@@ -313,7 +313,7 @@ class HeaderEquals(HeaderOperator):
     def __init__(self, key: bytes, expected: Value, name: bytes, negated: bool = False, optional: bool = False) -> None:
         super().__init__(key, expected, name, negated, optional)
         letter = expected[0]
-        #: Types for which equal content suffices; None if canonical forms have to be compared.
+        #: Types whose values are equal if their content is; None if canonical forms have to be compared.
         self._letters: Final = NUMBERS if letter in NUMBERS else TEXTS if letter in TEXTS else None
         self._content: Final[Hashable] = canonical(expected)
 

@@ -68,7 +68,8 @@ _STACK_BYTES = 4 << 20
 #: work for a scanned character in the plain form if the pattern contains a `_SLOW` construct. In other patterns, a
 #: scanned character counts as one unit. A compared character always counts as one unit.
 _DECISION, _FRAME_BYTES, _SLOW_WALK = 40, 6, 8
-#: Work for a character that the counted form scans without a match step: normally, and with a `_SLOW_SCANS` construct.
+#: Cost per character of scans that the counted form makes without match steps: normally, and with a construct in
+#: `_SLOW_SCANS`.
 _SCAN, _SLOW_SCAN = 3, 16
 #: Default budget for one owner's searches in a decision, in units; about 10 ms.
 DEFAULT_BUDGET = 1_000_000
@@ -296,7 +297,7 @@ class _Code:
 
 
 def _scan_work(text: bytes) -> int:
-    """Return the work per character that the counted form scans without match steps; 0 if it has no such scans."""
+    """Return the cost per character of the counted form's scans without match steps; 0 if there are none."""
     scans = _SCANS.search(text)
     if scans is None and _COMPARES.search(text) is None:
         return 0
