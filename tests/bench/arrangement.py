@@ -66,9 +66,15 @@ def eight_queues(number: int) -> list[str]:
 
 
 def declare_as_client(port: int) -> None:
-    """Declare the open exchange that is not in any rules file, through the sidecar at a port."""
+    """Declare the open exchange that is not in any rules file, through the sidecar at a port.
+
+    Its carrier has the type of the carriers with which it is compared, since the type determines the broker's cost.
+    """
     with Producer(port).open() as producer:
-        producer.ask(commands.Exchange.Declare(exchange="bench.declared", exchange_type="x-open", durable=True))
+        declare = commands.Exchange.Declare(
+            exchange="bench.declared", exchange_type="x-open", durable=True, arguments={"x-carrier-type": "direct"}
+        )
+        producer.ask(declare)
         for number in range(QUEUES):
             arguments: FieldTable = {"x-?hkv= kind": kind(number)}
             producer.ask(commands.Queue.Bind(queue=queue(number), exchange="bench.declared", arguments=arguments))
