@@ -189,11 +189,10 @@ def read_request(method: type[Fields], payload: bytes) -> Fields:
     return method._make(value.translate(None, b"\r\n") if field in _NAMES else value for field, value in pairs)
 
 
-#: Names of the reply codes. pamqp knows those of errors. RabbitMQ's reply texts begin with these names.
-REPLY_NAMES = {200: b"REPLY_SUCCESS"}
 # Any: the base class of pamqp's errors declares no name.
-for _code, _error in cast("dict[int, Any]", exceptions.CLASS_MAPPING).items():
-    REPLY_NAMES[_code] = _error.name.replace("-", "_").encode()
+_ERRORS = cast("dict[int, Any]", exceptions.CLASS_MAPPING)
+#: Names of the reply codes; pamqp knows those of errors. RabbitMQ's reply texts begin with these names.
+REPLY_NAMES = {200: b"REPLY_SUCCESS"} | {code: error.name.replace("-", "_").encode() for code, error in _ERRORS.items()}
 
 #: A reply text is a short string (spec, 4.2.5.3). Longer texts are truncated and end in `_CUT`, as on RabbitMQ.
 MAX_REPLY_TEXT_BYTES = 255

@@ -540,7 +540,7 @@ class PublishPass:
                     self._hits += 1
                     plan.hits += 1
             elif plan.reserved:
-                refuse_reserved(plan.reserved, b"")
+                refuse_reserved(plan.reserved, b"")  # raises, since the address table translates to a reserved key
             if out.keeps_bcc and meanings & _CUT_ALL:
                 refuse_reserved(method[key_at + 1 : -2], header[entries_at:table_end], CC_BCC)
                 if out.untouched:
