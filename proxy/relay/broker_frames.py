@@ -49,6 +49,7 @@ _FOUR_ZEROS: Final = bytes(4)
 _ENDED: Final = frozenset((Phase.CLOSING, Phase.CLOSED))
 _ANSWERS: Final = frozenset(
     (
+        methods.CHANNEL_FLOW_OK,
         methods.EXCHANGE_DECLARE_OK,
         methods.EXCHANGE_DELETE_OK,
         methods.EXCHANGE_BIND_OK,
@@ -438,7 +439,7 @@ class BrokerFrames:
         return True
 
     def _answer(self, channel: Channel, frame: bytes) -> bool:
-        """Handle the broker's reply to a declare, delete, bind or unbind from the producer or the sidecar."""
+        """Handle the broker's reply to a flow, declare, delete, bind or unbind from the producer or the sidecar."""
         index = method_in(frame)
         if not channel.replies or channel.replies.next.reply != index:
             return True

@@ -26,6 +26,7 @@ NOT_FOUND = commands.Channel.Close(404, "NOT_FOUND - no queue", 60, 70)
 ANSWERS: dict[str, base.Frame] = {
     "Channel.Open": OPEN_OK,
     "Confirm.Select": commands.Confirm.SelectOk(),
+    "Channel.Flow": commands.Channel.FlowOk(active=True),
     "Exchange.Declare": commands.Exchange.DeclareOk(),
     "Queue.Bind": commands.Queue.BindOk(),
     "Queue.Unbind": commands.Queue.UnbindOk(),

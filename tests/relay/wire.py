@@ -211,7 +211,7 @@ class Wire:
 
     def refused(self, channel: int = 1) -> bytes:
         """Reply to the method that precedes a refusal; return the output to the producer."""
-        left = self.answer(method(channel, commands.Exchange.DeclareOk()))
+        left = self.answer(method(channel, commands.Channel.FlowOk(active=True)))
         assert self.upstream() == method(channel, commands.Channel.Close(200, "closed by the proxy", 0, 0))
         return left
 
@@ -337,7 +337,8 @@ NOT_FOUND = method(1, commands.Channel.Close(404, "NOT_FOUND - no queue 'q'", 60
 #: the Channel.Close that the sidecar sends to the broker for channel 1
 OURS = method(1, commands.Channel.Close(200, "closed by the proxy", 0, 0))
 #: sent before that close, so that the replies to earlier methods of the producer arrive first
-AHEAD = method(1, commands.Exchange.Declare(exchange="amq.direct", passive=True, durable=True))
+AHEAD = method(1, commands.Channel.Flow(active=True))
+FLOW_OK = method(1, commands.Channel.FlowOk(active=True))
 #: a publish that the sidecar refuses by closing channel 1
 RESERVED = publish("x.o.p.e.n.x.q.1")
 OPEN, OPEN_OK = method(1, commands.Channel.Open()), method(1, commands.Channel.OpenOk())

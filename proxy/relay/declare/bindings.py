@@ -257,9 +257,7 @@ class ClientBindings:
             refusal = self._real_source_refusal(request)
             if refusal is None:
                 return pass_on(channel, request.method, request.nowait)
-            # If the source does not exist, the broker closes the channel with 404.
-            look = look_for(channel.number, (EXCHANGE, request.source))
-            inject(self._connection, channel, [look], partial(self._connection.fail, refusal), request.method)
+            inject(self._connection, channel, [], partial(self._connection.fail, refusal))
             return False
         planned = self._planned(channel, request, owned)
         run_steps(self._check_first(planned) if planned.chosen else self._make(planned))

@@ -13,8 +13,8 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from proxy.amqp.method_frames import ExchangeDeclare, ExchangeDelete, QueueDeclare, QueueDelete, exchange_declare
-from proxy.amqp.methods import method_frame, reply_of, reply_to
+from proxy.amqp.method_frames import ExchangeDeclare, ExchangeDelete, QueueDeclare, QueueDelete
+from proxy.amqp.methods import CHANNEL_FLOW, method_frame, reply_of, reply_to
 from proxy.errors import ProtocolError
 from proxy.relay.channel import Channel, ExpectedReply
 from proxy.relay.channel_state import DECLARING, ChannelEvent
@@ -26,9 +26,6 @@ Step: TypeAlias = Callable[[Callable[..., None]], None]
 #: A sequence of steps: each `yield` waits for a step, and returns its result. If the channel or the connection ends,
 #: the sequence ends at that step.
 Steps: TypeAlias = Generator[Step, Any, None]  # Any: the result of any step
-
-#: An exchange that exists in every virtual host and whose passive declare needs no permission.
-_ALWAYS_THERE = b"amq.direct"
 
 
 def run_steps(steps: Steps, result: object = None) -> None:
@@ -157,4 +154,9 @@ def _discarded(_: bytes) -> bool:
 
 
 def _nothing(channel: Channel) -> bytes:
-    return exchange_declare(channel.number, _ALWAYS_THERE, b"direct", passive=True)
+    """Build a method that changes nothing, needs no permission, and is answered in order.
+
+    Every channel is already active, and RabbitMQ answers a flow without consulting permissions, also in confirm mode
+    and in transactions. (A passive declare needs configure permission since RabbitMQ 4.2.6.)
+    """
+    return method_frame(channel.number, CHANNEL_FLOW, True)

@@ -47,7 +47,7 @@ from proxy.relay.connection_audit import table_offsets
 from proxy.relay.connection_state import AHEAD_MESSAGES, BindDestinations, ConnectionState, PermissionCheck, Phase
 from proxy.relay.declare.bindings import ClientBindings
 from proxy.relay.declare.exchanges import ClientExchanges
-from proxy.relay.declare.injected_methods import look_up, refuse_in_order
+from proxy.relay.declare.injected_methods import look_up, pass_on, refuse_in_order
 from proxy.relay.declare.queues import ClientQueues
 from proxy.relay.publish.outgoing import PUBLISH, Outgoing, copy_frames, refuse_reserved, remote_header
 from proxy.relay.publish.plan import Plan
@@ -185,6 +185,11 @@ class ProducerFrames:
         _check(_method_of(frame), frame[7:-1])
         channel.confirms.transactions.append(channel.confirms.total)
         return True
+
+    def _flow(self, channel: Channel, frame: bytes) -> bool:
+        """Expect the reply to the producer's flow, which must not be mistaken for the reply to one of our own."""
+        _check(methods.CHANNEL_FLOW, frame[7:-1])
+        return pass_on(channel, methods.CHANNEL_FLOW, nowait=False)
 
     def _qos(self, channel: Channel, frame: bytes) -> bool:
         """Record whether the prefetch count limits the connection's consumers to a few messages."""
@@ -432,6 +437,7 @@ _OWN_HANDLERS = {
     methods.CHANNEL_OPEN: ProducerFrames._channel_method,
     methods.CHANNEL_CLOSE: ProducerFrames._channel_method,
     methods.CHANNEL_CLOSE_OK: ProducerFrames._channel_method,
+    methods.CHANNEL_FLOW: ProducerFrames._flow,
     methods.CONFIRM_SELECT: ProducerFrames._select,
     methods.TX_SELECT: ProducerFrames._select,
     methods.TX_COMMIT: ProducerFrames._end_transaction,

@@ -28,6 +28,7 @@ from tests.client import Frame, exchange_bind, names, queue_bind, queue_unbind, 
 from tests.relay.wire import (
     AHEAD,
     CLOSE_OK,
+    FLOW_OK,
     OPEN,
     OPEN_OK,
     OWN,
@@ -53,7 +54,6 @@ BIND, BIND_OTHER = (queue_bind(1, b"b", b"xo", b"", entries) for entries in (ENT
 UNBIND, UNBIND_OTHER = (queue_unbind(1, b"b", b"xo", b"", entries) for entries in (ENTRIES, OTHER))
 BIND_OK = say(1, commands.Queue.BindOk())
 UNBIND_OK = say(1, commands.Queue.UnbindOk())
-DECLARE_OK = say(1, commands.Exchange.DeclareOk())
 KIND_B: Table = ((b"kind", Value("S", b"b")),)
 
 
@@ -204,7 +204,7 @@ def test_a_token_is_bound_again_if_the_queue_may_have_been_replaced(how: str) ->
     declare = client.method(1, commands.Queue.Declare(queue="b"))
     if how == "declared again":
         made.produce(declare)
-        made.answer(DECLARE_OK, OWN_OPEN_OK)
+        made.answer(FLOW_OK, OWN_OPEN_OK)
         made.answer(say(OWN, commands.Queue.DeclareOk("b", 0, 0)))
         assert split(made.upstream())[-1].raw == declare
         made.answer(say(1, commands.Queue.DeclareOk("b", 0, 0)))
@@ -261,8 +261,8 @@ def test_the_token_is_kept_while_another_binding_needs_it() -> None:
 @pytest.mark.parametrize("refusal", [b"", say(OWN, commands.Channel.Close(404, "NOT_FOUND - no queue 'b'", 50, 20))])
 def test_a_token_replaces_a_binding_on_which_others_rely(refusal: bytes) -> None:
     made = bound(BIND_OTHER)
-    assert names(made.produce(UNBIND)) == ["Exchange.Declare"]
-    made.answer(DECLARE_OK, OWN_OPEN_OK)
+    assert names(made.produce(UNBIND)) == ["Channel.Flow"]
+    made.answer(FLOW_OK, OWN_OPEN_OK)
     _, plain = split(made.upstream())
     assert (read_method(QueueBind, plain.payload).routing_key, plain.channel) == (token("queue", b"b"), OWN)
     assert PIN in read_method(QueueBind, plain.payload).arguments
@@ -340,7 +340,7 @@ def test_a_replacement_token_is_removed_if_no_binding_is_left() -> None:
     other = other_connection(made)
     other.produce(UNBIND_OTHER)
     assert other.answer(UNBIND_OK) == UNBIND_OK
-    made.answer(DECLARE_OK, OWN_OPEN_OK)
+    made.answer(FLOW_OK, OWN_OPEN_OK)
     made.answer(OWN_BIND_OK)
     assert unbound(split(made.upstream())) == [(token("queue", b"b"), True)] * 2
     assert made.answer(UNBIND_OK) == b""
@@ -438,8 +438,8 @@ def test_a_bind_that_is_refused_after_the_lookup_names_the_bind() -> None:
     made = behind()
     made.produce(exchange_bind(1, b"new", b"amq.topic", b"#"))
     declared_elsewhere(made)
-    assert names(made.looked_up(b"new")) == ["Exchange.Declare"]
-    assert closed(made, made.answer(DECLARE_OK))[0] == 540
+    assert names(made.looked_up(b"new")) == ["Channel.Flow"]
+    assert closed(made, made.answer(FLOW_OK))[0] == 540
     made = behind()
     made.produce(queue_bind(1, b"b", b"new", b"a.key", ENTRIES))
     declared_elsewhere(made)
@@ -693,8 +693,8 @@ def test_binding_an_open_exchange_to_a_broker_exchange_is_refused(exists: bool) 
     frame = exchange_bind(1, b"xo" if exists else b"another", b"amq.topic", b"#")
     left = made.produce(frame)
     if exists:
-        assert names(left) == ["Exchange.Declare"]
-        assert closed(made, made.answer(say(1, commands.Exchange.DeclareOk())))[0] == 540
+        assert names(left) == ["Channel.Flow"]
+        assert closed(made, made.answer(FLOW_OK))[0] == 540
     else:
         assert left == frame
 

@@ -14,7 +14,7 @@ from proxy.relay.publish.plan import ClientRules
 from proxy.relay.vhost import DeclaredExchange, Delivery
 from proxy.values import Table, Value
 from tests.client import exchange_bind, names, queue_bind, split
-from tests.relay.wire import OWN, OWN_OPEN_OK, Wire, publish, routed, say
+from tests.relay.wire import FLOW_OK, OWN, OWN_OPEN_OK, Wire, publish, routed, say
 
 
 def limit(number: int, letter: str = "I") -> tuple[bytes, Value]:
@@ -33,10 +33,8 @@ DECLARE_OK, DELETE_OK = say(1, commands.Exchange.DeclareOk()), say(1, commands.E
 
 def preceding_reply(wire: Wire, *pieces: bytes) -> None:
     """Send the client's request, and reply to the method that the sidecar sends to the broker before its own reply."""
-    (frame,) = split(wire.produce(*pieces))
-    method = read_method(ExchangeDeclare, frame.payload)
-    assert (method.exchange, method.passive) == (b"amq.direct", True)
-    assert wire.answer(DECLARE_OK) == b""
+    assert names(wire.produce(*pieces)) == ["Channel.Flow"]
+    assert wire.answer(FLOW_OK) == b""
 
 
 def declaring(exchange_type: str | None = None, entries: bytes = LIMIT, **rules: object) -> Wire:
@@ -213,7 +211,7 @@ def test_a_declare_is_refused_if_the_broker_has_the_exchange_with_another_type()
 def test_a_filter_of_a_wrong_type_is_refused_without_a_request_to_the_broker() -> None:
     wire = Wire().open()
     left = wire.produce(declare(encode_table(((b"max-payload-size", Value("S", b"x")),))))
-    assert names(left) == ["Exchange.Declare"]
+    assert names(left) == ["Channel.Flow"]
     assert refusal(wire, wire.refused()) == (406, "PRECONDITION_FAILED - Invalid exchange argument.")
 
 

@@ -14,6 +14,7 @@ from tests.relay.wire import (
     CLOSE_OK,
     DECLARE,
     DECLARED,
+    FLOW_OK,
     GOODBYE,
     GOODBYE_OK,
     NOT_FOUND,
@@ -541,7 +542,7 @@ def test_a_held_close_is_answered_if_the_broker_closes_the_channel() -> None:
 def test_a_held_close_is_answered_if_the_sidecar_closes_the_channel() -> None:
     wire = Wire(routed("a")).open()
     wire.produce(say(1, commands.Exchange.Declare(0, "x", "x-open")), CLOSE)
-    wire.answer(say(1, commands.Exchange.DeclareOk()))
+    wire.answer(FLOW_OK)
     wire.looked_up(b"x", "topic")
     assert names(wire.producer()) == ["Channel.Close", "Channel.CloseOk"]
 
@@ -568,3 +569,12 @@ def test_a_request_is_forwarded_unchanged(command: base.Frame) -> None:
     wire = Wire(routed("a")).open()
     assert wire.produce(method(1, command)) == method(1, command)
     assert wire.producer() == b""
+
+
+def test_a_flow_of_the_producer_gets_its_own_reply_among_those_of_the_sidecar() -> None:
+    wire = Wire(routed("a")).open()
+    bad = publish("x.o.p.e.n.x.q.1")
+    assert wire.produce(AHEAD) == AHEAD
+    assert wire.produce(bad) == AHEAD
+    assert wire.answer(FLOW_OK) == FLOW_OK
+    assert closed(wire.refused())[:2] == (1, 403)

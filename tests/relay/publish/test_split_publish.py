@@ -17,6 +17,7 @@ from proxy.relay.vhost import Delivery, VhostState
 from proxy.values import Table, Value
 from tests.client import Frame, content, method, names, split
 from tests.relay.wire import (
+    FLOW_OK,
     REPORT,
     TUNING,
     Wire,
@@ -49,7 +50,7 @@ def parts(data: bytes) -> list[list[Frame]]:
     for frame in split(data):
         if frame.name == "Basic.Publish":
             publishes.append([])
-        if frame.name != "Exchange.Declare":
+        if frame.name != "Channel.Flow":
             publishes[-1].append(frame)
     return publishes
 
@@ -114,7 +115,7 @@ def test_headers_without_space_for_a_destination_close_the_channel(delivery: Del
     headers: Table = ((b"fill", Value("S", bytes(4096 - 8 - 14 - 4 - 10))),)
     message = publish(headers=headers, frame_max=4096)
     assert len(split(message)[1].raw) == 4096
-    assert names(wire.produce(message)) == ["Exchange.Declare"]
+    assert names(wire.produce(message)) == ["Channel.Flow"]
     assert closed(wire.refused())[:3] == (
         1,
         311,
@@ -221,12 +222,11 @@ def test_without_confirms_returns_are_not_awaited_after_the_broker_has_processed
     of = several("e")
     wire = Wire(of).open()
     message = publish(mandatory=True)
-    request = split(wire.produce(message))[-1]
-    assert (request.name, request.arguments["passive"]) == ("Exchange.Declare", True)
-    assert "Exchange.Declare" not in names(wire.produce(message))  # one request at a time
-    assert wire.answer(method(1, commands.Exchange.DeclareOk())) == b""
-    assert names(wire.upstream()) == ["Exchange.Declare"]
-    assert wire.answer(method(1, commands.Exchange.DeclareOk())) == wire.upstream() == b""
+    assert names(wire.produce(message))[-1] == "Channel.Flow"
+    assert "Channel.Flow" not in names(wire.produce(message))  # one request at a time
+    assert wire.answer(FLOW_OK) == b""
+    assert names(wire.upstream()) == ["Channel.Flow"]
+    assert wire.answer(FLOW_OK) == wire.upstream() == b""
     of.set_missing(("exchange", b"e"), "deleted")
     of.changed()
     [copy] = parts(wire.produce(message))
@@ -235,21 +235,21 @@ def test_without_confirms_returns_are_not_awaited_after_the_broker_has_processed
 
 def test_without_confirms_no_method_is_sent_between_the_frames_of_a_later_content() -> None:
     wire = Wire(several("e")).open()
-    message, declare_ok = publish(mandatory=True), method(1, commands.Exchange.DeclareOk())
-    assert names(wire.produce(message, message)).count("Exchange.Declare") == 1
+    message = publish(mandatory=True)
+    assert names(wire.produce(message, message)).count("Channel.Flow") == 1
     *begin, end = split(publish(to="amq.direct", body=bytes(5000), frame_max=4096))
     wire.produce(*(frame.raw for frame in begin))
-    assert wire.answer(declare_ok) == wire.upstream() == b""
+    assert wire.answer(FLOW_OK) == wire.upstream() == b""
     assert wire.produce(end.raw) == end.raw
-    assert "Exchange.Declare" in names(wire.produce(message))
-    assert wire.answer(declare_ok) == wire.upstream() == b""
+    assert "Channel.Flow" in names(wire.produce(message))
+    assert wire.answer(FLOW_OK) == wire.upstream() == b""
 
 
 def test_without_confirms_no_method_is_sent_after_the_close_of_a_channel() -> None:
     wire = Wire(several("e")).open()
     message, close = publish(mandatory=True), method(1, commands.Channel.Close(200, "", 0, 0))
     assert names(wire.produce(message, message, close))[-1] == "Channel.Close"
-    assert wire.answer(method(1, commands.Exchange.DeclareOk())) == wire.upstream() == b""
+    assert wire.answer(FLOW_OK) == wire.upstream() == b""
     assert names(wire.answer(method(1, commands.Channel.CloseOk()))) == ["Channel.CloseOk"]
 
 
