@@ -137,7 +137,6 @@ _WHY = Row(
                 summed("oxproxy_topology_foreign_bindings", legend="foreign bindings"),
                 Query(total(chosen("oxproxy_carrier_bindings", 'fits="no"')), "bindings on unsuitable carriers"),
                 summed("oxproxy_topology_unsigned_bindings", legend="unsigned bindings"),
-                summed("oxproxy_topology_unkeyed_tokens", legend="tokens created by version 0.1"),
                 summed("oxproxy_topology_carrier_bypasses", legend="carrier bypasses"),
                 per_second("oxproxy_regex_limit_hits_total", legend="searches per second that reached the limit"),
                 per_second("oxproxy_regex_budget_spent_total", legend="regex budgets exceeded per second"),

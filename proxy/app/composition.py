@@ -24,13 +24,12 @@ from proxy.relay.connection_state import MOST_MESSAGE_BYTES, RelayLimits
 from proxy.relay.publish.plan import ClientRules
 from proxy.relay.rate_limits import RateLimits
 from proxy.relay.tokens import Secrets
-from proxy.relay.vhost import Delivery
+from proxy.relay.vhost import ClientRoutes
 from proxy.rules.addresses import BrokerRule, broker_password
 from proxy.rules.lint.addresses import check_loops
 from proxy.rules.loader import LoadedRules
 from proxy.yamlfile.document import Faults
 from proxy.yamlfile.hosts import HostPort
-from proxy.yamlfile.models import path_in
 
 #: Maximum number of channels if no limit is configured. Channel numbers have 16 bits.
 _MOST_CHANNELS = 65535
@@ -82,9 +81,8 @@ def control_settings(settings: Settings, tls: SidecarTls, secrets: Secrets) -> C
         refresh_seconds=settings.inventory.refresh_seconds,
         remove_foreign=settings.inventory.foreign_bindings == "remove",
         declared=DeclaredSettings(
-            own_routes=declared.client_routes == "own",
+            client_routes=ClientRoutes(declared.client_routes),
             announce=declared.announce,
-            snapshot=path_in(settings.folder, declared.snapshot),
             secrets=secrets,
         ),
     )
@@ -93,7 +91,6 @@ def control_settings(settings: Settings, tls: SidecarTls, secrets: Secrets) -> C
 def client_rules(settings: Settings) -> ClientRules:
     declared = settings.declared
     return ClientRules(
-        Delivery(declared.delivery),
         strict_unbind=declared.unbind == "strict",
         regexes=declared.regexes,
         regex_budget=settings.limits.regex_budget,
@@ -103,17 +100,15 @@ def client_rules(settings: Settings) -> ClientRules:
 def secrets_of(settings: Settings) -> Secrets:
     """Return the secrets that sign client bindings.
 
-    If `declared.secrets` is not configured, the only secret is derived from the control user's password, so that all
-    sidecars with this user have the same secret. The derivation is deliberately slow, since guessed passwords can be
-    tested against signatures.
+    The last secret is derived from the control user's password, so that sidecars with this user agree before
+    `declared.secrets` is configured and while it is being configured on one after the other. The derivation is
+    deliberately slow, since guessed passwords can be tested against signatures.
     """
     given = [source.value for source in settings.declared.secrets]
-    if given:
-        return Secrets(given)
     control = settings.upstream.control
     salt = b"oxproxy declared.secrets " + control.username.encode()
     password = control.password.get_secret_value().encode()
-    return Secrets([hashlib.scrypt(password, salt=salt, n=_SCRYPT_COST, r=8, p=1, dklen=32)])
+    return Secrets([*given, hashlib.scrypt(password, salt=salt, n=_SCRYPT_COST, r=8, p=1, dklen=32)])
 
 
 def audit_policy(settings: Settings) -> AuditPolicy | None:

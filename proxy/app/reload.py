@@ -259,8 +259,6 @@ class Reload:
         activation()
         self._counters.rules.version = loaded.rules.version
         self.loaded = loaded
-        for managed, state, new in prepared:
-            self._tasks.start(managed.retire(new.retired), f"retire tokens of {state.name}")
         self._tasks.start(free_exchanges(remains), "free old rules")
 
 
@@ -305,7 +303,11 @@ def _unreachable(state: VhostState) -> list[str]:
         destination
         for owned in state.exchanges.values()
         for destination in state.router.destinations(owned.name)
-        if destination not in owned.bound and not (owned.delivery is Delivery.QUEUE and _exists(state, destination))
+        if (
+            not _exists(state, destination)
+            if owned.delivery is Delivery.QUEUE
+            else state.token_of(owned, destination) is None
+        )
     }
     if state.addresses is not None:
         named = {destination for name in state.exchanges for destination in state.router.destinations(name)}

@@ -223,7 +223,7 @@ class Sidecar:
         warn = self._topology.supervisor.keep("warnings", vhosts.warn, steady_seconds=_STEADY_SECONDS)
         tasks.start(warn, "warnings")
         self._topology.remote_observer = RemoteObserver(self._control_settings_of_remote)
-        self._topology.in_use, self._topology.released = vhosts.client_connections.present, vhosts.forget
+        self._topology.in_use, self._topology.released = vhosts.in_use, vhosts.forget
         self._remotes = self._make_remotes(tasks)
         self._reload = self._make_reload(vhosts, tasks)
         self._shadow = Shadow(self._reload, vhosts, privacy, tasks)

@@ -60,10 +60,7 @@ class WorkerSlot(NamedTuple):
             admin = admin.model_copy(update={"address": address})
         instance = f"{settings.audit.instance or socket.gethostname()}-{self.number}"
         audit = settings.audit.model_copy(update={"instance": instance})
-        declared = settings.declared
-        if declared.snapshot is not None:
-            declared = declared.model_copy(update={"snapshot": f"{declared.snapshot}.{self.number}"})
-        return settings.model_copy(update={"admin": admin, "audit": audit, "declared": declared})
+        return settings.model_copy(update={"admin": admin, "audit": audit})
 
 
 @dataclass(slots=True)

@@ -12,6 +12,5 @@ Only this package uses aio_pika, aiormq and aiohttp's client.
 | AMQP methods sent by the control plane, and explanations of refusals | `methods` |
 | restarting failed background tasks | `task_supervisor` |
 | checking the address table's destinations on other brokers | `remote_observer` |
-| `oxproxy adopt`: signing bindings that are not signed with the current secret | `adoption` |
 | `oxproxy cleanup`: removing objects that sidecars left on a broker | `cleanup` |
 """

@@ -33,7 +33,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import aio_pika
@@ -51,10 +50,11 @@ from aiormq.exceptions import (
     ProbableAuthenticationError,
 )
 
-from proxy.broker.methods import LOCKED, Bind, Find, Method, Refusal, make, make_all
+from proxy.broker.methods import NOT_FOUND, Bind, Find, Method, Refusal, make, make_all
 from proxy.broker.task_supervisor import end_if_cancelled, gather_all
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.tokens import Secrets
+from proxy.relay.vhost import ClientRoutes
 from proxy.values import Destination
 
 
@@ -63,16 +63,13 @@ class DeclaredSettings:
     """Settings for client declarations.
 
     Args:
-        own_routes: whether routes in a client's bindings reach only queues that this client has permission to bind. If
-            so, the control user binds no tokens for these routes.
+        client_routes: which routes clients' bindings may have.
         announce: whether sidecars announce changes to each other through a fanout exchange on the broker.
-        snapshot: file for state that the broker can't store; None for no file.
         secrets: the secrets that sign data stored on the broker.
     """
 
-    own_routes: bool = True
+    client_routes: ClientRoutes = ClientRoutes.OWN
     announce: bool = False
-    snapshot: Path | None = None
     secrets: Secrets = field(default_factory=Secrets)
 
 
@@ -109,7 +106,6 @@ class ControlSettings:
         heartbeat_seconds: AMQP heartbeat interval of the control connections.
         retry_seconds: first pause before a reconnect. It doubles after each failure, up to `retry_limit_seconds`.
         retry_limit_seconds: maximum pause before a reconnect.
-        grace_seconds: time for which unneeded tokens stay bound after the rules have been replaced.
         bind_limit: maximum number of destinations per virtual host that are bound on demand.
         remember_limit: maximum number of cached destinations that could not be bound on demand.
         retries_per_look: maximum number of failed actions retried in one pass, and of destinations verified in one
@@ -133,7 +129,6 @@ class ControlSettings:
     heartbeat_seconds: int = 30
     retry_seconds: float = 0.5
     retry_limit_seconds: float = 30.0
-    grace_seconds: float = 5.0
     bind_limit: int = 10_000
     remember_limit: int = 10_000
     retries_per_look: int = 256
@@ -398,13 +393,16 @@ class ControlConnection:
         return refusals
 
     async def find_missing(self, destinations: Iterable[Destination]) -> dict[Destination, str]:
-        """Return the given destinations that can't be found on the broker, with the reasons."""
+        """Return the given destinations that do not exist on the broker, with the reason.
+
+        Since RabbitMQ 4.2.6, a user needs configure permission on an object to look it up. A refusal shows nothing.
+        """
         asked = list(destinations)
         refusals = await self.call_all([Find(destination) for destination in asked])
         return {
             destination: refusal.reason(destination[0])
             for destination, refusal in zip(asked, refusals, strict=True)
-            if refusal is not None and refusal.code != LOCKED
+            if refusal is not None and refusal.code == NOT_FOUND
         }
 
     async def _in_lanes(self, work: Callable[[], Awaitable[None]], count: int) -> None:

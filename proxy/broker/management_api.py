@@ -31,13 +31,13 @@ from proxy.broker.connection import ControlSettings
 from proxy.broker.task_supervisor import gather_all
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.garbage import without_collection
-from proxy.relay.declare.storage import KEPT, MARK, PIN, SIGNATURE, STORAGE, STORAGE_WORD
-from proxy.relay.tokens import is_keyed, token
+from proxy.relay.declare.storage import KEPT, MARK, SIGNATURE
+from proxy.relay.tokens import is_storage_key, is_token
 from proxy.values import Destination, describe, shown
 
 log = structlog.get_logger(__name__)
 
-_MARK, _KEPT, _SIGNATURE, _PIN = MARK.decode(), KEPT.decode(), SIGNATURE.decode(), PIN.decode()
+_MARK, _KEPT, _SIGNATURE = MARK.decode(), KEPT.decode(), SIGNATURE.decode()
 _BLANK = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()
 
@@ -83,8 +83,6 @@ class BindingInfo(NamedTuple):
         properties_key: identifier of the binding in the management API.
         kept: the stored data of a client's bind; may be empty.
         signature: signature of the stored data; may be empty.
-        pin: distinguishes bindings that have the same token and no stored data; empty for a plain row
-            (`relay.token_table`).
     """
 
     destination: Destination
@@ -92,21 +90,15 @@ class BindingInfo(NamedTuple):
     properties_key: str
     kept: str = ""
     signature: str = ""
-    pin: str = ""
-
-    @property
-    def under_token(self) -> bool:
-        """True if the routing key is the destination's unkeyed token, or has the form of a keyed token."""
-        return is_keyed(self.routing_key) or self.routing_key == token(*self.destination)
 
     @property
     def stores(self) -> bool:
         """True if this binding stores a client's binding."""
-        return self.routing_key.startswith((STORAGE, STORAGE_WORD)) or (bool(self.kept) and self.under_token)
+        return is_storage_key(self.routing_key)
 
     def __str__(self) -> str:
         named = describe(self.destination)
-        if is_keyed(self.routing_key):  # the token of a destination is secret
+        if is_token(self.routing_key):  # the token of a destination is secret
             return f"{named} with a token"
         return f"{named} with key {shown(self.routing_key)!r}"
 
@@ -150,7 +142,6 @@ def binding_info(item: Mapping[str, Any]) -> BindingInfo:
         item["properties_key"],
         _own_text(arguments, _KEPT),
         _own_text(arguments, _SIGNATURE),
-        _own_text(arguments, _PIN),
     )
 
 
@@ -262,11 +253,6 @@ class ManagementApi:
         """
         path = f"/permissions/{_quoted(vhost)}/{_quoted(user)}"
         return await self._row(path, lambda item: Permissions(item["configure"], item["write"], item["read"]))
-
-    async def declare_marker(self, vhost: str, name: bytes) -> None:
-        """Declare a durable marker exchange. Only its existence matters."""
-        body = {"type": "fanout", "durable": True}
-        await self._request("PUT", f"/exchanges/{_quoted(vhost)}/{_quoted(name)}", body)
 
     async def bindings(self, vhost: str, exchange: bytes) -> list[BindingInfo]:
         """List the bindings whose source is the given exchange; empty if the exchange does not exist."""
@@ -502,9 +488,7 @@ class VhostDiscovery:
         """Return the virtual hosts. After a refusal or at the time limit, set `fault` and return an empty set."""
         if self._management is None:
             log.warning(
-                "no management API: client declarations made through other sidecars are unknown, and after a restart "
-                "only declarations in a snapshot are known",
-                snapshot=str(self._settings.declared.snapshot),
+                "no management API: client declarations made through other sidecars, or before a restart, are unknown"
             )
             return set()
         loop = asyncio.get_running_loop()

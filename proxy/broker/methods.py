@@ -33,6 +33,8 @@ from proxy.values import LONGEST_NAME_BYTES, QUEUE, Destination, Table, Value, s
 _QUOTABLE_BYTES = 140
 _METHOD_BYTES = 4
 
+#: Reply code if an object does not exist.
+NOT_FOUND = 404
 #: Reply code if a queue is exclusive to another connection.
 LOCKED = 405
 
@@ -52,7 +54,7 @@ class Refusal(NamedTuple):
 
     def reason(self, kind: str) -> str:
         """Describe, for operators, why a destination of this kind could not be bound or found."""
-        if self.code == 404:
+        if self.code == NOT_FOUND:
             carrier = kind == QUEUE and "no exchange" in self.text
             return f"the carrier exchange does not exist: {self.text}" if carrier else ABSENT
         if self.code == LOCKED:

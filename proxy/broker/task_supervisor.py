@@ -15,7 +15,7 @@ from typing import TypeVar
 import structlog
 
 #: Task names, as used in the failure metric.
-TASKS = tuple("start vhost discovery snapshot announcements demand remotes gauges live rules warnings".split())
+TASKS = tuple("start vhost discovery announcements demand remotes gauges live rules warnings".split())
 
 T = TypeVar("T")
 

@@ -18,7 +18,6 @@ from typing import Any
 import structlog
 
 from proxy.broker.connection import ControlSettings
-from proxy.broker.declared.snapshot import Recorder
 from proxy.broker.management_api import ManagementApi, VhostDiscovery
 from proxy.broker.methods import DeclareQueue
 from proxy.broker.reconcile.relay_requests import RelayRequests
@@ -52,7 +51,7 @@ def status_of(vhost: VhostTopology) -> dict[str, Any]:  # Any: JSON
         "inventory_failures": observer.failures,
         "queues": len(reconciler.names.queues),
         "unsigned": {shown(name): texts for name, texts in sorted(listings.unsigned.items())},
-        "old_tokens": observer.tokens(),
+        "stale_tokens": {shown(name): count for name, count in sorted(observer.stale.items())},
         "bypasses": observer.bypasses,
         "unfit_carriers": [str(carrier) for carrier in reconciler.carrier_bindings if not carrier.fits],
         "previous_secret": {shown(name): count for name, count in sorted(listings.previous.items())},
@@ -86,7 +85,6 @@ class Topology:
         self._settings = settings
         self.supervisor = Supervisor(settings.retry_seconds, settings.retry_limit_seconds)
         self._management = ManagementApi(settings, settings.management) if settings.management else None
-        self._recorder = Recorder(settings.declared.snapshot, self._states, self.supervisor)
         self._discovery = VhostDiscovery(settings, self._management)
         self._vhosts: dict[str, VhostTopology] = {}
         for name, state in states.items():
@@ -112,15 +110,9 @@ class Topology:
             UpstreamError: the first failure. After REFUSED, the operator must correct the credentials or permissions,
                 or resolve a conflict. After UNAVAILABLE or TIMEOUT, `run` can be started and will retry.
         """
-        records = await self._recorder.load()
-        discovered = await self._discovery.find()
-        remembered = {record.vhost for record in records.exchanges} | {record.vhost for record in records.bindings}
-        for name in sorted((discovered | remembered) - self._vhosts.keys()):
+        for name in sorted(await self._discovery.find() - self._vhosts.keys()):
             self._follow(VhostState(name, Router(())))
         self._awaited = frozenset(self._vhosts)
-        for name in sorted(remembered):
-            unread = self._management is None or bool(self._discovery.fault)
-            await self._vhosts[name].reconciler.store.remember(records, carriers=unread)
         names = list(self._vhosts)
         outcomes = await asyncio.gather(*(self._vhosts[name].connect() for name in names), return_exceptions=True)
         for name, outcome in zip(names, outcomes, strict=True):
@@ -147,7 +139,6 @@ class Topology:
             self._tasks = None
 
     async def close(self) -> None:
-        await self._recorder.close()
         await asyncio.gather(*(vhost.close() for vhost in self._vhosts.values()))
         if self._management is not None:
             await self._management.close()
@@ -159,7 +150,6 @@ class Topology:
         del self._vhosts[name]
         self.supervisor.forget(name)
         await vhost.close()
-        self._recorder.record()
         log.info("virtual host was deleted and is no longer managed", vhost=name)
         self.released(name)
 
@@ -181,12 +171,9 @@ class Topology:
             await self.adopt(name)
 
     def _follow(self, state: VhostState, queues: Sequence[DeclareQueue] = ()) -> VhostTopology:
-        vhost = VhostTopology(self._settings, state, queues, self._management, self._recorder.record, self.supervisor)
+        vhost = VhostTopology(self._settings, state, queues, self._management, self.supervisor)
         self._vhosts[state.name] = vhost
         return vhost
-
-    def _states(self) -> list[VhostState]:
-        return [vhost.state for vhost in self._vhosts.values()]
 
     # -- virtual hosts that are added later ------------------------------------------------------------------------
 
@@ -248,13 +235,9 @@ class Topology:
         """Current limitations that do not prevent routing."""
         reasons: list[str] = []
         if self._management is None:
-            snapshot = self._settings.declared.snapshot
-            keeps = f"stored in {snapshot}" if snapshot is not None else "not stored"
-            reasons.append(f"no management API: client declarations are {keeps} and not shared with other sidecars")
+            reasons.append("no management API: client declarations of other sidecars, or before a restart, are unknown")
         elif self._discovery.fault:
             reasons.append(f"virtual hosts with client declarations can't be listed: {self._discovery.fault}")
-        if self._recorder.fault:
-            reasons.append(self._recorder.fault)
         for name, vhost in sorted(self._vhosts.items()):
             if vhost.health.fault:
                 reasons.append(f"vhost {name}: {vhost.health.fault}")
@@ -281,7 +264,6 @@ class Topology:
         counters.control_unreachable = self.supervisor.unreachable
         counters.foreign_bindings = sum(len(found) for observer in observers for found in observer.foreign.values())
         counters.unsigned_bindings = sum(len(texts) for exchanges in unsigned for texts in exchanges.values())
-        counters.unkeyed_tokens = sum(observer.tokens()["unkeyed"] for observer in observers)
         counters.carrier_bypasses = sum(len(observer.bypasses) for observer in observers)
 
     def status(self) -> list[dict[str, Any]]:  # Any: JSON

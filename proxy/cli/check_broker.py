@@ -15,33 +15,31 @@ from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from proxy.broker.connection import ControlConnection, ControlSettings
-from proxy.broker.management_api import BindingInfo, ExchangeInfo, ManagementApi, Permissions, QueueInfo
+from proxy.broker.management_api import ExchangeInfo, ManagementApi, Permissions, QueueInfo
 from proxy.broker.methods import DeclareQueue
-from proxy.broker.reconcile.carrier_forms import CarrierBindings, adopt_types, scans_bindings
+from proxy.broker.reconcile.carrier_types import CarrierBindings, adopt_types, scans_bindings
 from proxy.broker.reconcile.checks import carrier_conflict, carrier_difference, internal_conflicts
 from proxy.broker.reconcile.desired import DesiredState, desired_state
-from proxy.broker.reconcile.diff import Action, DeclareCarrier, Observation, RemoveBinding, diff
+from proxy.broker.reconcile.diff import Action, DeclareCarrier, Observation, diff
 from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.cli.findings import Findings
 from proxy.config.settings import Settings, UpstreamSection, UpstreamTls
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
 from proxy.net.tls_config import SidecarTls
-from proxy.relay.tokens import UNKEYED, Tokens
-from proxy.relay.vhost import OwnedExchange, VhostState
+from proxy.relay.tokens import Tokens, is_token
+from proxy.relay.vhost import VhostState
 from proxy.routing.bindings.patterns import Budget, InvalidPattern, compile_pattern
 from proxy.routing.router import Router
 from proxy.rules.lint.destinations import EvaluatedExchange, NamedDestination
 from proxy.rules.ruleset import QueueRule
 from proxy.rules.wire import owned_exchange, owned_exchanges
-from proxy.values import EXCHANGE, QUEUE, Destination, text
+from proxy.values import EXCHANGE, QUEUE, text
 from proxy.yamlfile.document import ConfigWarning
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
 _CARRIER = "carrier"
 #: The choice of carrier types depends on the form of the tokens, but not on their key. This check assumes that no
-#: sidecar runs version 0.1, so that there are no unkeyed tokens.
-_KEYED = Tokens(keys=[b"any"], retired=frozenset([UNKEYED]))
 
 
 def ask_broker(address: str, findings: Findings) -> None:
@@ -171,7 +169,7 @@ async def _list(settings: ControlSettings, findings: Findings) -> None:
                 if vhost in loaded.rules.vhosts:
                     rules = loaded.rules.vhosts[vhost]
                     desired = desired_state(owned_exchanges(rules), loaded.routers[vhost], book=loaded.books.get(vhost))
-                    state = VhostState(vhost, loaded.routers[vhost], tokens=_KEYED, scans_bindings=scans)
+                    state = VhostState(vhost, loaded.routers[vhost], scans_bindings=scans)
                     adopt_types(state, desired, exchanges)
                     observation = await _observe(management, vhost, desired, queues, exchanges)
                     _add_unfit(vhost, desired, observation, scans, findings)
@@ -206,10 +204,7 @@ def _add_unfit(vhost: str, desired: DesiredState, observation: Observation, scan
     """Add warnings about existing carriers whose type does not suit the number of their present and future bindings."""
     written = {exchange.rule.name: exchange for exchange in findings.exchanges if exchange.vhost == vhost}
     for exchange in desired.carriers:
-        bound = observation.tokens.get(exchange.name)
-        if bound is None:
-            continue
-        carrier = CarrierBindings(exchange, len(bound | desired.tokens_of(exchange)), scans)
+        carrier = CarrierBindings(exchange, len(exchange.tokens.bound.keys() | desired.tokens_of(exchange)), scans)
         if not carrier.fits:
             place = written[exchange.name]
             findings.warnings.append(ConfigWarning(place.place, place.path, str(carrier)))
@@ -225,31 +220,17 @@ async def _observe(
     names = ObservedState()
     names.queues_listed({}, queues)
     names.exchanges_listed(exchanges)
-    tokens: dict[bytes, set[Destination]] = {}
-    surplus: list[RemoveBinding] = []
-    conflicts = set()
+    tokens, conflicts = Tokens(), set()
     for exchange in desired.carriers:
         info = exchanges.get(exchange.carrier)
         if carrier_conflict(exchange, info) or carrier_difference(exchange, info):
             conflicts.add(exchange.name)
         elif info is not None:
-            bindings = await management.bindings(vhost, exchange.carrier)
-            bound = {binding.destination: binding for binding in bindings if binding.under_token}
-            tokens[exchange.name] = set(bound)
-            surplus += _surplus(exchange, desired, bindings, bound)
-    return Observation(names, tokens, surplus=surplus, conflicts=conflicts)
-
-
-def _surplus(
-    exchange: OwnedExchange,
-    desired: DesiredState,
-    bindings: Sequence[BindingInfo],
-    bound: Mapping[Destination, BindingInfo],
-) -> Iterator[RemoveBinding]:
-    # Client bindings also need tokens, but only a running sidecar can determine which tokens.
-    if not any(binding.stores for binding in bindings):
-        for destination in bound.keys() - desired.tokens_of(exchange):
-            yield RemoveBinding(exchange.carrier, bound[destination], "not needed by the rules")
+            for binding in await management.bindings(vhost, exchange.carrier):
+                if is_token(binding.routing_key):  # whatever the secret
+                    candidates = tokens.candidates(binding.destination, one_word=True)
+                    exchange.tokens.bind_ok(binding.destination, candidates)
+    return Observation(names, tokens, conflicts=conflicts)
 
 
 # -- permissions -------------------------------------------------------------------------------------------------------

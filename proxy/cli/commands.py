@@ -217,15 +217,6 @@ COMMANDS = {
         ),
         no="some objects could not be removed",
     ),
-    "adopt": CommandEntry(
-        "sign client bindings with the current secret",
-        "Lists and signs client bindings that are not signed with the current secret.",
-        (
-            ("oxproxy adopt --config oxproxy.yaml --dry-run", "lists bindings"),
-            ("oxproxy adopt --config oxproxy.yaml --finish", "signs bindings and ends the transition"),
-        ),
-        no="some bindings could not be signed, or the transition could not be ended",
-    ),
     "completion": CommandEntry(
         "print a completion script for bash, zsh or fish",
         "Prints a script that completes commands, options and values.",

@@ -79,8 +79,6 @@ def read_settings(root: Node | None, path: Path, environ: Environment[str, str],
     _check_tls(settings, faults)
     if settings.audit.directory is not None:
         _check_audit_directory(settings, path.parent / settings.audit.directory, faults)
-    if settings.declared.snapshot is not None:
-        _check_snapshot_directory(settings, path.parent / settings.declared.snapshot, faults)
     faults.check()
     return settings
 
@@ -157,12 +155,6 @@ def _check_audit_directory(settings: Settings, directory: Path, faults: Faults) 
         faults.error(settings.place(key), key, f"{directory}: got a file, expected a directory")
     elif not faults.secrets_required and not os.path.isdir(directory.parent):  # at startup, the audit log reports it
         faults.warn(settings.place(key), key, f"{directory}: the parent directory does not exist")
-
-
-def _check_snapshot_directory(settings: Settings, file: Path, faults: Faults) -> None:
-    if not os.path.isdir(file.parent):
-        key = "declared.snapshot"
-        faults.missing(settings.place(key), key, f"the directory {file.parent} does not exist")
 
 
 def _check_files(settings: Settings, section: str, names: Environment[str, str | None], faults: Faults) -> None:

@@ -133,19 +133,15 @@ class InventorySection(FileModel):
 class DeclaredSection(FileModel):
     """Settings for declarations that clients make over AMQP."""
 
-    delivery: Literal["carrier", "queue"] = "carrier"
-    """delivery of exchanges that clients declare without `x-delivery`: `carrier` or `queue`"""
     unbind: Literal["strict", "broker"] = "strict"
     """result of an unbind that matches no binding: an error (`strict`) or success (`broker`)"""
     client_routes: Literal["own", "any"] = "own"
-    """which queues can be added by routes in client bindings and by message headers: only queues that the client is
-    permitted to bind (`own`), or all queues (`any`)"""
+    """which routes client bindings may have: only those that name a destination which exists and which the client is
+    permitted to bind (`own`), or all, with destinations that the control user binds (`any`)"""
     regexes: Annotated[int, Whole(0, 1_000_000)] = 100
     """maximum number of regular expressions in a user's bindings, per virtual host"""
     announce: bool = False
     """whether sidecars notify each other of changes immediately, through a fanout exchange on the broker"""
-    snapshot: Text | None = None
-    """file for declarations that the broker can't store; must not be shared between sidecars"""
     secrets: Annotated[tuple[SecretSource, ...], Field(min_length=1), LISTED] = ()
 
 

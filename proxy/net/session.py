@@ -22,18 +22,17 @@ from proxy.net.opening import Opening
 from proxy.net.remote.pool import ProducerRemotes
 from proxy.net.tasks import Tasks
 from proxy.net.throttle import Throttle
-from proxy.net.vhosts import VhostControl
 from proxy.relay.connection_state import (
     NO_REMOTES,
+    NOT_LOOKED_UP,
     BindDestinations,
     ConnectionTerms,
+    EndExchange,
     EnsureDestination,
-    PermissionCheck,
     Phase,
     RemoteBrokers,
     Request,
 )
-from proxy.relay.declare.token_bindings import check_permission
 from proxy.relay.handshake.machine import Handshake
 from proxy.relay.relay import Relay
 
@@ -107,8 +106,7 @@ class Session:
         self._remotes = self._shared.remotes.port(handshake.vhost, partial(self._pause_producer, "remote is slow"))
         connection.remotes = RemoteBrokers(self._remotes.publisher, self._wake)
         self._user = handshake.user
-        vhosts.client_connections.enter(handshake.vhost, handshake.user, self)
-        plans.state.clear_refusals(client=handshake.user)
+        vhosts.open_connections[handshake.vhost] += 1
         counters = self._shared.counters
         for side in (counters.downstream, counters.upstream):
             side.results["ok"] += 1
@@ -272,6 +270,7 @@ class Session:
         """Carry out a request from the relay. If there is no reply by the deadline, the relay continues without it."""
         control = self._shared.vhosts.control_of(relay.connection.plans.state.name)
         exchange_type: str | None = None
+        ended = True
         try:
             async with asyncio.timeout(self._shared.limits.bind_seconds):
                 if control is None:
@@ -279,31 +278,18 @@ class Session:
                 elif isinstance(request, EnsureDestination):
                     await control.ensure(request.destination)
                 elif isinstance(request, BindDestinations):
-                    await self._bind(control, request)
+                    await control.bind(request.exchange, request.destinations)
+                elif isinstance(request, EndExchange):
+                    ended = await control.end(request.owned)
                 else:
                     exchange_type = await control.look_up(request.exchange, request.destination)
         except (TimeoutError, UpstreamError) as error:
             self._log.warning("control plane did not respond", request=type(request).__name__, error=str(error))
+            exchange_type, ended = NOT_LOOKED_UP, False
         finally:
             if not self._over:
-                relay.answer(request, exchange_type)
+                relay.answer(request, exchange_type, ended=ended)
                 self._flush(relay, monotonic())
-
-    async def _bind(self, control: VhostControl, request: BindDestinations) -> None:
-        await self._shared.vhosts.client_connections.ask(control.state.name, request.permission_checks)
-        allowed = [check for check in request.permission_checks if check.destination in check.reach.allowed]
-        for name in {check.owned.name for check in allowed}:
-            control.changed(name)
-        wanted = {check.destination for check in allowed}.union(request.destinations)
-        if wanted:
-            await control.bind(request.exchange, wanted)
-
-    def ask(self, asked: PermissionCheck, done: Callable[[], None]) -> None:
-        if self.relay is None or self._over:
-            done()
-            return
-        check_permission(self.relay.connection, asked, done)
-        self._flush(self.relay, monotonic())
 
     # -- closing -----------------------------------------------------------------------------------------------
 
@@ -405,7 +391,7 @@ class Session:
             if self._remotes is not None:
                 self._remotes.close()
                 relay.connection.remotes = NO_REMOTES
-            self._shared.vhosts.client_connections.leave(relay.connection.plans.state.name, self._user, self)
+            self._shared.vhosts.open_connections[relay.connection.plans.state.name] -= 1
             counters.downstream.open -= 1
             counters.upstream.open -= 1
             fault = relay.connection.lifecycle.fault

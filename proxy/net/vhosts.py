@@ -1,71 +1,27 @@
-"""Data that sessions need for each virtual host: plans, control plane, and connections for checking permissions.
+"""Data that sessions need for each virtual host: plans and control plane.
 
 Virtual hosts that are not named in the rules also have plans, which are created when the first producer logs in.
 
-Destinations chosen by a client's bindings must be within that client's permissions, which can be checked only on the
-client's own connections. The message that is routed to the destination often comes from a different client.
-
-Source: architecture, "The control plane"; `relay.token_table`.
+Source: architecture, "The control plane".
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Iterable
 from typing import Protocol
 
 import structlog
 
 from proxy.relay.audit_record import PublishLog
-from proxy.relay.connection_state import NO_INVENTORY, PermissionCheck, QueueInventory
+from proxy.relay.connection_state import NO_INVENTORY, QueueInventory
 from proxy.relay.counters import Counters
 from proxy.relay.publish.plan import ClientRules, DecisionCaches, Plans, Sources
 from proxy.relay.publish.tap import FailureSink, Tap
-from proxy.relay.vhost import VhostState
+from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.router import Router
 from proxy.values import Destination
-
-
-class ClientConnection(Protocol):
-    """A client's connection, on which the client's permissions can be checked."""
-
-    def ask(self, asked: PermissionCheck, done: Callable[[], None]) -> None:
-        """Check whether the broker permits the client to bind a destination, record the result, then call `done`."""
-
-
-class ClientConnections:
-    """The open connections, by virtual host and user."""
-
-    def __init__(self) -> None:
-        #: the connections in the order in which they were opened; the values are not used
-        self._open: dict[tuple[str, str], dict[ClientConnection, None]] = {}
-
-    def enter(self, vhost: str, user: str, connection: ClientConnection) -> None:
-        self._open.setdefault((vhost, user), {})[connection] = None
-
-    def leave(self, vhost: str, user: str, connection: ClientConnection) -> None:
-        connections = self._open.get((vhost, user), {})
-        connections.pop(connection, None)
-        if not connections:
-            self._open.pop((vhost, user), None)
-
-    def present(self, vhost: str) -> bool:
-        return any(name == vhost for name, _ in self._open)
-
-    async def ask(self, vhost: str, asked: Iterable[PermissionCheck]) -> None:
-        """Check permissions on clients' connections. For a client without a connection, a refusal is recorded."""
-        waiting = []
-        for check in asked:
-            connections = self._open.get((vhost, check.reach.client))
-            if connections:
-                known = asyncio.Event()
-                waiting.append(known)
-                next(reversed(connections)).ask(check, known.set)
-            else:
-                check.reach.refuse(check.destination, f"{check.reach.client} is not connected")
-        for known in waiting:
-            await known.wait()
-
 
 _log = structlog.get_logger(__name__)
 #: Interval between checks for address rules that expose passwords.
@@ -94,6 +50,9 @@ class VhostControl(Protocol):
 
     async def bind(self, exchange: bytes, destinations: Iterable[Destination]) -> set[Destination]:
         """Bind destinations that a publish is waiting for."""
+
+    async def end(self, owned: OwnedExchange) -> bool:
+        """Unbind the tokens of an exchange that has no client's bindings; return False if it has some."""
 
     async def look_up(self, exchange: bytes, destination: Destination | None) -> str | None:
         """Look up an exchange, or its bindings to a destination, on the broker.
@@ -145,8 +104,8 @@ class Vhosts:
         self._failures: FailureSink | None = None
         self._decisions = DecisionCaches()
         self._plans = {state.name: self._make(state) for state in states}
-        #: connections on which clients' permissions can be checked
-        self.client_connections = ClientConnections()
+        #: number of clients' open connections by virtual host
+        self.open_connections: Counter[str] = Counter()
 
     def plans(self, vhost: str) -> Plans:
         """Return the plans of a virtual host.
@@ -165,10 +124,14 @@ class Vhosts:
 
         A new virtual host with the same name then starts from scratch.
         """
-        if not self.client_connections.present(vhost):
+        if not self.in_use(vhost):
             plans = self._plans.pop(vhost, None)
             if plans is not None:
                 plans.forget()
+
+    def in_use(self, vhost: str) -> bool:
+        """Return True if a client is connected to a virtual host."""
+        return self.open_connections[vhost] > 0
 
     @property
     def states(self) -> list[VhostState]:

@@ -302,11 +302,6 @@ METRICS: tuple[MetricSpec, ...] = (
         "Foreign bindings on carriers, which were not created by a sidecar and bypass the rules.",
     ),
     _number(
-        "topology_unkeyed_tokens",
-        lambda counters: counters.unkeyed_tokens,
-        "Bindings on carriers with unkeyed tokens, as created by version 0.1; `oxproxy adopt --finish` removes them.",
-    ),
-    _number(
         "topology_carrier_bypasses",
         lambda counters: counters.carrier_bypasses,
         "Alternate and dead-letter exchanges on RabbitMQ that route messages to a carrier and bypass its rules.",

@@ -60,7 +60,6 @@ _ANSWERS: Final = frozenset(
         methods.QUEUE_UNBIND_OK,
     )
 )
-_LOOKS: Final = frozenset((methods.QUEUE_DECLARE, methods.EXCHANGE_DECLARE))
 _WITH_CONTENT: Final = frozenset((methods.BASIC_DELIVER, methods.BASIC_GET_OK))
 
 
@@ -453,12 +452,9 @@ class BrokerFrames:
         if channel.content is not None and not channel.content.begun:
             connection.drop_content(channel)
         connection.end_confirms(channel)
-        refusal = _naming_the_request(channel, frame)
-        if refusal != frame:
-            connection.send_to_producer(channel, refusal)
         channel.replies.drop()
         connection.take_held_again(channel)
-        return refusal == frame
+        return True
 
     def _closed(self, channel: Channel, frame: bytes = b"") -> bool:
         """Handle the broker's close-ok; return whether it is relayed to the producer."""
@@ -529,11 +525,3 @@ _CONNECTION_HANDLERS: Final[dict[int, Callable[[BrokerFrames], bool]]] = {
 }
 _EVERYTHING: Final = frozenset((*_CHANNEL_HANDLERS, *_CONNECTION_HANDLERS))
 _WITHOUT_CONTENT: Final = _EVERYTHING - _WITH_CONTENT
-
-
-def _naming_the_request(channel: Channel, close: bytes) -> bytes:
-    """Return the broker's close. If it refuses our passive declare, the returned close names the producer's method."""
-    request_method = channel.replies.next.request_method if channel.replies else 0
-    if not request_method or U32.unpack_from(close, len(close) - 1 - U32.size)[0] not in _LOOKS:
-        return close
-    return close[: -1 - U32.size] + U32.pack(request_method) + close[-1:]

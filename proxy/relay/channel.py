@@ -13,7 +13,7 @@ drops a content only as a whole, so a content that was started upstream must be 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -23,6 +23,7 @@ from proxy.relay.channel_state import CLOSED, PLAIN, ChannelMode, ChannelState
 from proxy.relay.confirm_ledger import Ledger, Returns, Settled
 from proxy.relay.publish.outgoing import Copy, RemoteTargets
 from proxy.relay.remote.link import RemotePublisher
+from proxy.values import Destination
 
 #: Used in `ContentUnderWay.remaining` and `Deliveries.unfinished` while the content header is outstanding.
 HEADER_TO_COME: Final = -1
@@ -92,22 +93,18 @@ class ContentUnderWay:
 class HeldFrames:
     """Frames from the producer that are held while the channel is in one of the states in `HOLDING`."""
 
-    __slots__ = ("_backlog", "asked", "binds", "frames", "looked_up", "marking")
+    __slots__ = ("_backlog", "asked", "batches", "frames", "looked_up")
 
     def __init__(self, backlog: Backlog) -> None:
         self._backlog = backlog
         self.frames: list[bytes] = []
         #: the exchange that is being looked up for the publish with which the held frames begin; b"" if there is none
         self.looked_up = b""
-        #: what has been requested from the control plane for the publish with which the held frames begin: destinations
-        #: to bind, and permission checks, each as (exchange, client, destination)
-        self.asked: frozenset[Hashable] = frozenset()
-        #: binds whose replies have not been sent to the client yet, by identity and in order. The value is the reply if
-        #: the bind is done, otherwise None. While the channel waits only for binds, further binds need not
-        #: wait.
-        self.binds: dict[Hashable, bytes | None] = {}
-        #: (exchange, destination) of those unanswered binds that also bind the destination's token
-        self.marking: set[Hashable] = set()
+        #: destinations that were requested from the control plane for the publish with which the held frames begin
+        self.asked: frozenset[Destination] = frozenset()
+        #: Number of batches of binds that the broker has not answered yet. While a channel waits only for binds,
+        #: further binds need not wait.
+        self.batches = 0
 
     def __bool__(self) -> bool:
         return bool(self.frames)
@@ -194,8 +191,6 @@ class ExpectedReply(NamedTuple):
     reply: int
     #: handles the reply's frame and returns whether to forward it; if None, the frame is always forwarded
     taken: Callable[[bytes], bool] | None = None
-    #: for our own passive declare: (class << 16 | method) of the client's request, which a refusal has to name
-    request_method: int = 0
     #: called if the channel is closed before the reply arrives
     dropped: Callable[[], None] | None = None
 

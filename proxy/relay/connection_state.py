@@ -12,7 +12,7 @@ Source: AMQP 0-9-1 spec, 2.2.4 "connection" and 1.4/1.5 on closing; RabbitMQ gui
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
@@ -38,7 +38,6 @@ from proxy.relay.handshake.greeting import Tuning
 from proxy.relay.publish.plan import Plans
 from proxy.relay.remote.link import RemotePublisher
 from proxy.relay.vhost import OwnedExchange
-from proxy.routing.bindings.binding import Reach
 from proxy.values import Destination
 
 #: Minimum interval in seconds between confirms whose latency is measured on a connection.
@@ -69,14 +68,6 @@ class Phase(Enum):
     CLOSED = "closed"
 
 
-class PermissionCheck(NamedTuple):
-    """A check, on one of a client's connections, of whether the client is permitted to bind a destination."""
-
-    owned: OwnedExchange
-    reach: Reach
-    destination: Destination
-
-
 class EnsureDestination(NamedTuple):
     """Bind the tokens of a queue, or of one of the broker's own exchanges, that was declared through this sidecar.
 
@@ -88,23 +79,22 @@ class EnsureDestination(NamedTuple):
 
 
 class BindDestinations(NamedTuple):
-    """Bind destinations that a publish is waiting for.
-
-    The destinations in `permission_checks` were chosen by routes in clients' bindings. They are first checked on
-    connections of these clients.
-    """
+    """Bind destinations that a publish is waiting for."""
 
     channel: Channel
     exchange: bytes
     destinations: tuple[Destination, ...]
-    permission_checks: tuple[PermissionCheck, ...] = ()
+
+
+#: Answer to `LookUp` if the broker's exchanges could not be read, so that the exchange may or may not exist.
+NOT_LOOKED_UP: Final = "not looked up"
 
 
 class LookUp(NamedTuple):
     """Look up an exchange that a client uses and that is unknown here, or unknown bindings of an exchange.
 
-    `answer` is called with the type of the broker's exchange, or with None if that exchange is an open exchange or does
-    not exist. An open exchange or its bindings are added to the state before the call.
+    `answer` is called with the type of the broker's exchange, with None if that exchange is an open exchange or does
+    not exist, or with `NOT_LOOKED_UP`. An open exchange or its bindings are added to the state before the call.
     """
 
     exchange: bytes
@@ -113,7 +103,18 @@ class LookUp(NamedTuple):
     destination: Destination | None = None
 
 
-Request: TypeAlias = EnsureDestination | BindDestinations | LookUp
+class EndExchange(NamedTuple):
+    """Unbind the tokens of an exchange that a client declared, if no client's binding is left on it.
+
+    Tokens keep an exchange in use, so RabbitMQ would refuse to delete it, and would keep an auto-delete exchange.
+    `done` is called with False if there are bindings, which are added to the state before the call.
+    """
+
+    owned: OwnedExchange
+    done: Callable[[bool], None]
+
+
+Request: TypeAlias = EnsureDestination | BindDestinations | LookUp | EndExchange
 
 
 class RelayLimits(NamedTuple):
@@ -127,8 +128,6 @@ class RelayLimits(NamedTuple):
     #: maximum total size of the incomplete bodies to be sent as several copies, on all channels; a publish that exceeds
     #: the limit is refused with 311
     collected_bytes: int = 16 << 20
-    #: maximum number of destinations that the routes of one client may reach from one exchange
-    tokens: int = 10_000
     #: maximum size of a body
     message_bytes: int = MOST_MESSAGE_BYTES
     #: maximum number of unanswered requests about exchanges, queues and bindings; at the limit, reading from the
@@ -139,7 +138,7 @@ class RelayLimits(NamedTuple):
 class QueueInventory(NamedTuple):
     """Non-blocking callbacks to the control plane."""
 
-    #: whether rules name this queue, or depend on queue names
+    #: whether rules or clients' bindings name this queue, or depend on queue names
     interested: Callable[[bytes], bool]
     #: records a declared queue or one of the broker's own exchanges; the flag is True for an exclusive queue
     declared: Callable[[Destination, bool], None]
@@ -211,6 +210,8 @@ class PendingWork:
 
     #: requests to the control plane; the driver takes and clears them
     requests: list[Request] = field(default_factory=list)
+    #: called at the end of the current input, to send what is sent once for several methods of the producer
+    at_end: list[Callable[[], None]] = field(default_factory=list)
     #: channels whose held frames can resume
     resumable: list[Channel] = field(default_factory=list)
 
@@ -302,17 +303,6 @@ class ConnectionState:
         self.traffic = ConnectionTraffic()
         self.audit: ConnectionAudit | None = None
         self.remotes = NO_REMOTES
-
-    def permission_checks(self, unknown: Iterable[tuple[Reach, Destination]]) -> tuple[PermissionCheck, ...]:
-        """Return the checks for exchanges and existing queues that are not yet known to be within a client's reach."""
-        asked, state = [], self.plans.state
-        for reach, destination in sorted(unknown, key=lambda pair: pair[1]):
-            owners = (owned for owned in state.exchanges.values() if owned.reaches.get(reach.client) is reach)
-            owned = next(owners, None)
-            exists = destination[0] == "exchange" or destination[1] in state.queues
-            if owned is not None and exists and len(reach.allowed) < self.terms.limits.tokens:
-                asked.append(PermissionCheck(owned, reach, destination))
-        return tuple(asked)
 
     def next_sequence(self) -> int:
         return self.plans.state.next_sequence(self.plans.sources.wall())

@@ -392,7 +392,6 @@ class Counters:
         self.carrier_bypasses = 0
         #: number of carrier bindings by virtual host, carrier type, and whether the type fits ("yes" or "no")
         self.carrier_bindings: Mapping[tuple[str, str, str], int] = {}
-        self.unkeyed_tokens = 0
         self.unsigned_bindings = 0
         #: number of processes that share the listening addresses
         self.workers = 1

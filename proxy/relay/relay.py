@@ -16,6 +16,7 @@ from proxy.relay.channel_state import OPEN, OPENING
 from proxy.relay.connection_state import (
     ConnectionState,
     ConnectionTerms,
+    EndExchange,
     EnsureDestination,
     LookUp,
     Phase,
@@ -60,20 +61,30 @@ class Relay:
             self.upstream_lost(f"the broker sent malformed frames: {error.text.decode(errors='replace')}")
         self._go_on()
 
-    def answer(self, request: Request, exchange_type: str | None = None) -> None:
-        """Resume the channel of a finished or abandoned request; `exchange_type` is the result of `LookUp`."""
+    def answer(self, request: Request, exchange_type: str | None = None, *, ended: bool = True) -> None:
+        """Resume the channel of a finished or abandoned request.
+
+        Args:
+            exchange_type: the result of `LookUp`.
+            ended: the result of `EndExchange`.
+        """
         if isinstance(request, EnsureDestination):
             request.done()
         elif isinstance(request, LookUp):
             request.answer(exchange_type)
+        elif isinstance(request, EndExchange):
+            request.done(ended)
         else:
             self.connection.pending.resume(request.channel)
         self._go_on()
 
     def _go_on(self) -> None:
-        connection = self.connection
-        while connection.pending.resumable:
-            channel = connection.pending.resumable.pop(0)
+        connection, pending = self.connection, self.connection.pending
+        while pending.at_end or pending.resumable:
+            if pending.at_end:
+                pending.at_end.pop(0)()
+                continue
+            channel = pending.resumable.pop(0)
             if connection.lifecycle.phase is Phase.OPEN:
                 self._publishing.resume(channel)
         if connection.lifecycle.last_frame is not None and not (connection.holds or self.interrupted):

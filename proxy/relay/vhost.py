@@ -1,28 +1,27 @@
 """State of one virtual host, shared by the control plane and the relays.
 
-Only the control plane writes `queues`; `missing` is also written by the relays. A `TokenTable` tracks which tokens are
-bound. Everything runs in one thread, so plain attributes suffice. Code that changes data on which cached decisions
-depend has to call `changed`.
+Only the control plane writes `queues`. A `TokenTable` tracks which tokens are bound. Everything runs in one thread, so
+plain attributes suffice. Code that changes data on which cached decisions depend has to call `changed`.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Set
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
 from proxy.addressing.targets import AddressBook
-from proxy.relay.token_table import LEASE_SECONDS, Need, TokenTable, pin_row
-from proxy.relay.tokens import UNKEYED, Secrets, TokenForm, Tokens, grant_key
-from proxy.routing.bindings.binding import NO_REACH, Binding, Reach
+from proxy.relay.token_table import TokenTable
+from proxy.relay.tokens import Secrets, Tokens
+from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.compiled import CompiledBinding, count_regexes
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import QueueNames
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
-from proxy.values import QUEUE, Destination, Table
+from proxy.values import EXCHANGE, QUEUE, Destination, Table
 
 
 class Delivery(Enum):
@@ -38,6 +37,15 @@ class CarrierType(Enum):
     AUTO = "auto"
     DIRECT = "direct"
     TOPIC = "topic"
+
+
+class ClientRoutes(Enum):
+    """Which routes clients' bindings may have (``declared.client_routes``)."""
+
+    #: routes that name a destination which exists and which the client may bind, both when the binding is created
+    OWN = "own"
+    #: all routes; the control user binds the destinations that messages choose
+    ANY = "any"
 
 
 class DeclaredExchange(NamedTuple):
@@ -59,8 +67,8 @@ class BindingCopy(NamedTuple):
     sequence: int
     #: user name stored in the copy; trusted only if the copy is signed
     client: str
-    #: routing key of the copy on the carrier
-    key: bytes
+    #: raw entries of the client's argument table; their order may differ between copies
+    entries: bytes
     #: the signature stored on the broker; b"" if there is none
     signature: bytes = b""
     #: index of the secret with which the copy was signed (0: the current secret); None if it was not signed with any of
@@ -75,12 +83,9 @@ class BindingCopy(NamedTuple):
 class StoredBinding(NamedTuple):
     """A binding created by a client."""
 
-    #: the binding as used for routing; its `sequence` is set by the sidecar
+    #: the binding as used for routing; its `sequence` is that of the first copy
     binding: Binding
-    #: raw entries of the client's argument table
-    entries: bytes
-    #: storage key of the binding on the carrier. If the key of a copy differs, it is the destination's token, and the
-    #: copy routes messages to the destination.
+    #: storage key of the binding on the carrier
     key: bytes
     #: all copies on the broker, signed copies first, then by sequence. The first copy determines the user and the
     #: sequence of the binding. There are several copies if several sidecars have created the binding.
@@ -99,21 +104,11 @@ class StoredBinding(NamedTuple):
     def destination(self) -> Destination:
         return self.binding.destination_type, self.binding.destination
 
-    @property
-    def is_mark(self) -> bool:
-        """True if the key of the first copy is the destination's token, not the storage key."""
-        return self.copies[0].key != self.key
-
-    @property
-    def marks(self) -> frozenset[int]:
-        """Sequence numbers of the copies whose key is the destination's token."""
-        return frozenset(copy.sequence for copy in self.copies if copy.key != self.key)
-
     def merged_with(self, other: StoredBinding) -> StoredBinding:
         """Return this binding with the copies from both records."""
         copies = sorted_copies({*self.copies, *other.copies})
         first = self if copies[0] in self.copies else other
-        return first._replace(copies=copies, binding=replace(first.binding, sequence=copies[0].sequence))
+        return first._replace(copies=copies)
 
 
 def sorted_copies(copies: Iterable[BindingCopy]) -> tuple[BindingCopy, ...]:
@@ -139,21 +134,12 @@ class OwnedExchange:
     arguments: Table = ()
     #: declaration by a client; None for an exchange from a rules file
     declared: DeclaredExchange | None = None
-    #: destinations that the rules file names; only used by the control plane
-    file_destinations: frozenset[Destination] = frozenset()
-    #: whether the rules file lets messages add exchanges as destinations; only used by the control plane
-    file_adds_exchanges: bool = False
     #: bindings created by clients, by identity; bindings from rules files are only in the router
     clients: dict[Hashable, StoredBinding] = field(default_factory=dict)
     #: the same bindings, by the destination of the binding (not the destinations of its routes), then by identity
     receivers: dict[Destination, dict[Hashable, StoredBinding]] = field(default_factory=dict)
-    #: the tokens of its destinations; with delivery `queue`, the destinations to which messages can be published
+    #: its destinations; see `relay.token_table`
     tokens: TokenTable = field(default_factory=TokenTable)
-    #: destinations that routes in a client's bindings may reach, by client; only used if `VhostState.own_routes` is set
-    reaches: dict[str, Reach] = field(default_factory=dict)
-    #: destinations that clients are known to have permission to bind, by grant key; each grant is a binding on the
-    #: carrier
-    grants: dict[bytes, Destination] = field(default_factory=dict)
     #: increases with every binding that a client creates, creates again or removes
     changes: int = 0
     #: increases whenever a client declares the exchange again, since the broker may have deleted it in the meantime
@@ -162,47 +148,13 @@ class OwnedExchange:
     regexes: Counter[str] = field(default_factory=Counter)
     #: requested type of its carrier if the carrier has to be declared
     wanted_type: CarrierType = CarrierType.AUTO
-    #: type of its carrier and form of the tokens
-    form: TokenForm = TokenForm.DIRECT
-    #: exclusive queues that could not be bound with tokens in the carrier's new form
-    leftover: frozenset[Destination] = frozenset()
+    #: the type of its carrier: TOPIC or DIRECT. It never changes once the carrier has been declared.
+    carrier_type: CarrierType = CarrierType.DIRECT
 
     @property
     def is_topic(self) -> bool:
         """True if the exchange's carrier is a topic exchange."""
-        return self.form is not TokenForm.DIRECT
-
-    @property
-    def carrier_type(self) -> CarrierType:
-        """The type of the exchange's carrier: TOPIC or DIRECT."""
-        return CarrierType.TOPIC if self.is_topic else CarrierType.DIRECT
-
-    @property
-    def takes_exchanges(self) -> bool:
-        """True if destinations may be exchanges: all tokens have eight words, so the pattern ``*`` matches no token."""
-        return self.form in (TokenForm.DIRECT, TokenForm.EIGHT_WORDS)
-
-    def reach(self, client: str) -> Reach:
-        reach = self.reaches.get(client)
-        if reach is None:
-            reach = self.reaches[client] = Reach(client)
-            reach.allowed.update(name for key, name in self.grants.items() if key == grant_key(client, *name))
-        return reach
-
-    def grant(self, key: bytes, destination: Destination) -> None:
-        """Record a grant: a binding that proves that a client is permitted to bind a destination."""
-        if key in self.grants:
-            return
-        self.grants[key] = destination
-        for client, reach in self.reaches.items():
-            if key == grant_key(client, *destination):
-                reach.allowed.add(destination)
-                reach.refused.pop(destination, None)
-
-    @property
-    def bound(self) -> Set[Destination]:
-        """Destinations whose token is known to be bound on the carrier."""
-        return self.tokens.bound
+        return self.carrier_type is CarrierType.TOPIC
 
     def keep(self, stored: StoredBinding, identity: Hashable = None) -> None:
         """Store a client's binding, replacing any binding with the same identity.
@@ -214,7 +166,6 @@ class OwnedExchange:
         self._count_regexes(self.clients.get(identity), -1)
         self._count_regexes(stored, 1)
         self.clients[identity] = stored
-        self.tokens.need(stored.destination, Need.CLIENT)
         self.receivers.setdefault(stored.destination, {})[identity] = stored
 
     def drop(self, binding: Binding) -> bool:
@@ -225,12 +176,10 @@ class OwnedExchange:
             return False
         self.changes += 1
         self._count_regexes(removed, -1)
-        destination = (binding.destination_type, binding.destination)
-        alike = self.receivers[destination]
+        alike = self.receivers[removed.destination]
         del alike[identity]
         if not alike:
-            del self.receivers[destination]
-            self.tokens.no_need(destination, Need.CLIENT)
+            del self.receivers[removed.destination]
         return True
 
     def _count_regexes(self, stored: StoredBinding | None, change: int) -> None:
@@ -241,6 +190,10 @@ class OwnedExchange:
     def ends(self) -> bool:
         """True if a client declared this exchange with auto-delete and the exchange has no bindings."""
         return self.declared is not None and self.declared.auto_delete and not self.clients
+
+    def relies_on(self, destination: Destination) -> bool:
+        """Return True if the sidecar itself publishes to this exchange, since it is the alternate exchange."""
+        return self.delivery is Delivery.QUEUE and destination == (EXCHANGE, self.alternate)
 
     @property
     def is_carrier(self) -> bool:
@@ -258,9 +211,6 @@ class VhostState:
     exchanges: dict[bytes, OwnedExchange] = field(default_factory=dict)
     #: the existing queues, sorted, for regex routes
     queues: QueueNames = field(default_factory=QueueNames)
-    #: unreachable destinations, with the reason. Changed by `set_missing` and `not_missing`, and replaced in each
-    #: reconcile pass. The control plane limits the number of entries.
-    missing: dict[Destination, str] = field(default_factory=dict)
     #: number incremented by every change that makes cached data stale
     epoch: int = 0
     #: latest sequence number of a declaration made through this sidecar
@@ -277,33 +227,28 @@ class VhostState:
     missing_remote: dict[tuple[str, Destination], str] = field(default_factory=dict)
     #: whether publishes may be sent to a different address, so that the original address must be restored in deliveries
     restores: bool = field(init=False)
-    #: whether routes in clients' bindings are limited to destinations that the client has permission to bind; set by
-    #: the control plane
-    own_routes: bool = True
-    #: the tokens of destinations; set by `set_tokens`
-    tokens: Tokens = field(default_factory=Tokens)
+    #: which routes clients' bindings may have; set by the control plane
+    client_routes: ClientRoutes = ClientRoutes.OWN
+    #: the tokens of destinations
+    tokens: Tokens = field(init=False)
+    #: number of regular expressions in the unanswered binds of each user
+    coming_regexes: Counter[str] = field(default_factory=Counter)
     #: used to sign bindings stored on the broker; set by the control plane
     secrets: Secrets = field(default_factory=Secrets)
-    #: whether other sidecars may bind on the same carriers; their bindings then appear in the management API's listings
+    #: whether other sidecars may declare and bind, so that an unknown object has to be looked up
     shared: bool = True
-    #: unique name of this process, which is part of the pins that the process binds
-    sidecar: str = ""
-    #: how long pins of other sidecars are kept on the carriers of exchanges from rules files (see `relay.token_table`)
-    handover_seconds: float = LEASE_SECONDS
     #: whether the broker compares every binding of a direct exchange with every key of a message
     scans_bindings: bool = False
     #: cost limit for each owner's regexes in one decision, in match-limit units
     regex_budget: int = DEFAULT_BUDGET
 
     def __post_init__(self) -> None:
+        self.tokens = Tokens(self.name, self.secrets.token_keys)
         self._derive()
 
     def prefers_topic(self, wanted: CarrierType, *, many: bool) -> bool:
         """Return True if a carrier should be a topic exchange; `many`: whether it may get many destinations."""
-        if wanted is CarrierType.AUTO:
-            # Version 0.1 has no topic carriers.
-            return many and self.scans_bindings and UNKEYED not in self.tokens.keys
-        return wanted is CarrierType.TOPIC
+        return many and self.scans_bindings if wanted is CarrierType.AUTO else wanted is CarrierType.TOPIC
 
     def carried(self) -> list[OwnedExchange]:
         return [owned for owned in self.exchanges.values() if owned.delivery is Delivery.CARRIER]
@@ -333,21 +278,22 @@ class VhostState:
         """Return True if messages reach a destination through a token. Exchanges evaluated here need no token."""
         return destination[0] == QUEUE or destination[1] not in self.exchanges
 
-    def set_missing(self, destination: Destination, reason: str) -> None:
-        """Record that a destination can't be reached, so that publishes are sent without it."""
-        self.missing[destination] = reason
+    def candidates(self, owned: OwnedExchange, destination: Destination) -> tuple[bytes, ...]:
+        """Return the tokens of a destination on an exchange's carrier (`Tokens.candidates`)."""
+        one_word = owned.is_topic and destination[0] == QUEUE and not self.router.leads_on(owned.name)
+        return self.tokens.candidates(destination, one_word=one_word)
 
-    def not_missing(self, destination: Destination) -> bool:
-        """Undo `set_missing`, so that publishes wait for the token; return whether the destination was missing."""
-        return self.missing.pop(destination, None) is not None
+    def token_of(self, owned: OwnedExchange, destination: Destination) -> bytes | None:
+        """Return the token with which publishes reach a destination; None if no candidate is known to be bound."""
+        bound = owned.tokens.bound.get(destination)
+        if not bound:
+            return None
+        return next((token for token in self.candidates(owned, destination) if token in bound), None)
 
     def next_sequence(self, wall: float) -> int:
         """Return a new sequence number: microseconds since 1970, but at least the previous number plus 1."""
         self.last_sequence = max(self.last_sequence + 1, int(wall * 1_000_000))
         return self.last_sequence
-
-    def next_pin(self, wall: float) -> bytes:
-        return pin_row(self.sidecar, self.next_sequence(wall))
 
     def changed(self) -> None:
         """Make every relay discard data derived from this state."""
@@ -364,16 +310,8 @@ class VhostState:
         self._derive()
         self.changed()
 
-    def set_sharing(self, shared: bool, sidecar: str, handover_seconds: float = LEASE_SECONDS) -> None:
-        """Set whether other sidecars may bind on the same carriers, and the name of this sidecar."""
-        self.shared, self.sidecar, self.handover_seconds = shared, sidecar, handover_seconds
-        self._derive()
-
-    def tokens_of(self, owned: OwnedExchange) -> Tokens:
-        return self.tokens.in_form(owned.form)
-
-    def set_tokens(self, tokens: Tokens) -> None:
-        self.tokens = tokens
+    def set_secrets(self, secrets: Secrets) -> None:
+        self.secrets, self.tokens = secrets, Tokens(self.name, secrets.token_keys)
         self.changed()
 
     def add_exchange(self, owned: OwnedExchange, exchange: Exchange) -> None:
@@ -406,7 +344,7 @@ class VhostState:
         known = owned.clients.get(identity)
         is_new = True
         if known is None:
-            stored = self._limited(owned, stored)
+            stored = self._limited(stored)
             exchange.bind(stored.binding, compiled)
         else:
             stored = known.merged_with(stored)
@@ -417,58 +355,36 @@ class VhostState:
                 return False
             is_new = stored.copies[0] != known.copies[0]
             if is_new:
-                stored = self._limited(owned, stored)
+                stored = self._limited(stored)
                 exchange.unbind(known.binding)
                 exchange.bind(stored.binding)
         owned.keep(stored, identity)
         self.changed()
         return is_new
 
-    def _limited(self, owned: OwnedExchange, stored: StoredBinding) -> StoredBinding:
-        """Limit a signed binding to its client's reach, and an unsigned binding to its own destination."""
-        reach: Reach | None = NO_REACH
-        if stored.signed:
-            reach = owned.reach(stored.client) if self.own_routes else None
-        binding = stored.binding
-        if (binding.reach, binding.last, binding.owner) == (reach, not stored.signed, stored.client):
-            return stored
-        return stored._replace(binding=binding.limited(reach, last=not stored.signed, owner=stored.client))
+    def _limited(self, stored: StoredBinding) -> StoredBinding:
+        """Limit a binding to what its client was permitted to do.
+
+        A binding that is not signed may have been created by anybody who may bind on the carrier, so its routes have no
+        effect, and it is visited last. The signature shows that a sidecar has checked the routes.
+        """
+        signed = stored.signed
+        limited = stored.binding.limited(stored.copies[0].sequence, routes=signed, last=not signed, owner=stored.client)
+        return stored._replace(binding=limited)
 
     def remove_binding(self, stored: StoredBinding) -> None:
-        """Remove a client's binding.
-
-        If it was the last binding of an auto-delete exchange that is not on the broker, the exchange is also removed.
-        """
+        """Remove a client's binding."""
         binding = stored.binding
         owned = self.exchanges.get(binding.exchange)
-        if owned is None or not owned.drop(binding):
-            return
-        self.router.exchanges[binding.exchange].unbind(binding)
-        self.changed()
-        if owned.delivery is Delivery.QUEUE and owned.ends:
-            self.remove_exchange(owned.name)
-
-    def clear_refusals(self, client: str | None = None, destination: Destination | None = None) -> None:
-        """Forget all refusals, or those for a client or a destination, so that permissions are checked again."""
-        cleared = False
-        for owned in self.exchanges.values():
-            for reach in owned.reaches.values():
-                if not reach.refused or client not in (None, reach.client):
-                    continue
-                if destination is None:
-                    reach.refused.clear()
-                elif reach.refused.pop(destination, None) is None:
-                    continue
-                cleared = True
-        if cleared:
+        if owned is not None and owned.drop(binding):
+            self.router.exchanges[binding.exchange].unbind(binding)
             self.changed()
 
     def _derive(self) -> None:
         self.carriers = frozenset(owned.carrier for owned in self.carried())
         translates = self.addresses is not None and self.addresses.stays_here
         for owned in self.exchanges.values():
-            owned.tokens.shared = self.shared
-            owned.tokens.handover_seconds = self.handover_seconds if owned.declared is None else LEASE_SECONDS
+            owned.tokens.notify = self.changed
         self.restores = translates or any(
             not owned.is_carrier or owned.alternate is not None for owned in self.exchanges.values()
         )

@@ -19,7 +19,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Final
 
-from proxy.routing.bindings.binding import Binding, Reach
+from proxy.routing.bindings.binding import Binding
 from proxy.values import Destination, Table, Value
 
 NO_PROPERTIES: Final[Mapping[str, bytes | int]] = MappingProxyType({})
@@ -119,12 +119,10 @@ class Decision:
     error: bytes  # for REJECTED, the reply text without ``PRECONDITION_FAILED - ``
     #: (exchange, id) of the bindings that were true, in visiting order
     matched: tuple[tuple[bytes, str], ...]
-    keep: bool  # whether the decision may be cached (False after a random pick, and while destinations are unchecked)
+    keep: bool  # whether the decision may be cached (False after a random pick)
     match_limit_hits: int  # regex searches that reached the match limit
     #: owners whose regex budgets were spent, sorted: rules (rules files), client, message
     spent_budgets: tuple[str, ...]
-    #: destinations that client bindings chose, but that are not yet known to be within the reach of these bindings
-    unchecked: frozenset[tuple[Reach, Destination]]
     trace: Trace | None = field(compare=False)  # the steps of the evaluation, if requested
 
     def __init__(
@@ -139,7 +137,6 @@ class Decision:
         keep: bool = True,
         match_limit_hits: int = 0,
         spent_budgets: tuple[str, ...] = (),
-        unchecked: frozenset[tuple[Reach, Destination]] = frozenset(),
         trace: Trace | None = None,
     ) -> None:
         self.exchange = exchange
@@ -152,7 +149,6 @@ class Decision:
         self.keep = keep
         self.match_limit_hits = match_limit_hits
         self.spent_budgets = spent_budgets
-        self.unchecked = unchecked
         self.trace = trace
 
 

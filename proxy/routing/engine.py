@@ -96,21 +96,14 @@ def apply_result(compiled: CompiledBinding, true: bool, routed: set[Destination]
         return None
     main: Destination | None = None
     if true:
-        main = compiled.destination or _of_routing_key(compiled, message)
+        main = compiled.destination or (QUEUE, message.routing_key)
     effects = compiled.on_true if true else compiled.on_false
     if effects is not None:
-        effects.apply(routed, main, message, compiled.binding.owner, compiled.binding.reach)
+        effects.apply(routed, main, message, compiled.binding.owner)
         return effects.jump
     if main is not None:
         routed.add(main)
     return 0
-
-
-def _of_routing_key(compiled: CompiledBinding, message: Message) -> Destination:
-    """Return the queue named by the routing key, or `UNREACHABLE` if the queue is outside the binding's reach."""
-    chosen = (QUEUE, message.routing_key)
-    reach = compiled.binding.reach
-    return chosen if reach is None else next(iter(reach.limit((chosen,), message.unchecked)))
 
 
 def _step(

@@ -14,11 +14,11 @@ from contextlib import contextmanager
 from datetime import datetime, tzinfo
 from typing import Final
 
-from proxy.routing.bindings.binding import Reach, by_name
+from proxy.routing.bindings.binding import by_name
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET, Budget
 from proxy.routing.bindings.producer_routes import ProducerRoutes
 from proxy.routing.decision import Facts, QueueNames
-from proxy.values import Destination, Table, Value
+from proxy.values import Table, Value
 
 #: The broker removes this header before the exchange evaluates the message.
 UNSEEN_HEADER: Final = b"BCC"
@@ -60,7 +60,6 @@ class Message:
         "routing_key",
         "size",
         "spent_budgets",
-        "unchecked",
     )
 
     def __init__(
@@ -97,8 +96,6 @@ class Message:
         self.payer: Hashable = None
         self._budget: Budget | None = None
         self._budgets: dict[Hashable, Budget] | None = None
-        #: Destinations that routes have chosen, but that are not yet known to be within the binding's reach.
-        self.unchecked: set[tuple[Reach, Destination]] = set()
         self._sorted: Table | None = None
         self._clock: dict[tzinfo | None, bytes] | None = None
         self._producer: ProducerRoutes | None = None

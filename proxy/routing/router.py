@@ -11,9 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
-from typing import Final
 
-from proxy.routing.bindings.binding import Reach
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import (
     FILTERED,
@@ -31,8 +29,6 @@ from proxy.routing.error_texts import encode_error_text
 from proxy.routing.exchange import Exchange, join_interests
 from proxy.routing.message import Message
 from proxy.values import EXCHANGE, QUEUE, Destination
-
-_NOTHING_UNCHECKED: Final[frozenset[tuple[Reach, Destination]]] = frozenset()
 
 
 class Router:
@@ -70,6 +66,13 @@ class Router:
         object until a binding changes.
         """
         return self._reach(exchange).destinations
+
+    def leads_on(self, exchange: bytes) -> bool:
+        """Return True if messages to `exchange` can reach an exchange outside the router.
+
+        This includes the alternate exchange of `exchange` itself.
+        """
+        return self._reach(exchange).leads_on
 
     def names(self, exchange: bytes, destination: Destination) -> bool:
         """Return True if `destinations` contains this destination, without building that set, which may be large."""
@@ -175,10 +178,9 @@ class Router:
             alternate,
             b"",
             tuple(matched),
-            message.keep and not message.unchecked,
+            message.keep,
             message.match_limit_hits,
             tuple(sorted(message.spent_budgets)) if message.spent_budgets else (),
-            frozenset(message.unchecked) if message.unchecked else _NOTHING_UNCHECKED,
             trace,
         )
 
@@ -208,12 +210,13 @@ class Router:
 class _Reach:
     """The exchanges in the router that messages to one exchange can reach."""
 
-    __slots__ = ("_changes", "_destinations", "_owned", "_start", "exchanges", "interest")
+    __slots__ = ("_changes", "_destinations", "_leads_on", "_owned", "_start", "exchanges", "interest")
 
     def __init__(self, owned: Mapping[bytes, Exchange], start: bytes) -> None:
         self._owned = owned
         self._start = start
         self._destinations: frozenset[Destination] | None = None
+        self._leads_on: bool | None = None
         self.exchanges = _reachable(owned, start)
         self._changes = [exchange.changes for exchange in self.exchanges]
         self.interest = join_interests(exchange.interest for exchange in self.exchanges)
@@ -231,6 +234,17 @@ class _Reach:
                 destination for destination in named if destination[0] == QUEUE or destination[1] not in owned
             )
         return self._destinations
+
+    @property
+    def leads_on(self) -> bool:
+        if self._leads_on is None:
+            self._leads_on = any(
+                exchange.lets_producer_add_exchanges
+                or not exchange.next_names <= self._owned.keys()
+                or (exchange.alternate is not None and exchange.alternate not in self._owned)
+                for exchange in self.exchanges
+            )
+        return self._leads_on
 
     def is_current(self) -> bool:
         for exchange, changes in zip(self.exchanges, self._changes, strict=True):

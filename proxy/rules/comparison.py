@@ -111,7 +111,7 @@ class RulesComparison:
         counts = self._counts(seen)
         if decisions[1] is not None:
             self._matches.update((seen.vhost, *label) for label in decisions[1].matched)
-        if any(decision is not None and not decision.keep and not decision.unchecked for decision in decisions):
+        if any(decision is not None and not decision.keep for decision in decisions):
             counts.random += 1
             return
         counts.compared += 1

@@ -7,8 +7,8 @@ be bound. With the state of a running sidecar, missing destinations are listed w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from proxy.addressing.targets import AddressBook, FailedTranslation, Publication, Target
@@ -22,6 +22,7 @@ from proxy.relay.publish.outgoing import (
     table_entries,
 )
 from proxy.relay.token_table import TokenTable
+from proxy.relay.tokens import Tokens
 from proxy.relay.vhost import CarrierType, Delivery, OwnedExchange, VhostState
 from proxy.routing.decision import Decision
 from proxy.routing.destination_translation import translate_destinations
@@ -34,6 +35,10 @@ from proxy.values import Destination, Table, text
 UPSTREAM = "upstream"
 _UNBOUND = "not bound yet: the publish waits until the destination is bound or known to be missing"
 _Names: TypeAlias = dict[bytes, Destination]
+
+
+#: The tokens shown in explanations. They are made without the secret.
+_WITHOUT_SECRET = Tokens()
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +80,26 @@ def publish_state(
 ) -> VhostState:
     """Return the state that the publish path would use; `live` is the state of a running sidecar."""
     if live is not None:
-        exchanges, missing = dict(live.exchanges), dict(live.missing)
-        state = VhostState(vhost.vhost, router, exchanges, live.queues, missing, addresses=book)
+        # The tables are replaced, since the tokens on the broker must not be shown.
+        exchanges = {name: replace(owned, tokens=_shown_table(live, owned)) for name, owned in live.exchanges.items()}
+        state = VhostState(vhost.vhost, router, exchanges, live.queues, addresses=book)
         state.missing_remote = dict(live.missing_remote)
         return state
     return VhostState(vhost.vhost, router, owned_exchanges(vhost), addresses=book)
+
+
+def _shown_table(live: VhostState, owned: OwnedExchange) -> TokenTable:
+    table = _bound(
+        name for name in owned.tokens.bound if owned.delivery is Delivery.QUEUE or live.token_of(owned, name)
+    )
+    for destination, missing in owned.tokens.missing.items():
+        table.refused(destination, *missing)
+    return table
+
+
+def _bound(destinations: Iterable[Destination]) -> TokenTable:
+    """Return a table in which destinations are bound with every token made without the secret."""
+    return TokenTable({name: frozenset(_WITHOUT_SECRET.candidates(name, one_word=True)) for name in destinations})
 
 
 def owned_exchanges(vhost: VhostRules) -> dict[bytes, OwnedExchange]:
@@ -126,16 +146,17 @@ def evaluated(
         )
         chosen = [("queue", name) for name in translated.queues] + [("exchange", name) for name in translated.exchanges]
     if not is_live:
-        owned.tokens = TokenTable(chosen)
+        owned.tokens = _bound(chosen)
     publish_source = None if source is None else PublishSource(_address(source), 0)
     out = outgoing(decision, owned, state, Traffic(), routing_key=message.facts.routing_key, source=publish_source)
-    unreached = [(destination, state.missing[destination]) for destination in chosen if destination in state.missing]
+    missing = owned.tokens.missing
+    unreached = [(destination, missing[destination].reason) for destination in chosen if destination in missing]
     unreached += [(destination, _UNBOUND) for destination in out.unbound]
     for target in () if out.remote_targets is None else out.remote_targets.targets:
         unreached += _missing_elsewhere(state, target)
-    # These tokens are computed without the secret, since the tokens on the broker must not be shown.
-    tokens = state.tokens_of(owned)
-    names = {key: destination for destination in chosen for key in tokens.of(*destination)}
+    names = {
+        key: destination for destination in chosen for key in _WITHOUT_SECRET.candidates(destination, one_word=True)
+    }
     return Wire(tuple(_publishes(source or message, out, names)), tuple(unreached))
 
 

@@ -10,16 +10,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from proxy.amqp.method_frames import exchange_declare
-from proxy.amqp.tables import encode_table
+from proxy.amqp.tables import decode_table, encode_table
 from proxy.broker.connection import ControlConnection, ControlSettings
-from proxy.broker.declared.store import declared_exchange, stored_binding
 from proxy.broker.methods import Bind
-from proxy.relay.declare.storage import exchange_arguments, kept_rows, signed_copy
-from proxy.relay.tokens import token
-from proxy.relay.vhost import BindingCopy, DeclaredExchange, Delivery, OwnedExchange, StoredBinding, VhostState
+from proxy.relay.declare.storage import exchange_arguments, identity_key, open_exchange, signed_copy, stored_rows
+from proxy.relay.vhost import BindingCopy, DeclaredExchange, OwnedExchange, StoredBinding, VhostState
+from proxy.routing.bindings.binding import Binding
 from proxy.routing.router import Router
 from proxy.values import Table, Value
-from tests.broker.observed import bind_token, every_token
+from tests.broker.observed import bind_token
+from tests.relay.wire import token
 
 DURABLE, AUTO_DELETE, INTERNAL = 2, 4, 8
 
@@ -32,28 +32,26 @@ def stored(
     exchange: str, queue: str, arguments: Table = (), sequence: int = 1, key: str = "", kind: str = "queue"
 ) -> StoredBinding:
     """A client's binding, as in the state."""
-    place = exchange.encode(), (kind, queue.encode()), key.encode()
-    made = stored_binding(*place, encode_table(arguments), [BindingCopy(sequence, "", b"")])
-    return copied(made, sequence)
+    binding = Binding(exchange.encode(), kind, queue.encode(), key.encode(), arguments, sequence=sequence)
+    copy = BindingCopy(sequence, "", encode_table(arguments))
+    return copied(StoredBinding(binding, identity_key(binding.identity), (copy,)), sequence)
 
 
 def storage_key(kind: str, destination: bytes, routing_key: bytes, entries: bytes) -> bytes:
     """The routing key of a client's stored binding on a direct carrier."""
-    return stored_binding(b"", (kind, destination), routing_key, entries, [BindingCopy(1, "", b"")]).key
+    table = decode_table(entries, 0, len(entries))
+    return identity_key(Binding(b"", kind, destination, routing_key, table).identity)
 
 
-def copied(
-    made: StoredBinding, *sequences: int, client: str = "", mark: bool = False, vhost: str = "/"
-) -> StoredBinding:
+def copied(made: StoredBinding, *sequences: int, client: str = "", vhost: str = "/") -> StoredBinding:
     """A stored binding with signed copies."""
-    key = token(*made.destination) if mark else made.key
     state = VhostState(vhost, Router(()))
-    binding, carrier = made.binding, made.binding.exchange
-    copies = [
-        signed_copy(state, carrier, replace(binding, sequence=sequence), made.entries, key, client)
+    binding, entries = made.binding, made.copies[0].entries
+    copies = tuple(
+        signed_copy(state, binding.exchange, replace(binding, sequence=sequence), entries, client)
         for sequence in sequences
-    ]
-    return stored_binding(binding.exchange, made.destination, binding.routing_key, made.entries, copies)
+    )
+    return made._replace(copies=copies, binding=replace(binding, sequence=sequences[0]))
 
 
 def declare_here(
@@ -62,12 +60,11 @@ def declare_here(
     *bindings: StoredBinding,
     arguments: Table = (),
     sequence: int = 1,
-    delivery: Delivery = Delivery.CARRIER,
     auto_delete: bool = False,
 ) -> OwnedExchange:
     """Add a client's exchange and bindings to a state, as a relay does after the broker's reply."""
     declared = DeclaredExchange(True, auto_delete, False, encode_table(arguments), sequence)
-    owned, exchange = declared_exchange(name.encode(), declared, delivery)
+    owned, exchange = open_exchange(name.encode(), declared)
     state.add_exchange(owned, exchange)
     for binding in bindings:
         state.add_binding(binding)
@@ -90,12 +87,11 @@ class Client:
     def __init__(self, connection: ControlConnection, vhost: str) -> None:
         self._connection = connection
         self._vhost = vhost
-        self._tokens = every_token(vhost)
 
     def signed(self, binding: StoredBinding) -> StoredBinding:
         """The binding as a relay of this virtual host signs it."""
         sequences = [copy.sequence for copy in binding.copies]
-        return copied(binding, *sequences, client=binding.client, mark=binding.is_mark, vhost=self._vhost)
+        return copied(binding, *sequences, client=binding.client, vhost=self._vhost)
 
     async def declare(self, name: str, arguments: Table = (), sequence: int = 1, flags: int = DURABLE) -> None:
         entries = exchange_arguments(sequence, encode_table(arguments))
@@ -114,9 +110,8 @@ class Client:
         if tokens:
             pairs = {(made.binding.exchange, made.binding.destination) for made in bindings}
             made = [
-                bind_token(exchange, ("queue", queue), key)
+                bind_token(exchange, ("queue", queue), token("queue", queue, self._vhost))
                 for exchange, queue in sorted(pairs)
-                for key in self._tokens.of("queue", queue)
             ]
             assert set(await self._connection.call_all(made)) <= {None}
 
@@ -124,20 +119,16 @@ class Client:
         bind = bind_token(exchange.encode(), ("queue", queue.encode()), key, entries)
         assert await self._connection.call(bind) is None
 
-    async def unbind(self, *bindings: StoredBinding, tokens: bool = True) -> None:
+    async def unbind(self, *bindings: StoredBinding) -> None:
         for kept_binding in bindings:
             binding = kept_binding.binding
-            for key, kept in kept_rows(self.signed(kept_binding)):
+            for key, kept in stored_rows(self.signed(kept_binding)):
                 unbind = Bind(binding.exchange, kept_binding.destination, key, kept, unbinds=True)
                 assert await self._connection.call(unbind) is None
-            if tokens:
-                destination = binding.destination_type, binding.destination
-                for key in self._tokens.of(*destination):
-                    assert await self._connection.call(Bind(binding.exchange, destination, key, unbinds=True)) is None
 
 
 def _bind(stored: StoredBinding) -> Bind:
-    return bind_token(stored.binding.exchange, stored.destination, *kept_rows(stored)[0])
+    return bind_token(stored.binding.exchange, stored.destination, *stored_rows(stored)[0])
 
 
 @asynccontextmanager

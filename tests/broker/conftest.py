@@ -25,7 +25,7 @@ async def make(broker: Broker) -> AsyncIterator[Make]:
     ) -> VhostTopology:
         limits = settings(broker, **more)
         listing = ManagementApi(limits, broker.management) if management else None
-        topology = VhostTopology(limits, known, asked, listing, lambda: None, Supervisor())
+        topology = VhostTopology(limits, known, asked, listing, Supervisor())
         ending.append(topology.close)
         if listing is not None:
             ending.append(listing.close)

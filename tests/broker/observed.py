@@ -17,22 +17,17 @@ import pika.exceptions
 from proxy.broker.connection import ControlSettings
 from proxy.broker.methods import Bind, DeclareQueue
 from proxy.broker.topology import Topology
-from proxy.relay.token_table import TokenTable
-from proxy.relay.tokens import Secrets, Tokens, is_keyed, token
+from proxy.relay.tokens import is_token
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from proxy.values import Destination, Value
 from tests.rabbitmq import Broker, quoted
+from tests.relay.wire import bound_table, token
 
 #: A queue that rules declare.
 Queue = DeclareQueue
-
-
-def every_token(vhost: str) -> Tokens:
-    """The tokens of a virtual host without a configured secret, unkeyed tokens included."""
-    return Tokens(vhost, Secrets().token_keys)
 
 
 def queues(*names: str) -> set[Destination]:
@@ -46,7 +41,7 @@ def exchanges(*names: str) -> set[Destination]:
 def owned(name: str, delivery: Delivery = Delivery.CARRIER, **more: Any) -> OwnedExchange:
     """An exchange evaluated in the sidecar; its carrier has the same name unless `carrier` is given."""
     more.setdefault("carrier", name.encode())
-    more["tokens"] = TokenTable(more.pop("bound", ()))
+    more["tokens"] = bound_table(more.pop("bound", ()))
     return OwnedExchange(name.encode(), "x-open", delivery, **more)
 
 
@@ -86,7 +81,7 @@ def settings(broker: Broker, **more: Any) -> ControlSettings:
 
 
 def bind_token(carrier: bytes, destination: Destination, key: bytes | None = None, entries: bytes = b"") -> Bind:
-    """Bind a destination to a carrier with this routing key, or with the unkeyed token if it is None."""
+    """Bind a destination to a carrier with this routing key, or with the token of vhost ``/`` if it is None."""
     return Bind(carrier, destination, token(*destination) if key is None else key, entries)
 
 
@@ -135,7 +130,7 @@ class Outside:
     def bound(self, exchange: str) -> set[Destination]:
         """Destinations that are bound to an exchange with their tokens."""
         bindings = self.bindings(exchange)
-        return {(kind, name) for kind, name, key in bindings if key == token(kind, name) or is_keyed(key)}
+        return {(kind, name) for kind, name, key in bindings if is_token(key)}
 
     def plainly_bound(self, exchange: str) -> set[Destination]:
         """Destinations that are bound for rules, that is, without arguments."""

@@ -15,7 +15,7 @@ import pytest
 from pamqp import base, commands
 from pamqp.common import FieldTable
 
-from proxy.relay.tokens import is_keyed
+from proxy.relay.tokens import is_token
 from tests.broker.observed import Outside
 from tests.deploy.prometheus import ROOT
 from tests.private_broker import BrokerMissing, PrivateBroker
@@ -152,7 +152,7 @@ def test_a_team_can_declare_bind_publish_and_consume_its_own_objects(
     outside = Outside(broker, "/")
     path = "bindings/%2F/e/team.letters/q/team.b"
     [token] = [
-        binding["properties_key"] for binding in broker.api("GET", path) if is_keyed(binding["routing_key"].encode())
+        binding["properties_key"] for binding in broker.api("GET", path) if is_token(binding["routing_key"].encode())
     ]
     broker.api("DELETE", f"{path}/{quoted(token)}")
     assert outside.bound("team.letters") == {("queue", b"team.a")}

@@ -11,7 +11,7 @@ from urllib.parse import quote
 import pika
 import pytest
 
-from proxy.relay.tokens import is_keyed
+from proxy.relay.tokens import is_token
 from tests.broker.observed import Outside
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
@@ -40,7 +40,7 @@ def check_broker_objects(outside: Outside) -> None:
     is_topic = outside.broker.version < (3, 13)
     assert exchange["type"] == ("topic" if is_topic else "direct")
     assert exchange["arguments"].keys() == {"x-open-exchange", "x-oxproxy", "max-payload-size"}
-    prefixes = {key[: 16 if is_keyed(key) else 14].decode() for _, _, key in outside.bindings("sales")}
+    prefixes = {key[: 16 if is_token(key) else 14].decode() for _, _, key in outside.bindings("sales")}
     dot = "-" if is_topic else "."
     assert prefixes == {"x.o.p.e.n.x.b.".replace(".", dot), "x.o.p.e.n.x.r.q.".replace(".", dot), "x.o.p.e.n.x.r."}
     assert all(f"`{prefix}`" in TEXT for prefix in prefixes)

@@ -26,7 +26,7 @@ from proxy.relay.handshake.greeting import Tuning
 from proxy.relay.publish.plan import ClientRules, Plans, Sources
 from proxy.relay.relay import Relay
 from proxy.relay.token_table import TokenTable
-from proxy.relay.tokens import token
+from proxy.relay.tokens import Tokens
 from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange, VhostState
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.exchange import Exchange
@@ -50,6 +50,16 @@ OWN = TUNING.channel_max_upstream
 #: the condition of the bindings that the tests use
 TYPE = {"x-?hkv= type": "report"}
 REPORT: Table = ((b"type", Value("S", b"report")),)
+
+
+def token(kind: str, name: bytes, vhost: str = "/") -> bytes:
+    """The token of a destination on a direct carrier, without a configured secret."""
+    return Tokens(vhost).candidates((kind, name), one_word=False)[0]
+
+
+def bound_table(bound: Iterable[Destination] = (), vhost: str = "/") -> TokenTable:
+    """A table in which these destinations are bound."""
+    return TokenTable({place: frozenset((token(*place, vhost),)) for place in bound})
 
 
 class QueueEvents(list[tuple[object, ...]]):
@@ -90,7 +100,7 @@ def owned(
         unmatched_pass,
         made.alternate,
         declared=declared,
-        tokens=TokenTable(made.destinations if bound is None else bound),
+        tokens=bound_table(made.destinations if bound is None else bound),
     )
 
 
@@ -226,7 +236,7 @@ class Wire:
         """Bind these queues' tokens and answer the only request to the control plane; return the output upstream."""
         request = self.request()
         for queue in bound:
-            self.state.exchanges[b"xo"].tokens.bind_ok(("queue", queue.encode()))
+            self.state.exchanges[b"xo"].tokens.bind_ok(("queue", queue.encode()), (token("queue", queue.encode()),))
         self.relay.answer(request)
         return self.upstream()
 

@@ -3,6 +3,5 @@
 | subject | module |
 |---|---|
 | applying listings to the shared state, and carrying declarations over to new rules | `store` |
-| the file for state that the broker can't store | `snapshot` |
 | announcing changed exchanges to other sidecars | `announcements` |
 """

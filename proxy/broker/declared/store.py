@@ -7,8 +7,8 @@ the request, or if the next listing also contains the item. This module sends no
 
 A listing may contain tens of thousands of bindings. `BindingListings` therefore decodes only bindings that were not in
 the previous listing, and regularly returns control to the event loop, so that relays can run. Raw bytes stored on the
-broker or in a snapshot (`relay.declare.storage`) may be damaged; the functions that convert them to exchanges and
-bindings then raise a ``ValueError`` with the reason.
+broker (`relay.declare.storage`) may be damaged; the functions that convert them to exchanges and bindings then raise a
+``ValueError`` with the reason.
 
 Source: architecture, "The broker is the store".
 """
@@ -23,7 +23,6 @@ from typing import NamedTuple, TypeAlias
 import structlog
 
 from proxy.amqp.tables import decode_table
-from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, SnapshotRecords
 from proxy.broker.management_api import BindingInfo, ExchangeInfo
 from proxy.errors import ProtocolError
 from proxy.garbage import without_collection
@@ -34,24 +33,22 @@ from proxy.relay.declare.storage import (
     identity_key,
     open_exchange,
     signed_fields,
-    topic_form,
     unpack,
 )
-from proxy.relay.tokens import TokenForm
+from proxy.relay.tokens import STORAGE_WORD
 from proxy.relay.vhost import (
     BindingCopy,
+    CarrierType,
     DeclaredExchange,
-    Delivery,
     OwnedExchange,
     StoredBinding,
     VhostState,
-    sorted_copies,
 )
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.exchange import Exchange
 from proxy.routing.filters import argument_faults
 from proxy.routing.router import Router
-from proxy.values import RESERVED_WORD, Destination, Table, describe, shown
+from proxy.values import Destination, Table, describe, shown
 
 log = structlog.get_logger(__name__)
 
@@ -64,21 +61,16 @@ def exchange_from_listing(info: ExchangeInfo) -> tuple[OwnedExchange, Exchange]:
     """
     kept = unpack(info.kept.encode())
     declared = DeclaredExchange(info.durable, info.auto_delete, info.internal, kept.entries, kept.sequence)
-    owned, exchange = declared_exchange(info.name, declared, Delivery.CARRIER)
-    owned.form = topic_form(owned.alternate) if info.type == "topic" else TokenForm.DIRECT
+    try:
+        owned, exchange = open_exchange(info.name, declared)
+    except ProtocolError as error:
+        raise ValueError(str(error)) from error
+    owned.carrier_type = CarrierType(info.type)
     # The broker has checked permissions only for the alternate exchange in the carrier's own arguments.
     permitted = info.arguments.get(ALTERNATE.decode())
     if (None if owned.alternate is None else shown(owned.alternate)) != permitted:
         raise ValueError(f"its stored alternate exchange differs from the one on the broker, {permitted!r}")
     return owned, exchange
-
-
-def declared_exchange(name: bytes, declared: DeclaredExchange, delivery: Delivery) -> tuple[OwnedExchange, Exchange]:
-    """Create an open exchange from a client's declaration."""
-    try:
-        return open_exchange(name, declared, delivery)
-    except ProtocolError as error:
-        raise ValueError(str(error)) from error
 
 
 def binding_from_listing(state: VhostState, exchange: bytes, carrier: bytes, info: BindingInfo) -> StoredBinding:
@@ -92,44 +84,16 @@ def binding_from_listing(state: VhostState, exchange: bytes, carrier: bytes, inf
         ValueError: the stored data is damaged, or belongs to another binding.
     """
     kept = unpack(info.kept.encode())
-    owned = state.exchanges.get(exchange)
-    one_word = info.routing_key.startswith(RESERVED_WORD) or (owned is not None and owned.is_topic)
-    copy = BindingCopy(kept.sequence, kept.client, info.routing_key, info.signature.encode())
-    content = info.destination, kept.routing_key, kept.entries
-    copy = verified(state, carrier, *content, copy)
-    stored = stored_binding(exchange, *content, [copy], one_word=one_word)
-    if not info.under_token and stored.key != info.routing_key:
+    fields = signed_fields(
+        state.name, carrier, info.destination, kept.client, kept.sequence, kept.routing_key, kept.entries
+    )
+    signature = info.signature.encode()
+    secret = state.secrets.verify(signature, *fields)
+    binding = Binding(exchange, *info.destination, kept.routing_key, _table(kept.entries), sequence=kept.sequence)
+    key = identity_key(binding.identity, one_word=info.routing_key.startswith(STORAGE_WORD))
+    if key != info.routing_key:
         raise ValueError("it belongs to another binding")
-    return stored
-
-
-def verified(
-    state: VhostState, carrier: bytes, destination: Destination, routing_key: bytes, entries: bytes, copy: BindingCopy
-) -> BindingCopy:
-    """Verify the signature of a binding's copy; return the copy with its `secret` attribute set."""
-    fields = signed_fields(state.name, carrier, destination, copy.client, copy.sequence, routing_key, entries)
-    return copy._replace(secret=state.secrets.verify(copy.signature, *fields))
-
-
-def stored_binding(
-    exchange: bytes,
-    destination: Destination,
-    routing_key: bytes,
-    entries: bytes,
-    copies: Iterable[BindingCopy],
-    *,
-    one_word: bool = False,
-) -> StoredBinding:
-    """Create a client's binding from its parts.
-
-    Args:
-        copies: all copies of the binding; in copies with an empty key, the key is replaced by the storage key.
-        one_word: whether the carrier is a topic exchange, where storage keys consist of one word.
-    """
-    ordered = sorted_copies(copies)
-    binding = Binding(exchange, *destination, routing_key, _table(entries), sequence=ordered[0].sequence)
-    key = identity_key(binding.identity, one_word=one_word)
-    return StoredBinding(binding, entries, key, tuple(copy if copy.key else copy._replace(key=key) for copy in ordered))
+    return StoredBinding(binding, key, (BindingCopy(kept.sequence, kept.client, kept.entries, signature, secret),))
 
 
 def _table(entries: bytes) -> Table:
@@ -231,20 +195,13 @@ class BindingListings:
                 if row not in decoded and (result := self._decode(owned, info)) is not None:
                     decoded[row] = result
 
-    async def take(
-        self, owned: OwnedExchange, before: BindingsBefore | None, listed: Iterable[BindingInfo]
-    ) -> list[BindingInfo]:
-        """Apply a listing of a carrier's bindings, including additions and removals made by other sidecars.
-
-        Returns:
-            Superfluous copies, which have to be removed, since a client's unbind would not match them. Such copies
-            exist if two sidecars received the same arguments in different orders.
-        """
+    async def take(self, owned: OwnedExchange, before: BindingsBefore | None, listed: Iterable[BindingInfo]) -> None:
+        """Apply a listing of a carrier's bindings, including additions and removals made by other sidecars."""
         if before is None:
-            return []
+            return
         with without_collection():
             last = self._listed.setdefault(owned.name, _Listed())
-            joined, superfluous = await self._joined(owned, last, listed)
+            joined = await self._joined(owned, last, listed)
             believed, last.unverified = last.unverified, set()
             expected_changes = before.changes
             clients: Iterable[Hashable] = [
@@ -255,7 +212,7 @@ class BindingListings:
                 if number % _STEP == _STEP - 1:
                     await asyncio.sleep(0)
                 if not self._is_same(owned, before):
-                    return []
+                    return
                 is_disturbed = owned.changes != expected_changes
                 changes = owned.changes
                 then, now, stored = before.clients.get(identity), owned.clients.get(identity), joined.get(identity)
@@ -272,7 +229,6 @@ class BindingListings:
                 expected_changes += owned.changes - changes
             is_applied = not last.unverified and owned.changes == expected_changes
             last.applied = (before.exchange, owned.changes) if is_applied else None
-            return superfluous
 
     def found(self, owned: OwnedExchange, listed: Iterable[BindingInfo]) -> None:
         """Add the clients' bindings from an incomplete list of an exchange's bindings."""
@@ -288,16 +244,10 @@ class BindingListings:
 
     async def _joined(
         self, owned: OwnedExchange, last: _Listed, listed: Iterable[BindingInfo]
-    ) -> tuple[dict[Hashable, StoredBinding], list[BindingInfo]]:
-        """Read the stored bindings in a listing; return them by identity, and the superfluous copies.
-
-        Copies of a binding are merged if their argument entries are equal. Otherwise, the copy with the highest rank
-        (`_weight`) wins.
-        """
+    ) -> dict[Hashable, StoredBinding]:
+        """Read the stored bindings in a listing; return them by identity, with the copies of a binding merged."""
         fresh: dict[_Row, tuple[Hashable, StoredBinding]] = {}
         joined: dict[Hashable, StoredBinding] = {}
-        winners: dict[Hashable, BindingInfo] = {}
-        superfluous: list[BindingInfo] = []
         unsigned: list[str] = []
         previous = 0
         for number, info in enumerate(listed):
@@ -316,22 +266,10 @@ class BindingListings:
                 unsigned.append(f"{info} (claimed user {copy.client!r}): {why_unsigned(info)}")
             previous += bool(copy.secret)
             known = joined.get(identity)
-            if known is not None and known.entries != stored.entries:
-                later = _weight(known) > _weight(stored)
-                loser, winner = (stored, known) if later else (known, stored)
-                # Messages reach the destination through a mark, a copy with the destination's token as its key. A mark
-                # is removed only if the winner has the same key.
-                if not loser.is_mark or loser.copies[0].key == winner.copies[0].key:
-                    superfluous.append(info if later else winners[identity])
-                if later:
-                    continue
-            elif known is not None:
-                stored = known.merged_with(stored)
-            joined[identity] = stored
-            winners[identity] = info
+            joined[identity] = stored if known is None else known.merged_with(stored)
         self._warn_of_unsigned(owned.name, unsigned, last.unsigned)
         last.decoded, last.unsigned, last.previous = fresh, unsigned, previous
-        return joined, superfluous
+        return joined
 
     def _warn_of_unsigned(self, name: bytes, unsigned: list[str], known: list[str]) -> None:
         fresh = sorted(set(unsigned).difference(known))
@@ -359,11 +297,6 @@ def _row(info: BindingInfo) -> _Row:
 
 def why_unsigned(info: BindingInfo) -> str:
     return "signature matches no configured secret" if info.signature else "no signature"
-
-
-def _weight(stored: StoredBinding) -> tuple[bool, bool, int]:
-    """Return the rank of a copy among copies with different argument entries. The highest rank wins."""
-    return stored.signed, stored.is_mark, -stored.copies[0].sequence
 
 
 #: A binding that new rules reject, and the reason.
@@ -397,7 +330,6 @@ def inherit(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Ro
 
 
 def _bindings(old: OwnedExchange, new: OwnedExchange, exchange: Exchange) -> Iterator[Refused | None]:
-    new.reaches, new.grants = old.reaches, old.grants
     for identity, stored in list(new.clients.items()):
         if old.clients.get(identity) is not stored:
             exchange.unbind(stored.binding)
@@ -440,7 +372,7 @@ class DeclarationStore:
     def __init__(self, state: VhostState) -> None:
         self.state = state
         self.listings = BindingListings(self)
-        #: Number of changes that this object has made to the shared state, except those read from a snapshot.
+        #: Number of changes that this object has made to the shared state.
         self.changes = 0
         self._kept: dict[bytes, str] = {}
         self._unverified: set[bytes] = set()
@@ -456,9 +388,7 @@ class DeclarationStore:
     def exchanges_before(self) -> ExchangesBefore:
         """Return the input for `exchanges_listed`. Must be called before the listing is requested."""
         known = {
-            name: (owned, owned.declares)
-            for name, owned in self.state.exchanges.items()
-            if owned.declared is not None and owned.delivery is Delivery.CARRIER
+            name: (owned, owned.declares) for name, owned in self.state.exchanges.items() if owned.declared is not None
         }
         return ExchangesBefore(known, self.state.epoch)
 
@@ -502,9 +432,6 @@ class DeclarationStore:
                 return
         elif now.declared is None:
             return  # it is defined in a rules file
-        elif now.delivery is Delivery.QUEUE:
-            self.log_fault(name, "it has delivery: queue, but was declared with a carrier through another sidecar")
-            return
         elif not before.has(now) or self._kept.get(name) == info.kept:
             return
         try:
@@ -566,45 +493,6 @@ class DeclarationStore:
     def remove_binding(self, stored: StoredBinding) -> None:
         self.state.remove_binding(stored)
         self.changes += 1
-
-    async def remember(self, records: SnapshotRecords, *, carriers: bool) -> None:
-        """Apply a snapshot's records for this virtual host. Existing state takes precedence.
-
-        Args:
-            carriers: whether to include exchanges with a carrier; True if these can't be read from the broker.
-        """
-        for exchange in records.exchanges:
-            if exchange.vhost == self.state.name and exchange.name not in self.state.exchanges:
-                if carriers or exchange.delivery is Delivery.QUEUE:
-                    self._remember(exchange)
-        for grant in records.grants:
-            owned = self.state.exchanges.get(grant.exchange) if grant.vhost == self.state.name else None
-            if owned is not None:
-                owned.grant(grant.key, grant.destination)
-        for number, binding in enumerate(records.bindings):
-            if number % _STEP == _STEP - 1:
-                await asyncio.sleep(0)
-            owned = self.state.exchanges.get(binding.exchange) if binding.vhost == self.state.name else None
-            if owned is not None and (carriers or owned.delivery is Delivery.QUEUE):
-                try:
-                    self.add_binding(self._remembered(owned, binding))
-                except ValueError as error:
-                    self.log_fault(binding.exchange, f"a binding in the snapshot is damaged: {error}")
-        self.changes = 0
-
-    def _remember(self, record: ExchangeRecord) -> None:
-        try:
-            self.add_exchange(*declared_exchange(record.name, record.declared, record.delivery))
-        except ValueError as error:
-            self.log_fault(record.name, f"its data in the snapshot is damaged: {error}")
-
-    def _remembered(self, owned: OwnedExchange, record: BindingRecord) -> StoredBinding:
-        """Create a binding from a snapshot. The signatures of copies on the broker are verified as usual."""
-        content = record.destination, record.routing_key, record.entries
-        copies = record.copies
-        if owned.delivery is Delivery.CARRIER:
-            copies = tuple(verified(self.state, owned.carrier, *content, copy) for copy in copies)
-        return stored_binding(record.exchange, *content, copies, one_word=owned.is_topic)
 
     def bindings(self) -> list[StoredBinding]:
         """Return the current bindings as a new list. A pass must not assess bindings created after its start."""

@@ -7,11 +7,9 @@
 | observing the broker: queues, exchanges, bindings of carriers | `observer` |
 | queues and exchanges that are known to exist | `observed` |
 | comparing desired and observed state: required actions, unreachable destinations | `diff` |
-| detecting conflicts, foreign bindings, bypasses and old tokens | `checks` |
-| carrier types, and the form of tokens on topic carriers | `carrier_forms` |
+| detecting conflicts, foreign bindings and bypasses | `checks` |
+| types of carriers | `carrier_types` |
 | one pass: observe, diff, execute; replacing the rules | `reconciler` |
 | executing actions in bulk; failures and retries | `executor` |
 | requests and reports from relays, handled between passes | `relay_requests` |
-| tokens that are no longer needed | `orphan_tokens` |
-| migrating from unkeyed tokens, or tokens of a previous secret, to current tokens | `token_migration` |
 """

@@ -8,23 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Set
-from contextlib import suppress
 from types import MappingProxyType
 from typing import NamedTuple
 
 from proxy.broker.management_api import CARRIER_TYPES, BindingInfo, ExchangeInfo, QueueInfo
 from proxy.broker.methods import unnameable
-from proxy.relay.declare.storage import unpack
-from proxy.relay.token_table import Row
-from proxy.relay.tokens import GRANTS, TokenForm, Tokens, is_eight_words, is_grant, token
+from proxy.relay.tokens import TOKEN_PREFIXES, Tokens, is_storage_key, is_token
 from proxy.relay.vhost import OwnedExchange
 from proxy.routing.bindings.operators import Topic
-from proxy.values import RESERVED_PREFIX, Destination, describe, shown
+from proxy.values import Destination, describe, shown
 
 _WAYS_OUT = "give the carrier another name (carrier: NAME) or use delivery: queue"
-_UNKEYED = Tokens()
-#: Prefixes of tokens. The prefix depends on the kind of token and the type of the destination.
-_TOKEN_PREFIXES = tuple(prefix + letter for prefix in (RESERVED_PREFIX, GRANTS) for letter in (b"q.", b"e."))
 _HASH = re.compile(rb"[0-9a-f]{16}")
 
 
@@ -79,113 +73,52 @@ def internal_conflicts(published: Mapping[bytes, bytes], exchanges: Mapping[byte
     }
 
 
-def foreign_bindings(bindings: Iterable[BindingInfo], tokens: Tokens = _UNKEYED) -> list[BindingInfo]:
-    """Find bindings on a carrier that are not tokens, grants or stored client bindings.
+class CarrierRows(NamedTuple):
+    """The bindings of a carrier, by kind.
 
-    A stored client binding with the token of another destination is also foreign. Any user that is permitted to bind
-    can create such a binding, since a signature does not cover the binding's routing key on the carrier.
+    Args:
+        tokens: the bound tokens of each destination, in any form and made with any of the listed secrets.
+        foreign: bindings that no sidecar created, and which bypass the rules.
+        stale: number of bindings that have the form of a token made with a secret that is not listed. No publish
+            carries such a token.
     """
-    if tokens.form is TokenForm.ONE_WORD:
-        tokens = tokens.in_form(TokenForm.CHANGING)  # another sidecar may already have changed the form
+
+    tokens: Mapping[Destination, frozenset[bytes]] = MappingProxyType({})
+    foreign: tuple[BindingInfo, ...] = ()
+    stale: int = 0
+
+
+def carrier_rows(bindings: Iterable[BindingInfo], tokens: Tokens) -> CarrierRows:
+    """Tell the bindings of a carrier apart.
+
+    A binding with the token of another destination is foreign: any user that may bind on the carrier can create such a
+    binding, and messages to the other destination would be routed by it.
+    """
     listed = list(bindings)
     owners = {
-        key: destination
+        token: destination
         for destination in {binding.destination for binding in listed}
-        for key in (*tokens.of(*destination), *tokens.former(*destination))
+        for token in tokens.candidates(destination, one_word=True)
     }
-    return [
-        binding
-        for binding in listed
-        if owners.get(binding.routing_key, binding.destination) != binding.destination
-        or not (binding.routing_key in owners or binding.stores or is_grant(binding.routing_key))
-    ]
-
-
-class CarrierTokens(NamedTuple):
-    """The tokens bound on a carrier.
-
-    Args:
-        rows: rows with the tokens that publishes carry, by destination.
-        incomplete: destinations in `rows` for which at least one of these tokens is not bound.
-        former: bindings with former tokens that no destination needs.
-        unkeyed: number of bindings with unkeyed tokens.
-        previous: number of bindings with tokens of previous secrets.
-    """
-
-    rows: Mapping[Destination, frozenset[Row]] = MappingProxyType({})
-    incomplete: frozenset[Destination] = frozenset()
-    former: tuple[BindingInfo, ...] = ()
-    unkeyed: int = 0
-    previous: int = 0
-
-    @property
-    def bound(self) -> Set[Destination]:
-        """Destinations with at least one bound token that publishes carry."""
-        return self.rows.keys()
-
-
-def carrier_tokens(
-    bindings: Iterable[BindingInfo], tokens: Tokens, leftover: Set[Destination] = frozenset()
-) -> CarrierTokens:
-    """Return which tokens are bound on a carrier.
-
-    Args:
-        tokens: computes tokens in the form that the carrier uses.
-        leftover: destinations that can't be bound again. Publishes also carry the former tokens of these destinations.
-    """
-    bound_keys: dict[Destination, set[bytes]] = {}
-    rows: dict[Destination, set[Row]] = {}
-    former: list[BindingInfo] = []
-    unkeyed = previous = 0
-    for binding in bindings:
-        if not binding.under_token:
-            continue
-        destination, key = binding.destination, binding.routing_key
-        current, *others = tokens.of(*destination)
-        if key == current or key in others:
-            bound_keys.setdefault(destination, set()).add(key)
-            rows.setdefault(destination, set()).add(_row(binding))
-        elif key in tokens.former(*destination):
-            if destination in leftover:
-                rows.setdefault(destination, set()).add(_row(binding))
-            else:
-                former.append(binding)
-        if key == token(*destination):
-            unkeyed += 1
-        elif key != current and (key in others or former[-1:] == [binding]):
-            previous += 1
-    return CarrierTokens(
-        {destination: frozenset(bound_rows) for destination, bound_rows in rows.items()},
-        frozenset(destination for destination, keys in bound_keys.items() if len(keys) < tokens.count),
-        tuple(binding for binding in former if _may_go(binding, tokens, bound_keys)),
-        unkeyed,
-        previous,
+    rows: dict[Destination, set[bytes]] = {}
+    foreign: list[BindingInfo] = []
+    stale = 0
+    for binding in listed:
+        owner = owners.get(binding.routing_key)
+        if owner == binding.destination:
+            rows.setdefault(owner, set()).add(binding.routing_key)
+        elif owner is not None or not is_ours(binding.routing_key):
+            foreign.append(binding)
+        elif is_token(binding.routing_key):
+            stale += 1
+    return CarrierRows(
+        {destination: frozenset(its_tokens) for destination, its_tokens in rows.items()}, tuple(foreign), stale
     )
 
 
-def _row(binding: BindingInfo) -> Row:
-    """Return the identity of a binding among the bindings with the same token."""
-    if binding.kept:
-        with suppress(ValueError):
-            return unpack(binding.kept.encode()).sequence
-    return binding.pin.encode()
-
-
-def _may_go(binding: BindingInfo, tokens: Tokens, bound_keys: Mapping[Destination, Set[bytes]]) -> bool:
-    """Return True if a former token is no longer needed to reach a destination."""
-    destination = binding.destination
-    if (
-        tokens.form is TokenForm.EIGHT_WORDS
-        and not is_eight_words(binding.routing_key)
-        and destination not in bound_keys
-    ):
-        return True  # no longer needed: a destination that is still needed would have the current token
-    return tokens.of(*destination)[0] in bound_keys.get(destination, ())
-
-
-def grants_bound(bindings: Iterable[BindingInfo]) -> dict[bytes, Destination]:
-    """Find the bindings that record grants; return their destinations by key."""
-    return {binding.routing_key: binding.destination for binding in bindings if is_grant(binding.routing_key)}
+def is_ours(routing_key: bytes) -> bool:
+    """Return True if a routing key has the form of a token or of a storage key."""
+    return is_token(routing_key) or is_storage_key(routing_key)
 
 
 def dead_letter_warnings(queues: Iterable[QueueInfo]) -> list[str]:
@@ -247,7 +180,7 @@ def matches_tokens(pattern: bytes) -> bool:
         return False
     topic = Topic(pattern)
     some_hash = next(filter(_HASH.fullmatch, words), b"0" * 16)
-    return any(topic.matches(prefix + some_hash) for prefix in _TOKEN_PREFIXES)
+    return any(topic.matches(prefix + some_hash) for prefix in TOKEN_PREFIXES)
 
 
 def _shown(exchange: OwnedExchange) -> str:

@@ -6,7 +6,7 @@ observation shows them, and the returned actions restore the desired state.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
@@ -15,11 +15,9 @@ from proxy.broker.methods import ABSENT, DeclareQueue, unnameable
 from proxy.broker.reconcile.checks import carrier_conflict, internal_conflicts
 from proxy.broker.reconcile.desired import DesiredState
 from proxy.broker.reconcile.observed import ObservedState
+from proxy.relay.tokens import Tokens
 from proxy.relay.vhost import Delivery, OwnedExchange, StoredBinding
 from proxy.values import EXCHANGE, QUEUE, Destination, describe, shown
-
-#: A binding to create: destination, key, and raw entries of the argument table.
-KeptRow: TypeAlias = tuple[Destination, bytes, bytes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +31,11 @@ class DeclareCarrier:
 
 
 class BindToken(NamedTuple):
-    """Binds a destination with its tokens to the carrier of an exchange. This also verifies existing bindings."""
+    """Binds a destination with a token to the carrier of an exchange. This also verifies an existing binding."""
 
     exchange: OwnedExchange
     destination: Destination
+    token: bytes
 
     def __str__(self) -> str:
         """Describe the action for operators, without the token, which is secret."""
@@ -45,57 +44,33 @@ class BindToken(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RemoveBinding:
-    """Removes an unwanted binding on a carrier, regardless of its arguments.
-
-    Args:
-        why: log message; if it is empty, nothing is logged.
-        moves: bindings to create first, so that a client's binding stored in the removed binding is not lost.
-    """
+    """Removes a foreign binding on a carrier, regardless of its arguments."""
 
     carrier: bytes
     binding: BindingInfo
-    why: str = ""
-    moves: tuple[KeptRow, ...] = ()
 
     def __str__(self) -> str:
         return f"remove binding of exchange {shown(self.carrier)} to {self.binding}"
-
-
-class UnbindRows(NamedTuple):
-    """Unbinds rows whose keys are a destination's tokens.
-
-    Args:
-        rows: identities of the rows (`relay.token_table`).
-        needless: whether the destination is no longer needed. Publishes must then stop using its token.
-        hands_over: whether the plain row is also unbound, and replaced with a pin for other sidecars.
-    """
-
-    exchange: OwnedExchange
-    destination: Destination
-    rows: tuple[bytes, ...]
-    needless: bool = False
-    hands_over: bool = False
 
 
 Action: TypeAlias = DeclareQueue | DeclareCarrier | BindToken | RemoveBinding
 
 
 class Observation(NamedTuple):
-    """The observed state.
+    """The observed state, in addition to the token tables of the exchanges.
 
     Args:
-        tokens: destinations whose tokens are all bound on the carrier, by exchange. If a carrier could not be listed,
-            tokens that were bound earlier are assumed to be still bound.
-        unverified: tokens to bind again.
-        surplus: bindings to remove.
+        tokens: the tokens of the virtual host.
+        unverified: tokens to bind again, since they could not be listed.
+        foreign: bindings to remove.
         conflicts: exchanges for which no actions are returned, since an exchange on the broker conflicts with their
             carrier.
     """
 
     names: ObservedState
-    tokens: Mapping[bytes, Set[Destination]]
+    tokens: Tokens
     unverified: Sequence[BindToken] = ()
-    surplus: Sequence[RemoveBinding] = ()
+    foreign: Sequence[RemoveBinding] = ()
     conflicts: Collection[bytes] = ()
 
 
@@ -119,13 +94,32 @@ def diff(
     ]
     coming = {(QUEUE, action.name) for action in queue_actions}
     tokens = [
-        BindToken(exchange, destination)
+        first_token(desired, observed.tokens, exchange, destination)
         for exchange in desired.carriers
         if exchange.name not in observed.conflicts
-        for destination in sorted(desired.tokens_of(exchange) - observed.tokens.get(exchange.name, frozenset()))
-        if destination in coming or names.unreachable(destination) is None
+        for destination in sorted(desired.tokens_of(exchange))
+        if not is_bound(desired, observed.tokens, exchange, destination)
+        and (destination in coming or names.unreachable(destination) is None)
     ]
-    return [*queue_actions, *carriers, *tokens, *observed.unverified, *observed.surplus]
+    return [*queue_actions, *carriers, *tokens, *observed.unverified, *observed.foreign]
+
+
+def _candidates(
+    desired: DesiredState, tokens: Tokens, exchange: OwnedExchange, destination: Destination
+) -> tuple[bytes, ...]:
+    one_word = exchange.is_topic and destination[0] == QUEUE and exchange.name in desired.one_word
+    return tokens.candidates(destination, one_word=one_word)
+
+
+def first_token(desired: DesiredState, tokens: Tokens, exchange: OwnedExchange, destination: Destination) -> BindToken:
+    """Return the action that binds a destination with its first candidate."""
+    return BindToken(exchange, destination, _candidates(desired, tokens, exchange, destination)[0])
+
+
+def is_bound(desired: DesiredState, tokens: Tokens, exchange: OwnedExchange, destination: Destination) -> bool:
+    """Return True if at least one candidate of a destination is bound."""
+    bound = exchange.tokens.bound.get(destination)
+    return bound is not None and not bound.isdisjoint(_candidates(desired, tokens, exchange, destination))
 
 
 def find_conflicts(desired: DesiredState, exchanges: Mapping[bytes, ExchangeInfo]) -> dict[bytes, str]:
@@ -150,29 +144,30 @@ def undetermined(desired: DesiredState, names: ObservedState) -> list[Destinatio
 
 def missing_destinations(
     desired: DesiredState,
-    observed: ObservedState,
+    observed: Observation,
     refused: Mapping[Action, str],
     lacking: Mapping[Destination, str],
 ) -> dict[Destination, str]:
     """Return the destinations that can't be reached, with the reasons.
 
     Args:
-        desired: the desired state; bound tokens are in the ``bound`` attribute of its exchanges.
         lacking: queried destinations that could not be found, with the reasons.
     """
+    names = observed.names
     undeclared = {
         (QUEUE, action.name): why
         for action, why in refused.items()
-        if isinstance(action, DeclareQueue) and not observed.knows((QUEUE, action.name))
+        if isinstance(action, DeclareQueue) and not names.knows((QUEUE, action.name))
     }
     unbound = {action.destination: why for action, why in refused.items() if isinstance(action, BindToken)}
-    missing = dict(undeclared)
+    missing: dict[Destination, str] = {}
     for exchange in desired.carriers:
-        for destination in desired.tokens_of(exchange) - exchange.bound:
-            why = observed.unreachable(destination) or unbound.get(destination) or "not bound yet"
-            missing.setdefault(destination, why)
+        for destination in desired.tokens_of(exchange):
+            if not is_bound(desired, observed.tokens, exchange, destination):
+                why = undeclared.get(destination) or names.unreachable(destination) or unbound.get(destination)
+                missing.setdefault(destination, why or "not bound yet")
     for destination, role in desired.existing.items():
-        absent = unnameable(destination[1]) or observed.absence_reason(destination)
+        absent = undeclared.get(destination) or unnameable(destination[1]) or names.absence_reason(destination)
         if absent is not None:
             missing.setdefault(destination, f"{role}: {absent}" if role else absent)
     missing |= lacking
@@ -185,32 +180,20 @@ def missing_destinations(
     return missing
 
 
-def believed_tokens(
-    desired: DesiredState, listed: Collection[bytes], names: ObservedState, *, thorough: bool = False
-) -> tuple[list[BindToken], list[BindToken]]:
-    """Assess the tokens that are assumed to be bound on carriers that could not be listed.
+def believed_tokens(desired: DesiredState, listed: Collection[bytes], observed: Observation) -> list[BindToken]:
+    """Return the tokens to bind again because they are assumed to be bound on carriers that could not be listed.
 
     Args:
         listed: names of the exchanges whose carriers were listed.
-        thorough: whether tokens that can't be verified are discarded. Relays request these tokens again.
-
-    Returns:
-        Tokens to verify by binding them again, and tokens that are no longer assumed to be bound.
     """
-    believed: list[BindToken] = []
-    gone: list[BindToken] = []
-    for exchange in desired.carriers:
-        if exchange.name in listed:
-            continue
-        # Other tokens may have been bound for clients' routes, which must not use the control user's permissions.
-        rules_only = exchange.declared is None and not exchange.clients
-        for destination in sorted(exchange.bound):
-            may_bind = rules_only or destination in desired.tokens_of(exchange)
-            if names.absence_reason(destination) is not None or (thorough and not may_bind):
-                gone.append(BindToken(exchange, destination))
-            elif may_bind and not names.exclusive(destination):
-                believed.append(BindToken(exchange, destination))
-    return believed, gone
+    names = observed.names
+    return [
+        first_token(desired, observed.tokens, exchange, destination)
+        for exchange in desired.carriers
+        if exchange.name not in listed
+        for destination in sorted(exchange.tokens.bound)
+        if names.unreachable(destination) is None
+    ]
 
 
 def lost_bindings(
@@ -228,31 +211,13 @@ def lost_bindings(
     ]
 
 
-def retired_tokens(old: DesiredState, new: DesiredState) -> tuple[BindToken, ...]:
-    """Find the tokens that only the old rules need. They are removed after the rules have been swapped."""
-    coming = _by_carrier(new)
-    return tuple(
-        BindToken(exchange, destination)
-        for exchange in old.carriers
-        for destination in sorted(old.tokens_of(exchange))
-        if exchange.carrier not in coming or destination not in new.tokens_of(coming[exchange.carrier])
-    )
-
-
-def needed_again(desired: DesiredState, token: BindToken) -> bool:
-    """Return True if the current rules need a token that was to be removed."""
-    now = _by_carrier(desired).get(token.exchange.carrier)
-    return now is not None and token.destination in desired.tokens_of(now)
-
-
 def share_tables(old: DesiredState, exchanges: Mapping[bytes, OwnedExchange]) -> None:
     """Let new exchanges share the token tables of old exchanges with the same carrier."""
     current = _by_carrier(old)
     for exchange in exchanges.values():
         if exchange.delivery is Delivery.CARRIER and exchange.carrier in current:
             exchange.tokens = current[exchange.carrier].tokens
-            exchange.form = current[exchange.carrier].form
-            exchange.leftover = current[exchange.carrier].leftover
+            exchange.carrier_type = current[exchange.carrier].carrier_type
 
 
 def _by_carrier(desired: DesiredState) -> dict[bytes, OwnedExchange]:

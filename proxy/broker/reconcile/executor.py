@@ -7,7 +7,6 @@ failure, and the action is retried in every pass. The number of retries in one p
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
@@ -17,18 +16,14 @@ import structlog
 
 from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.management_api import ManagementApi, NotListed
-from proxy.broker.methods import LOCKED, Bind, DeclareQueue, Find, Refusal, declare_carrier
+from proxy.broker.methods import LOCKED, NOT_FOUND, Bind, DeclareQueue, Find, Refusal, declare_carrier
 from proxy.broker.reconcile.checks import declare_conflict
-from proxy.broker.reconcile.diff import Action, BindToken, DeclareCarrier, RemoveBinding, UnbindRows
+from proxy.broker.reconcile.diff import Action, BindToken, DeclareCarrier, RemoveBinding
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.errors import UpstreamError, UpstreamFailure
-from proxy.relay.declare.storage import pin_entries
-from proxy.relay.token_table import PLAIN, TokenTable
-from proxy.relay.tokens import Tokens, is_eight_words
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.values import QUEUE, Destination, shown
 
-_NOT_FOUND = 404
 _DIFFERS = 406
 #: Maximum number of passes between retries of a failing action: about a minute at the default interval.
 _LONGEST_PAUSE_LOOKS = 12
@@ -61,7 +56,9 @@ class Executor:
         connection: ControlConnection,
         observed: ObservedState,
         management: ManagementApi | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._settings = settings
         self._state = state
         self._connection = connection
@@ -88,7 +85,8 @@ class Executor:
             self._note(carrier, refusal, text)
         if stop_at is not None:
             stop_at([self.failures[action].why for action in carriers if action in self.failures])
-        for token, refusal in (await self.bind([action for action in due if isinstance(action, BindToken)])).items():
+        tokens = [action for action in due if isinstance(action, BindToken)]
+        for token, refusal in zip(tokens, await self.bind(tokens), strict=True):
             self._note(token, refusal, None if refusal is None else refusal.reason(token.destination[0]))
         for action in due:
             if isinstance(action, RemoveBinding) and not await self._remove(action):
@@ -119,7 +117,7 @@ class Executor:
             return
         attempts = 1 if last is None else last.attempts + 1
         # At any time, a missing destination may be created, or another connection's exclusive queue may be deleted.
-        expected = refusal is not None and refusal.code in (_NOT_FOUND, LOCKED)
+        expected = refusal is not None and refusal.code in (NOT_FOUND, LOCKED)
         pause_looks = 0 if expected else min(2 ** min(attempts - 1, 6) - 1, _LONGEST_PAUSE_LOOKS)
         self.failures[action] = Failure(why, attempts, pause_looks, expected)
 
@@ -143,7 +141,7 @@ class Executor:
         for action, refusal in zip(actions, refusals, strict=True):
             if refusal is None or refusal.code == LOCKED:
                 self._has_queue(action, exclusive=refusal is not None)
-            elif refusal.code == _NOT_FOUND:
+            elif refusal.code == NOT_FOUND:
                 absent.append(action)
             else:
                 self._note(action, refusal, f"refused: {refusal}")
@@ -153,157 +151,34 @@ class Executor:
         self._observed.add_queue(action.name, exclusive)
         self._note(action, None, None)
 
-    async def bind(self, tokens: Sequence[BindToken]) -> dict[BindToken, Refusal | None]:
-        """Bind tokens and update each exchange's token table."""
-        written: dict[OwnedExchange, Tokens] = {}
-        sent: dict[BindToken, int] = {}
-        for token in tokens:
-            exchange, destination = token
-            sent[token] = exchange.tokens.binding(destination)
-            written[exchange] = self._state.tokens_of(exchange)
-        keyed = [(token, key) for token in tokens for key in written[token[0]].of(*token[1])]
-        answers = await self._connection.call_all(
-            [Bind(exchange.carrier, destination, key) for (exchange, destination), key in keyed]
+    async def bind(self, tokens: Sequence[BindToken]) -> list[Refusal | None]:
+        """Bind tokens, and record the results in the token tables."""
+        binds = [Bind(token.exchange.carrier, token.destination, token.token) for token in tokens]
+        refusals = (
+            [await self._connection.call(binds[0])] if len(binds) == 1 else await self._connection.call_all(binds)
         )
-        refusals: dict[BindToken, Refusal | None] = {}
-        for (token, _), answer in zip(keyed, answers, strict=True):
-            refusals[token] = refusals.get(token) or answer
-        for token, refusal in refusals.items():
-            exchange, destination = token
+        now = self._clock()
+        for (exchange, destination, token), refusal in zip(tokens, refusals, strict=True):
             if refusal is None:
-                self._bound(exchange, destination, written[exchange])
-            elif refusal.code == _NOT_FOUND:
-                exchange.tokens.not_found(destination, sent[token])
-            else:
-                # A row may still exist: the control user may have lost a permission, or the owner's connection may
-                # have bound an exclusive queue.
-                exchange.tokens.refused(destination)
+                exchange.tokens.bind_ok(destination, (token,))
+            elif self._state.token_of(exchange, destination) is None:
+                exchange.tokens.refused(destination, refusal.reason(destination[0]), now)
+            # else: another token is bound, for example by the connection that owns an exclusive queue
         return refusals
 
-    async def bind_one(self, token: BindToken) -> str | None:
-        """Bind one token without waiting for bulk work; return the reason if it was refused."""
-        exchange, destination = token
-        while True:
-            exchange.tokens.binding(destination)
-            tokens = self._state.tokens_of(exchange)
-            for key in tokens.of(*destination):
-                refusal = await self._connection.call(Bind(exchange.carrier, destination, key))
-                if refusal is not None:
-                    exchange.tokens.refused(destination)
-                    return refusal.reason(destination[0])
-            self._bound(exchange, destination, tokens)
-            # The bind is repeated if the carrier has switched to other tokens, since a publish is waiting for the
-            # destination.
-            if tokens.lead_to(self._state.tokens_of(exchange)):
-                return None
-
-    def _bound(self, exchange: OwnedExchange, destination: Destination, tokens: Tokens) -> None:
-        exchange.tokens.bind_ok(destination)
-        if not tokens.lead_to(self._state.tokens_of(exchange)):
-            exchange.tokens.not_bound(destination)  # the carrier has switched to other tokens in the meantime
-
-    async def bind_again(self, exchange: OwnedExchange) -> list[Destination]:
-        """Bind the destinations of a topic carrier with eight-word tokens, in addition to one-word tokens.
-
-        Returns:
-            Existing destinations that the broker refused to bind.
-        """
-        table, done, refused = exchange.tokens, set[Destination](), list[Destination]()
-        # This is repeated, since relays may bind destinations in the meantime.
-        while left := sorted(exchange.bound - done):
-            done.update(left)
-            pins = [self._row_for(table, destination) for destination in left]
-            sent_at = asyncio.get_running_loop().time()
-            rows = [
-                Bind(exchange.carrier, destination, key, pin_entries(pin))
-                for destination, pin in zip(left, pins, strict=True)
-                for key in self._state.tokens_of(exchange).of(*destination)
-                if is_eight_words(key)
-            ]
-            refusals: dict[Destination, Refusal] = {}
-            for bind, refusal in zip(rows, await self._connection.call_all(rows), strict=True):
-                if refusal is not None:
-                    refusals[bind.destination] = refusal
-            for destination, pin in zip(left, pins, strict=True):
-                if destination not in refusals:
-                    if pin:
-                        table.asserted(destination, pin, sent_at, None)
-                elif refusals[destination].code == _NOT_FOUND:
-                    table.not_bound(destination)
-                else:
-                    refused.append(destination)
-        return refused
-
-    def _row_for(self, table: TokenTable, destination: Destination) -> bytes:
-        """Return the row to bind for a destination: the plain row or, if only clients need the destination, a pin."""
-        if not table.shared or table.needs_plain(destination):
-            return PLAIN
-        return self._state.next_pin(time.time())
-
-    async def hand_over(self, tokens: Sequence[BindToken]) -> list[UnbindRows]:
-        """Unbind the plain rows of tokens that this sidecar's rules no longer need.
-
-        Other sidecars' rules may still need the tokens. If there may be other sidecars, pins replace the rows until
-        these sidecars have run a pass (`relay.token_table`).
-
-        Returns:
-            The actions that unbind the pins.
-        """
-        state, now = self._state, time.time()
-        pins = [UnbindRows(*token, (state.next_pin(now),)) for token in tokens if state.shared]
+    async def unbind(self, exchange: OwnedExchange, rows: Iterable[tuple[Destination, bytes]]) -> None:
+        """Unbind tokens of an exchange that ends. Publishes stop using a token before it is unbound."""
+        rows = list(rows)
+        for destination, _ in rows:
+            exchange.tokens.deleted(destination)
         await self._connection.call_all(
-            [
-                Bind(exchange.carrier, destination, key, pin_entries(row))
-                for exchange, destination, (row,), *_ in pins
-                for key in self._state.tokens_of(exchange).of(*destination)
-            ]
+            [Bind(exchange.carrier, destination, token, unbinds=True) for destination, token in rows]
         )
-        await self.unbind([UnbindRows(*token, (PLAIN,)) for token in tokens])
-        return pins
-
-    async def unbind(self, actions: Iterable[UnbindRows]) -> None:
-        """Unbind rows. Relays stop publishing with unneeded tokens before the tokens are unbound."""
-        actions = list(actions)
-        needless = [action for action in actions if action.needless]
-        for action in needless:
-            action.exchange.tokens.unbinding(action.destination)
-        if needless:
-            self._state.changed()
-            shared = [action for action in needless if action.hands_over]
-            await self.hand_over([BindToken(action.exchange, action.destination) for action in shared])
-        await self._connection.call_all(
-            [
-                Bind(action.exchange.carrier, action.destination, key, pin_entries(row), unbinds=True)
-                for action in actions
-                for row in action.rows
-                for key in self._every_token(action.exchange, action.destination)
-            ]
-        )
-        for action in needless:
-            action.exchange.tokens.unbound(action.destination)
-
-    async def unbind_grants(self, exchanges: Iterable[OwnedExchange]) -> None:
-        """Unbind all grants of exchanges."""
-        unbinds = []
-        for exchange in exchanges:
-            unbinds += [Bind(exchange.carrier, name, key, unbinds=True) for key, name in exchange.grants.items()]
-            exchange.grants.clear()
-            exchange.reaches.clear()
-        await self._connection.call_all(unbinds)
-
-    def _every_token(self, exchange: OwnedExchange, destination: Destination) -> tuple[bytes, ...]:
-        tokens = self._state.tokens_of(exchange)
-        return tokens.of(*destination) + tokens.former(*destination)
 
     async def _remove(self, action: RemoveBinding) -> bool:
         """Remove a binding; return whether to continue with further bindings."""
         if self._management is None:
             return False
-        moved = await self._connection.call_all([Bind(action.carrier, *row) for row in action.moves])
-        refusal = next((refusal for refusal in moved if refusal is not None), None)
-        if refusal is not None:
-            self._note(action, refusal, f"the stored binding can't be moved: {refusal}")
-            return True
         try:
             with suppress(NotListed):  # removed concurrently
                 await self._management.remove_binding(self._state.name, action.carrier, action.binding)
@@ -311,7 +186,6 @@ class Executor:
             self._note(action, None, str(error))
             return error.failure is UpstreamFailure.REFUSED
         self._note(action, None, None)
-        if action.why:
-            names = {"vhost": self._state.name, "carrier": shown(action.carrier)}
-            log.warning(action.why, **names, binding=str(action.binding))
+        names = {"vhost": self._state.name, "carrier": shown(action.carrier)}
+        log.warning("foreign binding removed", **names, binding=str(action.binding))
         return True

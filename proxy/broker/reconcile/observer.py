@@ -7,7 +7,7 @@ up to a fixed number of objects that could not be listed are looked up by name. 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -18,19 +18,17 @@ from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.management_api import BindingInfo, ManagementApi
 from proxy.broker.methods import ABSENT, unnameable
 from proxy.broker.reconcile.checks import (
-    CarrierTokens,
+    CarrierRows,
     bypasses,
-    carrier_tokens,
+    carrier_rows,
     dead_letter_warnings,
-    foreign_bindings,
-    grants_bound,
     topic_warnings,
 )
 from proxy.broker.reconcile.desired import DesiredState
-from proxy.broker.reconcile.diff import RemoveBinding, undetermined
+from proxy.broker.reconcile.diff import undetermined
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.errors import UpstreamError
-from proxy.relay.tokens import TokenForm, Tokens, is_eight_words
+from proxy.relay.tokens import Tokens
 from proxy.relay.vhost import OwnedExchange
 from proxy.values import EXCHANGE, QUEUE, Destination, shown
 
@@ -62,20 +60,18 @@ class Reading:
 
     Args:
         digest: the digest of the listing; b"" if there is none.
-        tokens: the tokens of the carrier at the time of the listing.
-        foreign: bindings that no sidecar created.
-        superfluous: copies of clients' bindings that have to be removed.
+        tokens: the tokens of the virtual host at the time of the listing.
+        rows: the bindings by kind.
+        ends: whether the exchange has tokens, but no client's binding.
         current_until: time until which a long, unchanged list of bindings need not be requested again.
     """
 
     exchange: OwnedExchange
     digest: bytes = b""
     tokens: Tokens | None = None
-    carrier_tokens: CarrierTokens = field(default_factory=CarrierTokens)
+    rows: CarrierRows = field(default_factory=CarrierRows)
     size: int = 0
-    has_eight_words: bool = False
-    foreign: list[BindingInfo] = field(default_factory=list)
-    superfluous: list[RemoveBinding] = field(default_factory=list)
+    ends: bool = False
     current_until: float = 0.0
 
 
@@ -136,23 +132,18 @@ class Observer:
         return last if last is not None and last.exchange is exchange else Reading(exchange)
 
     def _is_current(self, reading: Reading) -> bool:
-        """Return True if a listing was read with the tokens that the carrier uses now."""
-        return reading.tokens is self._store.state.tokens_of(reading.exchange)
-
-    def incomplete(self, exchange: OwnedExchange) -> Set[Destination]:
-        """Return destinations for which at least one token was missing in the last listing of an exchange's carrier."""
-        last = self.reading(exchange)
-        return last.carrier_tokens.incomplete if self._is_current(last) else frozenset()
+        """Return True if a listing was read with the tokens that are used now."""
+        return reading.tokens is self._store.state.tokens
 
     @property
-    def foreign(self) -> dict[bytes, list[BindingInfo]]:
+    def foreign(self) -> dict[bytes, tuple[BindingInfo, ...]]:
         """Foreign bindings, by carrier."""
-        return {carrier: last.foreign for carrier, last in self.readings.items() if last.foreign}
+        return {carrier: last.rows.foreign for carrier, last in self.readings.items() if last.rows.foreign}
 
-    def tokens(self) -> dict[str, int]:
-        """Count the bindings with old tokens on all carriers, by kind of token."""
-        seen = [last.carrier_tokens for last in self.readings.values()]
-        return {"unkeyed": sum(tokens.unkeyed for tokens in seen), "previous": sum(tokens.previous for tokens in seen)}
+    @property
+    def stale(self) -> dict[bytes, int]:
+        """Number of bindings with tokens made with secrets that are not listed, by carrier."""
+        return {carrier: last.rows.stale for carrier, last in self.readings.items() if last.rows.stale}
 
     async def list_names(self) -> None:
         """List queues and exchanges at the start of a pass."""
@@ -211,10 +202,10 @@ class Observer:
         """Return exchanges whose bindings need not be listed in this pass.
 
         RabbitMQ needs 10 s to list 100,000 bindings, so listing them in every pass would occupy one CPU core of the
-        broker. However, carriers with rows that rules need are always listed, since other sidecars may hand over rows.
+        broker.
         """
         now = asyncio.get_running_loop().time()
-        readings = [self.reading(exchange) for exchange in desired.carriers if not desired.plain.get(exchange.name)]
+        readings = [self.reading(exchange) for exchange in desired.carriers]
         return frozenset(last.exchange.name for last in readings if now < last.current_until and self._is_current(last))
 
     def announced(self, names: Collection[bytes] | None) -> None:
@@ -275,18 +266,18 @@ class Observer:
             return None
         # Destinations may have been declared through this sidecar since the names were listed.
         names = {(QUEUE, name) for name in seen.queues} | {(EXCHANGE, name) for name in seen.exchanges if name}
-        names |= exchange.tokens.destinations | exchange.receivers.keys()
+        names |= exchange.tokens.bound.keys() | exchange.receivers.keys()
         return sorted(names) if len(names) <= limit and not any(map(_unreadable, names)) else None
 
     async def _read(self, management: ManagementApi, exchange: OwnedExchange, carriers: int | None) -> None:
         listings = self._store.listings
         last = self.reading(exchange)
         last.current_until = 0.0
-        tokens = self._store.state.tokens_of(exchange)
+        tokens = self._store.state.tokens
         # A listing with foreign or unverified bindings is processed again, even if it is unchanged.
-        reusable = self._is_current(last) and not last.foreign and listings.settled(exchange)
+        reusable = self._is_current(last) and not last.rows.foreign and listings.settled(exchange)
         clock = asyncio.get_running_loop().time
-        look = exchange.tokens.look(clock())
+        began_at, events = clock(), exchange.tokens.events
         known = listings.before(exchange)
         announcements = self._announcements
         answer = await management.changed_bindings(
@@ -298,29 +289,18 @@ class Observer:
         )
         answered_at = clock()
         if answer is None:
-            exchange.tokens.listed(look, last.carrier_tokens.rows, clock())
-            took_seconds, left = answered_at - look.began_at, last.carrier_tokens
-            changing = last.superfluous or left.incomplete or left.former
-            if took_seconds > _LONG_SECONDS and announcements == self._announcements and not changing:
+            exchange.tokens.listed(events, last.rows.tokens)
+            took_seconds = answered_at - began_at
+            if took_seconds > _LONG_SECONDS and announcements == self._announcements:
                 last.current_until = answered_at + _SHARE * took_seconds
             return
         digest, bindings = answer
-        eight_words = any(is_eight_words(info.routing_key) for info in bindings)
-        if eight_words and not exchange.bound and exchange.form is TokenForm.ONE_WORD:
-            exchange.form = TokenForm.EIGHT_WORDS
-            tokens = self._store.state.tokens_of(exchange)
-        read = carrier_tokens(bindings, tokens, exchange.leftover)
-        foreign = foreign_bindings(bindings, tokens)
-        self._note_foreign(exchange.carrier, foreign)
-        reading = Reading(exchange, digest, tokens, read, len(bindings), eight_words, foreign)
-        self.readings[exchange.carrier] = reading
-        exchange.tokens.listed(look, read.rows, clock())
-        for key, destination in grants_bound(bindings).items():
-            exchange.grant(key, destination)
-        reading.superfluous = [
-            RemoveBinding(exchange.carrier, copy, "duplicate binding removed")
-            for copy in await listings.take(exchange, known, bindings)
-        ]
+        rows = carrier_rows(bindings, tokens)
+        self._note_foreign(exchange.carrier, rows.foreign)
+        ends = bool(rows.tokens) and not any(info.stores for info in bindings)
+        self.readings[exchange.carrier] = Reading(exchange, digest, tokens, rows, len(bindings), ends)
+        exchange.tokens.listed(events, rows.tokens)
+        await listings.take(exchange, known, bindings)
 
     async def warn(self, desired: DesiredState) -> None:
         """Log new conditions that prevent the rules from working as intended (see `checks`)."""
@@ -389,9 +369,9 @@ class Observer:
             ahead += [name for kind, name in (item.destination for item in bindings) if kind == EXCHANGE]
         return warnings
 
-    def _note_foreign(self, carrier: bytes, foreign: list[BindingInfo]) -> None:
+    def _note_foreign(self, carrier: bytes, foreign: Sequence[BindingInfo]) -> None:
         last = self.readings.get(carrier)
-        fresh = [binding for binding in foreign if last is None or binding not in last.foreign]
+        fresh = [binding for binding in foreign if last is None or binding not in last.rows.foreign]
         if fresh:
             log.warning(
                 "foreign bindings bypass the rules",

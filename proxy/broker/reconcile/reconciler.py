@@ -1,8 +1,10 @@
 """Runs single passes, which establish the desired state of one virtual host on the broker, and replaces the rules.
 
-The observed state consists of queues and exchanges (`ObservedState`) and the bindings of carriers (`TokenTable` and
-`DeclarationStore`). Tokens in a listing are known to be bound. Without listings, each pass binds some tokens again to
-verify them. `vhost_loop` schedules passes.
+A pass observes queues and exchanges (`ObservedState`) and the bindings of carriers (`TokenTable` and
+`DeclarationStore`), and then declares and binds what is lacking. A pass never removes anything, with two exceptions: it
+removes foreign bindings if the configuration says so, and it ends auto-delete exchanges that have lost their last
+binding. Tokens in a listing are known to be bound. Without listings, each pass binds some tokens again to verify them.
+`vhost_loop` schedules passes.
 """
 
 from __future__ import annotations
@@ -17,36 +19,31 @@ import structlog
 from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.declared.store import DeclarationStore, inherit
 from proxy.broker.management_api import ExchangeInfo, ManagementApi
-from proxy.broker.methods import DeclareQueue
-from proxy.broker.reconcile.carrier_forms import CarrierBindings, CarrierForms, adopt_types
-from proxy.broker.reconcile.desired import DesiredState, TokenRights, desired_state, record_file_destinations
+from proxy.broker.methods import ABSENT, DeclareQueue
+from proxy.broker.reconcile.carrier_types import CarrierBindings, adopt_types
+from proxy.broker.reconcile.desired import DesiredState, desired_state
 from proxy.broker.reconcile.diff import (
-    BindToken,
     DeclareCarrier,
     Observation,
     RemoveBinding,
-    UnbindRows,
     believed_tokens,
     diff,
     find_conflicts,
+    first_token,
+    is_bound,
     lost_bindings,
     missing_destinations,
-    needed_again,
-    retired_tokens,
     share_tables,
 )
 from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.broker.reconcile.observer import Observer, log_missing
-from proxy.broker.reconcile.orphan_tokens import OrphanTokens
-from proxy.broker.reconcile.token_migration import TokenMigration, former_bindings
 from proxy.errors import UpstreamError, UpstreamFailure
+from proxy.relay.tokens import is_token
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.router import Router
-from proxy.values import QUEUE, Destination, describe, shown
+from proxy.values import EXCHANGE, QUEUE, Destination, describe, shown
 
-#: Number of pass intervals for which pins stay bound for other sidecars, all of which run a pass in the meantime.
-HANDOVER_LOOKS = 3
 #: Number of client bindings that are carried over to new rules before control is returned to the event loop.
 _STEP = 64
 #: Maximum number of attempts to look up bindings that change during the lookup.
@@ -55,32 +52,12 @@ _LOOKUPS = 3
 log = structlog.get_logger(__name__)
 
 
-class LookResult(NamedTuple):
-    """Result of a pass.
-
-    Args:
-        desired: the desired state at the end of the pass.
-        tokens_changed: whether tokens were bound or unbound.
-        unbound: whether orphan tokens or grants were unbound. This may have caused the broker to delete auto-delete
-            exchanges.
-    """
-
-    desired: DesiredState
-    tokens_changed: bool
-    unbound: bool
-
-
 class PreparedRules(NamedTuple):
-    """New rules for which everything has been declared and bound.
-
-    Args:
-        retired: tokens that only the old rules need, and that are therefore retired after the swap.
-    """
+    """New rules for which everything has been declared and bound."""
 
     exchanges: dict[bytes, OwnedExchange]
     router: Router
     queues: tuple[DeclareQueue, ...]
-    retired: tuple[BindToken, ...]
 
 
 class Reconciler:
@@ -102,17 +79,10 @@ class Reconciler:
         self.management = management
         self.names = ObservedState()
         self.store = DeclarationStore(state)
-        self.executor = Executor(settings, state, connection, self.names, management)
+        self.executor = Executor(settings, state, connection, self.names, management, clock)
         self.observer = Observer(self.store, management, self.names, connection.find_missing, settings.retries_per_look)
-        self.rights = TokenRights(settings.declared.own_routes)
-        record_file_destinations(state.exchanges, state.router)
-        self.migration = TokenMigration(state, self.names, connection, management)
-        self.forms = CarrierForms(state, self.executor)
-        self.orphans = OrphanTokens(state, self.rights)
         #: Queues declared by the active rules.
         self.queues = tuple(queues)
-        #: Exchanges whose bindings were listed in the last pass, or did not need to be listed.
-        self._listed: Collection[bytes] = ()
         #: Queues from the rules that have not been declared since the last full pass.
         self._undeclared: Sequence[DeclareQueue] = ()
         self._one_at_a_time = asyncio.Lock()
@@ -126,7 +96,7 @@ class Reconciler:
     def desired(self) -> DesiredState:
         """Compute the desired state of the active rules and the current client declarations."""
         state = self.state
-        return desired_state(state.exchanges, state.router, self.rights, state.addresses)
+        return desired_state(state.exchanges, state.router, state.addresses)
 
     @property
     def carrier_bindings(self) -> list[CarrierBindings]:
@@ -139,8 +109,8 @@ class Reconciler:
 
     # -- passes ------------------------------------------------------------------------------------------------
 
-    async def look(self, *, thorough: bool, announced: bool = False) -> LookResult:
-        """Run a pass: observe the virtual host, and correct differences.
+    async def look(self, *, thorough: bool, announced: bool = False) -> None:
+        """Run a pass: observe the virtual host, and declare and bind what is lacking.
 
         Args:
             thorough: whether earlier results are ignored, and existing carriers are declared again.
@@ -150,19 +120,17 @@ class Reconciler:
             UpstreamError: see `reconcile`.
         """
         async with self._one_at_a_time:
-            before = {name: set(exchange.bound) for name, exchange in self.state.exchanges.items()}
             conflicts = self.conflicts
             queues = self.queues if thorough else None
             remove_foreign = self.settings.remove_foreign
             missing = await self.reconcile(self.desired, queues, remove_foreign=remove_foreign, announced=announced)
             if thorough:
                 await self.observer.warn(self.desired())
+            for exchange in self.state.carried():
+                if exchange.ends and self.observer.reading(exchange).ends:
+                    await self.end(exchange)
+            self._note_missing(missing)
             desired = self.desired()
-            orphans = self.orphans.find(desired, asyncio.get_running_loop().time())
-            await self.executor.unbind(orphans)
-            await self.executor.bind(self.orphans.needed_again(orphans))
-            unused = self.orphans.unused_grants(desired)
-            await self.executor.unbind_grants(unused)
             self.observer.note_bypasses(desired)
             self.observer.forget_others(desired)
             self.store.forget_deleted()
@@ -171,8 +139,22 @@ class Reconciler:
             self.missing = missing
             for text in set(self.conflicts).difference(conflicts):
                 log.error("rules conflict with the broker", vhost=self.state.name, what=text)
-            changed = any(exchange.bound != before.get(name) for name, exchange in self.state.exchanges.items())
-            return LookResult(desired, changed, bool(unused) or any(action.needless for action in orphans))
+
+    def _note_missing(self, missing: Mapping[Destination, str]) -> None:
+        """Record the destinations that the pass has found to be unreachable, so that publishes leave them out.
+
+        Other destinations that could not be reached for a while are forgotten, so that publishes request them again.
+        """
+        state, now = self.state, self._clock()
+        for name, exchange in state.exchanges.items():
+            table = exchange.tokens
+            for destination in missing:
+                # A token may have been bound since the pass began. With queue delivery, only this pass finds that a
+                # destination is gone.
+                is_named = exchange.relies_on(destination) or state.router.names(name, destination)
+                if is_named and (exchange.delivery is Delivery.QUEUE or state.token_of(exchange, destination) is None):
+                    table.refused(destination, missing[destination], now)
+            table.forget_missing(now - self.settings.refresh_seconds, missing)
 
     async def look_at(self, names: Collection[bytes]) -> None:
         """Observe only the given exchanges, for which changes were announced."""
@@ -203,6 +185,56 @@ class Reconciler:
             await self.observer.read_bindings([owned])
             self.state.changed()
         return info
+
+    async def end(self, owned: OwnedExchange) -> bool:
+        """Unbind the tokens of an exchange that a client declared, if it has no client's binding.
+
+        Tokens keep an exchange in use, so RabbitMQ would refuse to delete it, and would keep an auto-delete exchange.
+        An auto-delete exchange that is then deleted is removed from the state. If it is not deleted, since another
+        sidecar has stored a binding in the meantime, its tokens are bound again. Messages to it may be lost until then.
+
+        Returns:
+            False if the exchange has bindings, which have been added to the state.
+
+        Raises:
+            UpstreamError: the broker did not respond.
+        """
+        state, management = self.state, self.management
+        rows = [(destination, token) for destination, tokens in owned.tokens.bound.items() for token in tokens]
+        if management is not None:
+            listed = await management.bindings(state.name, owned.carrier)
+            if any(info.stores for info in listed):
+                self.store.listings.found(owned, listed)
+                return False
+            rows = [(info.destination, info.routing_key) for info in listed if is_token(info.routing_key)]
+        if owned.clients and management is None:
+            return False
+        await self.executor.unbind(owned, rows)
+        if owned.declared is not None and owned.declared.auto_delete:
+            await self._ended(owned)
+        return True
+
+    async def _ended(self, owned: OwnedExchange) -> None:
+        """Find out whether the broker has deleted an exchange whose last token was unbound."""
+        before = self.store.exchanges_before()
+        absent = await self.connection.find_missing([(EXCHANGE, owned.carrier)])
+        if absent.get((EXCHANGE, owned.carrier)) == ABSENT:
+            self.store.exchange_found(before, owned.name, None)
+            return
+        await self.find(owned.name)
+        await self.bind_lacking(owned)
+
+    async def bind_lacking(self, owned: OwnedExchange) -> None:
+        """Bind the tokens that an exchange needs and that are not bound."""
+        desired, tokens = self.desired(), self.state.tokens
+        if self.state.exchanges.get(owned.name) is owned:
+            await self.executor.bind(
+                [
+                    first_token(desired, tokens, owned, destination)
+                    for destination in sorted(desired.tokens_of(owned))
+                    if not is_bound(desired, tokens, owned, destination)
+                ]
+            )
 
     async def find_bindings(self, name: bytes, destination: Destination) -> None:
         """Look up the bindings of an exchange to one destination, and add clients' bindings that are unknown.
@@ -246,17 +278,8 @@ class Reconciler:
             self.executor.failures.clear()
             self._undeclared = queues
         try:
-            began_at = self._clock()
             kept = self.observer.current(wanted()) if announced and queues is None else frozenset[bytes]()
-            missing = await self._reconcile(wanted, remove_foreign, thorough=queues is not None, kept=kept)
-            if queues is not None and self._clock() > began_at + self.state.handover_seconds / HANDOVER_LOOKS:
-                # Other sidecars may have handed over rows since the rows were listed. Another pass detects such rows.
-                # Only rows that rules files need are handed over, and RabbitMQ needs 10 s to list 100,000 bindings, so
-                # this pass lists only the bindings of exchanges with such rows.
-                plain = wanted().plain
-                kept = frozenset(name for name in self._listed if not plain.get(name))
-                missing = await self._reconcile(wanted, remove_foreign, thorough=False, kept=kept)
-            return missing
+            return await self._reconcile(wanted, remove_foreign, thorough=queues is not None, kept=kept)
         except UpstreamError:
             if queues is not None:
                 self._undeclared = last  # the queues of rejected rules must not be declared later
@@ -274,7 +297,6 @@ class Reconciler:
         executor, names, observer = self.executor, self.names, self.observer
         before = self.store.bindings()
         await observer.list_names()
-        await self.migration.look()
         for kind, name in await observer.find_absent(wanted(), thorough=thorough):
             if kind == QUEUE:
                 names.remove_queue(name)
@@ -291,11 +313,7 @@ class Reconciler:
             [exchange for exchange in desired.carriers if exchange.name not in kept and exchange.name not in conflicts],
             names_listed=names.queues_complete and names.exchanges_complete,
         )
-        self._listed = listed
         desired = wanted()
-        for exchange in desired.carriers:
-            exchange.tokens.rules_need(desired.tokens_of(exchange), desired.plain[exchange.name])
-        await self.forms.change_forms(desired, lambda exchange: observer.reading(exchange).has_eight_words)
         observation = self._observation(desired, listed, conflicts, remove_foreign, thorough)
         actions = diff(desired, self._undeclared, observation, declare_all=thorough)
         await executor.carry_out(actions, stop_at=self._stop_at if thorough else None)
@@ -304,7 +322,7 @@ class Reconciler:
         declares = [why for action, why in refused.items() if isinstance(action, DeclareCarrier)]
         self.conflicts = (*conflicts.values(), *declares)
         lacking = await observer.ask_unlisted(desired, thorough=thorough)
-        missing = missing_destinations(desired, names, refused, lacking)
+        missing = missing_destinations(desired, observation, refused, lacking)
         lost = [stored for stored in lost_bindings(before, listed, missing) if self.store.binding_gone(stored)]
         if lost:
             desired = wanted()
@@ -318,7 +336,7 @@ class Reconciler:
 
     def _has_all(self, exchange: OwnedExchange) -> bool:
         """Return True if no destination bound on a carrier was deleted. A deletion would also have removed bindings."""
-        return not any(self.names.absence_reason(destination) for destination in exchange.bound)
+        return not any(self.names.absence_reason(destination) for destination in exchange.tokens.bound)
 
     def _observation(
         self,
@@ -328,38 +346,20 @@ class Reconciler:
         remove_foreign: bool,
         thorough: bool,
     ) -> Observation:
-        observer = self.observer
-        believed, gone = believed_tokens(desired, listed, self.names, thorough=thorough)
-        for exchange, destination in gone:
-            exchange.tokens.not_bound(destination)
-        surplus = [action for last in observer.readings.values() for action in last.superfluous]
+        observer, tokens = self.observer, self.state.tokens
         for exchange in desired.carriers:
-            former = self.forms.removable(exchange, observer.reading(exchange).carrier_tokens.former)
-            surplus += former_bindings(exchange, former, self.names)
-        if remove_foreign:
-            surplus += [
-                RemoveBinding(carrier, binding, "foreign binding removed")
-                for carrier, bindings in observer.foreign.items()
-                for binding in bindings
-            ]
-        # Other sidecars have handed over the rows of these destinations, since they do not know that this sidecar's
-        # rules let messages choose the destinations. The plain rows are bound again.
-        router = self.state.router
-        chosen = [
-            BindToken(exchange, destination)
-            for exchange in desired.made
-            if exchange.name in router.exchanges
-            for destination in exchange.tokens.handed_over()
-            if destination not in exchange.receivers and router.may_choose(exchange.name, destination)
+            for destination in [name for name in exchange.tokens.bound if self.names.absence_reason(name) is not None]:
+                if exchange.name not in listed:
+                    exchange.tokens.deleted(destination)
+        foreign = [
+            RemoveBinding(carrier, binding)
+            for carrier, bindings in observer.foreign.items()
+            for binding in bindings
+            if remove_foreign
         ]
-        standing = {
-            exchange.name: desired.tokens_of(exchange)
-            - exchange.tokens.lacking(desired.tokens_of(exchange), desired.plain[exchange.name])
-            - observer.incomplete(exchange)
-            for exchange in desired.carriers
-        }
-        unverified = observer.verified.share(believed, whole=thorough) + chosen
-        return Observation(self.names, standing, unverified, surplus, conflicts)
+        observation = Observation(self.names, tokens, (), foreign, conflicts)
+        believed = believed_tokens(desired, listed, observation)
+        return observation._replace(unverified=observer.verified.share(believed, whole=thorough))
 
     def _stop_at(self, conflicts: Collection[str]) -> None:
         if conflicts:
@@ -380,15 +380,13 @@ class Reconciler:
         """
         async with self._one_at_a_time:
             old = self.desired()
-            record_file_destinations(exchanges, router)
             for number, _ in enumerate(inherit(self.state, exchanges, router)):
                 if number % _STEP == _STEP - 1:
                     await asyncio.sleep(0)
             share_tables(old, exchanges)
-            await self.reconcile(lambda: desired_state(exchanges, router, self.rights), queues)
+            await self.reconcile(lambda: desired_state(exchanges, router), queues)
             self.observer.finish()
-            retired = retired_tokens(old, desired_state(exchanges, router, self.rights))
-            return PreparedRules(exchanges, router, tuple(queues), retired)
+            return PreparedRules(exchanges, router, tuple(queues))
 
     def swap(self, new: PreparedRules) -> None:
         """Replace the old rules with prepared rules, including the latest client declarations."""
@@ -402,33 +400,3 @@ class Reconciler:
             )
         self.state.swap(new.exchanges, new.router)
         self.queues = new.queues
-
-    def release(self, tokens: Sequence[BindToken]) -> None:
-        """Start to retire tokens. From now on, relays request these tokens before using them."""
-        desired = self.desired()
-        for token in tokens:
-            if not needed_again(desired, token):
-                token.exchange.tokens.release(token.destination)
-        self.state.changed()
-
-    async def unbind(self, tokens: Sequence[BindToken]) -> list[UnbindRows]:
-        """Finish retiring tokens. Tokens that relays have requested or that prepared rules need stay bound.
-
-        Returns:
-            The actions that unbind the tokens' replacements (pins), to be run after `handover_seconds`.
-
-        Raises:
-            UpstreamError: the connection was lost. The tokens still have to be retired.
-        """
-        # Wait while new rules are being prepared, since `prepare` may have just bound these tokens.
-        async with self._one_at_a_time:
-            due = [token for token in tokens if token.exchange.tokens.retire(token.destination)]
-            try:
-                pins = await self.executor.hand_over(due)
-            except UpstreamError:
-                for token in due:
-                    token.exchange.tokens.release(token.destination)
-                raise
-            for token in due:
-                token.exchange.tokens.unbound(token.destination)
-            return pins

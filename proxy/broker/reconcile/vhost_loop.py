@@ -1,7 +1,7 @@
 """The reconcile loop, which keeps one virtual host on the broker in sync with its rules.
 
-A pass observes queues, exchanges and bindings, declares missing objects, binds missing tokens, unbinds orphaned tokens,
-and provides the result to the relays through `VhostState`. A full pass ignores the results of earlier passes. It is run
+A pass observes queues, exchanges and bindings, declares missing objects, binds missing tokens, and provides the result
+to the relays through `VhostState`. A full pass ignores the results of earlier passes. It is run
 at startup, after a reconnect, and before new rules take effect. Client declarations made through the sidecar are
 applied at once, between passes (`relay_requests`).
 
@@ -14,12 +14,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from secrets import token_hex
-from typing import TypeVar
 
 import structlog
 
@@ -27,20 +24,16 @@ from proxy.broker.connection import ControlConnection, ControlSettings, VhostNot
 from proxy.broker.declared.announcements import Announcements
 from proxy.broker.management_api import ManagementApi
 from proxy.broker.methods import DeclareQueue
-from proxy.broker.reconcile.carrier_forms import scans_bindings
-from proxy.broker.reconcile.diff import BindToken
-from proxy.broker.reconcile.reconciler import HANDOVER_LOOKS, PreparedRules, Reconciler
+from proxy.broker.reconcile.carrier_types import scans_bindings
+from proxy.broker.reconcile.reconciler import PreparedRules, Reconciler
 from proxy.broker.reconcile.relay_requests import RelayRequests
 from proxy.broker.task_supervisor import Supervisor, end_if_cancelled
 from proxy.errors import UpstreamError, UpstreamFailure
-from proxy.relay.token_table import LEASE_SECONDS
-from proxy.relay.tokens import Tokens
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.router import Router
 
 log = structlog.get_logger(__name__)
 
-T = TypeVar("T")
 #: Minimum pause before a requested pass, which handles all requests made during the pause.
 _PAUSE_SECONDS = 0.05
 #: Minimum pauses before a requested and before a regular pass, as multiples of the duration of the last pass. The load
@@ -120,7 +113,7 @@ class Health:
 
 
 class VhostTopology:
-    """The control plane of one virtual host; `record` is called when client declarations have changed."""
+    """The control plane of one virtual host."""
 
     def __init__(
         self,
@@ -128,13 +121,11 @@ class VhostTopology:
         state: VhostState,
         queues: Sequence[DeclareQueue],
         management: ManagementApi | None,
-        record: Callable[[], None],
         supervisor: Supervisor,
     ) -> None:
-        state.own_routes, state.secrets = settings.declared.own_routes, settings.declared.secrets
-        state.set_tokens(Tokens(state.name, state.secrets.token_keys))
-        handover_seconds = max(LEASE_SECONDS, HANDOVER_LOOKS * settings.refresh_seconds)
-        state.set_sharing(management is not None, token_hex(4), handover_seconds)
+        state.client_routes = settings.declared.client_routes
+        state.set_secrets(settings.declared.secrets)
+        state.shared = management is not None
         self.state = state
         self.health = Health()
         self.connection = ControlConnection(settings, state.name)
@@ -144,7 +135,7 @@ class VhostTopology:
         self._schedule = RefreshSchedule(settings.refresh_seconds)
         self._announcements = Announcements(self.connection, state.name, self._announced, supervisor)
         self.requests = RelayRequests(
-            self.reconciler, supervisor, record, self._announcements.announce, self._schedule.request_refresh
+            self.reconciler, supervisor, self._announcements.announce, self._schedule.request_refresh
         )
 
     @property
@@ -260,7 +251,7 @@ class VhostTopology:
             return
         began_at = time.monotonic()
         await self.reconciler.look_at(names)
-        self.requests.record_changes()
+        self.requests.confirm()
         self._schedule.looked(began_at, everything=False)
 
     async def refresh(self, *, thorough: bool = False) -> None:
@@ -269,31 +260,21 @@ class VhostTopology:
         state, reconciler, requests = self.state, self.reconciler, self.requests
         management = self.reconciler.management if self._settings.declared.announce and not thorough else None
         announced = management is not None and await self._announcements.check(management)
-        with requests.collecting_declared() as declared:
-            result = await reconciler.look(thorough=thorough, announced=announced)
+        await reconciler.look(thorough=thorough, announced=announced)
         names = reconciler.names.names(state.queues)
-        existing = declared - state.missing.keys()  # the pass may have found them missing before they were declared
-        missing = {
-            destination: why
-            for destination, why in {**requests.missing(), **reconciler.missing}.items()
-            if destination not in existing
-        }
-        regex_queues = names is not state.queues and state.router.sees_queues
-        changed = regex_queues or missing != state.missing or result.tokens_changed
-        desired = result.desired
-        requests.bound_count = sum(len(exchange.bound - desired.tokens_of(exchange)) for exchange in desired.made)
-        state.clear_refusals()
+        changed = names is not state.queues and state.router.sees_queues
         state.queues = names
-        state.missing = missing
         if changed:
             state.changed()
+        desired = reconciler.desired()
+        requests.bound_count = sum(
+            len(exchange.tokens.bound.keys() - desired.tokens_of(exchange)) for exchange in desired.made
+        )
         # This is not set earlier, since requests from relays would use carriers that do not exist yet.
         requests.connected.set()
         self.health.refreshed_at = time.time()
         self._schedule.looked(began_at, everything=True)
-        if result.unbound:
-            self._schedule.request_refresh()
-        requests.record_changes()
+        requests.confirm()
 
     def _announced(self, names: set[bytes] | None) -> None:
         """Request a pass because another sidecar has changed these exchanges; None means any exchange."""
@@ -307,7 +288,7 @@ class VhostTopology:
     ) -> PreparedRules:
         """Declare and bind everything that new rules need; see `Reconciler.prepare`.
 
-        Must be followed by `Reconciler.swap` and `retire`.
+        Must be followed by `Reconciler.swap`.
         """
         try:
             return await self.reconciler.prepare(exchanges, router, queues)
@@ -315,27 +296,6 @@ class VhostTopology:
             if self.connected or not self.health.fault:
                 raise
             raise UpstreamError(error.failure, f"{error.message} ({self.health.fault})") from error
-
-    async def retire(self, tokens: Sequence[BindToken]) -> None:
-        """Unbind tokens that only the old rules need, after publishes evaluated with the old rules have been sent."""
-        self.reconciler.release(tokens)
-        await asyncio.sleep(self._settings.grace_seconds)
-        pins = await self._until_done(partial(self.reconciler.unbind, tokens))
-        await asyncio.sleep(self.state.handover_seconds)
-        # On carriers that are still in use, passes remove the pins.
-        gone = [action for action in pins if action.exchange.carrier not in self.state.carriers]
-        await self._until_done(partial(self.reconciler.executor.unbind, gone))
-
-    async def _until_done(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Run work on the broker; if the connection is lost, run it again once the virtual host is connected."""
-        while True:
-            await self.requests.connected.wait()
-            try:
-                return await work()
-            except UpstreamError as error:
-                if error.failure is UpstreamFailure.REFUSED:
-                    raise
-            await asyncio.sleep(self._settings.retry_seconds)
 
     async def close(self) -> None:
         """Stop all tasks and close the connection; declarations on the broker are kept."""

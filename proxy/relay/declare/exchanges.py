@@ -19,7 +19,6 @@ from proxy.amqp.method_frames import (
     ExchangeDelete,
     exchange_declare,
     exchange_delete,
-    look_for,
     read_request,
 )
 from proxy.amqp.tables import decode_table
@@ -34,6 +33,7 @@ from proxy.relay.declare.injected_methods import (
     inject,
     look_up,
     pass_on,
+    refuse_unknown,
     reply_and_resume,
     run_steps,
 )
@@ -41,16 +41,14 @@ from proxy.relay.declare.storage import (
     ALTERNATE,
     CARRIER_TYPE,
     DELIVERY,
-    chosen_member,
     exchange_arguments,
     open_exchange,
     refuse_nested,
     refuse_own_arguments,
-    topic_form,
     wanted_type,
 )
-from proxy.relay.declare.token_bindings import is_gone, withdraw
-from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange
+from proxy.relay.declare.token_bindings import end_exchange, is_gone
+from proxy.relay.vhost import CarrierType, DeclaredExchange, Delivery, OwnedExchange
 from proxy.routing.bindings.exchange_types import OPEN
 from proxy.routing.error_texts import TYPE_NAMES, format_term
 from proxy.routing.exchange import Exchange
@@ -68,6 +66,7 @@ _COMPARED = (
     CARRIER_TYPE,
     DELIVERY,
 )
+_CARRIER = Value("S", Delivery.CARRIER.value.encode())
 #: properties of the exchanges that the control plane declares for rules files
 _BY_FILE = DeclaredExchange(durable=True, auto_delete=False, internal=False, entries=b"", sequence=0)
 
@@ -89,14 +88,6 @@ def refuse_inequivalent(owned: OwnedExchange, request: ExchangeDeclare, table: T
             compared.append((shown(key), *texts))
     if compared:
         raise _inequivalent(owned.name, vhost, *compared[0])
-
-
-def _refuse_reserved(name: bytes) -> None:
-    """Refuse reserved names as the broker does, for an exchange that is not declared on the broker."""
-    if not name:
-        raise ProtocolError(403, "operation not permitted on the default exchange", Scope.CHANNEL)
-    if name.startswith(b"amq."):
-        raise ProtocolError(403, f"exchange name '{shown(name)}' contains reserved prefix 'amq.*'", Scope.CHANNEL)
 
 
 def _inequivalent(exchange: bytes, vhost: str, argument: str, received: str, current: str) -> ProtocolError:
@@ -185,7 +176,7 @@ class ClientExchanges:
             if connection.upstream.closing:
                 return not request.nowait
             go_on = partial(reply_and_resume, connection, channel, b"" if request.nowait else frame)
-            if any(destination in owned.bound for owned in state.carried()):
+            if any(owned.tokens.knows(destination) for owned in state.carried()) or state.router.mentions(destination):
                 connection.pending.requests.append(EnsureDestination(destination, go_on))
             else:
                 connection.terms.inventory.declared(destination, False)
@@ -197,8 +188,8 @@ class ClientExchanges:
     def _is_destination(self, name: bytes) -> bool:
         """Return True if an exchange is a destination that is, was or should be bound."""
         destination, state = (EXCHANGE, name), self._state
-        known = any(destination in owned.tokens.destinations for owned in state.exchanges.values())
-        return known or destination in state.missing or state.router.mentions(destination)
+        known = any(owned.tokens.knows(destination) for owned in state.exchanges.values())
+        return known or state.router.mentions(destination)
 
     def delete(self, channel: Channel, frame: bytes) -> bool:
         """Handle exchange.delete; return whether to forward it unchanged."""
@@ -212,8 +203,7 @@ class ClientExchanges:
             text = f"exchange '{shown(owned.name)}' is declared by a rules file of the proxy"
             raise ProtocolError(403, text, Scope.CHANNEL)
         if request.if_unused and owned.clients:
-            text = f"exchange '{shown(owned.name)}' in vhost '{self._state.name}' in use"
-            raise ProtocolError(406, text, Scope.CHANNEL)
+            raise self._in_use(owned)
         run_steps(self._delete(channel, request, owned))
         return False
 
@@ -237,19 +227,25 @@ class ClientExchanges:
 
     def _delete(self, channel: Channel, request: ExchangeDelete, owned: OwnedExchange) -> Steps:
         """Delete an exchange that a client declared."""
-        if request.if_unused and (owned.bound or owned.grants):  # our rows make the exchange count as used
+        if request.if_unused:  # our token rows make the exchange count as used
             self._connection.change(channel, ChannelEvent.DECLARE)
-            yield partial(withdraw, self._connection, owned, sorted(owned.bound), list(owned.grants), plain=True)
+            ended = yield from end_exchange(self._connection, owned)
             if channel.state is not DECLARING:
                 return
-        delete: list[bytes] = []
-        if owned.delivery is Delivery.CARRIER:
-            delete.append(exchange_delete(channel.number, owned.carrier, if_unused=request.if_unused))
-        yield partial(inject, self._connection, channel, delete)
+            if not ended:
+                self._connection.refuse(channel, self._in_use(owned).about(methods.EXCHANGE_DELETE))
+                return
+        delete = [exchange_delete(channel.number, owned.carrier, if_unused=request.if_unused)]
+        # If the broker refuses, because of a binding that another sidecar has made, the tokens are bound again.
+        dropped = partial(self._connection.terms.inventory.changed, owned.name)
+        yield partial(inject, self._connection, channel, delete, dropped=dropped)
         if self._state.exchanges.get(owned.name) is owned:
             self._state.remove_exchange(owned.name)
             self._connection.terms.inventory.changed(owned.name)
         reply_and_resume(self._connection, channel, answer(channel, methods.EXCHANGE_DELETE, request.nowait))
+
+    def _in_use(self, owned: OwnedExchange) -> ProtocolError:
+        return ProtocolError(406, f"exchange '{shown(owned.name)}' in vhost '{self._state.name}' in use", Scope.CHANNEL)
 
     def _new_or_again(self, channel: Channel, request: ExchangeDeclare, owned: OwnedExchange) -> Steps:
         """Redeclare an auto-delete exchange, which the broker may have deleted together with its bindings."""
@@ -274,8 +270,8 @@ class ClientExchanges:
         owned.declares += 1
         if declared is not None and owned.name not in self._state.exchanges:
             # The broker had deleted the exchange with its last binding, and a listing showed this in the meantime.
-            new, exchange = open_exchange(owned.name, declared, owned.delivery)
-            new.form = owned.form
+            new, exchange = open_exchange(owned.name, declared)
+            new.carrier_type = owned.carrier_type
             self._state.add_exchange(new, exchange)
             self._connection.terms.inventory.changed(owned.name)
         self._declare_ok(channel, request)
@@ -328,24 +324,12 @@ class ClientExchanges:
         if known is not None:
             yield from self._again(channel, request, known)
             return
+        refuse_unknown(owned.name, exchange_type)
         if exchange_type is not None:
             raise _inequivalent(owned.name, self._state.name, "type", f"'{OPEN}'", f"'{exchange_type}'")
-        if owned.delivery is Delivery.QUEUE:
-            _refuse_reserved(owned.name)
-            # Without the management API, the earlier lookup finds no exchange. The sidecar's own channel is used here,
-            # since the broker closes the channel with 404 if the exchange does not exist.
-            sidecar_channel = self._connection.upstream.sidecar_channel
-            look = look_for(sidecar_channel.number or 0, (EXCHANGE, owned.name))
-            absence = yield partial(sidecar_channel.run, [look])
-            if absence is None and channel.state is DECLARING:
-                text = (
-                    f"exchange '{shown(owned.name)}' in vhost '{self._state.name}' exists and is not an open exchange"
-                )
-                raise ProtocolError(406, text, Scope.CHANNEL)
-        else:
-            yield partial(inject, self._connection, channel, [self._carrier_frame(channel, request, owned)])
-            # Two clients may have declared the exchange concurrently, and the broker does not compare filters.
-            yield partial(look_up, self._connection, request.exchange)
+        yield partial(inject, self._connection, channel, [self._carrier_frame(channel, request, owned)])
+        # Two clients may have declared the exchange concurrently, and the broker does not compare filters.
+        yield partial(look_up, self._connection, request.exchange)
         if channel.state is not DECLARING:
             return
         known = self._state.exchanges.get(owned.name)
@@ -358,18 +342,17 @@ class ClientExchanges:
 
     def _make(self, request: ExchangeDeclare) -> tuple[OwnedExchange, Exchange]:
         """Check the arguments of a new open exchange and create it."""
-        rules = self._connection.plans.rules
         table = decode_table(request.arguments, 0, len(request.arguments))
-        delivery = chosen_member(Delivery, dict(table).get(DELIVERY), rules.delivery)
-        if delivery is None:
-            raise ProtocolError(406, "Invalid exchange argument x-delivery: expected carrier or queue", Scope.CHANNEL)
+        if dict(table).get(DELIVERY, _CARRIER) != _CARRIER:
+            text = "Invalid exchange argument x-delivery: expected carrier (only rules files can request queue)"
+            raise ProtocolError(406, text, Scope.CHANNEL)
         if wanted_type(table) is None:
             text = "Invalid exchange argument x-carrier-type: expected auto, direct or topic"
             raise ProtocolError(406, text, Scope.CHANNEL)
         declared = DeclaredExchange(
             request.durable, request.auto_delete, request.internal, request.arguments, self._connection.next_sequence()
         )
-        owned, exchange = open_exchange(request.exchange, declared, delivery)
-        if owned.delivery is Delivery.CARRIER and self._state.prefers_topic(owned.wanted_type, many=True):
-            owned.form = topic_form(owned.alternate)
+        owned, exchange = open_exchange(request.exchange, declared)
+        if self._state.prefers_topic(owned.wanted_type, many=True):
+            owned.carrier_type = CarrierType.TOPIC
         return owned, exchange

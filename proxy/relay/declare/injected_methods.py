@@ -1,8 +1,7 @@
 """Runs the sidecar's own methods on a client's channel, so that the broker checks the client's permissions.
 
 Meanwhile, the client's frames on the channel are held, except in `when_processed`. The broker answers in order, so each
-reply is identified by its position. A refusal is the broker's own Channel.Close, which is relayed to the client. If the
-broker refuses our own passive declare, the close is changed so that it names the method that the client sent.
+reply is identified by its position. A refusal is the broker's own Channel.Close, which is relayed to the client.
 
 Source: architecture, "The broker is the store"; AMQP 0-9-1 spec, 1.3 (synchronous methods are answered in order).
 """
@@ -15,11 +14,11 @@ from typing import Any, TypeAlias
 
 from proxy.amqp.method_frames import ExchangeDeclare, ExchangeDelete, QueueDeclare, QueueDelete
 from proxy.amqp.methods import CHANNEL_FLOW, method_frame, reply_of, reply_to
-from proxy.errors import ProtocolError
+from proxy.errors import ProtocolError, Scope
 from proxy.relay.channel import Channel, ExpectedReply
 from proxy.relay.channel_state import DECLARING, ChannelEvent
-from proxy.relay.connection_state import ConnectionState, LookUp
-from proxy.values import Destination
+from proxy.relay.connection_state import NOT_LOOKED_UP, ConnectionState, LookUp
+from proxy.values import Destination, shown
 
 #: Starts an operation, and calls the given function when the operation is done, with its result if there is one.
 Step: TypeAlias = Callable[[Callable[..., None]], None]
@@ -89,7 +88,6 @@ def inject(
     channel: Channel,
     steps: Sequence[bytes],
     then: Callable[[], None],
-    request_method: int = 0,
     dropped: Callable[[], None] | None = None,
 ) -> None:
     """Run methods in order on a client's channel; the client's frames wait until `reply_and_resume`.
@@ -99,20 +97,32 @@ def inject(
         steps: frames of our own methods, none of them with nowait. If empty, a method without effect is sent, so that
             earlier requests of the client are answered first.
         then: called when all methods have been answered; must eventually lead to a call of `reply_and_resume`.
-        request_method: class id << 16 | method id of the client's request, if steps are passive declares.
         dropped: called instead of `then` if the channel is closed before all methods have been answered.
     """
 
+    connection.change(channel, ChannelEvent.DECLARE)
+    expect(connection, channel, steps or [nothing(channel)], then, dropped)
+
+
+def expect(
+    connection: ConnectionState,
+    channel: Channel,
+    steps: Sequence[bytes],
+    then: Callable[[], None] | None = None,
+    dropped: Callable[[], None] | None = None,
+) -> None:
+    """Send our own methods on a client's channel; see `inject` for the arguments."""
+
     def answered(_: bytes) -> bool:
-        then()
+        if then is not None:
+            then()
         return False
 
-    connection.change(channel, ChannelEvent.DECLARE)
-    *before, last = steps or [_nothing(channel)]
-    connection.to_upstream += (*before, last)
-    for frame in before:
-        channel.replies.append(ExpectedReply(reply_to(frame), _discarded, request_method))
-    channel.replies.append(ExpectedReply(reply_to(last), answered, request_method, dropped=dropped))
+    connection.to_upstream += steps
+    for frame in steps[:-1]:
+        channel.replies.append(ExpectedReply(reply_to(frame), _discarded))
+    for frame in steps[-1:]:
+        channel.replies.append(ExpectedReply(reply_to(frame), answered, dropped=dropped))
 
 
 def when_processed(connection: ConnectionState, channel: Channel, then: Callable[[], None]) -> None:
@@ -122,7 +132,7 @@ def when_processed(connection: ConnectionState, channel: Channel, then: Callable
         then()
         return False
 
-    frame = _nothing(channel)
+    frame = nothing(channel)
     connection.to_upstream.append(frame)
     channel.replies.append(ExpectedReply(reply_to(frame), answered))
 
@@ -148,12 +158,19 @@ def look_up(
     connection.pending.requests.append(LookUp(exchange, then, destination))
 
 
+def refuse_unknown(exchange: bytes, exchange_type: str | None) -> None:
+    """Refuse a declaration that concerns an exchange which could not be looked up (406 on the channel)."""
+    if exchange_type == NOT_LOOKED_UP:
+        text = f"the proxy could not look up exchange '{shown(exchange)}' on the broker, please try again later"
+        raise ProtocolError(406, text, Scope.CHANNEL)
+
+
 def _discarded(_: bytes) -> bool:
     """Do not forward a reply."""
     return False
 
 
-def _nothing(channel: Channel) -> bytes:
+def nothing(channel: Channel) -> bytes:
     """Build a method that changes nothing, needs no permission, and is answered in order.
 
     Every channel is already active, and RabbitMQ answers a flow without consulting permissions, also in confirm mode

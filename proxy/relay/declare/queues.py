@@ -23,7 +23,7 @@ from proxy.relay.connection_state import ConnectionState, EnsureDestination
 from proxy.relay.declare.injected_methods import Steps, expect_reply, reply_and_resume, run_steps
 from proxy.relay.declare.storage import refuse_nested, refuse_own_arguments
 from proxy.relay.declare.token_bindings import bind_tokens, is_gone, tokens_of
-from proxy.relay.vhost import Delivery, OwnedExchange
+from proxy.relay.vhost import OwnedExchange
 from proxy.values import QUEUE, Destination, reserved_prefix
 
 _DEAD_LETTER_KEY = b"x-dead-letter-routing-key"
@@ -54,8 +54,6 @@ class ClientQueues:
         channel.last_queue = request.queue or channel.last_queue
         if request.exclusive:  # such a queue is deleted with its connection
             connection.upstream.may_be_kept = False
-        for owned in connection.plans.state.exchanges.values():
-            owned.tokens.declared((QUEUE, request.queue))
         if not request.passive and connection.plans.state.bound_by_clients((QUEUE, request.queue)):
             run_steps(self._declare_again(channel, request, frame))
             return False
@@ -71,20 +69,12 @@ class ClientQueues:
         connection = self._connection
         request = read_request(QueueDelete, frame[7:-1])
         queue = request.queue or channel.last_queue
-        # Bindings of exchanges with queue delivery are stored only in this process, so the client's next frames wait
-        # until the bindings to this queue have been removed.
-        holders = connection.plans.state.bound_by_clients((QUEUE, queue))
-        waits = any(owned.delivery is Delivery.QUEUE for owned in holders)
 
         def deleted(_: bytes) -> bool:
             connection.terms.inventory.queue_deleted(queue)
             connection.upstream.exclusive_queues.discard(queue)
-            if waits:
-                connection.pending.resume(channel)
             return not request.nowait
 
-        if waits:
-            connection.change(channel, ChannelEvent.DECLARE)
         # A reply is always requested, since the broker may refuse to delete the queue, which then keeps its bindings.
         return expect_reply(connection, channel, methods.QUEUE_DELETE, request, deleted)
 
@@ -144,7 +134,7 @@ class ClientQueues:
 
 
 def _all_bound(wanted: Sequence[tuple[OwnedExchange, Destination]]) -> bool:
-    return bool(wanted) and all(destination in owned.bound for owned, destination in wanted)
+    return bool(wanted) and all(destination in owned.tokens.bound for owned, destination in wanted)
 
 
 def _refuse_dead_letter_key(request: QueueDeclare) -> None:

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from base64 import b64decode, b64encode
 from collections.abc import Hashable
-from enum import Enum
 from hashlib import blake2b
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from proxy.amqp.frames import U32, U64, shortstr
 from proxy.amqp.tables import MAX_NESTING, decode_table, too_deep
 from proxy.errors import ProtocolError, Scope
 from proxy.relay.original_address import longstr_entry
-from proxy.relay.tokens import TokenForm
+from proxy.relay.tokens import STORAGE, STORAGE_WORD
 from proxy.relay.vhost import (
     BindingCopy,
     CarrierType,
@@ -31,9 +30,7 @@ from proxy.relay.vhost import (
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.exchange_types import OPEN
 from proxy.routing.exchange import Exchange
-from proxy.values import RESERVED_PREFIX, RESERVED_WORD, Destination, Table, Value, shown
-
-Member = TypeVar("Member", bound=Enum)
+from proxy.values import Destination, Table, Value, shown
 
 #: argument that marks our exchanges on the broker
 MARK = b"x-open-exchange"
@@ -41,18 +38,11 @@ MARK = b"x-open-exchange"
 KEPT = b"x-oxproxy"
 #: argument with the signature of a binding; hidden from clients
 SIGNATURE = b"x-oxproxy-signature"
-#: argument of a pin, a binding with a token as its routing key and no other content (see `relay.token_table`); hidden
-#: from clients
-PIN = b"x-oxproxy-token"
-#: argument with which a client chooses the delivery of an exchange
+#: argument that requests queue delivery; only rules files may do so
 DELIVERY = b"x-delivery"
 #: argument with which a client chooses the type of an exchange's carrier
 CARRIER_TYPE = b"x-carrier-type"
 ALTERNATE = b"alternate-exchange"
-#: Prefix of storage keys.
-STORAGE = RESERVED_PREFIX + b"b."
-#: Prefix of storage keys that are a single word, for topic carriers.
-STORAGE_WORD = RESERVED_WORD + b"b-"
 #: Greatest valid sequence number. Sequence numbers are microseconds since 1970, so it will be reached in 2255.
 LAST_SEQUENCE = 2**53 - 1
 _MARK_ENTRY = b"\x0f" + MARK + b"t\x01"
@@ -100,11 +90,6 @@ def kept_arguments(
     return entries + longstr_entry(KEPT, pack(sequence, entries, routing_key, client)) + signed
 
 
-def pin_entries(pin: bytes) -> bytes:
-    """Return the argument entries of a pin; b"" for the plain row (see `relay.token_table`)."""
-    return longstr_entry(PIN, pin) if pin else b""
-
-
 def signed_fields(
     vhost: str, carrier: bytes, destination: Destination, client: str, sequence: int, routing_key: bytes, entries: bytes
 ) -> tuple[bytes, ...]:
@@ -113,14 +98,12 @@ def signed_fields(
     return (vhost.encode(), carrier, kind.encode(), name, client.encode(), U64.pack(sequence), routing_key, entries)
 
 
-def signed_copy(
-    state: VhostState, carrier: bytes, binding: Binding, entries: bytes, key: bytes, client: str
-) -> BindingCopy:
-    """Create a signed copy of a client's binding, to be stored on a carrier with the given routing key."""
+def signed_copy(state: VhostState, carrier: bytes, binding: Binding, entries: bytes, client: str) -> BindingCopy:
+    """Create a signed copy of a client's binding, to be stored on a carrier."""
     destination = binding.destination_type, binding.destination
     sequence, client_key = binding.sequence, binding.routing_key
     fields = signed_fields(state.name, carrier, destination, client, sequence, client_key, entries)
-    return BindingCopy(sequence, client, key, state.secrets.sign(*fields))
+    return BindingCopy(sequence, client, entries, state.secrets.sign(*fields))
 
 
 def refuse_own_arguments(entries: bytes) -> None:
@@ -154,17 +137,13 @@ def exchange_arguments(sequence: int, entries: bytes) -> bytes:
 
 def wanted_type(table: Table) -> CarrierType | None:
     """Return the requested carrier type from the arguments of a declare; None if it is invalid."""
-    return chosen_member(CarrierType, dict(table).get(CARRIER_TYPE), CarrierType.AUTO)
-
-
-def chosen_member(kind: type[Member], value: Value | None, default: Member) -> Member | None:
-    """Return the enum member that an argument selects by its value; None if the value is invalid."""
+    value = dict(table).get(CARRIER_TYPE)
     if value is None:
-        return default
-    return next((member for member in kind if value == Value("S", member.value.encode())), None)
+        return CarrierType.AUTO
+    return next((member for member in CarrierType if value == Value("S", member.value.encode())), None)
 
 
-def open_exchange(name: bytes, declared: DeclaredExchange, delivery: Delivery) -> tuple[OwnedExchange, Exchange]:
+def open_exchange(name: bytes, declared: DeclaredExchange) -> tuple[OwnedExchange, Exchange]:
     """Create an open exchange from a client's declaration. Its ``dtl`` operators use the system's time zone.
 
     Raises:
@@ -174,16 +153,9 @@ def open_exchange(name: bytes, declared: DeclaredExchange, delivery: Delivery) -
     value = dict(table).get(ALTERNATE)
     alternate = value.value if value is not None and isinstance(value.value, bytes) else None
     exchange = Exchange(name, OPEN, table, alternate=alternate, local_time=None)
-    owned = OwnedExchange(name, OPEN, delivery, name, alternate=alternate, arguments=table, declared=declared)
+    owned = OwnedExchange(name, OPEN, Delivery.CARRIER, name, alternate=alternate, arguments=table, declared=declared)
     owned.wanted_type = wanted_type(table) or CarrierType.AUTO
-    if delivery is Delivery.CARRIER and owned.wanted_type is CarrierType.TOPIC:
-        owned.form = topic_form(alternate)
     return owned, exchange
-
-
-def topic_form(alternate: bytes | None) -> TokenForm:
-    """Return the form of the tokens on a topic carrier to which no exchange is bound yet."""
-    return TokenForm.ONE_WORD if alternate is None else TokenForm.EIGHT_WORDS
 
 
 def identity_key(identity: tuple[Hashable, ...], *, one_word: bool = False) -> bytes:
@@ -192,10 +164,10 @@ def identity_key(identity: tuple[Hashable, ...], *, one_word: bool = False) -> b
     return (STORAGE_WORD if one_word else STORAGE) + hashed.encode()
 
 
-def kept_rows(stored: StoredBinding) -> list[tuple[bytes, bytes]]:
+def stored_rows(stored: StoredBinding) -> list[tuple[bytes, bytes]]:
     """Return the key and argument entries of each copy stored on the broker, in the order of `StoredBinding.copies`."""
     client_key = stored.binding.routing_key
     return [
-        (copy.key, kept_arguments(copy.sequence, stored.entries, client_key, copy.client, copy.signature))
+        (stored.key, kept_arguments(copy.sequence, copy.entries, client_key, copy.client, copy.signature))
         for copy in stored.copies
     ]

@@ -1,29 +1,24 @@
-"""Binds destination tokens and checks permissions on the sidecar channel of a client's connection.
+"""Binds destination tokens on the sidecar channel of a client's connection, and looks up destinations on it.
 
-An exclusive queue can be bound only on its owner's connection. Destinations chosen by the routes of a client's bindings
-or by headers must not be bound with the control user's permissions. This module checks whether the client is permitted
-to bind them. If so, it stores a grant on the carrier, as a binding with a grant key. If not, the destination counts as
-missing, with the broker's refusal as the reason; this is never an error for the producer.
+An exclusive queue can be bound only on its owner's connection. Such a queue is bound with all its candidates, so that
+every sidecar can use one of them, whatever its secrets and rules are.
 
-Source: `relay.token_table`; RabbitMQ guide "Access control".
+Source: `relay.token_table`; `relay.tokens`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from proxy.amqp.method_frames import bind, look_for, unbind
 from proxy.relay.channel import Channel
-from proxy.relay.connection_state import ConnectionState, PermissionCheck, Phase
-from proxy.relay.declare.injected_methods import Step, Steps, inject, run_steps
-from proxy.relay.declare.storage import pin_entries
-from proxy.relay.token_table import PLAIN
-from proxy.relay.tokens import Tokens, grant_key
-from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
+from proxy.relay.connection_state import ConnectionState, EndExchange
+from proxy.relay.declare.injected_methods import Step, inject
+from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.bindings.binding import Binding
-from proxy.values import QUEUE, Destination, can_exist
+from proxy.values import QUEUE, Destination
 
 #: prefix of the broker's refusal if the source or destination does not exist; the broker checks the permissions first
 _NOT_FOUND = "404 "
@@ -35,7 +30,7 @@ def is_gone(
     """Look up a destination that a client is about to declare; return True if it does not exist.
 
     The broker deletes an auto-delete or expired object together with its bindings, without notice. The client's frames
-    are held from now on.
+    are held from now on. A client that may declare an object may also look it up.
     """
     # The client's earlier requests may cause the broker to delete the destination.
     yield partial(inject, connection, channel, [])
@@ -44,72 +39,12 @@ def is_gone(
     return refusal is not None and refusal.startswith(_NOT_FOUND)
 
 
-def row_frames(
-    make: Callable[[int, Destination, bytes, bytes, bytes], bytes],
-    number: int,
-    owned: OwnedExchange,
-    destination: Destination,
-    tokens: Tokens,
-    row: bytes = PLAIN,
-) -> list[bytes]:
-    """Build the methods that bind or unbind a row on a channel: one per token, with the token as the routing key."""
-    entries = pin_entries(row)
-    return [make(number, destination, owned.carrier, key, entries) for key in tokens.of(*destination)]
-
-
-def removal_frames(
-    number: int, owned: OwnedExchange, destination: Destination, tokens: Tokens, rows: Iterable[bytes]
-) -> list[bytes]:
-    """Build the methods that unbind rows, and also pins with former tokens, which would keep the exchange in use."""
-    frames = [frame for row in rows for frame in row_frames(unbind, number, owned, destination, tokens, row)]
-    for row in owned.tokens.former_pins(destination):
-        entries = pin_entries(row)
-        frames += [unbind(number, destination, owned.carrier, key, entries) for key in tokens.former(*destination)]
-    return frames
-
-
-class Pin(NamedTuple):
-    """A pin that is being bound (see `relay.token_table`)."""
-
-    owned: OwnedExchange
-    #: the destination whose tokens are the routing keys of this pin
-    destination: Destination
-    row: bytes
-    #: pins that are unbound once this pin is bound
-    replaced: tuple[bytes, ...]
-    #: time at which the bind was sent
-    sent_at: float
-    #: the tokens that are the routing keys of this pin
-    tokens: Tokens
-
-    def frames(self, number: int) -> list[bytes]:
-        """Build the methods that bind this pin on a channel and then unbind the pins that it replaces."""
-        frames = row_frames(bind, number, self.owned, self.destination, self.tokens, self.row)
-        for row in self.replaced:
-            frames += row_frames(unbind, number, self.owned, self.destination, self.tokens, row)
-        return frames
-
-
-def new_pin(connection: ConnectionState, owned: OwnedExchange, destination: Destination) -> Pin:
-    """Return a new row on which clients' bindings can rely: a pin or, if there are no other sidecars, the plain row."""
+def tokens_to_bind(connection: ConnectionState, owned: OwnedExchange, destination: Destination) -> tuple[bytes, ...]:
+    """Return the tokens with which a destination is bound on a client's connection."""
     state = connection.plans.state
-    table = (state.now(owned) or owned).tokens
-    row = state.next_pin(connection.plans.sources.wall()) if table.shared else PLAIN
-    replaced, sent_at = table.superseded(destination), connection.traffic.now
-    return Pin(owned, destination, row, replaced, sent_at, state.tokens_of(owned))
-
-
-def note_pin(state: VhostState, pin: Pin, binder: object | None) -> None:
-    """Record that the broker has created a pin, and removed the earlier pins that this pin replaces."""
-    owned = state.now(pin.owned) or pin.owned
-    owned.tokens.asserted(pin.destination, pin.row, pin.sent_at, binder, pin.replaced)
-    check_tokens(state, owned, pin.destination, pin.tokens)
-
-
-def check_tokens(state: VhostState, owned: OwnedExchange, destination: Destination, tokens: Tokens) -> None:
-    """If the carrier's tokens have changed in the meantime, record that the new row does not route messages."""
-    if not tokens.lead_to(state.tokens_of(owned)):
-        owned.tokens.not_bound(destination)
+    if destination[0] == QUEUE and destination[1] in connection.upstream.exclusive_queues:
+        return state.tokens.candidates(destination, one_word=owned.is_topic)
+    return state.candidates(owned, destination)[:1]
 
 
 def tokens_of(state: VhostState, queue: bytes) -> list[tuple[OwnedExchange, Destination]]:
@@ -130,7 +65,7 @@ def own_tokens(connection: ConnectionState, binding: Binding) -> list[tuple[Owne
     elif binding.destination not in connection.plans.state.exchanges:
         return []
     wanted = [place for queue in sorted(queues) for place in tokens_of(connection.plans.state, queue)]
-    return [(owned, destination) for owned, destination in wanted if destination not in owned.bound]
+    return [(owned, destination) for owned, destination in wanted if destination not in owned.tokens.bound]
 
 
 def bind_tokens(
@@ -143,102 +78,49 @@ def bind_tokens(
     waiting = len(wanted)
     state, channel = connection.plans.state, connection.upstream.sidecar_channel
 
-    def answered(text: str | None, owned: OwnedExchange, destination: Destination) -> None:
+    def answered(text: str | None, owned: OwnedExchange, destination: Destination, tokens: tuple[bytes, ...]) -> None:
         nonlocal waiting
         waiting -= 1
         if text is None:
-            owned.tokens.bind_ok(destination)
-            state.not_missing(destination)
-            state.changed()
+            owned.tokens.bind_ok(destination, tokens)
         else:
-            state.set_missing(destination, text)
+            owned.tokens.refused(destination, text, connection.traffic.now)
+        state.changed()
         if not waiting:
             done()
 
     for owned, destination in wanted:
-        current, *others = row_frames(bind, channel.number or 0, owned, destination, state.tokens_of(owned))
-        if others:
-            channel.run(others, _unheeded)
-        # The bind with the current token is sent last, so that it is answered last.
-        channel.run([current], partial(answered, owned=owned, destination=destination))
+        tokens = tokens_to_bind(connection, owned, destination)
+        frames = [bind(channel.number or 0, destination, owned.carrier, token) for token in tokens]
+        channel.run(frames, partial(answered, owned=owned, destination=destination, tokens=tokens))
 
 
-def _unheeded(text: str | None) -> None:
-    """Ignore the reply, since only the reply for the destination's current token counts."""
+def end_exchange(connection: ConnectionState, owned: OwnedExchange) -> Generator[Step, Any, bool]:  # Any: as in `Steps`
+    """Unbind the tokens of an exchange that is about to end; return False if clients' bindings are left on it.
+
+    See `Reconciler.end`, which cannot unbind exclusive queues.
+    """
+    yield partial(_unbind_exclusive, connection, owned)
+    ended: bool = yield lambda then: connection.pending.requests.append(EndExchange(owned, then))
+    if not ended:
+        exclusive = [(owned, (QUEUE, queue)) for queue in sorted(connection.upstream.exclusive_queues)]
+        names = connection.plans.state.router.names
+        yield partial(bind_tokens, connection, [place for place in exclusive if names(owned.name, place[1])])
+    return ended
 
 
-def check_permission(connection: ConnectionState, check: PermissionCheck, done: Callable[[], None]) -> None:
-    """Check, on a client's connection, whether the client is permitted to bind a destination, and record the result."""
-    if not can_exist(check.destination[1]):  # the broker would close the client's connection
-        check.reach.refuse(check.destination, "no queue or exchange can have this name")
-        done()
-    elif connection.lifecycle.phase is Phase.OPEN:
-        run_steps(_check_permission(connection, check, done))
+def _unbind_exclusive(connection: ConnectionState, owned: OwnedExchange, done: Callable[[], None]) -> None:
+    """Unbind the tokens of the connection's exclusive queues from an exchange that ends; others can't do this."""
+    channel = connection.upstream.sidecar_channel
+    queues = [(QUEUE, queue) for queue in sorted(connection.upstream.exclusive_queues)]
+    frames = [
+        unbind(channel.number or 0, destination, owned.carrier, token)
+        for destination in queues
+        for token in sorted(owned.tokens.bound.get(destination, ()))
+    ]
+    for destination in queues:
+        owned.tokens.deleted(destination)
+    if frames:
+        channel.run(frames, lambda refusal: done())
     else:
         done()
-
-
-def _check_permission(connection: ConnectionState, check: PermissionCheck, done: Callable[[], None]) -> Steps:
-    owned, reach, destination = check
-    state, channel = connection.plans.state, connection.upstream.sidecar_channel
-    number, key = channel.number or 0, grant_key(reach.client, *destination)
-    refusal: str | None = None
-    if owned.delivery is Delivery.QUEUE:
-        # Usually there is nothing to unbind, but the broker checks the same permissions as for a bind.
-        refusal = yield partial(channel.run, [unbind(number, destination, owned.name, key)])
-        if refusal is not None and refusal.startswith(_NOT_FOUND):
-            refusal = None
-    else:
-        if state.has_token(destination):
-            pin = new_pin(connection, owned, destination)
-            current, *others = pin.frames(number)
-            refusal = yield partial(channel.run, [current])
-            if refusal is None:
-                note_pin(state, pin, None)
-                if state.not_missing(destination):
-                    state.changed()
-                if others:
-                    channel.run(others, _unheeded)
-        if refusal is None:
-            refusal = yield partial(channel.run, [bind(number, destination, owned.carrier, key)])
-    if refusal is None:
-        reach.refused.pop(destination, None)
-        reach.allowed.add(destination)
-        owned.grants[key] = destination
-    else:
-        reach.refuse(destination, refusal)
-    done()
-
-
-def withdraw(
-    connection: ConnectionState,
-    owned: OwnedExchange,
-    tokens: Iterable[Destination],
-    grants: Iterable[bytes],
-    done: Callable[[], None],
-    *,
-    plain: bool = False,
-) -> None:
-    """Unbind tokens (with `plain`, also plain rows) and grants; the control plane retries refused unbinds."""
-    state, channel = connection.plans.state, connection.upstream.sidecar_channel
-    number = channel.number or 0
-    table, destinations = owned.tokens, list(tokens)
-    frames = []
-    for destination in destinations:
-        rows = {*table.removable(destination), PLAIN} if plain or not table.shared else {*table.superseded(destination)}
-        frames += removal_frames(number, owned, destination, state.tokens_of(owned), sorted(rows))
-        if rows:
-            table.unbinding(destination)
-    frames += [unbind(number, owned.grants.pop(key), owned.carrier, key) for key in grants]
-    if owned.delivery is Delivery.QUEUE or not frames:
-        done()
-        return
-
-    def answered(text: str | None) -> None:
-        for destination in destinations:
-            table.unbound(destination)
-        if destinations:
-            state.changed()
-        done()
-
-    channel.run(frames, answered)

@@ -61,8 +61,6 @@ class Copy(NamedTuple):
         hide_cc: whether the producer's CC must be hidden, since the outgoing exchange would route by it.
         plain: whether the broker alone routes the publish, not the rules; if so, the producer's CC and BCC have their
             usual meaning.
-        keys_per_destination: number of consecutive keys for one destination. They must stay in one publish, so that the
-            broker delivers to the destination only once.
     """
 
     exchange: bytes
@@ -71,7 +69,6 @@ class Copy(NamedTuple):
     moved: bool
     hide_cc: bool = False
     plain: bool = False
-    keys_per_destination: int = 1
 
     def key(self, own: bytes) -> bytes:
         """Return the routing key of the publish; `own` is the producer's routing key."""
@@ -139,8 +136,8 @@ class Outgoing:
         self.original = original
         #: whether the producer's BCC reaches the broker, and must therefore contain no tokens
         self.keeps_bcc = untouched or (bool(copies) and copies[0].plain)
-        #: whether destinations must be bound, or permissions checked, before the publish can be sent
-        self.waits = bool(unbound or decision.unchecked)
+        #: whether destinations must be bound before the publish can be sent
+        self.waits = bool(unbound)
         #: whether a message can be sent immediately as a single publish to the producer's own broker
         self.leaves_at_once = remote_targets is None and not self.waits and (untouched or len(copies) == 1)
         #: the target on another broker, if it is the only target and the publish need not wait
@@ -261,56 +258,43 @@ def _carrier_copies(
 ) -> tuple[tuple[Copy, ...], tuple[Destination, ...]]:
     wanted = [("queue", name) for name in leaves.queues]
     wanted += [("exchange", name) for name in leaves.exchanges]
-    if not owned.takes_exchanges and any(("exchange", name) not in state.missing for name in leaves.exchanges):
-        # The form of the tokens has to change first. If it has not changed when the wait ends, the publish is sent only
-        # to the queues.
-        queues = [name for name in wanted if name[0] == "queue" and name in owned.bound]
-        tokens = tuple(key for name in queues for key in state.tokens_of(owned).of(*name))
-        count = state.tokens_of(owned).count
-        moved = owned.carrier != owned.name
-        return (Copy(owned.carrier, None, tokens, moved=moved, keys_per_destination=count),), tuple(wanted)
-    reachable = [name for name in wanted if name in owned.bound]
-    unbound = tuple(name for name in wanted if name not in owned.bound and name not in state.missing)
+    found = {name: state.token_of(owned, name) for name in wanted}
+    reachable = [name for name in wanted if found[name] is not None]
+    unbound = tuple(name for name in wanted if found[name] is None and name not in owned.tokens.missing)
     if not reachable and owned.alternate is not None and not decision.alternate:
         # Chosen destinations that do not exist must not trigger the alternate exchange (open-exchange spec, 1.6).
         return (Copy(b"", NOWHERE, (), moved=True, hide_cc=True),), unbound
     # Exchange tokens come first, so that a split keeps them together, since the broker removes duplicates only within
     # one publish.
     reachable.sort(key=lambda name: name[0] != "exchange")
-    names = state.tokens_of(owned)
-    tokens = tuple(key for name in reachable for key in names.of(*name))
-    if owned.leftover:
-        tokens += tuple(key for name in reachable if name in owned.leftover for key in names.former(*name))
-    moved = owned.carrier != owned.name
-    return (Copy(owned.carrier, None, tokens, moved=moved, keys_per_destination=names.count),), unbound
+    tokens = tuple(token for name in reachable if (token := found[name]) is not None)
+    return (Copy(owned.carrier, None, tokens, moved=owned.carrier != owned.name),), unbound
 
 
 def _queue_copies(
     decision: Decision, leaves: TranslatedDestinations, owned: OwnedExchange, state: VhostState
 ) -> tuple[tuple[Copy, ...], tuple[Destination, ...]]:
-    # Missing queues come last, since all consumers see the name of the first queue as the routing key. They are not
-    # omitted, since an existing queue also counts as missing if it could not be bound to another exchange's carrier.
+    # Missing queues come last, since all consumers see the name of the first queue as the routing key.
+    missing = owned.tokens.missing
     named = [name for name in leaves.queues if can_exist(name)]
-    queues = sorted(named, key=lambda name: ("queue", name) in state.missing)
+    queues = sorted(named, key=lambda name: ("queue", name) in missing)
     copies = []
     if queues:
         copies.append(Copy(b"", queues[0], tuple(queues[1:]), moved=True, hide_cc=True))
     exchanges = list(leaves.exchanges)
     if not copies and not exchanges and decision.alternate and owned.alternate is not None:
         exchanges.append(owned.alternate)
-    exchanges = [name for name in exchanges if can_exist(name) and ("exchange", name) not in state.missing]
+    exchanges = [name for name in exchanges if can_exist(name) and ("exchange", name) not in missing]
     # A publish to a missing exchange would close the producer's channel, so exchanges that no rules file names are
     # checked first.
-    existing = {name for name in exchanges if ("exchange", name) in owned.bound or _by_file(owned, state, name)}
+    existing = {name for name in exchanges if ("exchange", name) in owned.tokens.bound or _by_file(owned, state, name)}
     copies += [Copy(name, None, (), moved=True) for name in exchanges if name in existing]
     unbound = tuple(("exchange", name) for name in exchanges if name not in existing)
     return tuple(copies) or (Copy(b"", NOWHERE, (), moved=True, hide_cc=True),), unbound
 
 
 def _by_file(owned: OwnedExchange, state: VhostState, exchange: bytes) -> bool:
-    """Return True if a rules file names the given exchange. If so, the control plane checks whether it exists."""
-    if owned.declared is not None:
-        return False
+    """Return True if the rules name the given exchange. If so, the control plane checks whether it exists."""
     return exchange == owned.alternate or state.router.names(owned.name, ("exchange", exchange))
 
 

@@ -88,14 +88,12 @@ class ClientRules(NamedTuple):
     """Settings for the exchanges and bindings that clients declare.
 
     Args:
-        delivery: delivery of exchanges declared without ``x-delivery``.
         strict_unbind: whether an unbind that matches no binding is an error.
         regexes: maximum number of regular expressions in the bindings of one user in one virtual host.
         regex_budget: cost limit for regular expressions per decision, which applies separately to rules files and to
             each user.
     """
 
-    delivery: Delivery = Delivery.CARRIER
     strict_unbind: bool = True
     regexes: int = 100
     regex_budget: int = DEFAULT_BUDGET
@@ -403,9 +401,9 @@ class Plan:
         """Return the outgoing form for a decision. Equivalent decisions share one object, except in the cases below."""
         plans = self._plans
         state = plans.state
-        # A form is not shared if the decision is not cached, refuses the message, has to wait for permission checks or
-        # has exhausted a regex budget, or if the form also depends on the routing key, because of the address table.
-        alone = not decision.keep or decision.error or decision.unchecked or decision.spent_budgets
+        # A form is not shared if the decision is not cached, refuses the message or has exhausted a regex budget, or if
+        # the form also depends on the routing key, because of the address table.
+        alone = not decision.keep or decision.error or decision.spent_budgets
         if alone or (self._source is None and state.addresses is not None):
             return self._new_outgoing(decision, routing_key)
         result = (
@@ -466,13 +464,13 @@ class Plan:
             return "the address translation failed" if failed else ""
         if out.untouched or any(copy.plain for copy in out.copies):
             return ""
-        state = self._plans.state
+        state, missing = self._plans.state, self.owned.tokens.missing
         if decision.outcome is Outcome.UNROUTED:
             return "" if decision.alternate and self.owned.alternate is not None else "no binding matches"
         if decision.outcome is not Outcome.ROUTED or state.addresses is not None:
             return ""
         names = [("queue", name) for name in decision.queues] + [("exchange", name) for name in decision.exchanges]
-        return "none of the selected destinations exists" if all(name in state.missing for name in names) else ""
+        return "none of the selected destinations exists" if all(name in missing for name in names) else ""
 
     def observe(self, tap: Tap, exchange: bytes, routing_key: bytes, header: bytes, out: Outgoing) -> None:
         plans = self._plans

@@ -12,7 +12,6 @@ is refused with 540 or 503.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from typing import Final
 
 from proxy.amqp import methods
@@ -44,7 +43,7 @@ from proxy.relay.channel_state import (
     next_mode,
 )
 from proxy.relay.connection_audit import table_offsets
-from proxy.relay.connection_state import AHEAD_MESSAGES, BindDestinations, ConnectionState, PermissionCheck, Phase
+from proxy.relay.connection_state import AHEAD_MESSAGES, BindDestinations, ConnectionState, Phase
 from proxy.relay.declare.bindings import ClientBindings
 from proxy.relay.declare.exchanges import ClientExchanges
 from proxy.relay.declare.injected_methods import look_up, pass_on, refuse_in_order
@@ -107,7 +106,7 @@ class ProducerFrames:
             return self._open(kind, number, frame)
         if channel.state is not OPEN and channel.state in HOLDING:
             held = channel.held
-            if not (held.binds and not held and kind == METHOD and self._bindings.bind_while_held(channel, frame)):
+            if not (held.batches and not held and kind == METHOD and self._bindings.bind_while_held(channel, frame)):
                 held.keep([frame])
             return False
         try:
@@ -408,27 +407,19 @@ class ProducerFrames:
     def _wait(self, publish: PendingPublish, header: bytes, plan: Plan, out: Outgoing, *, waited: bool) -> bool:
         """Hold a publish until its destinations are bound; return False if there is nothing to wait for.
 
-        A publish waits again only for other destinations, for example those chosen by an exchange whose permission
-        check has just been completed. It never waits twice for the same destination, so it can't wait forever.
+        A publish never waits twice for the same destination, so it can't wait forever.
         """
         connection, channel = self._connection, publish.channel
         asked = channel.held.asked if waited else frozenset()
         channel.held.asked = frozenset()
         unbound = tuple(destination for destination in out.unbound if destination not in asked)
-        checks = connection.permission_checks(out.decision.unchecked)
-        checks = tuple(check for check in checks if _key(check) not in asked)
-        if not unbound and not checks:
+        if not unbound:
             return False
-        # The destinations that a client is permitted to bind are bound by the same request.
-        channel.held.asked = asked.union(out.unbound, map(_key, checks), (check.destination for check in checks))
+        channel.held.asked = asked.union(unbound)
         connection.change(channel, ChannelEvent.WAIT, methods.BASIC_PUBLISH)
         channel.held.keep([publish.frame, header])
-        connection.pending.requests.append(BindDestinations(channel, plan.owned.name, unbound, checks))
+        connection.pending.requests.append(BindDestinations(channel, plan.owned.name, unbound))
         return True
-
-
-def _key(check: PermissionCheck) -> Hashable:
-    return check.owned.name, check.reach.client, check.destination
 
 
 # This table contains functions instead of bound methods, which would create reference cycles. Without cycles, a

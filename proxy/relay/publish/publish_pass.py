@@ -230,7 +230,7 @@ class PublishPass:
         interrupted = self.interrupted
         number = channel.number
         waits = channel.state is WAITING
-        if waits or (channel.state is DECLARING and not channel.held.binds):
+        if waits or (channel.state is DECLARING and not channel.held.batches):
             connection.change(channel, ChannelEvent.RESUME)
         self._looked_up = channel.held.looked_up
         held = channel.held.take()

@@ -118,7 +118,6 @@ def _divided(original: Publication, header: bytes, copy: Copy, limit: int) -> li
     if copy.routing_key is not None:  # each part has a different outgoing key, which the address header repeats
         bare += max(map(len, copy.bcc), default=0)
     keys_each = (limit - bare - _AROUND_KEYS) // longest if longest else 0
-    keys_each -= keys_each % copy.keys_per_destination
     if keys_each < 1:
         raise _too_large(f"headers of {len(header)} bytes leave no room for the destinations")
     if copy.routing_key is None or copy.exchange:

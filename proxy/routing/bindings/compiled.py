@@ -21,7 +21,7 @@ from datetime import UTC, tzinfo
 from operator import attrgetter
 from typing import Final, cast
 
-from proxy.routing.bindings.binding import Binding
+from proxy.routing.bindings.binding import UNREACHABLE, Binding
 from proxy.routing.bindings.operators import (
     ABSENT,
     ALL_HEADERS,
@@ -381,6 +381,21 @@ class CompiledBinding:
         return frozenset(fact_names)
 
     @property
+    def chooses(self) -> bool:
+        """True if messages choose destinations that the binding adds: by routing key, a pattern or headers."""
+        return self.destination is None or any(effects.chooses for effects in self.effects)
+
+    def without_routes(self) -> None:
+        """Make all routes of the binding lead to `UNREACHABLE`; the declared destination is unchanged."""
+        if self.on_true is not None:
+            self.on_true = self.on_true.without_additions()
+        if self.on_false is not None:
+            self.on_false = self.on_false.without_additions()
+        if self.destination is None:
+            self.destination = UNREACHABLE
+        self.__post_init__()
+
+    @property
     def lets_producer_add_exchanges(self) -> bool:
         return any(NAMED_ROUTES.get(header) == EXCHANGE for effects in self.effects for header in effects.granted_add)
 
@@ -395,4 +410,5 @@ class CompiledBinding:
     def destinations(self) -> frozenset[Destination]:
         """All destinations that the binding names: the declared destination and those of its routes."""
         named = (effects.add for effects in self.effects)
-        return frozenset(((self.binding.destination_type, self.binding.destination),)).union(*named)
+        own = frozenset(((self.binding.destination_type, self.binding.destination),))
+        return own.union(*named) - {UNREACHABLE}

@@ -140,4 +140,6 @@ def compile_binding(exchange_type: str, binding: Binding, local_time: tzinfo | N
     """
     compiled = COMPILERS[exchange_type](binding, local_time)
     refuse_unreal_numbers(binding.arguments)
+    if not binding.routes:
+        compiled.without_routes()
     return compiled

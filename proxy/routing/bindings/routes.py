@@ -9,10 +9,10 @@ Source: the open-exchange specification, sections 7 and 8.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from proxy.routing.bindings.binding import UNREACHABLE, Reach
+from proxy.routing.bindings.binding import UNREACHABLE
 from proxy.routing.bindings.operators import HEADER, QUEUE_NAMES, FactName
 from proxy.routing.bindings.patterns import Pattern
 from proxy.routing.bindings.producer_routes import NAMED_ROUTES, PATTERN_ROUTES, PatternRoute
@@ -70,8 +70,8 @@ class QueueRoute:
         #: replaced as a whole, since another thread may use the same route for an explanation
         self._kept = _Selection()
 
-    def select(self, message: Message, reach: Reach | None = None) -> Collection[Destination]:
-        """Return the destinations for this message that are within reach."""
+    def select(self, message: Message) -> Collection[Destination]:
+        """Return the destinations for this message."""
         budget = message.budget
         state = (budget.left, budget.unproven)
         kept = self._kept
@@ -87,12 +87,7 @@ class QueueRoute:
             if not budget.exceeded:
                 after = (budget.left, budget.unproven)
                 self._kept = _Selection(message.queues, state, after, budget.match_limit_hits - hits, selected)
-        if not self.only_one:
-            return selected if reach is None else reach.limit(selected, message.unchecked)
-        if reach is not None and selected:
-            limited_selection = reach.limit(selected, message.unchecked)
-            selected = sorted(queue for queue in limited_selection if queue != UNREACHABLE) or [UNREACHABLE]
-        if len(selected) < 2:
+        if not self.only_one or len(selected) < 2:
             return selected
         message.keep = False
         return [selected[message.draw(len(selected))]]
@@ -116,9 +111,8 @@ class Effects:
         main: Destination | None,
         message: Message,
         owner: str | None = None,
-        reach: Reach | None = None,
     ) -> None:
-        """Change `routed` to ``(routed + main + additions) - deletions``. Only destinations within reach are added.
+        """Change `routed` to ``(routed + main + additions) - deletions``.
 
         A regex route chooses nothing if its owner's budget is not sufficient.
         """
@@ -136,15 +130,24 @@ class Effects:
             deleted.update(_asked(header, message))
         if main is not None:
             routed.add(main)
-        routed.update(self.add if reach is None else reach.limit(self.add, message.unchecked))
+        routed.update(self.add)
         if self.add_queues:
             message.charge(owner)
             for selection in self.add_queues:
-                routed.update(_unless_budget_exceeded(selection.select(message, reach), message, owner))
+                routed.update(_unless_budget_exceeded(selection.select(message), message, owner))
         for header in self.granted_add:
-            requested = _asked(header, message)
-            routed.update(requested if reach is None else reach.limit(requested, message.unchecked))
+            routed.update(_asked(header, message))
         routed -= deleted
+
+    @property
+    def chooses(self) -> bool:
+        """True if messages choose destinations to add: by a regex on queue names, or in headers."""
+        return bool(self.add_queues or self.granted_add)
+
+    def without_additions(self) -> Effects:
+        """Return these effects with `UNREACHABLE` in place of all additions."""
+        adds = bool(self.add or self.chooses)
+        return replace(self, add=frozenset({UNREACHABLE}) if adds else frozenset(), add_queues=(), granted_add=())
 
     @property
     def asks_producer(self) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
-from proxy.relay.tokens import FEW_DESTINATIONS, TokenForm
+from proxy.relay.tokens import FEW_DESTINATIONS
 from proxy.routing.bindings.arguments import X_MATCH
 from proxy.routing.bindings.binding import typed_arguments
 from proxy.routing.bindings.exchange_types import OPEN
@@ -137,13 +137,12 @@ def _carrier_type(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange]) 
     if rule.carrier_type == "auto" or rule.delivery != CARRIER:
         return
     named = {(binding.destination_type, binding.destination) for binding in rule.bindings}
-    onward = rule.alternate is not None or any(kind == EXCHANGE and name not in owned for kind, name in named)
-    few = FEW_DESTINATIONS[TokenForm.EIGHT_WORDS if onward else TokenForm.ONE_WORD]
-    if rule.carrier_type == "direct" and len(named) > few:
+    if rule.carrier_type == "direct" and len(named) > FEW_DESTINATIONS:
         exchange.fields.warn(
             "carrier_type",
             f"a direct carrier with {len(named)} destinations: RabbitMQ before 3.13 compares all of them with every "
-            f"message; a topic carrier is cheaper for more than {few} destinations; set carrier_type: auto",
+            f"message; a topic carrier is cheaper for more than {FEW_DESTINATIONS} destinations; "
+            "set carrier_type: auto",
         )
 
 

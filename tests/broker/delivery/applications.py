@@ -36,23 +36,18 @@ class Application(Producer):
         port: port on loopback.
         vhost: virtual host.
         username: user, whose password is the same.
-        delivery: argument of each declare; "": no such argument.
     """
 
-    def __init__(self, port: int, vhost: str, username: str = "guest", delivery: str = "") -> None:
+    def __init__(self, port: int, vhost: str, username: str = "guest") -> None:
         super().__init__(port, vhost, username, username)
         self.open(confirm=True)
         self.username = username
-        self._delivery = delivery
 
     # -- frames ------------------------------------------------------------------------------------------------------
 
     def declaring(self, name: str, arguments: Arguments = (), kind: str = "x-open", **bits: bool) -> bytes:
         """The frame that declares an exchange; durable by default."""
-        table = entries(arguments)
-        if self._delivery and kind == "x-open":
-            table += entries({"x-delivery": self._delivery})
-        return method_frames.exchange_declare(1, name.encode(), kind.encode(), table, **bits)
+        return method_frames.exchange_declare(1, name.encode(), kind.encode(), entries(arguments), **bits)
 
     @staticmethod
     def binding(to: str, exchange: str, arguments: Arguments = (), key: str = "", nowait: bool = False) -> bytes:

@@ -44,9 +44,3 @@ def user(broker: Broker) -> Iterator[str]:
     """A user without permissions."""
     with broker.temporary_user() as name:
         yield name
-
-
-@pytest.fixture(params=["carrier", "queue"])
-def delivery(request: pytest.FixtureRequest) -> str:
-    """Both deliveries."""
-    return str(request.param)

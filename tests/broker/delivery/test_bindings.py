@@ -51,10 +51,8 @@ def test_an_exclusive_queue_declared_through_us_is_bound_before_its_declare_ok(s
     top = owner.tune["channel_max"]
     assert isinstance(top, int)
     # The highest channel is the sidecar's own, so a refused bind does not close a channel of the producer.
-    assert [frame.name for frame in site.upstream().frames if frame.channel == top + 1] == [
-        "Channel.Open",
-        "Queue.Bind",
-    ]
+    sent = [frame.name for frame in site.upstream().frames if frame.channel == top + 1]
+    assert (sent[0], set(sent[1:])) == ("Channel.Open", {"Queue.Bind"})  # with each candidate
     assert producer.send_settled("jobs", "k", {"to": "mine"}, b"1") == (True, [])
     assert [message.body for message in owner.take("mine")] == [b"1"]
     assert site.bodies("base") == [[b"1"]]

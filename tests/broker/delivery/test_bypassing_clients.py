@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from proxy.relay.tokens import is_keyed
+from proxy.relay.tokens import is_token
 from proxy.values import Value
 from tests.broker.delivery.site import standing
 from tests.broker.observed import Outside
@@ -46,4 +46,4 @@ def test_the_firehose_shows_tokens(broker: Broker, tmp_path: Path) -> None:
         assert isinstance(keys, tuple)
         own, token = keys
         assert own == Value("S", b"k")
-        assert is_keyed(token.value)
+        assert is_token(token.value)

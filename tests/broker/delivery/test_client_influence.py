@@ -131,27 +131,6 @@ def test_a_queue_name_that_cannot_exist_is_a_missing_queue(site: Site, name: byt
     assert site.bodies("all") == [[b"x"]]
 
 
-@pytest.mark.parametrize("name", [b"n" * 300, b"a\xff"])
-@pytest.mark.parametrize("delivery", ["carrier", "queue"])
-def test_a_chosen_exchange_that_cannot_exist_does_not_end_the_connection_of_the_binding(
-    site: Site, user: str, name: bytes, delivery: str
-) -> None:
-    exchange = f"of.{delivery}"
-    owner = site.producer()
-    declare = commands.Exchange.Declare(exchange=exchange, exchange_type="x-open", durable=True)
-    declare.arguments = {"x-delivery": delivery}
-    owner.ask(declare)
-    owner.send(client.queue_bind(1, b"all", exchange.encode(), b"", entries(x_msg_adde_ontrue="")))
-    owner.expect("Queue.BindOk")
-    other = logged_in(site, user, "^$", ".*")
-    headers: Table = ((b"x-adde-ontrue", Value("S", name)),)
-    assert other.send_settled(exchange, "", headers, b"1") == (True, [])
-    assert owner.send_settled(exchange, "", {}, b"2") == (True, [])
-    assert site.bodies("all") == [[b"1", b"2"]]
-    assert not site.logged("task failed")
-    other.disconnect()
-
-
 @pytest.mark.parametrize("exclusive", [False, True])
 def test_an_exclusive_queue_that_no_binding_names_is_unreachable(site: Site, exclusive: bool) -> None:
     owner, name = site.producer(), f"reply.{exclusive}"

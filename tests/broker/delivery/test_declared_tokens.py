@@ -1,4 +1,4 @@
-"""The bindings on the broker for a client's bindings: no more than routing and a restart need."""
+"""The rows on the broker for clients' bindings: storage rows come and go with them, token rows stay."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pamqp import commands
 
-from proxy.relay.tokens import is_keyed
+from proxy.relay.tokens import is_token
 from tests.broker.delivery.applications import Application
 from tests.broker.delivery.site import standing
 from tests.broker.observed import Outside
@@ -43,23 +43,24 @@ def app(sidecar: Sidecar, vhost: str) -> Iterator[Application]:
         yield made
 
 
-def keys(outside: Outside) -> list[bytes]:
-    """Keys of the bindings to `a`, tokens first."""
-    bound_keys = [key for _, queue, key in outside.bindings("ox") if queue == b"a"]
-    return sorted(bound_keys, key=lambda key: (not is_keyed(key), key))
+def keys(outside: Outside, exchange: str = "ox") -> tuple[int, int]:
+    """Number of token rows and of storage rows of the queue `a`."""
+    bound_keys = [key for _, queue, key in outside.bindings(exchange) if queue == b"a"]
+    tokens = sum(map(is_token, bound_keys))
+    return tokens, len(bound_keys) - tokens
 
 
-def test_the_first_binding_has_the_token_and_further_ones_have_storage_keys(app: Application, outside: Outside) -> None:
+def test_each_binding_has_a_storage_row_and_its_destination_one_token_row(app: Application, outside: Outside) -> None:
     app.bind("a", "ox", FIRST)
-    [key] = keys(outside)
-    assert is_keyed(key)
+    assert keys(outside) == (1, 1)
     app.bind("a", "ox", FIRST)
-    assert keys(outside) == [key]
+    assert keys(outside) == (1, 1)
     app.bind("a", "ox", SECOND)
-    first, second = keys(outside)
-    assert first == key
-    assert second.startswith(b"x-o-p-e-n-x-b-" if outside.broker.version < (3, 13) else b"x.o.p.e.n.x.b.")
+    assert keys(outside) == (1, 2)
     assert [app.reached("ox", {"n": n}, "a") for n in (1, 2, 3)] == [["a"], ["a"], []]
+    app.unbind("a", "ox", FIRST)
+    assert keys(outside) == (1, 1)
+    assert [app.reached("ox", {"n": n}, "a") for n in (1, 2)] == [[], ["a"]]
 
 
 def test_messages_of_another_binding_arrive_while_the_first_is_removed(
@@ -75,37 +76,32 @@ def test_messages_of_another_binding_arrive_while_the_first_is_removed(
             second.publish("ox", "k", {"n": 2}, mandatory=True)
         second.settle_all(2 * PUBLISHES)  # and nothing is returned
     assert [app.reached("ox", {"n": n}, "a")[:1] for n in (1, 2)] == [["a"], ["a"]]
-    assert len(keys(outside)) == 2
+    assert keys(outside) == (1, 1)
 
 
-def test_bindings_read_after_a_restart_are_removed_under_their_keys(
+def test_bindings_read_after_a_restart_are_removed(
     app: Application, broker: Broker, vhost: str, outside: Outside
 ) -> None:
     app.bind("a", "ox", FIRST)
     app.bind("a", "ox", SECOND)
-    # Shortly after the first exchange is declared, the sidecar records that unkeyed tokens are not needed.
-    until(lambda: any(item["name"].startswith("x.o.p.e.n.x.f.") for item in broker.api("GET", f"exchanges/{vhost}")))
     with Sidecar(broker) as later, Application(later.port, vhost) as again:
         again.bind("a", "ox", FIRST)
-        assert len(keys(outside)) == 2
+        assert keys(outside) == (1, 2)
         again.unbind("a", "ox", FIRST)
-        assert is_keyed(keys(outside)[0])
+        assert keys(outside) == (1, 1)
         assert [again.reached("ox", {"n": n}, "a") for n in (1, 2)] == [[], ["a"]]
         again.unbind("a", "ox", SECOND)
-        # The other sidecar may have bound the queue, so a pin is kept until passes have found no such binding.
-        until(lambda: "ox" not in {item["name"] for item in broker.api("GET", f"exchanges/{vhost}")})
+        assert again.refused(again.declaring("ox", passive=True)).code == 404
 
 
-def test_after_both_unbinds_nothing_is_left_and_if_unused_deletes(app: Application, outside: Outside) -> None:
+def test_after_both_unbinds_a_token_row_is_left_and_if_unused_deletes(app: Application, outside: Outside) -> None:
     app.exchange("stays")
     for arguments in (FIRST, SECOND):
         app.bind("a", "stays", arguments)
+    assert app.refused(app.deleting("stays", if_unused=True)).code == 406
     for arguments in (FIRST, SECOND):
         app.unbind("a", "stays", arguments)
-    assert outside.bindings("stays") == set()
-    app.bind("a", "stays", FIRST)
-    assert app.refused(app.deleting("stays", if_unused=True)).code == 406
-    app.unbind("a", "stays", FIRST)
+    assert keys(outside, "stays") == (1, 0)
     app.delete("stays", if_unused=True)
     assert app.refused(app.declaring("stays", passive=True)).code == 404
 
@@ -137,12 +133,12 @@ def test_a_queue_declared_again_on_the_broker_is_reached_by_a_bind_of_another_co
         assert second.reached("stays", {"n": 2}, "a") == ["a"]
 
 
-def test_pipelined_binds_need_one_binding_each_and_all_take_effect(app: Application, outside: Outside) -> None:
+def test_pipelined_binds_need_one_token_row_and_all_take_effect(app: Application, outside: Outside) -> None:
     everything = [{"x-?hkv= n": n} for n in range(100)]
     app.send(*(app.binding("a", "ox", arguments) for arguments in everything))
     for _ in everything:
         app.expect("Queue.BindOk")
-    assert len(keys(outside)) == 100
+    assert keys(outside) == (1, 100)
     assert app.reached("ox", {"n": 99}, "a") == ["a"]
 
 
@@ -193,7 +189,6 @@ def test_a_binding_made_through_both_sidecars_can_be_removed_through_either(
     there.unbind("b", "ox", FIRST)
     assert here.reached("ox", {"n": 1}, "b") == ["b"]
     here.unbind("b", "ox", FIRST)
-    # If a pass of one sidecar has seen the other's copy, a pin replaces that copy until later passes.
     assert outside.client_bindings("ox") == ["a"]
 
 
@@ -248,23 +243,7 @@ def test_a_binding_made_through_one_sidecar_is_removed_through_the_other(
     assert "b" not in outside.client_bindings(name)
 
 
-# -- the snapshot, and bindings of rules -------------------------------------------------------------------------------
-
-
-def test_without_the_management_api_first_bindings_are_read_from_the_snapshot(
-    broker: Broker, vhost: str, outside: Outside, tmp_path: Path
-) -> None:
-    settings = {"upstream": {"management": None}, "declared": {"snapshot": str(tmp_path / "kept")}}
-    with Sidecar(broker, settings=settings) as first, Application(first.port, vhost) as app:
-        app.exchange("ox", auto_delete=True)
-        for arguments in (FIRST, SECOND):
-            app.bind("a", "ox", arguments)
-    with Sidecar(broker, settings=settings) as later, Application(later.port, vhost) as again:
-        assert [again.reached("ox", {"n": n}, "a") for n in (1, 2)] == [["a"], ["a"]]
-        again.unbind("a", "ox", FIRST)
-        assert [again.reached("ox", {"n": n}, "a") for n in (1, 2)] == [[], ["a"]]
-        again.unbind("a", "ox", SECOND)
-        assert again.refused(again.declaring("ox", passive=True)).code == 404
+# -- bindings of rules -------------------------------------------------------------------------------------------------
 
 
 RULES = """

@@ -8,14 +8,12 @@ import pytest
 
 from tests.broker.delivery.applications import Application, declared
 from tests.broker.delivery.site import Site, standing
-from tests.producer import until
 from tests.rabbitmq import Broker
 
 RULES = """
 queues: [a, b, secret, secret.too]
 exchanges:
   - name: filed
-    delivery: DELIVERY
     arguments: {max-payload-size: 100}
     bindings:
       - {queue: a, arguments: {"x-?hkv= to": a}}
@@ -23,12 +21,10 @@ exchanges:
       - {queue: secret, arguments: {"x-?hkv= to": secret}}
       - {exchange: amq.fanout, arguments: {"x-?hkv= to": copies}}
   - name: routed
-    delivery: DELIVERY
     type: topic
     bindings:
       - {queue: a, routing_key: "a.#"}
   - name: keyed
-    delivery: DELIVERY
     type: direct
     bindings:
       - {queue: a, routing_key: a}
@@ -37,12 +33,10 @@ ALL = ("a", "b", "secret", "secret.too")
 TIE = {"x-?hkv= to": "tie", "x-stop-ontrue": ""}
 
 
-@pytest.fixture(scope="module", params=["carrier", "queue"])
-def running(request: pytest.FixtureRequest, broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+@pytest.fixture(scope="module")
+def running(broker: Broker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
-    clients = {"delivery": request.param, "snapshot": str(folder / "kept")}
-    settings = {"inventory": {"refresh": "200ms"}, "declared": clients}
-    with standing(broker, folder, RULES.replace("DELIVERY", request.param), settings) as site:
+    with standing(broker, folder, RULES, {"inventory": {"refresh": "200ms"}}) as site:
         yield site
 
 
@@ -187,45 +181,37 @@ def carriers(site: Site) -> set[str]:
     return {each["name"] for each in listed}
 
 
-@pytest.mark.parametrize("restarted", [False, True])
-def test_a_pattern_reaches_only_what_the_client_may_bind(
-    site: Site, app: Application, limited: Application, exchange: str, restarted: bool
+@pytest.mark.parametrize(
+    "route",
+    [{"x-addqre-ontrue": "^a$"}, {"x-add1qre-onfalse": "^a$"}, {"x-msg-addq-ontrue": ""}, {"x-msg-destq-rk": ""}],
+    ids=str,
+)
+def test_a_route_by_pattern_or_by_message_is_refused(
+    limited: Application, exchange: str, route: dict[str, str]
 ) -> None:
-    arguments = {"x-?hkv= to": "x", "x-addqre-ontrue": "^(a|secret.*)$"}
+    close = limited.refused(limited.binding("b", exchange, {"x-?hkv= to": "x", **route}))
+    assert (close.code, close.method) == (403, (50, 20))
+    assert "declared.client_routes: any" in close.text
+    assert "a rules file" in close.text
+
+
+def test_a_route_that_names_what_the_client_may_bind_is_used_through_every_sidecar(
+    site: Site, app: Application, limited: Application, exchange: str
+) -> None:
+    arguments = {"x-?hkv= to": "x", "x-addq-ontrue": "a", "x-delqre-ontrue": "^secret"}
     limited.bind("b", exchange, arguments)
-    if restarted:
-        restart(site, app, limited)
-    with Application(site.sidecar.port, site.vhost) as sender, again(site, limited) as owner:
-        until(lambda: sender.reached(exchange, {"to": "x"}, *ALL) == ["a", "b"])
+    assert app.reached(exchange, {"to": "x"}, *ALL) == ["a", "b"]
+    restart(site, app, limited)
+    with Application(site.sidecar.port, site.vhost) as sender:
         assert sender.reached(exchange, {"to": "x"}, *ALL) == ["a", "b"]
-        if exchange in carriers(site):
-            assert ("queue", b"secret.too") not in site.bound(exchange)
-        owner.unbind("b", exchange, arguments)
+        sender.unbind("b", exchange, arguments)
+        assert sender.reached(exchange, {"to": "x"}, *ALL) == []
 
 
-def again(site: Site, limited: Application) -> Application:
-    """A new connection of the same user. Only the user's own connections can be queried for what it may bind."""
-    return Application(site.sidecar.port, site.vhost, limited.username)
-
-
-@pytest.mark.parametrize("chosen", ["secret", "secret.too"])
-def test_a_message_reaches_only_what_the_client_may_bind_by_a_clients_route(
-    site: Site, app: Application, limited: Application, exchange: str, chosen: str
-) -> None:
-    arguments = {"x-?hkv= to": "x", "x-msg-addq-ontrue": "", "x-msg-destq-rk": ""}
-    limited.bind("b", exchange, arguments)
-    assert app.reached(exchange, {"to": "x", "x-addq-ontrue": ["a", chosen]}, *ALL, key="b") == ["a", "b"]
-    assert app.reached(exchange, {"to": "x"}, *ALL, key=chosen) == []
-    limited.unbind("b", exchange, arguments)
-
-
-def test_destinations_of_the_file_are_reached_without_a_clients_permission(
-    site: Site, app: Application, limited: Application
-) -> None:
-    arguments = {"x-?hkv= to": "secret", "x-addqre-ontrue": "^secret"}
-    limited.bind("b", "filed", arguments)
-    assert app.reached("filed", {"to": "secret"}, *ALL) == ["b", "secret"]
-    limited.unbind("b", "filed", arguments)
+def test_a_route_to_a_queue_that_does_not_exist_is_refused_as_by_the_broker(app: Application) -> None:
+    close = app.refused(app.binding("b", "filed", {"x-?hkv= to": "x", "x-addq-ontrue": "later"}))
+    assert (close.code, close.method) == (404, (50, 20))
+    assert "no queue 'later'" in close.text
 
 
 def test_with_client_routes_any_a_route_reaches_every_queue(
@@ -235,7 +221,7 @@ def test_with_client_routes_any_a_route_reaches_every_queue(
     settings = {"declared": {"client_routes": "any"}}
     with (
         broker.temporary_user() as name,
-        standing(broker, folder, RULES.replace("DELIVERY", "carrier"), settings) as site,
+        standing(broker, folder, RULES, settings) as site,
     ):
         broker.grant(name, site.vhost, configure="^mine$", write="^(b|mine)$", read=".*")
         with Application(site.sidecar.port, site.vhost, name) as app:

@@ -10,7 +10,7 @@ import pytest
 from proxy.amqp import methods
 from proxy.amqp.tables import decode_table, encode_table
 from proxy.relay.declare.storage import kept_arguments, pack
-from proxy.relay.tokens import token
+from proxy.relay.tokens import is_token
 from proxy.values import Table, Value
 from tests.broker.clients import storage_key
 from tests.broker.delivery.applications import Application, declared, entries
@@ -18,6 +18,7 @@ from tests.broker.delivery.site import vhost_status
 from tests.broker.observed import Outside
 from tests.producer import headers, until
 from tests.rabbitmq import Broker
+from tests.relay.wire import token
 from tests.sidecar import Sidecar
 
 MATCH: dict[str, object] = {"x-?hkex": "a"}
@@ -45,12 +46,11 @@ class Scene(NamedTuple):
         arguments: Mapping[str, object],
         *,
         client: str = "guest",
-        mark: bool = True,
         sequence: int = 1,
     ) -> None:
-        """Bind to ``att.x`` on the broker, with the arguments that the first release stored for a client."""
+        """Bind to ``att.x`` on the broker, with the arguments of a stored binding but without a signature."""
         own = entries(arguments)
-        key = token("queue", queue.encode()) if mark else storage_key("queue", queue.encode(), b"", own)
+        key = storage_key("queue", queue.encode(), b"", own)
         with Application(self.broker.port, self.vhost, self.mallory) as direct:
             kept = kept_arguments(sequence, own, b"", client)
             direct.bind(queue, "att.x", _table(kept), key.decode())
@@ -78,20 +78,15 @@ def forged(scene: Scene, **more: int) -> None:
         direct.exchange("att.x", scene.forged_exchange(**more), kind="direct", durable=True)
 
 
-@pytest.mark.parametrize("mark", [True, False], ids=["under the token", "under a storage key"])
 @pytest.mark.parametrize(
     "route",
     [{"x-addq-ontrue": "secret"}, {"x-addqre-ontrue": "^sec"}, {"x-msg-addq-ontrue": ""}],
     ids=["named", "by regex", "by the message"],
 )
-def test_a_forged_binding_reaches_its_own_destination_and_nothing_else(
-    scene: Scene, route: dict[str, object], mark: bool
-) -> None:
+def test_a_forged_binding_reaches_its_own_destination_and_nothing_else(scene: Scene, route: dict[str, object]) -> None:
     forged(scene)
-    scene.forge("att.q", MATCH | route, mark=mark)
-    if not mark:
-        scene.forge("att.q", {"x-?hkex": "never"})
-    scene.known(1 if mark else 2)
+    scene.forge("att.q", MATCH | route)
+    scene.known(1)
     with Application(scene.sidecar.port, scene.vhost, scene.mallory) as sender:
         for _ in range(3):  # the first publish would have requested missing tokens
             assert sender.send_settled("att.x", "k", {"a": 1, "x-addq-ontrue": "secret"}).acked
@@ -131,7 +126,7 @@ def test_a_forged_binding_comes_after_all_others_regardless_of_its_sequence(scen
     assert scene.alice.reached("att.x", {"a": 1}, "att.p", "att.q") == ["att.p", "att.q"]
 
 
-def test_a_binding_of_the_first_release_routes_to_its_queue_until_its_client_binds_again(scene: Scene) -> None:
+def test_a_binding_without_signature_routes_only_to_its_queue_until_its_client_binds_again(scene: Scene) -> None:
     forged(scene)
     scene.forge("att.q", MATCH | {"x-addq-ontrue": "att.p"}, client=scene.mallory)
     scene.known(1)
@@ -143,6 +138,28 @@ def test_a_binding_of_the_first_release_routes_to_its_queue_until_its_client_bin
         assert owner.reached("att.x", {"a": 1}, "att.q", "att.p") == []
     left = scene.broker.api("GET", f"exchanges/{scene.vhost}/att.x/bindings/source")
     assert [binding for binding in left if "x-oxproxy" in binding["arguments"]] == []
+
+
+def test_a_binding_with_the_token_of_another_queue_is_reported_as_foreign(scene: Scene) -> None:
+    with Application(scene.sidecar.port, scene.vhost, scene.mallory) as owner:
+        owner.exchange("att.x", durable=True)
+        owner.bind("att.p", "att.x", MATCH)
+    rows = scene.broker.api("GET", f"exchanges/{scene.vhost}/att.x/bindings/source")
+    (leaked,) = (row["routing_key"] for row in rows if is_token(row["routing_key"].encode()))
+    with Application(scene.broker.port, scene.vhost, scene.mallory) as direct:
+        direct.bind("att.q", "att.x", {}, leaked)
+    until(lambda: vhost_status(scene.sidecar, scene.vhost)["foreign"] == {"att.x": ["queue att.q with a token"]})
+
+
+def test_a_token_of_no_listed_secret_is_counted_and_routes_nothing(scene: Scene) -> None:
+    with Application(scene.sidecar.port, scene.vhost, scene.mallory) as owner:
+        owner.exchange("att.x", durable=True)
+        owner.bind("att.p", "att.x", MATCH)
+        with Application(scene.broker.port, scene.vhost, scene.mallory) as direct:
+            direct.bind("att.q", "att.x", {}, "x.o.p.e.n.x.q.0123456789abcdef")
+        until(lambda: vhost_status(scene.sidecar, scene.vhost)["stale_tokens"] == {"att.x": 1})
+        assert vhost_status(scene.sidecar, scene.vhost)["foreign"] == {}
+        assert owner.reached("att.x", {"a": 1}, "att.p", "att.q") == ["att.p"]
 
 
 def test_a_forged_alternate_exchange_gets_no_messages(scene: Scene) -> None:
@@ -172,9 +189,10 @@ def test_a_forged_sequence_does_not_affect_other_clients(scene: Scene) -> None:
     before = declared(scene.sidecar, scene.vhost)
     with Application(scene.broker.port, scene.vhost, scene.mallory) as direct:
         kept = _table(kept_arguments(LATEST, b"", b"", "guest"))
-        direct.bind("att.p", "att.y", kept, token("queue", b"att.p").decode())
+        direct.bind("att.p", "att.y", kept, storage_key("queue", b"att.p", b"", b"").decode())
         direct.exchange("att.z", scene.forged_exchange(2**53 - 1), kind="direct", durable=True)
-        direct.bind("att.p", "att.z", _table(kept_arguments(2**53 - 1, b"")), token("queue", b"att.p").decode())
+        kept = _table(kept_arguments(2**53 - 1, b""))
+        direct.bind("att.p", "att.z", kept, storage_key("queue", b"att.p", b"", b"").decode())
     until(lambda: declared(scene.sidecar, scene.vhost) == before | {"att.z": 1})
     scene.alice.exchange("open")
     scene.alice.bind("att.q", "open", MATCH)

@@ -80,10 +80,14 @@ class World:
     Args:
         rules: the rules file of both sidecars.
         direct: a connection directly to the broker.
+        later: whether the routes of bindings may name queues that do not exist yet.
     """
 
-    def __init__(self, sidecars: list[Sidecar], vhost: str, rules: Path, direct: Producer, random: Random) -> None:
+    def __init__(
+        self, sidecars: list[Sidecar], vhost: str, rules: Path, direct: Producer, random: Random, *, later: bool
+    ) -> None:
         self.model = Model()
+        self._later = later
         self._sidecars = sidecars
         self._vhost = vhost
         self._rules = rules
@@ -147,7 +151,8 @@ class World:
         source = random.choice(sorted(model.exchanges))
         later = [name for name in EXCHANGES[EXCHANGES.index(source) + 1 :] if name in model.exchanges]
         destinations = [*sorted(model.queues), *later[:1]]
-        added = random.choice(QUEUES) if random.random() < 0.2 else ""
+        named = QUEUES if self._later else sorted(model.queues)
+        added = random.choice(named) if named and random.random() < 0.2 else ""
         bound = Bound(source, random.choice(destinations), random.choice(NUMBERS), added)
         if bound not in model.bindings | model.removed:
             bind = app.chain if bound.destination in model.exchanges else app.bind
@@ -214,17 +219,15 @@ def write_rules(file: Path, vhost: str, pairs: set[tuple[int, str]]) -> None:
 def world(broker: Broker, vhost: str, folder: Path, seed: int) -> Iterator[World]:
     random, rules = Random(seed), folder / "rules.yaml"
     write_rules(rules, vhost, set())
-    settings = {
-        "inventory": {"refresh": "1s"},
-        "declared": {"announce": random.random() < 0.5, "client_routes": random.choice(("own", "any"))},
-    }
+    announce, routes = random.random() < 0.5, random.choice(("own", "any"))
+    settings = {"inventory": {"refresh": "1s"}, "declared": {"announce": announce, "client_routes": routes}}
     with ExitStack() as stack:
         folders = [folder / "one", folder / "other"]
         for place in folders:
             place.mkdir()
         sidecars = [stack.enter_context(Sidecar(broker, [rules], settings, place)) for place in folders]
         direct = stack.enter_context(Producer(broker.port, vhost)).open()
-        made = World(sidecars, vhost, rules, direct, random)
+        made = World(sidecars, vhost, rules, direct, random, later=routes == "any")
         stack.callback(made.close)
         yield made
 

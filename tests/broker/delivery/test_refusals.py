@@ -6,10 +6,10 @@ import pytest
 from pamqp import commands
 from pamqp.common import FieldTable
 
-from proxy.relay.tokens import token
 from tests import client
 from tests.broker.delivery.site import Site
 from tests.producer import Closed, Producer
+from tests.relay.wire import token
 
 RULES = """
 queues: [a]
