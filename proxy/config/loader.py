@@ -23,13 +23,14 @@ from proxy.yamlfile.document import (
     Mapping,
     Node,
     Place,
+    Scalar,
     is_tests_file,
     join,
     read_document,
     walk,
 )
 from proxy.yamlfile.hosts import MOST_PORT, is_own_address, listen_conflict
-from proxy.yamlfile.models import Keys, read_model, warn_of_variables
+from proxy.yamlfile.models import Keys, key_names, read_model, warn_of_variables
 
 #: Stands for standard input where a file is expected.
 STANDARD_INPUT = Path("-")
@@ -63,10 +64,14 @@ def parse_settings(data: bytes, path: Path, environ: Environment[str, str], faul
 
 
 def read_settings(root: Node | None, path: Path, environ: Environment[str, str], faults: Faults) -> Settings:
-    """Read settings from a file's document, which is None if the file is empty; see `load_settings`."""
-    if root is None:
+    """Read settings from a file's document; see `load_settings`. If the file is empty, `root` is None."""
+    empty = root.value is None if isinstance(root, Scalar) else isinstance(root, Mapping) and not root.entries
+    if root is None or empty:
         faults.check()
-        root = Mapping(Place(str(path), 1), [])
+        # With default values only, a sidecar would run without rules. Such a file is usually truncated or misplaced.
+        place = Place(str(path), 1, 1) if root is None else root.place
+        expected = f"those of a configuration ({', '.join(key_names(Settings))})"
+        raise ConfigErrors([place.error("", f"got the keys (none), expected {expected}")])
     root = override(root, environ, faults)
     keys = Keys(root, faults)
     warn_of_variables(keys)

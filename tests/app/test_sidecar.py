@@ -25,7 +25,7 @@ from tests.broker.observed import Outside
 from tests.private_broker import free_port, free_ports
 from tests.producer import Closed, Producer, until
 from tests.served import END_SECONDS, RULES, Connect, Running, Serve
-from tests.sidecar import PROGRAM
+from tests.sidecar import PROGRAM, oxproxy
 from tests.tap import Tap
 
 # -- starting ----------------------------------------------------------------------------------------------------------
@@ -485,6 +485,17 @@ def test_a_file_name_that_the_system_refuses_is_an_error_at_its_key(tmp_path: Pa
     config.write_text(f"rules: [{'a' * 300}.yaml]")
     done = subprocess.run([PROGRAM, "serve", "--config", config], capture_output=True, text=True, check=False)
     assert (done.returncode, "oxproxy.yaml:1:9: rules[0]: " in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("content", ["", "# upstream: {address: broker:5672}\n", "{}"])
+def test_serve_refuses_a_configuration_without_keys_as_check_does(tmp_path: Path, content: str) -> None:
+    config = tmp_path / "oxproxy.yaml"
+    config.write_text(content)
+    for command in (["check"], ["serve", "--config"]):
+        done = oxproxy(*command, config)
+        assert done.returncode == 2
+        assert f"{config}:1:1: got " in done.stderr
+    assert "got the keys (none), expected those of a configuration (listen, upstream, rules, " in done.stderr
 
 
 def test_sighup_during_startup_does_not_end_the_sidecar(tmp_path: Path) -> None:

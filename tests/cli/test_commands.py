@@ -422,7 +422,7 @@ def test_a_configuration_in_a_directory_without_permission_is_not_used(monkeypat
 )
 def test_unusable_variables_are_errors(name: str, value: str) -> None:
     with pytest.raises(ConfigErrors) as raised:
-        parse_settings(b"", Path("oxproxy.yaml"), {name: value}, Faults())
+        parse_settings(b"rules: []", Path("oxproxy.yaml"), {name: value}, Faults())
     assert [error.file for error in raised.value.errors] == [name]
 
 

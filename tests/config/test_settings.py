@@ -50,8 +50,15 @@ def warnings(folder: Path, text: str, **environ: str) -> list[str]:
     return [str(warning).replace(f"{folder}/", "") for warning in messages]
 
 
-def test_an_empty_file_gives_the_defaults(tmp_path: Path) -> None:
-    settings = load(tmp_path, "# nothing\n")
+@pytest.mark.parametrize("text", ["", "# nothing\n", "{}", "---\n"])
+def test_a_file_without_keys_is_an_error(tmp_path: Path, text: str) -> None:
+    (fault,) = faults(tmp_path, text, OXPROXY_UPSTREAM__ADDRESS="broker:5672")
+    assert fault.startswith("oxproxy.yaml:")
+    assert "got the keys (none), expected those of a configuration (listen, upstream, " in fault
+
+
+def test_omitted_keys_have_default_values(tmp_path: Path) -> None:
+    settings = load(tmp_path, "rules: []\n")
     assert settings.listen == (ListenSection(address=HostPort("127.0.0.1", 5673)),)
     assert settings.upstream.addresses == (HostPort("127.0.0.1", 5672),)
     assert settings.upstream.control.password.get_secret_value() == "guest"
@@ -97,7 +104,7 @@ def test_settings_of_client_declarations_are_read(tmp_path: Path) -> None:
     declared = load(tmp_path, text).declared
     assert (declared.delivery, declared.unbind, declared.client_routes) == ("queue", "broker", "any")
     assert (declared.announce, declared.snapshot) == (True, "kept")
-    assert load(tmp_path, "", OXPROXY_DECLARED__ANNOUNCE="true").declared.announce
+    assert load(tmp_path, "rules: []", OXPROXY_DECLARED__ANNOUNCE="true").declared.announce
 
 
 def test_a_list_as_configuration_is_an_error(tmp_path: Path) -> None:
@@ -127,13 +134,13 @@ def test_the_environment_overrides_the_file(tmp_path: Path) -> None:
 
 
 def test_an_unknown_variable_is_an_error_with_its_name(tmp_path: Path) -> None:
-    assert faults(tmp_path, "{}", OXPROXY_LOG__LEVL="info") == [
+    assert faults(tmp_path, "rules: []", OXPROXY_LOG__LEVL="info") == [
         "OXPROXY_LOG__LEVL: log.levl: unknown key; did you mean level?"
     ]
 
 
 def test_a_password_from_the_environment_is_used_unchanged(tmp_path: Path) -> None:
-    settings = load(tmp_path, "{}", OXPROXY_UPSTREAM__CONTROL__PASSWORD="a: #b [c")
+    settings = load(tmp_path, "rules: []", OXPROXY_UPSTREAM__CONTROL__PASSWORD="a: #b [c")
     assert settings.upstream.control.password.get_secret_value() == "a: #b [c"
 
 

@@ -55,7 +55,7 @@ def test_plain_and_tls_listeners_can_be_combined(folder: Path) -> None:
     assert [listener.tls is not None for listener in load(folder, text)[0].listen] == [False, True]
 
 
-@pytest.mark.parametrize("nothing", ["", "listen: [{address: a:1, tls: null}]\nupstream: {tls: ~}\n"])
+@pytest.mark.parametrize("nothing", ["rules: []\n", "listen: [{address: a:1, tls: null}]\nupstream: {tls: ~}\n"])
 def test_without_tls_or_with_null_there_is_none(folder: Path, nothing: str) -> None:
     settings = load(folder, nothing)[0]
     assert (settings.listen[0].tls, settings.upstream.tls) == (None, None)

@@ -56,7 +56,7 @@ def test_all_files_are_read_and_each_error_is_reported() -> None:
 
 def test_files_of_brokers_in_rules_are_watched_while_the_rules_are_in_force(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
-    config = wanted("{}")
+    config = wanted("rules: []")
     use = config.read({"/": {b"far": RemoteBroker("far", 1, ClientTls(authority.ca))}})
     assert config.files() == []
     use()
@@ -69,6 +69,6 @@ def test_an_error_names_the_environment_variable_of_the_file(tmp_path: Path) -> 
     (tmp_path / "ca").write_text("none")
     environ = {"OXPROXY_UPSTREAM__TLS__CA": str(tmp_path / "ca")}
     faults = Faults()
-    check_settings(parse_settings(b"{}", tmp_path / "o.yaml", environ, faults), faults)
+    check_settings(parse_settings(b"rules: []", tmp_path / "o.yaml", environ, faults), faults)
     [error] = faults.errors
     assert str(error).startswith("OXPROXY_UPSTREAM__TLS__CA: upstream.tls.ca: ")
