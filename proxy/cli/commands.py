@@ -180,8 +180,8 @@ COMMANDS = {
     ),
     "trace": CommandEntry(
         "print all audit records of one message",
-        "Prints all records with the given message_id as JSON lines. Segments that cannot contain the message_id are "
-        "skipped.",
+        "Prints all records with the given message_id as JSON lines, including those in segments that are still being "
+        "written. Segments that cannot contain the message_id are skipped.",
         ((f"oxproxy trace 4711 --input {_DIRECTORY}", "records with message_id 4711"),),
         no="no record found",
     ),

@@ -3,9 +3,10 @@
 `LocalFiles` works without Spark, which takes seconds to start. For `HadoopFiles`, a path without a scheme is on
 Hadoop's default file system.
 
-`find_segments` finds closed segments of the audit log. The log's directories ``date=YYYY-MM-DD`` may be in the input
-directory itself or in subdirectories, such as one for each sidecar. Names that begin with ``_`` or ``.`` are skipped,
-since a segment that is being written has such a name. Files outside the date directories are *loose*.
+`find_segments` finds segments of the audit log. The log's directories ``date=YYYY-MM-DD`` may be in the input directory
+itself or in subdirectories, such as one for each sidecar. Names that begin with ``_`` or ``.`` are skipped, since a
+segment that is being written has such a name; a search for one message includes these open segments. Files outside the
+date directories are *loose*.
 
 Source: Hadoop's FileSystem API, used through Spark's gateway to the JVM.
 """
@@ -31,6 +32,8 @@ from proxy.report.request import parsed_day
 
 #: File name suffixes of segments.
 _SUFFIXES = (".jsonl", ".jsonl.gz")
+#: Names of segments that are being written, as in `proxy.audit.segments`.
+_OPEN = re.compile(r"_(audit-.+\.jsonl)")
 #: Maximum depth at which date directories, and files within them, are searched. It is enough for
 #: input/cluster/sidecar/date=...
 _DEPTH = 3
@@ -60,6 +63,14 @@ class Entry:
     @property
     def day(self) -> date | None:
         return folder_day(self.path)
+
+    @property
+    def closed_path(self) -> str:
+        """The path of an open segment after it has been closed; the path of any other file."""
+        open_segment = _OPEN.fullmatch(self.name)
+        if open_segment is None:
+            return self.path
+        return f"{self.path.removesuffix(self.name)}{open_segment.group(1)}.gz"
 
 
 class LocalFiles:
@@ -218,22 +229,35 @@ def literal(path: str) -> str:
 
 
 def find_segments(
-    files: Storage, folder: str, wanted: Callable[[date], bool] = lambda _: True, depth: int = _DEPTH
+    files: Storage,
+    folder: str,
+    wanted: Callable[[date], bool] = lambda _: True,
+    depth: int = _DEPTH,
+    *,
+    with_open: bool = False,
 ) -> list[Entry]:
-    """List the segments for the wanted days and the loose segments, ordered by day and path."""
+    """List the segments for the wanted days and the loose segments, ordered by day and path.
+
+    Args:
+        with_open: whether segments that are being written are included. They are ordered by their later path.
+    """
     found: list[Entry] = []
-    for entry in files.entries(folder):
-        if entry.name.startswith(("_", ".")) or _NOT_TEXT.search(entry.name):
+    listed = files.entries(folder)
+    paths = {entry.path for entry in listed}
+    for entry in listed:
+        # While a segment is being closed, both of its files may exist.
+        opened = with_open and entry.closed_path != entry.path and entry.closed_path not in paths
+        if (entry.name.startswith(("_", ".")) and not opened) or _NOT_TEXT.search(entry.name):
             continue
         if not entry.is_folder:
             if entry.name.endswith(_SUFFIXES):
                 found.append(entry)
         elif (day := folder_day(f"{entry.name}/")) is not None:
             if wanted(day):
-                found += find_segments(files, entry.path)
+                found += find_segments(files, entry.path, with_open=with_open)
         elif depth:
-            found += find_segments(files, entry.path, wanted, depth - 1)
-    return sorted(found, key=lambda segment: (segment.day or date.min, segment.path))
+            found += find_segments(files, entry.path, wanted, depth - 1, with_open=with_open)
+    return sorted(found, key=lambda segment: (segment.day or date.min, segment.closed_path))
 
 
 def folder_day(path: str) -> date | None:

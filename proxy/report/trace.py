@@ -1,14 +1,16 @@
 """Finds all records of one message in the audit log, for ``oxproxy trace``.
 
-Spark is started only for file systems that require Spark, and runs no jobs.
+Open segments, which a sidecar is still writing, are searched too. Spark is started only for file systems that require
+Spark, and runs no jobs.
 """
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from proxy.report.partials import DamagedError, texts
@@ -36,7 +38,7 @@ def trace(message_id: str, request: Request) -> Found:
         ConfigError: the directory does not exist or can't be read.
     """
     with LazySession(request) as session, opened(session, request) as run:
-        segments = find_segments(run.storage, request.input, request.lists)
+        segments = find_segments(run.storage, request.input, request.lists, with_open=True)
         searched = [at for at in segments if at.day is None or request.wants(at.day)]
         known = Partials(run).known_without(message_id) if request.output else set()
         possible = [at for at in searched if (at.path, at.size, at.modified) not in known]
@@ -83,10 +85,10 @@ def _settles(
 def _records(run: Run, segment: Entry, values: Iterable[object]) -> Iterator[Record]:
     """Yield the records of the lines that contain any of the given values, up to the first damage."""
     written = [form for value in values for form in (json.dumps(value), json.dumps(value, ensure_ascii=False))]
-    local = run.storage.fetch(segment.path, run.work)
-    # Retention may have removed the segment.
-    with translated(segment.path), suppress(DamagedError, FileNotFoundError), local.open("rb") as file:
-        local.unlink()
+    segment, file = _opened(run, segment)
+    if file is None:
+        return
+    with translated(segment.path), suppress(DamagedError), file:
         for text in texts(segment, file):
             if any(part in text for part in written):
                 for line in text.split("\n"):
@@ -96,11 +98,22 @@ def _records(run: Run, segment: Entry, values: Iterable[object]) -> Iterator[Rec
                                 yield record
 
 
+def _opened(run: Run, segment: Entry) -> tuple[Entry, io.BufferedReader | None]:
+    """Open a segment's file, which may have been closed since it was listed; None if retention has removed it."""
+    for path in dict.fromkeys((segment.path, segment.closed_path)):
+        local = run.storage.fetch(path, run.work)
+        with translated(path), suppress(FileNotFoundError):
+            file = local.open("rb")
+            local.unlink()
+            return replace(segment, path=path), file
+    return segment, None
+
+
 def _key(record: Record) -> str:
     return json.dumps([record.get(name) for name in ("proxy", "conn", "ch", "seq")])
 
 
 def _series(segment: Entry) -> tuple[str, str]:
     """Return the directory and name that all segments from a sidecar have in common."""
-    before, _, name = segment.path.rpartition("/")
+    before, _, name = segment.closed_path.rpartition("/")
     return before.partition("/date=")[0], name.rsplit("-", 2)[0]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from proxy.audit.segments import compress_segment
 from proxy.cli.main import main
 from proxy.report.job import run
 from proxy.report.request import Request
@@ -104,6 +105,44 @@ def test_segments_removed_during_the_search_are_skipped(
     monkeypatch.setattr(LocalFiles, "fetch", removing)
     (log / "link.jsonl").symlink_to(log / "nowhere")
     assert traced(capsys, log, 'a "quoted" ü')[:2] == (0, ["publish p 1", "settle p 1"])
+
+
+def test_open_segments_are_searched(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hour = log / "date=2026-11-20" / "hour=09"
+    (hour / "_audit-p-1-3.jsonl").write_text(
+        f"{publish(message_id='new', seq=7)}\n{settle(seq=7)}\n{publish(message_id='cut')[:-1]}"
+    )
+    # A segment that is being closed exists twice.
+    segment(log, [publish(message_id="last", seq=5)], hour=9, name="p-1-2")
+    (hour / "_audit-p-1-2.jsonl").write_text(f"{publish(message_id='last', seq=5)}\n")
+    (hour / "_audit-p-1-2.jsonl.gz").write_bytes(b"incomplete")
+    with (hour / "_audit-p-1-3.jsonl").open("a") as file:
+        file.write(f"}}\n{settle(seq=5)}\n")
+    assert traced(capsys, log, "new") == (0, ["publish p 7", "settle p 7"], "")
+    assert traced(capsys, log, "last") == (0, ["publish p 5", "settle p 5"], "")
+    assert traced(capsys, log, "cut")[:2] == (0, ["publish p 1"])
+
+
+def test_an_incomplete_line_in_an_open_segment_is_not_a_record(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (log / "date=2026-11-20" / "hour=09" / "_audit-p-1-3.jsonl").write_text(publish(message_id="cut")[:-1])
+    status, records, errors = traced(capsys, log, "cut")
+    assert (status, records, errors) == (1, [], "no record found: 5 segments read, 0 skipped\n")
+
+
+def test_a_segment_closed_during_the_search_is_read(
+    log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    open_segment = log / "date=2026-11-20" / "hour=09" / "_audit-p-1-3.jsonl"
+    open_segment.write_text(f"{publish(message_id='new')}\n")
+    fetch = LocalFiles.fetch
+
+    def closing(files: LocalFiles, path: str, folder: Path) -> Path:
+        if open_segment.exists():
+            compress_segment(open_segment)
+        return fetch(files, path, folder)
+
+    monkeypatch.setattr(LocalFiles, "fetch", closing)
+    assert traced(capsys, log, "new")[:2] == (0, ["publish p 1"])
 
 
 @pytest.mark.parametrize("name", ["none", "x" * 300])
