@@ -102,3 +102,16 @@ def describe(destination: Destination) -> str:
     """Format a destination for logs and error messages, such as ``queue orders``."""
     kind, name = destination
     return f"{kind} {shown(name)}"
+
+
+def without_passwords(string: str) -> str:
+    """Mask a possible password in user:password@host, with or without a scheme. Masking too much is safe.
+
+    The time is proportional to the length of the string.
+    """
+    end = string.rfind("@")
+    start = string.find(":", 0, max(end, 0))
+    if string.startswith("://", start):
+        later = string.find(":", start + 1, string.index("@"))
+        start = later if later >= 0 else start
+    return string if start < 0 else f"{string[:start]}:***{string[end:]}"

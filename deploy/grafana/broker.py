@@ -87,8 +87,11 @@ _CONNECTIONS = Row(
         ),
         Lines(
             "Protocol errors",
-            "Channels and connections that the sidecar closed, by reply code.",
-            [per_second("oxproxy_protocol_errors_total", "reply_code")],
+            "Channels and connections that the sidecar or RabbitMQ closed because of an error, by reply code.",
+            [
+                per_second("oxproxy_protocol_errors_total", "reply_code", legend="sidecar: {{reply_code}}"),
+                per_second("oxproxy_broker_closes_total", "reply_code", legend="RabbitMQ: {{reply_code}}"),
+            ],
             "cps",
             width=6,
         ),

@@ -1,7 +1,8 @@
-"""``GET /api/recent``, which returns the last publishes that were unroutable, rejected, nacked or returned.
+"""``GET /api/recent``, which returns the last failed publishes, and the last errors of the broker.
 
-A nack from the broker identifies a publish only by number, so only the audit log contains the address and headers of a
-nacked publish.
+If the broker closes a channel, for example because an exchange does not exist, it does not identify the publish. A nack
+from the broker identifies a publish only by number, so only the audit log contains the address and headers of a nacked
+publish.
 """
 
 from __future__ import annotations

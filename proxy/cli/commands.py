@@ -122,10 +122,11 @@ COMMANDS = {
         interrupted="interrupted by Ctrl-C before the first table",
     ),
     "tail": CommandEntry(
-        "show the most recent publishes that were unroutable, rejected, nacked or returned",
-        "Prints the last 200 failed publishes of a running sidecar with exchange, routing key, size, reason and header "
-        "names. Header values are included only if audit.headers lists the header. Unroutable publishes are recorded "
-        "only while this command or the console requests the list, and for five minutes afterwards.",
+        "show the most recent failed publishes, and the broker's most recent errors",
+        "Prints the last 200 publishes of a running sidecar that were unroutable, rejected, nacked or returned, with "
+        "exchange, routing key, size, reason and header names, and the errors for which the broker closed a channel or "
+        "connection. Header values are included only if audit.headers lists the header. Unroutable publishes are "
+        "recorded only while this command or the console requests the list, and for five minutes afterwards.",
         (
             ("oxproxy tail --follow", "runs until Ctrl-C"),
             ("oxproxy tail --json", "one JSON object per line, for a script"),

@@ -1,4 +1,4 @@
-"""``oxproxy tail``: prints the most recent publishes that were unroutable, rejected, nacked or returned."""
+"""``oxproxy tail``: prints the most recent failed publishes, and the broker's most recent errors."""
 
 from __future__ import annotations
 

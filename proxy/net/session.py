@@ -22,6 +22,7 @@ from proxy.net.opening import Opening
 from proxy.net.remote.pool import ProducerRemotes
 from proxy.net.tasks import Tasks
 from proxy.net.throttle import Throttle
+from proxy.relay.broker_close import BrokerClose
 from proxy.relay.connection_state import (
     NO_REMOTES,
     NOT_LOOKED_UP,
@@ -93,7 +94,8 @@ class Session:
         tuning, vhosts = handshake.tuning, self._shared.vhosts
         plans = vhosts.plans(handshake.vhost)
         limits, inventory = self._shared.limits.relay, vhosts.inventory(handshake.vhost)
-        self.relay = relay = Relay(ConnectionTerms(tuning, limits, inventory, handshake.user), plans)
+        terms = ConnectionTerms(tuning, limits, inventory, handshake.user, self._broker_closed)
+        self.relay = relay = Relay(terms, plans)
         connection = relay.connection
         if self._opening is not None:
             if (lease := self._opening.lease) is not None and self._shared.reuse is not None:
@@ -292,6 +294,14 @@ class Session:
                 self._flush(relay, monotonic())
 
     # -- closing -----------------------------------------------------------------------------------------------
+
+    def _broker_closed(self, close: BrokerClose, unconfirmed: int) -> None:
+        """Log an error of the broker. The log limits repetitions, since a producer may repeat its error forever."""
+        write = self._log.info if close.is_answer and not unconfirmed else self._log.warning
+        event = "the broker closed a channel" if close.channel else "the broker closed the connection"
+        fields = {"channel": close.channel} if close.channel else {}
+        repeat = (self._user, close.reason)
+        write(event, **fields, reason=close.reason, method=close.method, unconfirmed=unconfirmed, repeat=repeat)
 
     def _idle(self) -> None:
         self._shared.counters.limits.hits["idle"] += 1

@@ -81,9 +81,14 @@ def regex_owners(counters: Counters) -> Iterable[Row]:
     return [((owner,), sum(relay.regex_owners[owner] for relay in summed)) for owner in REGEX_OWNERS]
 
 
-def protocol_errors(counters: Counters) -> Iterable[Row]:
-    sent = [item for relay in relay_counters(counters) for item in sorted(relay.protocol_errors.copy().items())]
-    return merged(((str(code),), count) for code, count in sent)
+def by_reply_code(attribute: str) -> Reading:
+    """Return a function that reads a counter of `RelayCounters` by reply code, summed over all virtual hosts."""
+
+    def rows(counters: Counters) -> Iterable[Row]:
+        closes = [getattr(relay, attribute).copy() for relay in relay_counters(counters)]
+        return merged(((str(code),), count) for counted in closes for code, count in sorted(counted.items()))
+
+    return rows
 
 
 def connections(counters: Counters) -> Iterable[Row]:
@@ -350,7 +355,13 @@ METRICS: tuple[MetricSpec, ...] = (
     _metric(
         "protocol_errors_total",
         "reply_code",
-        protocol_errors,
+        by_reply_code("protocol_errors"),
         "Channels and connections that the sidecar closed, by AMQP reply code.",
+    ),
+    _metric(
+        "broker_closes_total",
+        "reply_code",
+        by_reply_code("broker_closes"),
+        "Producers' channels and connections that RabbitMQ closed because of an error, by AMQP reply code.",
     ),
 )

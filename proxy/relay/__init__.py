@@ -12,6 +12,7 @@ bytes and the current time to a `Relay`.
 | frames from the producer: publishes, and a handler for each other method | `publish` |
 | declares and deletes of exchanges and queues; binds and unbinds of open exchanges | `declare` |
 | frames from the broker: deliveries, returns, acks, nacks, replies and closes | `broker_frames` |
+| description of the errors for which the broker closes a channel or connection | `broker_close` |
 | combining the acks, nacks and returns of publishes that were split | `confirm_ledger` |
 | publishes to other brokers | `remote` |
 | login and negotiation of limits | `handshake` |

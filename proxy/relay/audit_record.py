@@ -242,16 +242,21 @@ class PublishLog:
             )
         self._append("".join(lines).encode(), len(lines))
 
-    def settle(self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None) -> None:
+    def settle(
+        self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None, reason: str | None = None
+    ) -> None:
         """Record the broker's response to a publish.
 
         Args:
             result: acked, nacked, returned or lost.
             confirm_us: microseconds from the publish to its confirm, if measured.
+            reason: why the broker closed the channel or connection of a lost publish.
         """
         fields: dict[str, object] = {"conn": conn, "ch": ch, "seq": seq, "result": result}
         if confirm_us is not None:
             fields["confirm_us"] = round(confirm_us, 1)
+        if reason is not None:
+            fields["reason"] = reason
         self._append(_record(self._text(self._wall()), "settle", self._instance, fields), 1)
 
 

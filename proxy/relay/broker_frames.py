@@ -286,16 +286,15 @@ class BrokerFrames:
         An open-ok, a close, a close-ok or the rest of a content raises a `ProtocolError` instead.
         """
         if kind == METHOD:
-            self._while_closing(Channel(number, self._connection.backlog), method_in(frame))
+            self._while_closing(Channel(number, self._connection.backlog), frame)
         elif number in self._connection.deliveries.unfinished:
             raise ProtocolError(505, f"content frame on channel {number}, which is closed")
         return False
 
     def _method(self, channel: Channel, frame: bytes) -> bool:
-        index = method_in(frame)
         if channel.state in DISCARDING:
-            return self._while_closing(channel, index)
-        handler = _CHANNEL_HANDLERS.get(index)
+            return self._while_closing(channel, frame)
+        handler = _CHANNEL_HANDLERS.get(method_in(frame))
         return handler(self, channel, frame) if handler else True
 
     def _inspected_content(self, channel: Channel, kind: int, frame: bytes) -> None:
@@ -359,16 +358,18 @@ class BrokerFrames:
         """Handle a method on channel 0; return whether it is forwarded to the producer unchanged."""
         index = method_in(frame)
         taken = _CONNECTION_HANDLERS.get(index)
-        return taken(self) if taken else self._connection.lifecycle.phase is not Phase.CLOSING
+        return taken(self, frame) if taken else self._connection.lifecycle.phase is not Phase.CLOSING
 
-    def _while_closing(self, channel: Channel, index: int) -> bool:
+    def _while_closing(self, channel: Channel, frame: bytes) -> bool:
         """Handle a method on a channel that was closed by the broker or by us. Most methods are discarded."""
-        connection = self._connection
+        connection, index = self._connection, method_in(frame)
         if index == methods.CHANNEL_CLOSE_OK:
             return self._closed(channel)
         if index == methods.CHANNEL_CLOSE:
             # a close, ours or the broker's first one, has already been sent to the producer
             connection.change(channel, ChannelEvent.BROKER_CLOSE, index)
+            if not channel.broker_closed:
+                connection.note_broker_close(channel.number, frame, ())
             if not channel.broker_closed and not connection.upstream.closing:
                 connection.to_upstream.append(method_frame(channel.number, methods.CHANNEL_CLOSE_OK))
             channel.broker_closed = True
@@ -447,6 +448,7 @@ class BrokerFrames:
 
     def _close(self, channel: Channel, frame: bytes) -> bool:
         connection = self._connection
+        connection.note_broker_close(channel.number, frame, (channel,))
         connection.change(channel, ChannelEvent.BROKER_CLOSE, methods.CHANNEL_CLOSE)
         channel.broker_closed = True
         if channel.content is not None and not channel.content.begun:
@@ -470,8 +472,9 @@ class BrokerFrames:
         channel.output.close_oks = 0
         return True
 
-    def _connection_close(self) -> bool:
+    def _connection_close(self, frame: bytes) -> bool:
         connection = self._connection
+        connection.note_broker_close(0, frame, connection.channels.values())
         if connection.lifecycle.phase is Phase.OPEN and connection.lifecycle.last_frame is None:
             connection.lifecycle.end(Phase.CLOSING)
             connection.forget_all()
@@ -485,7 +488,7 @@ class BrokerFrames:
             connection.to_producer.append(connection_close_ok())
         return False
 
-    def _connection_close_ok(self) -> bool:
+    def _connection_close_ok(self, frame: bytes) -> bool:
         connection = self._connection
         connection.upstream.done = True
         if connection.lifecycle.phase is Phase.PRODUCER_CLOSES:
@@ -517,11 +520,11 @@ _CHANNEL_HANDLERS: Final[dict[int, Callable[[BrokerFrames, Channel, bytes], bool
     methods.BASIC_GET_OK: BrokerFrames._content,
     **dict.fromkeys(_ANSWERS, BrokerFrames._answer),
 }
-_CONNECTION_HANDLERS: Final[dict[int, Callable[[BrokerFrames], bool]]] = {
+_CONNECTION_HANDLERS: Final[dict[int, Callable[[BrokerFrames, bytes], bool]]] = {
     methods.CONNECTION_CLOSE: BrokerFrames._connection_close,
     methods.CONNECTION_CLOSE_OK: BrokerFrames._connection_close_ok,
-    methods.CONNECTION_BLOCKED: lambda frames: frames._block(True),
-    methods.CONNECTION_UNBLOCKED: lambda frames: frames._block(False),
+    methods.CONNECTION_BLOCKED: lambda frames, frame: frames._block(True),
+    methods.CONNECTION_UNBLOCKED: lambda frames, frame: frames._block(False),
 }
 _EVERYTHING: Final = frozenset((*_CHANNEL_HANDLERS, *_CONNECTION_HANDLERS))
 _WITHOUT_CONTENT: Final = _EVERYTHING - _WITH_CONTENT

@@ -182,6 +182,8 @@ class ChannelAudit:
     line: int = 0
     #: (number, exchange, routing key) of mandatory publishes, used to identify returns
     mandatory: deque[tuple[int, bytes, bytes]] | None = None
+    #: why the broker closes the channel, so that its unsettled publishes are lost
+    close_reason: str | None = None
 
 
 class ExpectedReply(NamedTuple):

@@ -309,8 +309,11 @@ class ConnectionAudit:
         """Record the result `lost` for unsettled publishes on a channel that has ended."""
         if channel.mode is CONFIRM:
             for tag in channel.confirms.settled.outstanding(channel.confirms.published):
-                self.settled(channel, tag, "lost")
+                seq = channel.confirms.before + tag
+                self._settle(channel, seq, "lost", reason=channel.audit.close_reason)
 
-    def _settle(self, channel: Channel, seq: int, result: str, confirm_us: float | None = None) -> None:
+    def _settle(
+        self, channel: Channel, seq: int, result: str, confirm_us: float | None = None, reason: str | None = None
+    ) -> None:
         self.flush()  # the line for the publish precedes its settle line
-        self._journal.settle(self._conn, channel.number, seq, result, confirm_us)
+        self._journal.settle(self._conn, channel.number, seq, result, confirm_us, reason)

@@ -12,7 +12,7 @@ Source: AMQP 0-9-1 spec, 2.2.4 "connection" and 1.4/1.5 on closing; RabbitMQ gui
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple, TypeAlias
@@ -21,6 +21,7 @@ from proxy.addressing.targets import Remote
 from proxy.amqp import method_frames, methods
 from proxy.amqp.frames import ACK_BYTES, ACK_FRAME, FRAME_END, METHOD, body_frames
 from proxy.errors import ProtocolError, Scope
+from proxy.relay.broker_close import BrokerClose, read_close
 from proxy.relay.channel import Backlog, Channel, PendingPublish
 from proxy.relay.channel_state import (
     CLOSED,
@@ -268,6 +269,10 @@ class RemoteBrokers(NamedTuple):
 NO_REMOTES: Final = RemoteBrokers(lambda remote, channel: "no links", lambda: None)
 
 
+def _not_logged(close: BrokerClose, unconfirmed: int) -> None:
+    """Ignore a close by the broker, for connections without a log."""
+
+
 class ConnectionTerms(NamedTuple):
     """Properties of a connection that are fixed by its handshake."""
 
@@ -276,6 +281,8 @@ class ConnectionTerms(NamedTuple):
     inventory: QueueInventory = NO_INVENTORY
     #: the producer's user name
     user: str = ""
+    #: called when the broker has closed a channel or the connection, with the number of unconfirmed publishes
+    broker_closed: Callable[[BrokerClose, int], None] = _not_logged
 
 
 class ConnectionState:
@@ -537,6 +544,18 @@ class ConnectionState:
         self.plans.fail(self.terms.user, channel.number, "nacked", reason)
         if self.audit is not None:
             self.audit.settled(channel, producer_tag, "nacked")
+
+    def note_broker_close(self, number: int, frame: bytes, channels: Iterable[Channel]) -> None:
+        """Record that the broker closes a channel or, if `number` is 0, the connection with all channels."""
+        close = read_close(number, frame)
+        self.plans.counters.broker_closes[close.reply_code] += 1
+        unconfirmed = 0
+        for channel in channels:
+            channel.audit.close_reason = close.reason
+            unconfirmed += channel.confirms.outstanding if channel.mode is CONFIRM else 0
+        if unconfirmed or not close.is_answer:
+            self.plans.fail(self.terms.user, number, "closed", close.described)
+        self.terms.broker_closed(close, unconfirmed)
 
     def drop_content(self, channel: Channel) -> None:
         """Forget the publish in progress, for which no more frames are expected."""

@@ -299,6 +299,8 @@ class RelayCounters:
     channels: int = 0
     #: closes that the sidecar has sent because of a producer's error or an exceeded limit, by reply code
     protocol_errors: Counter[int] = field(default_factory=Counter)
+    #: closes of producers' channels and connections by the broker, by reply code
+    broker_closes: Counter[int] = field(default_factory=Counter)
 
     def spend(self, owners: Iterable[str]) -> None:
         self.regex_budgets_spent += 1

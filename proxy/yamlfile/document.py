@@ -26,6 +26,7 @@ from yaml.events import (
 )
 
 from proxy.errors import ConfigError, ConfigErrors, located
+from proxy.values import without_passwords
 
 #: Suffixes of test files, which contain tests of rules but no rules.
 _TESTS_ENDINGS = ("_test.yaml", "_test.yml")
@@ -221,7 +222,7 @@ def describe(node: Node | None) -> str:
 
 
 def _scalar_shown(node: Scalar) -> str:
-    text = _without_password(node.text)
+    text = without_passwords(node.text)
     text = text if len(text) <= 60 else text[:57] + "..."
     if node.tag is not None:
         return f"{node.tag} {text}"
@@ -234,19 +235,6 @@ def _scalar_shown(node: Scalar) -> str:
             return text
         case _:
             return f'the string "{text}"'
-
-
-def _without_password(text: str) -> str:
-    """Mask a possible password in user:password@host, with or without a scheme. Masking too much is safe.
-
-    The time is proportional to the length of the text.
-    """
-    end = text.rfind("@")
-    start = text.find(":", 0, max(end, 0))
-    if text.startswith("://", start):
-        later = text.find(":", start + 1, text.index("@"))
-        start = later if later >= 0 else start
-    return text if start < 0 else f"{text[:start]}:***{text[end:]}"
 
 
 def escaped(json_text: str, keep: Container[str] = "") -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import pika
 import pika.exceptions
 import pytest
+from pamqp import commands
 
 from tests.broker.delivery.site import Site, standing
 from tests.producer import until
@@ -134,6 +135,75 @@ def test_a_nacked_publish_is_recorded_without_exchange(site: Site) -> None:
         None,
     )
     assert record["reason"] == "the broker refused publish 1 of the channel"
+
+
+def test_a_publish_to_a_missing_exchange_is_recorded_with_the_error_of_the_broker(site: Site) -> None:
+    before, counted = recent(site)["count"], site.metric("broker_closes_total", reply_code="404")
+    with site.producer() as producer:
+        producer.publish("ordres", "k", {"secret": "hunter2"})
+        assert producer.closed().code == 404
+    until(lambda: site.metric("broker_closes_total", reply_code="404") == counted + 1)
+    (record,) = recent(site, before)["publishes"]
+    reason = f"404 NOT_FOUND - no exchange 'ordres' in vhost '{site.vhost}'"
+    assert (record["result"], record["channel"], record["exchange"]) == ("closed", 1, None)
+    assert record["reason"] == f"the broker closed channel 1: {reason}, after Basic.Publish"
+    (line,) = site.logged("no exchange 'ordres'")
+    assert 'level=warning event="the broker closed a channel"' in line
+    assert f'reason="{reason}" method=Basic.Publish unconfirmed=1' in line
+    tailed = oxproxy("tail", "--admin", site.sidecar.admin, check=True).stdout.splitlines()[-1]
+    assert f"  closed      vhost={site.vhost}  the broker closed channel 1: {reason}" in tailed
+
+
+def test_a_publish_before_the_close_of_its_channel_is_recorded_with_the_error_of_the_broker(site: Site) -> None:
+    before = recent(site)["count"]
+    with site.producer(confirm=False) as producer:
+        producer.publish("ordres")
+        producer.call(commands.Channel.Close(200, "done", 0, 0))
+        until(lambda: recent(site)["count"] > before)
+    (record,) = recent(site, before)["publishes"]
+    assert (record["result"], "no exchange 'ordres'" in record["reason"]) == ("closed", True)
+
+
+def test_a_missing_exchange_in_a_passive_declare_is_logged_but_not_recorded(site: Site) -> None:
+    before = recent(site)["count"]
+    with site.producer() as producer:
+        producer.call(commands.Queue.Declare(queue="asked for", passive=True))
+        assert producer.closed().code == 404
+    until(lambda: bool(site.logged("no queue 'asked for'")))
+    assert "level=info" in site.logged("no queue 'asked for'")[0]
+    assert recent(site, before)["publishes"] == []
+
+
+@pytest.mark.parametrize(
+    ("properties", "shown"),
+    [({"user_id": b"hunter2"}, "user_id property set to ***"), ({"expiration": b"hunter2"}, "invalid expiration ***")],
+)
+def test_properties_in_an_error_of_the_broker_are_not_shown(site: Site, properties: dict[str, Any], shown: str) -> None:
+    before = recent(site)["count"]
+    with site.producer() as producer:
+        producer.publish("amq.fanout", **properties)
+        assert "hunter2" in producer.closed().text
+    until(lambda: recent(site)["count"] > before)
+    (record,) = recent(site, before)["publishes"]
+    assert record["reason"].startswith(f"the broker closed channel 1: 406 PRECONDITION_FAILED - {shown}")
+    assert "hunter2" not in site.sidecar.get("/api/recent")
+    assert site.logged("hunter2") == []
+
+
+def test_a_connection_closed_by_the_broker_is_recorded(site: Site) -> None:
+    before = recent(site)["count"]
+    user = f"user-of-{site.vhost}"
+    site.broker.create_user(user, "guest")
+    try:
+        site.broker.grant(user, site.vhost)
+        producer = site.producer(user)
+    finally:
+        site.broker.delete_user(user)
+    assert producer.closed(0).code == 320  # the user was deleted
+    until(lambda: recent(site)["count"] > before)
+    (record,) = recent(site, before)["publishes"]
+    assert (record["result"], record["channel"], record["user"]) == ("closed", 0, user)
+    assert record["reason"].startswith("the broker closed the connection: 320 CONNECTION_FORCED - user '***'")
 
 
 def test_the_last_200_publishes_are_kept_with_consecutive_numbers(site: Site) -> None:

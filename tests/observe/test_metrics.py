@@ -52,6 +52,7 @@ async def test_every_plain_counter_has_its_documented_name() -> None:
     relay.confirms_acked, relay.confirms_nacked = 7, 1
     relay.regex_limit_hits, relay.channels, relay.paused_producers, relay.upstream_blocked = 2, 6, 1, 1
     relay.protocol_errors[406] += 1
+    relay.broker_closes[404] += 2
     counters.relay("v").channels = 1
     counters.downstream.open = 9
     counters.upstream.results["unavailable"] += 1
@@ -99,6 +100,7 @@ async def test_every_plain_counter_has_its_documented_name() -> None:
         "oxproxy_remote_up{broker=archive}": 1,
         "oxproxy_remote_publishes_total{broker=archive,result=lost}": 1,
         "oxproxy_protocol_errors_total{reply_code=406}": 1,
+        "oxproxy_broker_closes_total{reply_code=404}": 2,
     }
     assert {key: got.get(key) for key in expected} == expected
 

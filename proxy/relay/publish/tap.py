@@ -66,12 +66,13 @@ class Tap(Protocol):
 
 
 class FailedPublish(NamedTuple):
-    """One publish that reached no queue, or was refused.
+    """One publish that reached no queue or was refused, or a channel or connection that the broker closed.
 
     Args:
         at: seconds since 1970.
         user: the producer's user name.
-        result: ``unroutable``, ``rejected``, ``nacked`` or ``returned``.
+        channel: number of the channel; 0 for a closed connection.
+        result: ``unroutable``, ``rejected``, ``nacked``, ``returned`` or ``closed``.
         reason: the reason as text.
         exchange: exchange named by the producer; None if unknown, since a nack contains only a delivery tag.
         routing_key: routing key given by the producer; None if unknown.

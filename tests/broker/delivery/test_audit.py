@@ -101,6 +101,25 @@ def test_returns_and_nacks_are_settle_records_of_their_publishes(broker: Broker,
     assert (1, "nacked") not in settled
 
 
+def test_lost_publishes_have_the_error_of_the_broker(broker: Broker, tmp_path: Path) -> None:
+    directory, settings = audited(tmp_path, hash=["user"], hash_key_env="AUDIT_KEY")
+    with pytest.MonkeyPatch.context() as patch, broker.temporary_user() as user:
+        patch.setenv("AUDIT_KEY", "k" * 32)
+        with standing(broker, tmp_path, RULES, settings) as site:
+            broker.grant(user, site.vhost, write="ordres")
+            for exchange, code in (("ordres", 404), ("amq.fanout", 403)):
+                with Producer(site.sidecar.port, site.vhost, user, user).open(confirm=True) as producer:
+                    producer.publish(exchange)
+                    assert producer.closed().code == code
+    access = "write access" if broker.version >= (4,) else "access"
+    refused = f"{access} to exchange 'amq.fanout' in vhost '{site.vhost}' refused for user '***'"
+    assert [(line["result"], line["reason"]) for line in records(directory, "settle")] == [
+        ("lost", f"404 NOT_FOUND - no exchange 'ordres' in vhost '{site.vhost}'"),
+        ("lost", f"403 ACCESS_REFUSED - {refused}"),
+    ]
+    assert user not in written(directory)
+
+
 def test_a_refused_publish_has_its_line(broker: Broker, tmp_path: Path) -> None:
     directory, settings = audited(tmp_path)
     with standing(broker, tmp_path, RULES, settings) as site:
