@@ -54,13 +54,21 @@ class RecentPublishes:
         """``GET /api/recent``; with `after`, only publishes with a higher number are returned."""
         return GuardedRoute("GET", "/api/recent", self._get)
 
-    def add(self, failed: FailedPublish) -> None:
-        """Add a publish. This is called on the publish path, so publishes are formatted only on request."""
+    def add(self, failed: FailedPublish) -> int:
+        """Add a publish; return its number. This is called on the publish path, so publishes are formatted later."""
         self._count += 1
         self._kept.append(failed)
         self._bytes += len(failed.header)
         while len(self._kept) > KEPT or self._bytes > KEPT_BYTES:
             self._bytes -= len(self._kept.popleft().header)
+        return self._count
+
+    def returned(self, number: int, reason: str) -> None:
+        """Change the result of a publish that was recorded as unroutable. The cause is kept."""
+        index = number - 1 - (self._count - len(self._kept))
+        if index >= 0:
+            failed = self._kept[index]
+            self._kept[index] = failed._replace(result="returned", reason=f"{reason}: {failed.reason}")
 
     def watch(self) -> None:
         """For `WATCHED_SECONDS`, also record publishes that reach no queue."""

@@ -27,6 +27,8 @@ from proxy.values import Destination
 
 #: Used in `ContentUnderWay.remaining` and `Deliveries.unfinished` while the content header is outstanding.
 HEADER_TO_COME: Final = -1
+#: Maximum number of unroutable publishes whose returns are expected, per channel; the oldest are forgotten.
+_UNROUTABLE: Final = 256
 
 
 @dataclass(slots=True, eq=False)
@@ -182,8 +184,27 @@ class ChannelAudit:
     line: int = 0
     #: (number, exchange, routing key) of mandatory publishes, used to identify returns
     mandatory: deque[tuple[int, bytes, bytes]] | None = None
+    #: (exchange, routing key, number) of the mandatory publishes that are recorded as unroutable, oldest first
+    unroutable: deque[tuple[bytes, bytes, int]] | None = None
     #: why the broker closes the channel, so that its unsettled publishes are lost
     close_reason: str | None = None
+
+    def expect_return(self, exchange: bytes, routing_key: bytes, number: int) -> None:
+        """Keep the number with which a mandatory publish was recorded as unroutable."""
+        if self.unroutable is None:
+            self.unroutable = deque(maxlen=_UNROUTABLE)
+        self.unroutable.append((exchange, routing_key, number))
+
+    def take_recorded(self, exchange: bytes, routing_key: bytes) -> int:
+        """Return the number with which a returned publish is already recorded as unroutable; 0 if it is not.
+
+        Returns arrive in the order of the publishes.
+        """
+        for recorded in self.unroutable or ():
+            if self.unroutable is not None and recorded[:2] == (exchange, routing_key):
+                self.unroutable.remove(recorded)
+                return recorded[2]
+        return 0
 
 
 class ExpectedReply(NamedTuple):

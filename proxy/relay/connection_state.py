@@ -531,7 +531,11 @@ class ConnectionState:
             return
         code, text, exchange, routing_key = method_frames.read_method(method_frames.Return, method[7:-1])
         reason = f"{code} {text.decode(errors='backslashreplace')}"
-        self.plans.fail(self.terms.user, channel.number, "returned", reason, (exchange, routing_key), header)
+        failures, number = self.plans.failures, channel.audit.take_recorded(exchange, routing_key)
+        if failures is not None and number:
+            failures.returned(number, reason)
+        else:
+            self.plans.fail(self.terms.user, channel.number, "returned", reason, (exchange, routing_key), header)
         if self.audit is not None:
             self.audit.returned(channel, exchange, routing_key)
 

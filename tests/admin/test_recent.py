@@ -118,11 +118,33 @@ def test_a_regex_from_a_header_is_not_shown(site: Site, regex: str, explanation:
     assert record["reason"] == f"406 Invalid regex{explanation}"
 
 
-def test_a_returned_publish_is_recorded_as_unroutable_and_returned(site: Site) -> None:
-    first, second = new(site, 4, mandatory=True, key="back")
-    assert (first["result"], second["result"], second["reason"]) == ("unroutable", "returned", "312 NO_ROUTE")
-    assert (second["exchange"], second["routing_key"], second["size"]) == ("orders", "back", 5)
-    assert {"amount", "secret"} <= set(second["header_names"])
+def test_an_unroutable_mandatory_publish_is_recorded_once_with_its_reason(site: Site) -> None:
+    (record,) = new(site, 4, mandatory=True, key="back")
+    assert (record["result"], record["reason"]) == ("returned", "312 NO_ROUTE: no binding matches")
+    assert (record["exchange"], record["routing_key"], record["size"]) == ("orders", "back", 5)
+    assert record["header_names"] == ["amount", "secret"]
+    lines = oxproxy("tail", "--admin", site.sidecar.admin, check=True).stdout.splitlines()
+    assert sum('routing_key="back"' in line for line in lines) == 1
+
+
+def test_returns_among_other_unroutable_publishes_are_matched(site: Site) -> None:
+    before, returns = recent(site)["count"], site.metric("returns_total")
+    with site.producer() as producer:
+        for number in range(6):
+            producer.publish("orders", "same", {"amount": 4 if number % 2 else 3}, mandatory=number != 3)
+        producer.publish("amq.fanout", "passed", mandatory=True)
+        until(lambda: site.metric("returns_total") == returns + 6)
+    records = recent(site, before)["publishes"]
+    assert [(record["exchange"], record["result"]) for record in records] == [
+        *[("orders", "returned" if number != 3 else "unroutable") for number in range(6)],
+        ("amq.fanout", "returned"),
+    ]
+    assert [record["reason"] for record in records] == [
+        *["312 NO_ROUTE: none of the selected destinations exists", "312 NO_ROUTE: no binding matches"],
+        *["312 NO_ROUTE: none of the selected destinations exists", "no binding matches"],
+        *["312 NO_ROUTE: none of the selected destinations exists", "312 NO_ROUTE: no binding matches"],
+        "312 NO_ROUTE",
+    ]
 
 
 def test_a_nacked_publish_is_recorded_without_exchange(site: Site) -> None:

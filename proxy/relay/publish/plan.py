@@ -163,12 +163,13 @@ class Plans:
         reason: str,
         address: tuple[bytes, bytes] | None = None,
         header: bytes = b"",
-    ) -> None:
-        """Record a failed publish (see `FailedPublish`), if there is a sink for failed publishes."""
-        if self.failures is not None:
-            exchange, routing_key = (None, None) if address is None else address
-            at, vhost = self.sources.wall(), self.state.name
-            self.failures.add(FailedPublish(at, vhost, user, channel, result, reason, exchange, routing_key, header))
+    ) -> int:
+        """Record a failed publish (see `FailedPublish`); return its number, or 0 if there is no sink for them."""
+        if self.failures is None:
+            return 0
+        exchange, routing_key = (None, None) if address is None else address
+        at, vhost = self.sources.wall(), self.state.name
+        return self.failures.add(FailedPublish(at, vhost, user, channel, result, reason, exchange, routing_key, header))
 
     def set_tap(self, tap: Tap | None) -> None:
         self.tap = tap

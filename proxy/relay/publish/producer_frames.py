@@ -389,7 +389,9 @@ class ProducerFrames:
             reason = plan.unroutable(out)
             if reason:
                 address = (publish.exchange, publish.routing_key)
-                plans.fail(self._connection.terms.user, channel.number, "unroutable", reason, address, header)
+                number = plans.fail(self._connection.terms.user, channel.number, "unroutable", reason, address, header)
+                if publish.mandatory:
+                    channel.audit.expect_return(*address, number)
         if plan.tap is not None:
             plan.observe(plan.tap, publish.exchange, publish.routing_key, header, out)
 

@@ -112,4 +112,8 @@ class FailureSink(Protocol):
     #: `VhostState.changed` must be called when it changes.
     watched: bool
 
-    def add(self, failed: FailedPublish) -> None: ...
+    def add(self, failed: FailedPublish) -> int:
+        """Record a failed publish; return its number, which is 1 or more."""
+
+    def returned(self, number: int, reason: str) -> None:
+        """Record that a publish which is already recorded with this number was returned to its producer."""
