@@ -95,7 +95,7 @@ class Outcome(Enum):
 
     ROUTED = "routed"
     UNROUTED = "unrouted"
-    FILTERED = "filtered"  # dropped by a `-silent` filter of the exchange
+    FILTERED = "filtered"  # dropped, or sent to the alternate exchange, by a `-silent` filter of the exchange
     REJECTED = "rejected"  # by a filter, or because of a producer's invalid regex; the channel is closed with `error`
 
 
@@ -110,7 +110,8 @@ class Decision:
     """The destinations of a message, shared by all messages with the same facts while the rules do not change."""
 
     exchange: bytes  # the exchange that the message was published to
-    outcome: Outcome  # ROUTED if any destination was chosen, whether or not the destination exists
+    #: ROUTED if any destination was chosen, whether or not the destination exists, unless a filter applied
+    outcome: Outcome
     queues: tuple[bytes, ...]  # queues chosen by name, sorted
     exchanges: tuple[bytes, ...]  # exchanges outside the router that receive the message with the message's key, sorted
     #: True if the exchange's alternate exchange, which is outside the router, must receive the message, because the
@@ -124,6 +125,7 @@ class Decision:
     #: owners whose regex budgets were spent, sorted: rules (rules files), client, message
     spent_budgets: tuple[str, ...]
     trace: Trace | None = field(compare=False)  # the steps of the evaluation, if requested
+    filtered_by: bytes  # for FILTERED, the name of the violated filter
 
     def __init__(
         self,
@@ -138,6 +140,7 @@ class Decision:
         match_limit_hits: int = 0,
         spent_budgets: tuple[str, ...] = (),
         trace: Trace | None = None,
+        filtered_by: bytes = b"",
     ) -> None:
         self.exchange = exchange
         self.outcome = outcome
@@ -150,6 +153,7 @@ class Decision:
         self.match_limit_hits = match_limit_hits
         self.spent_budgets = spent_budgets
         self.trace = trace
+        self.filtered_by = filtered_by
 
 
 @dataclass(frozen=True, slots=True)

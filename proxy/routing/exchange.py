@@ -283,14 +283,14 @@ class Exchange:
         """Facts that can change this exchange's own result. The exchanges to which it routes are not considered."""
         return self._interest.interest
 
-    def breach(self, message: Message, step: ExchangeStep | None = None) -> tuple[str, bool] | None:
-        """Return the first violated filter's error message, and whether the filter is silent; None if there is none."""
+    def breach(self, message: Message, step: ExchangeStep | None = None) -> tuple[Filter, str] | None:
+        """Return the first violated filter and its error message; None if there is none."""
         for limit in self.filters:
             text = limit.breach(message)
             if step is not None:
                 step.filters.append(FilterStep(limit.name, text, limit.silent))
             if text is not None:
-                return text, limit.silent
+                return limit, text
         return None
 
     def route(

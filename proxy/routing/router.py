@@ -137,8 +137,8 @@ class Router:
         message = Message(facts, now, queues, draw, regex_budget)
         matched: list[tuple[bytes, str]] = []
         final: set[Destination] = set()
-        unrouted = UNROUTED
         alternate = False
+        filtered = b""
         seen = {exchange}
         pending = [self._exchanges[exchange]]
         while pending:
@@ -149,12 +149,12 @@ class Router:
                 routed = current.route(message, matched, step)
                 if isinstance(routed, bytes):
                     return _rejected(exchange, routed, message, trace)
-            elif not breach[1]:
-                return _rejected(exchange, encode_error_text(breach[0]), message, trace)
+            elif not breach[0].silent:
+                return _rejected(exchange, encode_error_text(breach[1]), message, trace)
             else:
                 routed = set()
                 if current.name == exchange:
-                    unrouted = FILTERED
+                    filtered = breach[0].name
             if not routed and current.alternate is not None:
                 if step is not None:
                     step.alternate = current.alternate
@@ -172,7 +172,7 @@ class Router:
                 queue_names.append(name)
         return Decision(
             exchange,
-            ROUTED if final else unrouted,
+            FILTERED if filtered else ROUTED if final else UNROUTED,
             _sorted(queue_names),
             _sorted(exchange_names),
             alternate,
@@ -182,6 +182,7 @@ class Router:
             message.match_limit_hits,
             tuple(sorted(message.spent_budgets)) if message.spent_budgets else (),
             trace,
+            filtered,
         )
 
     def _split(self, routed: set[Destination], seen: set[bytes], final: set[Destination]) -> list[Exchange]:

@@ -443,19 +443,25 @@ def _exchange_lines(step: ExchangeStep) -> Iterator[str]:
     yield ""
     yield f"exchange {text(step.name)} ({step.type})"
     for check in step.filters:
-        yield f"  filter {text(check.name)}: {_filter_words(check)}"
+        yield f"  filter {text(check.name)}: {_filter_words(check, step.alternate)}"
     for visit in step.visits:
         yield from _binding_lines(visit)
-    if not step.visits and not any(check.breach for check in step.filters):
+    if any(check.breach for check in step.filters):
+        return
+    if not step.visits:
         yield "  no binding"
     if step.alternate is not None:
         yield f"  no destination: continues at the alternate exchange {text(step.alternate)}"
 
 
-def _filter_words(step: FilterStep) -> str:
+def _filter_words(step: FilterStep, alternate: bytes | None) -> str:
     if step.breach is None:
         return "passed"
-    return f"{step.breach} The message is dropped" if step.silent else f"{step.breach} The channel is closed"
+    if not step.silent:
+        return f"{step.breach} The channel is closed"
+    if alternate is None:
+        return f"{step.breach} The message is dropped"
+    return f"{step.breach} The message continues at the alternate exchange {text(alternate)}"
 
 
 def _binding_lines(step: BindingStep) -> Iterator[str]:

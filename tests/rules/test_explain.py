@@ -26,6 +26,9 @@ exchanges:
       - {exchange: chain, name: on, arguments: {x-order: 500}}
   - {name: chain, type: fanout, bindings: [{queue: d, name: all}]}
   - {name: quiet, arguments: {min-payload-size-silent: 5}}
+  - {name: sorted, arguments: {max-payload-size-silent: 5, alternate-exchange: large}}
+  - {name: large, type: fanout, bindings: [{queue: big}]}
+  - {name: outside, arguments: {max-payload-size-silent: 5, alternate-exchange: elsewhere}}
 """
 NOON = 1795262400.0
 
@@ -93,6 +96,22 @@ def test_the_text_contains_removals_and_the_end_of_the_visit() -> None:
         ),
         ("{exchange: quiet}", "  filter min-payload-size-silent: Min size payload hit. The message is dropped"),
         ("{exchange: quiet}", "outcome   filtered"),
+        (
+            "{exchange: sorted, body_size: 6}",
+            "  filter max-payload-size-silent: Max size payload hit. The message continues at the alternate exchange "
+            "large",
+        ),
+        ("{exchange: sorted, body_size: 6}", "outcome   filtered"),
+        ("{exchange: sorted, body_size: 6}", "queues    big"),
+        (
+            "{exchange: outside, body_size: 6}",
+            "  filter max-payload-size-silent: Max size payload hit. The message continues at the alternate exchange "
+            "elsewhere",
+        ),
+        ("{exchange: outside, body_size: 6}", "outcome   filtered"),
+        ("{exchange: outside, body_size: 6}", "exchanges elsewhere"),
+        ("{exchange: sorted}", "  no destination: continues at the alternate exchange large"),
+        ("{exchange: sorted}", "outcome   routed"),
         ("{exchange: quiet, body_size: 5}", "  no binding"),
         ('{exchange: other, headers: {a: "1\\n2"}}', r'header    a: "1\n2"'),
         ("{exchange: other}", "outcome   passed"),
@@ -187,6 +206,12 @@ def test_the_json_result_contains_the_same() -> None:
         "error": None,
         "regex_budget_spent": [],
     }
+
+
+def test_a_filtered_message_with_an_alternate_exchange_is_not_said_to_be_dropped() -> None:
+    text = as_text(explained("{exchange: sorted, body_size: 6}"))
+    assert "dropped" not in text
+    assert text.count("alternate exchange") == 1
 
 
 def test_regex_routes_see_queues_of_rules_and_request() -> None:

@@ -114,7 +114,7 @@ function walked(step, unknown) {
       ' filter ', name(filter.filter), ...(filter.breach ? [': ', name(filter.breach)] : []))),
     ...(step.bindings.length ? [element('ol', { class: 'walk' }, ...step.bindings.map(binding => element('li', {}, visited(binding, step.bindings.length, unknown))))]
       : [element('p', { class: 'muted' }, 'No binding is visited.')]),
-    ...(step.alternate === null ? [] : [element('p', {}, 'No destination: continues at the alternate exchange ', name(step.alternate))]))
+    ...(step.alternate === null ? [] : [element('p', {}, `${step.filters.some(filter => filter.breach) ? 'Continues' : 'No destination: continues'} at the alternate exchange `, name(step.alternate))]))
 }
 
 // A condition names its header in the operator ("x-?hkv= amount") or as the value of x-?hkex, or its key is the header.

@@ -25,7 +25,7 @@ from proxy.relay.tokens import NOWHERE
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.decision import Decision, Outcome
 from proxy.routing.destination_translation import TranslatedDestinations, translate_destinations
-from proxy.values import RESERVED_PREFIXES, Destination, can_exist, reserved_prefix
+from proxy.values import RESERVED_PREFIXES, Destination, can_exist, reserved_prefix, text
 
 PUBLISH = (60, 40)
 #: reason in audit records for a publish whose address translation failed
@@ -225,6 +225,8 @@ def outgoing(
     if journal is not None:
         bindings = [name for _, name in decision.matched]
         reason = "unmatched" if untouched else TRANSLATION_FAILED if leaves.failed else None
+        if decision.filtered_by:
+            reason = text(decision.filtered_by)
         if decision.spent_budgets:
             reason = REGEX_BUDGET
         exchanges = leaves.exchanges + tuple(publication.exchange for publication in leaves.publications)

@@ -38,9 +38,9 @@ from proxy.relay.publish.outgoing import (
 from proxy.relay.publish.tap import FailedPublish, FailureSink, ObservedDecision, Tap
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
-from proxy.routing.decision import FILTERED, ROUTED, Decision, Facts, Interest, Outcome
+from proxy.routing.decision import ROUTED, Decision, Facts, Interest, Outcome
 from proxy.routing.destination_translation import CARRIER_TARGET
-from proxy.values import reserved_prefix
+from proxy.values import reserved_prefix, text
 
 #: Limits for the number and the approximate total size of the cached decisions for one exchange.
 EXCHANGE_ENTRIES, EXCHANGE_BYTES = 8192, 8 << 20
@@ -413,7 +413,7 @@ class Plan:
             decision.exchanges,
             decision.alternate,
             decision.outcome is ROUTED,
-            decision.outcome is FILTERED,
+            decision.filtered_by,
         )
         out = self._forms.get(result)
         if out is None:
@@ -466,8 +466,11 @@ class Plan:
         if out.untouched or any(copy.plain for copy in out.copies):
             return ""
         state, missing = self._plans.state, self.owned.tokens.missing
-        if decision.outcome is Outcome.UNROUTED:
-            return "" if decision.alternate and self.owned.alternate is not None else "no binding matches"
+        filtered = decision.filtered_by and not (decision.queues or decision.exchanges)
+        if decision.outcome is Outcome.UNROUTED or filtered:
+            if decision.alternate and self.owned.alternate is not None:
+                return ""
+            return f"dropped by the filter {text(decision.filtered_by)}" if filtered else "no binding matches"
         if decision.outcome is not Outcome.ROUTED or state.addresses is not None:
             return ""
         names = [("queue", name) for name in decision.queues] + [("exchange", name) for name in decision.exchanges]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pamqp import commands
 
 from tests.broker.delivery.site import standing
 from tests.producer import Producer
@@ -99,6 +100,38 @@ def test_returns_and_nacks_are_settle_records_of_their_publishes(broker: Broker,
     settled = {(line["seq"], line["result"]) for line in records(directory, "settle")}
     assert {(3, "nacked"), (5, "nacked"), (2, "returned"), (4, "returned"), (6, "returned")} <= settled
     assert (1, "nacked") not in settled
+
+
+@pytest.mark.parametrize("alternate", ["", "rest", "amq.fanout"], ids=["none", "in the rules", "on the broker"])
+def test_a_message_that_a_silent_filter_dropped_is_filtered_with_its_reason(
+    broker: Broker, tmp_path: Path, alternate: str
+) -> None:
+    directory, settings = audited(tmp_path)
+    more = f", alternate-exchange: {alternate}" if alternate else ""
+    rules = f"""
+queues: [small, other]
+exchanges:
+  - {{name: sizes, arguments: {{max-payload-size-silent: 3{more}}}, bindings: [{{queue: small}}]}}
+  - {{name: rest, bindings: [{{queue: other}}]}}
+"""
+    with standing(broker, tmp_path, rules, settings) as site:
+        site.sidecar.get("/api/recent")  # starts recording
+        site.direct.ask(commands.Queue.Bind(queue="other", exchange="amq.fanout"))
+        producer = site.producer()
+        for body in (b"four", b"3 b", b"four"):
+            producer.publish("sizes", body=body)
+        producer.settle_all(3)
+        for outcome, count in (("filtered", 2), ("routed", 1), ("unrouted", 0)):
+            assert site.metric("publishes_total", exchange="sizes", outcome=outcome) == count
+        recorded = json.loads(site.sidecar.get("/api/recent"))["publishes"]
+        assert site.bodies("small", "other") == [[b"3 b"], [b"four"] * 2 if alternate else []]
+    reasons = [publish["reason"] for publish in recorded]
+    assert reasons == ([] if alternate else ["dropped by the filter max-payload-size-silent"] * 2)
+    assert [(line["outcome"], line["reason"]) for line in records(directory)] == [
+        ("filtered", "max-payload-size-silent"),
+        ("routed", None),
+        ("filtered", "max-payload-size-silent"),
+    ]
 
 
 def test_lost_publishes_have_the_error_of_the_broker(broker: Broker, tmp_path: Path) -> None:
