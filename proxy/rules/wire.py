@@ -1,7 +1,8 @@
 """Computes the publishes that would be sent for one message. They are the last part of an explanation.
 
 This module calls the functions of the publish path, which return the exchange and key of each outgoing publish, the BCC
-keys, their destinations, and the added headers. Without a broker, every chosen destination is assumed to exist and to
+keys, their destinations, and the added headers. Tokens are not shown, only their destinations: whoever knows a token
+could bypass the rules. Without a broker, every chosen destination is assumed to exist and to
 be bound. With the state of a running sidecar, missing destinations are listed with the reason.
 """
 
@@ -29,7 +30,7 @@ from proxy.routing.destination_translation import translate_destinations
 from proxy.routing.router import Router
 from proxy.rules.message import DescribedMessage, destination_text, json_value, quoted
 from proxy.rules.ruleset import ExchangeRule, VhostRules
-from proxy.values import Destination, Table, text
+from proxy.values import Destination, Table, reserved_prefix, text
 
 #: Name of our own broker.
 UPSTREAM = "upstream"
@@ -37,7 +38,7 @@ _UNBOUND = "not bound yet: the publish waits until the destination is bound or k
 _Names: TypeAlias = dict[bytes, Destination]
 
 
-#: The tokens shown in explanations. They are made without the secret.
+#: Stands for the tokens on the broker, which are made with a secret.
 _WITHOUT_SECRET = Tokens()
 
 
@@ -47,8 +48,8 @@ class WirePublish:
 
     Args:
         to: name of our own broker (`UPSTREAM`) or of another broker.
-        bcc: routing keys in the BCC header.
-        reaches: destinations whose tokens are in `bcc`.
+        bcc: routing keys in the BCC header, without tokens.
+        reaches: destinations whose tokens are in the BCC header.
         headers: headers added by the sidecar, without BCC.
         untouched: whether the message is sent unchanged, byte for byte.
     """
@@ -154,6 +155,7 @@ def evaluated(
     unreached += [(destination, _UNBOUND) for destination in out.unbound]
     for target in () if out.remote_targets is None else out.remote_targets.targets:
         unreached += _missing_elsewhere(state, target)
+    # These tokens only identify the destinations. They may differ from the tokens on the broker.
     names = {
         key: destination for destination in chosen for key in _WITHOUT_SECRET.candidates(destination, one_word=True)
     }
@@ -200,8 +202,9 @@ def _publishes(message: DescribedMessage, out: Outgoing, names: _Names) -> Itera
 def _leaving(message: DescribedMessage, copy: Copy, names: _Names) -> WirePublish:
     original = _address(message)
     key = copy.key(original.routing_key)
-    reaches = tuple(names[bcc_key] for bcc_key in copy.bcc if bcc_key in names)
-    return WirePublish(UPSTREAM, copy.exchange, key, copy.bcc, reaches, _ours(message, copy))
+    reaches = tuple(dict.fromkeys(names[bcc_key] for bcc_key in copy.bcc if bcc_key in names))
+    bcc = tuple(bcc_key for bcc_key in copy.bcc if not reserved_prefix(bcc_key))
+    return WirePublish(UPSTREAM, copy.exchange, key, bcc, reaches, _ours(message, copy))
 
 
 def _elsewhere(message: DescribedMessage, target: Target) -> WirePublish:
@@ -245,9 +248,10 @@ def as_lines(wire: Wire) -> Iterator[str]:
         to = "" if leaving.to == UPSTREAM else f" of {leaving.to}"
         how = ", unchanged" if leaving.untouched else ""
         yield f"wire      publish to exchange {quoted(leaving.exchange)}{to}, key {quoted(leaving.routing_key)}{how}"
-        known = dict(zip(leaving.bcc, leaving.reaches, strict=False)) if leaving.reaches else {}
+        for destination in leaving.reaches:
+            yield f"          BCC the token of {destination_text(destination)}"
         for key in leaving.bcc:
-            yield f"          BCC {text(key)}" + (f": {destination_text(known[key])}" if key in known else "")
+            yield f"          BCC {text(key)}"
         for name, value in leaving.headers:
             yield f"          header {text(name)}: {quoted(value)}"
     for destination, reason in wire.missing:
