@@ -165,6 +165,13 @@ def items(text: str) -> Iterator[Any]:  # JSON of any shape
         raise ValueError(f"not a JSON array: unexpected content at {at}")
 
 
+def _tls_words(error: ssl.SSLError) -> str:
+    """Describe an error of a connection without TLS settings, which trusts the system's CA certificates."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"certificate rejected: {error.verify_message.rstrip('.')}; a CA can be set under upstream.tls"
+    return f"TLS: {(error.reason or 'connection failed').lower().replace('_', ' ')}"
+
+
 def _after_blanks(text: str, at: int) -> int:
     match = _BLANK.match(text, at)
     return match.end() if match is not None else at
@@ -182,6 +189,9 @@ _QUEUE_COLUMNS = "name,exclusive,arguments"
 _EXCHANGE_COLUMNS = "name,type,internal,durable,auto_delete,arguments"
 #: Number of bindings that are read before control is returned to the event loop.
 _STEP = 500
+
+#: OpenSSL's reasons if the other side responds without TLS.
+_NOT_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
 
 #: Clients can declare arguments with any nesting depth directly on the broker.
 _NESTED = "the response can't be decoded: look for a queue, exchange or binding with deeply nested arguments"
@@ -407,8 +417,10 @@ class ManagementApi:
     def _cause(self, error: Exception) -> str:
         tls = self._settings.management_tls
         under = error.__cause__
-        if tls is not None and isinstance(under, ssl.SSLError):
-            return tls.words(under)
+        if isinstance(under, ssl.SSLError):
+            if under.reason in _NOT_TLS:
+                return "the server does not use TLS on this port; expected a URL with http, or the port for https"
+            return tls.words(under) if tls is not None else _tls_words(under)
         if (
             isinstance(error, OSError) and error.errno is not None and error.errno > 0
         ):  # negative numbers are resolver errors

@@ -3,17 +3,21 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from proxy.broker.connection import ControlSettings
+from proxy.broker.connection import ControlSettings, TlsSettings
 from proxy.broker.management_api import BindingInfo, ExchangeInfo, ManagementApi, QueueInfo
 from proxy.broker.reconcile.diff import RemoveBinding
 from proxy.errors import UpstreamError, UpstreamFailure
 from tests.broker.observed import Outside, answering, settings
+from tests.certificates import Authority
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
 
@@ -187,6 +191,29 @@ async def test_an_unreachable_server_is_unavailable(broker: Broker) -> None:
     await asked.close()
     assert error.failure is UpstreamFailure.UNAVAILABLE
     assert error.message.endswith("/api/queues/%2F: Connection refused")
+
+
+@pytest.mark.parametrize("tls", [None, TlsSettings(ssl.create_default_context)], ids=["default", "configured"])
+async def test_an_https_url_on_an_http_port_is_named_as_the_cause(broker: Broker, tls: TlsSettings | None) -> None:
+    url = broker.management.replace("http:", "https:")
+    asked = ManagementApi(replace(settings(broker), management_tls=tls), url)
+    error = await failure(asked.queues("/"))
+    await asked.close()
+    assert error.failure is UpstreamFailure.UNAVAILABLE
+    expected = "the server does not use TLS on this port; expected a URL with http, or the port for https"
+    assert error.message == f"management API {url}/api/queues/%2F: {expected}"
+
+
+async def test_a_certificate_that_is_not_trusted_is_named_as_the_cause(broker: Broker, tmp_path: Path) -> None:
+    certificate, key = Authority(tmp_path).certificate("localhost")
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    server = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0, ssl=context)
+    async with server:
+        asked = ManagementApi(settings(broker), f"https://localhost:{server.sockets[0].getsockname()[1]}")
+        error = await failure(asked.queues("/"))
+        await asked.close()
+    assert "/api/queues/%2F: certificate rejected: " in error.message
 
 
 async def test_an_unknown_host_is_named_as_the_cause(broker: Broker) -> None:
