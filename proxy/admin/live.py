@@ -32,7 +32,7 @@ PAUSE_FACTOR, QUIET_FACTOR = 100, 500
 #: After a request for `/api/traffic`, rates of bindings are sampled for this many seconds, in case of further requests.
 _LOOKING_SECONDS = 10.0
 _TRAFFIC = "traffic"
-_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
+_HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
 #: Sent if there are no events: keeps the connection alive, and detects that a client has disconnected.
 _COMMENT = b":\n\n"
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -65,7 +66,14 @@ MOST_REFUSED, REFUSED_SECONDS = 32, 1.0
 #: Seconds within which the first request of a connection must be received, and within which each response must be read
 #: and the next request received. There is no deadline while a page is being rendered.
 REQUEST_SECONDS = 30.0
-_NO_ROOM = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+#: Sent with every response, since names and values from messages may look like HTML or scripts.
+_NO_SNIFFING = {"X-Content-Type-Options": "nosniff"}
+_NO_ROOM = (
+    b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n"
+    b"X-Content-Type-Options: nosniff\r\n\r\n"
+)
+#: A Host header: a name or an address, which is in brackets if it contains colons, and optionally a port.
+_HOST = re.compile(r"(\[[^]]*\]|[^][:@/]*)(?::[0-9]*)?")
 #: Host names accepted for guarded pages, in addition to addresses and `admin.hosts`.
 _LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
 
@@ -121,6 +129,7 @@ class AdminServer:
         self._status = status
         self._allowed = (*LOOPBACK, *map(ip_network, allow))
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._watched])
+        app.on_response_prepare.append(_forbid_sniffing)
         app.router.add_get("/metrics", self._get_metrics)
         app.router.add_get("/livez", self._get_livez)
         app.router.add_get("/readyz", self._get_readyz)
@@ -156,6 +165,7 @@ class AdminServer:
         server = self._runner.server
         assert server is not None  # noqa: S101 -- set while listening
         handler = server()
+        handler.__class__ = _Handler  # the server can't be given a class
         if len(self._connections) >= MOST_CONNECTIONS:
             _log.warning("too many admin connections", limit=MOST_CONNECTIONS, repeat="admin")
             idle = next((connection for connection in self._connections.values() if connection.waiting), None)
@@ -212,7 +222,10 @@ class AdminServer:
         This prevents DNS rebinding, in which the host name of another site resolves to this address. A missing header
         is accepted, because HTTP/1.0, which browsers do not use, does not require it.
         """
-        name = host.rpartition(":")[0] if not host.endswith("]") and ":" in host else host
+        parts = _HOST.fullmatch(host)
+        if parts is None:
+            return False
+        name = parts[1]
         with suppress(ValueError):
             ip_address(name.removeprefix("[").removesuffix("]"))
             return True
@@ -240,6 +253,27 @@ class AdminServer:
 
     async def _get_status(self, request: web.Request) -> web.Response:
         return json_response(self._status())
+
+
+async def _forbid_sniffing(_request: web.Request, response: web.StreamResponse) -> None:
+    response.headers.update(_NO_SNIFFING)
+
+
+class _Handler(web.RequestHandler):
+    """aiohttp's protocol, with the header of all other responses in its responses to invalid requests."""
+
+    __slots__ = ()
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        response = super().handle_error(request, status, exc, message)
+        response.headers.update(_NO_SNIFFING)
+        return response
 
 
 class _Refused(asyncio.Protocol):

@@ -107,7 +107,9 @@ async def test_a_request_that_is_no_http_is_the_clients_fault_and_logged_as_such
     with capture_logs() as logged:
         reader, writer = await asyncio.open_connection("127.0.0.1", int(base.rpartition(":")[2]))
         writer.write(request_bytes)
-        assert (await reader.read()).split()[1] == b"400"
+        answer = await reader.read()
+        assert answer.split()[1] == b"400"
+        assert b"X-Content-Type-Options: nosniff\r\n" in answer
         writer.close()
     assert [(event["event"], event["log_level"]) for event in logged] == [("invalid HTTP request", "info")]
     assert "hunter2" not in str(logged)
@@ -251,6 +253,11 @@ async def test_stop_ends_a_request_without_response(http: aiohttp.ClientSession)
         ("evil.example:15693", 403),
         ("127.0.0.1.evil.example", 403),
         ("localhost.evil.example:15693", 403),
+        ("127.0.0.1:80@evil.example", 403),
+        ("127.0.0.1:80x", 403),
+        ("localhost:15693/@evil.example", 403),
+        ("[::1]:1:2", 403),
+        ("[::1", 403),
     ],
 )
 async def test_a_guarded_page_checks_the_host_header(
@@ -265,6 +272,25 @@ async def test_a_guarded_page_checks_the_host_header(
             )
     async with http.get(base + "/metrics", headers={"Host": host}) as response:
         assert response.status == 200
+
+
+async def test_no_response_may_be_sniffed(start: Start, http: aiohttp.ClientSession) -> None:
+    async def fail(_request: web.Request) -> web.Response:
+        raise RuntimeError
+
+    base = await start(routes=[GuardedRoute("GET", "/fail", fail), json_route("POST", "/page", accepted)])
+    for path, status in {
+        "/livez": 200,
+        "/metrics": 200,
+        "/status": 200,
+        "/nowhere": 404,
+        "/page": 405,
+        "/fail": 500,
+    }.items():
+        async with http.get(base + path) as answer:
+            assert (answer.status, answer.headers.getall("X-Content-Type-Options")) == (status, ["nosniff"])
+    async with http.get(base + "/status", headers={"Host": "evil.example"}) as answer:
+        assert (answer.status, answer.headers["X-Content-Type-Options"]) == (403, "nosniff")
 
 
 # -- the console -------------------------------------------------------------------------------------------------------
