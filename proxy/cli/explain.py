@@ -207,11 +207,12 @@ def _headers(options: argparse.Namespace) -> Iterator[str]:
         declared, equals, value = text.partition("=")
         name, colon, kind = declared.rpartition(":")
         if not colon or kind not in _TYPES:
-            near = difflib.get_close_matches(kind.lower(), _TYPES, 1) if colon else []
-            if near:
+            if colon:
+                near = difflib.get_close_matches(kind.lower(), _TYPES, 1)
+                meant = f"; did you mean {near[0]}?" if near else f", expected one of {', '.join(_TYPES)}."
                 options.usage_error(
-                    f'--header: got the unknown type "{kind}"; did you mean {near[0]}? For a header with the name '
-                    f'"{declared}", write {declared}:string={value}'
+                    f'--header: got the unknown type "{kind}"{meant} For a header with the name "{declared}", write '
+                    f"{declared}:string={value}"
                 )
             name, kind = declared, "string"
         if not equals or not name:

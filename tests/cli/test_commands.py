@@ -220,6 +220,18 @@ def test_a_misspelled_header_type_is_refused_with_a_hint(
     assert run(*command, f"a:{kind}:string=1") == 0
 
 
+def test_an_unknown_header_type_is_refused_with_the_list_of_types(
+    rules: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["explain", "--rules", str(rules), "--exchange", "e", "--header"]
+    assert exit_status(*command, "a:number=5") == 2
+    assert (
+        '--header: got the unknown type "number", expected one of string, int, float, bool, null, yaml, '
+    ) in capsys.readouterr().err
+    assert run(*command, "a:number:string=5") == 0
+    assert run(*command, "a=urn:5") == 0
+
+
 def test_rules_lists_only_the_missing_action(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_status("rules") == 2
     assert "the following arguments are required: action\n" in capsys.readouterr().err
