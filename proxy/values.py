@@ -104,6 +104,29 @@ def describe(destination: Destination) -> str:
     return f"{kind} {shown(name)}"
 
 
+#: Passwords and other secrets that files and environment variables have given to this process.
+_SECRETS: set[str] = set()
+#: Shorter secrets, and RabbitMQ's public default, are not masked by value: errors would become unreadable.
+_SHORTEST_SECRET, _PUBLIC = 4, "guest"
+
+
+def remember_secret(secret: str) -> None:
+    """Mask a secret in errors and in the text of rules files, wherever an operator has also written it."""
+    if len(secret) >= _SHORTEST_SECRET and secret != _PUBLIC:
+        _SECRETS.add(secret)
+
+
+def known_secrets() -> list[str]:
+    """Return the remembered secrets, the longest first."""
+    return sorted(_SECRETS, key=len, reverse=True)
+
+
+def shown_user(name: str) -> str:
+    """Return a user name for display. A password that an operator has appended, as in ``user:password``, is masked."""
+    user, colon, _ = name.partition(":")
+    return f"{user}:***" if colon else name
+
+
 def without_passwords(string: str) -> str:
     """Mask a possible password in user:password@host, with or without a scheme. Masking too much is safe.
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from proxy import values
 from tests.broker.delivery.distance import Far, distant
 from tests.private_broker import BrokerMissing, some_broker
 from tests.rabbitmq import Broker
@@ -53,6 +54,14 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
         report.outcome = "failed"
         report.longrepr = f"skipped, which CI does not allow here: {report.longrepr}"
     return report
+
+
+@pytest.fixture(autouse=True)
+def forgotten_secrets() -> Iterator[None]:
+    """Forget the secrets that a test has read, since they would be masked in the errors of other tests."""
+    before = set(values._SECRETS)
+    yield
+    values._SECRETS.intersection_update(before)
 
 
 @pytest.fixture(scope="session")

@@ -194,6 +194,11 @@ class AddressRule:
         """The translation without its password, for display."""
         return without_password(self.translation or b"")
 
+    @property
+    def shown_pattern(self) -> bytes:
+        """The pattern without its password, for display."""
+        return without_password(self.pattern)
+
 
 class Translation(NamedTuple):
     """The result of the table for an address. It may contain a password, so only ``shown`` may be displayed.

@@ -55,7 +55,7 @@ from proxy.broker.task_supervisor import end_if_cancelled, gather_all
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import ClientRoutes
-from proxy.values import Destination
+from proxy.values import Destination, shown_user
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +248,7 @@ async def log_in(settings: ControlSettings, vhost: str, host: str, port: int) ->
         if _NOT_FOUND.fullmatch(reason) is not None:
             text = f"{place} refused vhost {vhost!r}: it does not exist"
             raise VhostNotFound(UpstreamFailure.REFUSED, text) from error
-        text = f"{place} refused user {settings.username!r} in vhost {vhost!r}: {reason}"
+        text = f"{place} refused user {shown_user(settings.username)!r} in vhost {vhost!r}: {reason}"
         raise UpstreamError(UpstreamFailure.REFUSED, text) from error
     except StopAsyncIteration as error:  # raised by aiormq if the socket was closed immediately
         raise UpstreamError(UpstreamFailure.UNAVAILABLE, f"{place}: {_CLOSED_AT_LOGIN}") from error

@@ -33,7 +33,7 @@ from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.garbage import without_collection
 from proxy.relay.declare.storage import KEPT, MARK, SIGNATURE
 from proxy.relay.tokens import is_storage_key, is_token
-from proxy.values import Destination, describe, shown
+from proxy.values import Destination, describe, shown, shown_user
 
 log = structlog.get_logger(__name__)
 
@@ -446,7 +446,7 @@ class ManagementApi:
         return b"".join(parts)
 
     def _answered(self, status: int, path: str, body: bytes) -> UpstreamError:
-        user = self._settings.username
+        user = shown_user(self._settings.username)
         if status in (401, 403):
             says = (
                 f"returned {status}: user {user!r} needs the correct password, a tag (monitoring or management), "

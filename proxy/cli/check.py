@@ -27,7 +27,7 @@ from proxy.rules.lint.destinations import declared_queues, destinations, evaluat
 from proxy.rules.loader import LoadedRules, compile_sources
 from proxy.rules.schema import TOP_KEYS, ParsedFile, RulesSource, read_source
 from proxy.values import counted
-from proxy.yamlfile.document import Faults, Mapping, Place, is_tests_file
+from proxy.yamlfile.document import Faults, Mapping, Place, is_tests_file, shown_key
 from proxy.yamlfile.hosts import HostPort
 from proxy.yamlfile.models import key_names
 
@@ -184,7 +184,11 @@ def _kind(path: Path, files: _Files, faults: Faults) -> str | None:
     kinds = [name for name, known in (("settings", _SETTINGS_KEYS), ("rules", TOP_KEYS)) if set(keys) & set(known)]
     if len(kinds) == 1:
         return kinds[0]
-    seen = "keys of both a configuration and a rules file" if kinds else f"the keys {', '.join(keys) or '(none)'}"
+    seen = (
+        "keys of both a configuration and a rules file"
+        if kinds
+        else f"the keys {', '.join(map(shown_key, keys)) or '(none)'}"
+    )
     expected = f"a configuration ({', '.join(_SETTINGS_KEYS)}) or rules ({', '.join(TOP_KEYS)})"
     faults.error(root.place, "", f"got {seen}, expected those of {expected}")
     return None

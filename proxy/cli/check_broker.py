@@ -34,7 +34,7 @@ from proxy.routing.router import Router
 from proxy.rules.lint.destinations import EvaluatedExchange, NamedDestination
 from proxy.rules.ruleset import QueueRule
 from proxy.rules.wire import owned_exchange, owned_exchanges
-from proxy.values import EXCHANGE, QUEUE, text
+from proxy.values import EXCHANGE, QUEUE, shown_user, text
 from proxy.yamlfile.document import ConfigWarning
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
@@ -251,13 +251,16 @@ class _Need(NamedTuple):
 
 
 async def _permissions(management: ManagementApi, vhost: str, user: str) -> Permissions:
-    asked = f"could not query the permissions of the control user {user!r} in virtual host {vhost}"
+    asked = f"could not query the permissions of the control user {shown_user(user)!r} in virtual host {vhost}"
     try:
         permissions = await management.permissions(vhost, user)
     except UpstreamError as error:
         raise _wrong(f"{asked}: {error}; expected a user with the tag administrator in the address") from error
     if permissions is None:
-        text = f"the control user {user!r} has no permissions in virtual host {vhost} in the broker's internal database"
+        text = (
+            f"the control user {shown_user(user)!r} has no permissions in virtual host {vhost} in the broker's "
+            "internal database"
+        )
         raise _wrong(f"{text}; set them with `rabbitmqctl set_permissions`")
     return permissions
 
@@ -293,7 +296,7 @@ def _add_lacking(user: str, vhost: str, permissions: Permissions, needs: Iterabl
         ]
         if not lacks:
             continue
-        message = f"the control user {user!r} lacks permissions in virtual host {vhost}: {', '.join(lacks)}"
+        message = f"the control user {shown_user(user)!r} lacks permissions in virtual host {vhost}: {', '.join(lacks)}"
         place, path = need.written.place, need.written.path
         if need.stops:
             findings.errors.append(place.error(path, message))

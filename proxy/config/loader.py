@@ -17,6 +17,7 @@ from proxy.config.keys import differences, override
 from proxy.config.secrets import read_secrets
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors
+from proxy.values import remember_secret
 from proxy.yamlfile.document import (
     ConfigWarning,
     Faults,
@@ -30,6 +31,7 @@ from proxy.yamlfile.document import (
     walk,
 )
 from proxy.yamlfile.hosts import MOST_PORT, is_own_address, listen_conflict
+from proxy.yamlfile.masking import is_secret_key
 from proxy.yamlfile.models import Keys, key_names, read_model, warn_of_variables
 
 #: Stands for standard input where a file is expected.
@@ -73,6 +75,12 @@ def read_settings(root: Node | None, path: Path, environ: Environment[str, str],
         expected = f"those of a configuration ({', '.join(key_names(Settings))})"
         raise ConfigErrors([place.error("", f"got the keys (none), expected {expected}")])
     root = override(root, environ, faults)
+    for where, _, node in walk(root):
+        # Errors in the file may be reported before the passwords are read.
+        if isinstance(node, Scalar) and where.endswith("password_env"):
+            remember_secret(environ.get(node.text, ""))
+        elif isinstance(node, Scalar) and is_secret_key(where.rpartition(".")[2]):  # from a variable
+            remember_secret(node.text)
     keys = Keys(root, faults)
     warn_of_variables(keys)
     settings = read_model(Settings, keys)

@@ -14,6 +14,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from proxy.config.settings import ControlSection, SecretSource, Settings
+from proxy.values import shown_user
 from proxy.yamlfile.document import Faults
 from proxy.yamlfile.models import FileModel, path_in
 from proxy.yamlfile.secret_sources import MissingSecret, read_password_source, read_secret_source
@@ -160,7 +161,7 @@ class _SecretReader:
         place = self.settings.place(f"{section}.username", section, "upstream")
         if control.username != ControlSection.model_fields["username"].default:
             expected = "expected password_env, password_file or password"
-            self.faults.missing(place, key, f'no password for the user "{control.username}", {expected}')
+            self.faults.missing(place, key, f'no password for the user "{shown_user(control.username)}", {expected}')
         elif not self._loopback:
             message = "no password is set, and the default password of guest works only for brokers on loopback"
             self.faults.warn(place, key, message)

@@ -77,7 +77,7 @@ def look_up(book: AddressBook, address: bytes) -> Lookup:
         shown,
         translation.rule,
         rule.name or None,
-        text(rule.pattern),
+        text(rule.shown_pattern),
         tuple(map(hidden, translation.captures)),
         hidden(translation.shown),
         hidden(_target(book, translation.rule, translation.address, original).encode()),

@@ -28,7 +28,7 @@ def _vhost(rules: VhostRules, router: Router) -> dict[str, object]:
         "queues": [text(queue.name) for queue in rules.queues],
         "exchanges": [_exchange(rule, router.exchanges[rule.name], router) for rule in rules.exchanges],
         "addresses": [
-            {"name": rule.name or None, "pattern": text(rule.pattern), "translation": text(rule.shown)}
+            {"name": rule.name or None, "pattern": text(rule.shown_pattern), "translation": text(rule.shown)}
             for rule in rules.addresses
         ],
         "brokers": [

@@ -1,8 +1,8 @@
 """Computes the publishes that would be sent for one message. They are the last part of an explanation.
 
 This module calls the functions of the publish path, which return the exchange and key of each outgoing publish, the BCC
-keys, their destinations, and the added headers. Tokens are not shown, only their destinations: whoever knows a token
-could bypass the rules. Without a broker, every chosen destination is assumed to exist and to
+keys, their destinations, and the added headers. Tokens are not shown, only their destinations: with a token, a
+client could bypass the rules. Without a broker, every chosen destination is assumed to exist and to
 be bound. With the state of a running sidecar, missing destinations are listed with the reason.
 """
 

@@ -26,7 +26,8 @@ from yaml.events import (
 )
 
 from proxy.errors import ConfigError, ConfigErrors, located
-from proxy.values import without_passwords
+from proxy.values import known_secrets, remember_secret, without_passwords
+from proxy.yamlfile.masking import MASK, is_secret_key, masked_words
 
 #: Suffixes of test files, which contain tests of rules but no rules.
 _TESTS_ENDINGS = ("_test.yaml", "_test.yml")
@@ -45,7 +46,7 @@ class Place(NamedTuple):
     column: int = 0
 
     def error(self, key: str, message: str) -> ConfigError:
-        return ConfigError(self.source, self.line, key, message, self.column)
+        return ConfigError(self.source, self.line, *_without_secrets(key, message), self.column)
 
 
 class ConfigWarning(NamedTuple):
@@ -81,7 +82,7 @@ class Faults:
         self.errors.append(place.error(key, message))
 
     def warn(self, place: Place, key: str, message: str) -> None:
-        self.warnings.append(ConfigWarning(place, key, message))
+        self.warnings.append(ConfigWarning(place, *_without_secrets(key, message)))
 
     def missing(self, place: Place, key: str, message: str) -> None:
         """Report that a password or file that only the sidecar needs is missing or can't be read."""
@@ -91,6 +92,32 @@ class Faults:
     def check(self) -> None:
         if self.errors:
             raise ConfigErrors(self.errors)
+
+
+#: The last key of a dotted path.
+_LAST_KEY = re.compile(r"(?:^|\.)(?P<word>[\w-]+)$|\[\"(?P<quoted>.*)\"\]$", re.DOTALL)
+
+
+def _without_secrets(path: str, message: str) -> tuple[str, str]:
+    """Mask the secrets that an operator has written as the name of an unknown key, or where another value belongs."""
+    secrets = known_secrets()
+    for secret in secrets:
+        message = message.replace(f'"{secret}"', f'"{MASK}"')
+    last = _LAST_KEY.search(path)
+    if last is not None:
+        group = "quoted" if last["word"] is None else "word"
+        name = last[group]
+        if message.startswith("unknown key"):
+            path = path[: last.start(group)] + shown_key(name) + path[last.end(group) :]
+    return masked_words(path), masked_words(message)
+
+
+def shown_key(name: str) -> str:
+    """Return the name of an unknown key for display. A password in its place, or appended to it, is masked."""
+    if name in known_secrets():
+        return MASK
+    before, colon, _ = name.partition(":")
+    return f"{before}:{MASK}" if colon and is_secret_key(before.strip()) else name
 
 
 #: Numbers with more digits are out of range for every key. The limit protects against hostile input.
@@ -386,6 +413,8 @@ class _Composer:
             key = self._key(self._node(event), seen)
             path[-1] = key.text
             value = self._node(self._next_event())
+            if isinstance(value, Scalar) and is_secret_key(key.text):
+                remember_secret(value.text)
             if key.text not in seen:
                 seen.add(key.text)
                 entries.append((key, value))

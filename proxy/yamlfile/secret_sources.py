@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from proxy.values import remember_secret
+
 
 class MissingSecret(Exception):  # noqa: N818 - an operator's mistake, not a program error
     """A secret can't be read; the message contains no part of the secret."""
@@ -24,6 +26,7 @@ def read_secret_source(source: str | Path, environ: Mapping[str, str]) -> bytes:
             raise MissingSecret(f"{source} can't be read: {getattr(error, 'strerror', None) or error}") from None
     if source not in environ:
         raise MissingSecret(f'there is no environment variable "{source}"')
+    remember_secret(environ[source].strip())
     return os.fsencode(environ[source])
 
 
@@ -39,4 +42,6 @@ def read_password_source(source: str | Path, environ: Mapping[str, str]) -> str:
     except UnicodeDecodeError:
         shown = source if isinstance(source, Path) else f'the environment variable "{source}"'
         raise MissingSecret(f"{shown} is not UTF-8 text") from None
-    return text.removesuffix("\n").removesuffix("\r") if isinstance(source, Path) else text
+    password = text.removesuffix("\n").removesuffix("\r") if isinstance(source, Path) else text
+    remember_secret(password)
+    return password

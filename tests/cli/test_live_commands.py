@@ -37,6 +37,7 @@ exchanges:
       - {queue: nowhere, name: lost orders, arguments: {"x-?hkv= lost": true}}
 addresses:
   - {name: moved, pattern: "old/%", translation: "amqp://mover:hunter3@127.0.0.1:1/queue/new"}
+  - {name: login, pattern: "amqp://me:hunter4/5@far/%", translation: "/queue/$1"}
 """
 
 
@@ -215,7 +216,7 @@ def test_rules_in_force_are_shown_as_written_without_passwords(site: Site) -> No
     path = rules_of(site)
     status, out, err = run(site, "rules", "show")
     assert (status, err) == (0, "")
-    expected = path.read_text().replace("hunter2", "***").replace("hunter3", "***")
+    expected = path.read_text().replace("hunter2", "***").replace("hunter3", "***").replace("hunter4/5", "***")
     assert out.partition("\n")[2] == expected
     assert out.startswith(f"# {path}, rules ")
     assert run(site, "rules", "show", path.name)[:2] == (0, expected)
@@ -257,8 +258,16 @@ def test_a_running_sidecar_translates_an_address_without_its_password(site: Site
         done = oxproxy_here("explain", "--rules", rules_of(site), "--address", address)
         assert (status, out, err) == (expected, done.stdout, "")
         assert "hunter3" not in out
+    status, out, _ = run(site, "explain", "--address", "amqp://me:hunter4/5@far/q")
+    assert (status, "hunter4" in out, "5@" in out) == (0, False, False)
     status, out, _ = run(site, "explain", "--address", "old/letters", "--json")
     assert (status, json.loads(out)["rule"]) == (0, 0)
+
+
+def test_the_routes_of_a_sidecar_contain_no_password(site: Site) -> None:
+    page = site.sidecar.get("/api/routes")
+    assert "amqp://me:***@far/%" in page
+    assert "hunter" not in page
 
 
 @pytest.mark.parametrize(("address", "expected"), [("old/letters", 0), ("new/letters", 1)])

@@ -144,6 +144,27 @@ def test_a_password_from_the_environment_is_used_unchanged(tmp_path: Path) -> No
     assert settings.upstream.control.password.get_secret_value() == "a: #b [c"
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("upstream: {control: {username: me, password: hunter2, hunter2: 1}}", "upstream.control.***: unknown key"),
+        ("upstream: {control: {password_env: NAME, hunter2: 1}}", "upstream.control.***: unknown key"),
+        ("upstream: {control: {passwort: hunter2, hunter2: 1}}", "upstream.control.***: unknown key"),
+        ("upstream: {control: {password:hunter2}}", 'upstream.control["password:***"]: unknown key'),
+        ("upstream: {'u:hunter2@h': 1}", 'upstream["u:***@h"]: unknown key'),
+        ("upstream: {address: hunter2, control: {password: hunter2}}", 'got the string "***", expected host:port'),
+        ("upstream: {control: {username: 'u:hunter2'}}", 'no password for the user "u:***"'),
+        ("upstream: {tls: {ca: 'u:hunter2/x@y'}}", "upstream.tls.ca: "),
+        ("upstream: {address: 'amqp://u:hunter2/x@host:5672'}", 'got the string "amqp://u:***@host:5672"'),
+        ("{upstream: {control: {password: hunter2}}, hunter2: 1}", " ***: unknown key"),
+    ],
+)
+def test_a_secret_in_the_wrong_place_is_not_shown(tmp_path: Path, text: str, shown: str) -> None:
+    messages = faults(tmp_path, text, NAME="hunter2")
+    assert any(shown in message for message in messages)
+    assert "hunter2" not in str(messages)
+
+
 def test_a_password_is_read_from_a_named_variable(tmp_path: Path) -> None:
     settings = load(tmp_path, "upstream: {control: {password_env: SECRET}}", SECRET="hunter2")
     assert settings.upstream.control.password.get_secret_value() == "hunter2"

@@ -7,6 +7,7 @@ import pytest
 from proxy.rules.loader import compile_rules
 from proxy.yamlfile.document import Faults, Scalar, describe, read_document
 from proxy.yamlfile.masking import masked
+from proxy.yamlfile.secret_sources import read_password_source
 
 TEXT = """\
 # password: secret-in-a-comment
@@ -39,7 +40,7 @@ exchanges:
 def test_secrets_are_masked_and_the_rest_is_unchanged() -> None:
     text = masked(TEXT)
     assert "secret" not in text
-    assert text.count("***") == 10
+    assert text.count("***") == 11
     kept = [line for line in TEXT.splitlines() if "secret" not in line and ">-" not in line]
     assert [line for line in kept if line not in text.splitlines()] == []
     assert "  a: {address: a:5671, username: mover, password: ***, vhost: x}   # moves\n" in text
@@ -54,6 +55,37 @@ def test_secrets_are_masked_and_the_rest_is_unchanged() -> None:
 def test_text_that_is_not_yaml_is_masked_by_lines(text: str) -> None:
     assert "secret" not in masked(text)
     assert "***" in masked(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("brokers: {far: {passwort: hunter2, passwd: hunter2}}", "brokers: {far: {passwort: ***, passwd: ***}}"),
+        ("a: {pwd: hunter2, secret: hunter2}", "a: {pwd: ***, secret: ***}"),
+        ("a: {password: hunter2, hunter2: b}", "a: {password: ***, ***: b}"),
+        ("a: {password: {hunter2: b}}", "a: {password: {***: ***}}"),
+        ("queues: [hunter2]\npassword: hunter2\n", "queues: [***]\npassword: ***\n"),
+        ("a: {username: 'u:hunter2'}", "a: {username: 'u:***'}"),
+        ("a: {username: u:hunter2}", "a: {username: u:***}"),
+        ("a: amqp://u:hunter2/x@h/q", "a: amqp://u:***@h/q"),
+        ("a: u:hunter2/x@h:5672", "a: u:***@h:5672"),
+        ("'u:hunter2@h': a", "'u:***@h': a"),
+        ("a: [amqp://u:hunter2/x@h", "a: [amqp://u:***@h"),
+        ("a: [\n  passwort: hunter2\n", "a: [\n  passwort: ***\n"),
+        ("a: b  # passwort: hunter2\n", "a: b  # passwort: ***\n"),
+        (
+            "a: {password_env: NAME, passenger: hunter, user: me}",
+            "a: {password_env: NAME, passenger: hunter, user: me}",
+        ),
+    ],
+)
+def test_a_secret_in_an_unusual_place_is_masked(text: str, shown: str) -> None:
+    assert masked(text) == shown
+
+
+def test_a_secret_from_a_variable_is_masked_in_rules() -> None:
+    read_password_source("VARIABLE", {"VARIABLE": "hunter2"})
+    assert masked("queues: [hunter2]  # not hunter2\n") == "queues: [***]  # not ***\n"
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "exchanges: []\n", "a: ü\r\nb: 😀\r\n"])

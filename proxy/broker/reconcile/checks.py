@@ -16,7 +16,7 @@ from proxy.broker.methods import unnameable
 from proxy.relay.tokens import TOKEN_PREFIXES, Tokens, is_storage_key, is_token
 from proxy.relay.vhost import OwnedExchange
 from proxy.routing.bindings.operators import Topic
-from proxy.values import Destination, describe, shown
+from proxy.values import Destination, describe, shown, shown_user
 
 _WAYS_OUT = "give the carrier another name (carrier: NAME) or use delivery: queue"
 _HASH = re.compile(rb"[0-9a-f]{16}")
@@ -59,7 +59,7 @@ def declare_conflict(exchange: OwnedExchange, code: int, text: str, username: st
         if exchange.alternate is not None:
             alternate = shown(exchange.alternate)
             more += f", read permission on it and write permission on its alternate exchange {alternate}"
-        return f"{_shown(exchange)}: to declare it, user {username!r} needs {more} (broker: {text})"
+        return f"{_shown(exchange)}: to declare it, user {shown_user(username)!r} needs {more} (broker: {text})"
     return f"{_shown(exchange)} can't be declared: {code} {text}"
 
 
