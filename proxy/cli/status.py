@@ -26,8 +26,11 @@ _FINDINGS = (
     ("unfit_carriers", "carrier type"),
 )
 
-#: Lists that `/status` contains for the last reload, with their titles.
-_RELOAD_FINDINGS = (("errors", "error"), ("missing", "missing"), ("restart", "restart"))
+#: Lists that `/status` contains for the last reload, with their titles. The destinations that were missing at that time
+#: are omitted, since the current ones are listed under their virtual host.
+_RELOAD_FINDINGS = (("errors", "error"), ("restart", "restart"))
+#: Width of the first column: that of the longest title, and two spaces.
+_COLUMN = max(len(f"  {name}") for _, name in (*_FINDINGS, *_RELOAD_FINDINGS)) + 2
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,4 +117,4 @@ def _time(seconds: float) -> str:
 
 
 def _row(name: str, text: str) -> str:
-    return f"{name:<13}{text}"
+    return f"{name:<{_COLUMN}}{text}"

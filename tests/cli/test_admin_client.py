@@ -137,6 +137,8 @@ def test_status_lists_the_errors_of_the_last_reload_line_by_line(capsys: pytest.
     reload = {"result": "error", "rules": "a", "at": 0, "reason": "file", "missing": [], "restart": []}
     reload["errors"] = ['r.yaml:1:2: arguments["x-?hkw>= amount"]: unknown operator', "r.yaml:3:4: other"]
     vhost = {"vhost": "/", "connected": True, "queues": 1, "foreign": {"e": ["queue q with a token"]}}
+    vhost["missing"], vhost["unfit_carriers"] = {"queue a": "there is no such queue"}, {"e": "is a topic exchange"}
+    reload["missing"] = ["queue a"]
     answer = json.dumps(
         {"version": "1", "ready": True, "rules": "a", "last_reload": reload, "vhosts": [vhost]}
     ).encode()
@@ -147,9 +149,11 @@ def test_status_lists_the_errors_of_the_last_reload_line_by_line(capsys: pytest.
     with answering(answered, 0) as port:
         assert cli.main(["status", "--admin", f"http://127.0.0.1:{port}"]) == 0
     assert capsys.readouterr().out.splitlines()[2:] == [
-        "last reload  error at 1970-01-01T00:00:00Z, reason file",
-        '  error      r.yaml:1:2: arguments["x-?hkw>= amount"]: unknown operator',
-        "  error      r.yaml:3:4: other",
-        "vhost        /: connected, 1 queue",
-        "  foreign    e: queue q with a token",
+        "last reload     error at 1970-01-01T00:00:00Z, reason file",
+        '  error         r.yaml:1:2: arguments["x-?hkw>= amount"]: unknown operator',
+        "  error         r.yaml:3:4: other",
+        "vhost           /: connected, 1 queue",
+        "  missing       queue a: there is no such queue",
+        "  foreign       e: queue q with a token",
+        "  carrier type  e: is a topic exchange",
     ]
