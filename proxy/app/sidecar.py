@@ -41,7 +41,7 @@ from proxy.app.composition import (
 )
 from proxy.app.reload import Reload, declared_queues, traffic_labels
 from proxy.app.shadow import Shadow
-from proxy.app.workers import EXIT_FAULTY, EXIT_OK, SIGNALS, WorkerSlot
+from proxy.app.workers import EXIT_FAULTY, EXIT_OK, ONE_SIGNAL_SECONDS, SIGNALS, WorkerSlot
 from proxy.audit.policy import AuditPolicy
 from proxy.audit.writer import AuditWriter
 from proxy.broker.connection import ControlSettings
@@ -131,7 +131,8 @@ class Sidecar:
         self._live: LiveFeed
         self._admin: AdminServer
         self._stopping = asyncio.Event()
-        self._signals = 0
+        #: event-loop time of the first signal to stop
+        self._signalled_at: float | None = None
         self._listening = False
         #: event-loop time at which every wait after the first signal ends
         self._end = 0.0
@@ -271,8 +272,11 @@ class Sidecar:
         tasks.start(watch, "rules files")
 
     def _stop(self) -> None:
-        self._signals += 1
-        if self._signals > 1 and self._slot is None:  # a supervisor kills its workers instead
+        now = asyncio.get_running_loop().time()
+        if self._signalled_at is None:
+            self._signalled_at = now
+        # A supervisor kills its workers instead.
+        elif self._slot is None and now - self._signalled_at >= ONE_SIGNAL_SECONDS:
             _log.warning("second signal: ending immediately")
             sys.stderr.flush()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

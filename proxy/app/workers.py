@@ -40,6 +40,8 @@ _POLL_SECONDS = 0.05
 _END_SECONDS = 15.0
 #: Signals that a supervisor receives; workers unblock them.
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD)
+#: Signals to stop within this many seconds count as one, since a service manager and a shell may both send one.
+ONE_SIGNAL_SECONDS = 1.0
 #: Exit statuses of every process: drained; internal error; invalid configuration or rules, an address that can't be
 #: bound, or a refusal by the broker.
 EXIT_OK, EXIT_BROKEN, EXIT_FAULTY = 0, 1, 2
@@ -190,17 +192,24 @@ class Workers:
         if number is signal.SIGHUP and self._kill_at is None:
             self._reload()
         elif number in (signal.SIGTERM, signal.SIGINT):
+            now = time.monotonic()
             if self._kill_at is not None:
+                if now < self._kill_at - self._drain_seconds + ONE_SIGNAL_SECONDS:
+                    return
                 _log.warning("second signal: ending immediately")
                 for worker in self._workers:
                     worker.signal(signal.SIGKILL)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
                 signal.raise_signal(signal.SIGTERM)
             _log.info("draining", workers=len(self._workers))
-            self._stop(time.monotonic())
+            self._stop(now)
+
+    @property
+    def _drain_seconds(self) -> float:
+        return self._settings.shutdown.deadline_seconds + _END_SECONDS
 
     def _stop(self, now: float) -> None:
-        self._kill_at = now + self._settings.shutdown.deadline_seconds + _END_SECONDS
+        self._kill_at = now + self._drain_seconds
         for worker in self._workers:
             worker.signal(signal.SIGTERM)
 

@@ -458,6 +458,31 @@ def test_sigint_drains_the_sidecar(serve: Serve) -> None:
     assert running.end(signal.SIGINT) == 0
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_two_signals_within_a_second_are_one_and_a_later_one_ends_the_process(
+    serve: Serve, outside: Outside, workers: int
+) -> None:
+    running = serve(workers=workers)
+    running.await_ready()
+    with Producer(running.port, outside.vhost) as producer:
+        running.process.send_signal(signal.SIGTERM)
+        running.process.send_signal(signal.SIGINT)
+        assert producer.closed(0).code == 320  # it is still draining, until the producer closes its socket
+    assert running.process.wait(END_SECONDS) == 0
+    assert "second signal" not in running.log.read_text()
+    running = serve(workers=workers)
+    running.await_ready()
+    with Producer(running.port, outside.vhost):
+
+        def ended() -> bool:
+            running.process.send_signal(signal.SIGTERM)
+            return running.process.poll() is not None
+
+        until(ended, every=0.2)
+    assert running.process.returncode == -signal.SIGTERM
+    assert "second signal: ending immediately" in running.log.read_text()
+
+
 def test_a_worker_restarts_after_the_number_of_workers_was_reduced(tmp_path: Path) -> None:
     config = tmp_path / "oxproxy.yaml"
     config.write_text("{workers: 2, listen: [{address: 127.0.0.1:5673}], admin: {address: 127.0.0.1:15693}}")
