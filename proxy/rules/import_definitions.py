@@ -43,6 +43,8 @@ _WANTED = {
     "model_type": "an object", "dict_type": "an object", "list_type": "a list",
     "string_type": "a string", "literal_error": "queue or exchange",
 }  # fmt: skip
+#: The definitions of an exchange without bindings are the same as those of an empty carrier.
+_EMPTY = " []  # none; remove this exchange if a sidecar declared it as a carrier"
 _HEADER = (
     "# Bindings with equal order are in the order of the definitions, not in the order in which they were declared.\n"
 )
@@ -189,6 +191,8 @@ def _is_wanted(exchange: _Exchange, bindings: Sequence[_Binding], only: Sequence
     """Return True if an exchange was requested and was not created by a sidecar."""
     if exchange.name not in only if only else exchange.name.startswith("amq."):
         return False
+    if not bindings and exchange.type in _BY_KEY and exchange.name.endswith(_CARRIER.format("")):
+        return False  # an empty carrier
     return not any(key.startswith(_RESERVED) for key in (exchange.name, *(binding.routing_key for binding in bindings)))
 
 
@@ -247,7 +251,7 @@ def _lines(vhost: str, exchanges: Sequence[tuple[_Exchange, Sequence[_Binding]]]
             yield f"    carrier: {_written(_CARRIER.format(exchange.name))}  # the broker already has this exchange\n"
         if exchange.arguments:
             yield f"    arguments: {_written(exchange.arguments)}\n"
-        yield f"    bindings:{'' if bindings else ' []'}\n"
+        yield f"    bindings:{'' if bindings else _EMPTY if exchange.type in _BY_KEY else ' []'}\n"
         for binding in bindings:
             yield f"      - {binding.destination_type}: {_written(binding.destination)}\n"
             if binding.routing_key:

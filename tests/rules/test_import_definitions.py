@@ -237,3 +237,21 @@ def test_other_policies_have_no_warning(name: str, more: dict[str, object], poli
 def test_an_internal_exchange_has_a_warning() -> None:
     (warning,) = policy_warnings(exported("inner", internal=True), exported("outer", internal=False))
     assert "exchange inner: warning: producers can publish to it through the sidecar" in warning
+
+
+@pytest.mark.parametrize("kind", ["direct", "topic"])
+def test_an_empty_carrier_is_not_imported(kind: str) -> None:
+    exchange = {"vhost": "/", "type": kind, "durable": True, "arguments": {}}
+    data = json.dumps({"exchanges": [{"name": "e.oxproxy", **exchange}], "bindings": []}).encode()
+    text, warned = import_definitions(data, "d.json", "/")
+    assert "e.oxproxy" not in text
+    assert [str(warning) for warning in warned] == ["d.json: vhost /: warning: no exchange of a supported type"]
+    with pytest.raises(ConfigErrors, match="which a sidecar created"):
+        import_definitions(data, "d.json", "/", ["e.oxproxy"])
+
+
+def test_an_exchange_without_bindings_may_be_a_carrier() -> None:
+    comment = "    bindings: []  # none; remove this exchange if a sidecar declared it as a carrier\n"
+    assert comment in import_definitions(definitions("direct"), "d.json", "/")[0]
+    assert "remove this" not in import_definitions(definitions("x-open"), "d.json", "/")[0]
+    assert imported(definitions("direct")).bindings == ()
