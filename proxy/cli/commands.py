@@ -91,7 +91,10 @@ COMMANDS = {
                 "with files, without a sidecar",
             ),
             ("oxproxy explain --exchange orders --key a.b --header amount=2000", "with the running sidecar"),
-            ("oxproxy explain --rules rules/orders.yaml --message - --expect orders.big < message.yaml", "in a script"),
+            (
+                "oxproxy explain --rules rules/orders.yaml --message - --expect orders.large < message.yaml",
+                "in a script",
+            ),
         ),
         no="an expected queue is not reached, the exchange is not evaluated, no address rule applies, or the results "
         "of workers differ",

@@ -50,7 +50,7 @@ def publish(place: Place, amount: object) -> None:
 
 
 def taken(place: Place) -> list[int]:
-    return place.taken("orders.all", "orders.big")
+    return place.taken("orders.all", "orders.large")
 
 
 def test_the_check_accepts_both_files_and_runs_the_test(place: Place) -> None:
@@ -82,7 +82,7 @@ def test_explain_shows_why_a_message_did_not_arrive(serving: Place) -> None:
     (promised,) = re.findall(r"it contains\s+`([^`]*)`", PART)
     assert promised in done.stdout
     (typed,) = re.findall(r"`(amount:int=[^`]*)`", PART)
-    done = serving.run([*EXPLAIN[:-1], typed, "--vhost", serving.vhost, "--expect", "orders.big"])
+    done = serving.run([*EXPLAIN[:-1], typed, "--vhost", serving.vhost, "--expect", "orders.large"])
     assert done.returncode == 0
 
 
@@ -116,5 +116,5 @@ def test_a_message_published_in_the_management_ui_is_not_routed(serving: Place) 
     carrier = serving.broker.api("GET", f"exchanges/{vhost}/orders")
     bindings = serving.broker.api("GET", f"exchanges/{vhost}/orders/bindings/source")
     assert carrier["type"] == "direct"
-    assert {binding["destination"] for binding in bindings} == {"orders.all", "orders.big"}
+    assert {binding["destination"] for binding in bindings} == {"orders.all", "orders.large"}
     assert all(binding["routing_key"].startswith("x.o.p.e.n.x.") for binding in bindings)
