@@ -429,10 +429,11 @@ class Sidecar:
         )
         limits = listener_limits(settings, shared=self._slot is not None)
         kept = MOST_KEPT if context.reuse else 0
+        configured = "limits.connections" in settings.places
         return Listener(
             tuple((entry.address.host, entry.address.port) for entry in settings.listen),
             context,
-            replace(limits, connections=admitted_connections(limits.connections, kept)),
+            replace(limits, connections=admitted_connections(limits.connections, kept, configured=configured)),
             self._tls.providers(),
         )
 

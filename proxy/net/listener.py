@@ -81,12 +81,13 @@ class ListenError(OSError):
         self.index = index
 
 
-def admitted_connections(connections: int, kept: int = 0) -> int:
+def admitted_connections(connections: int, kept: int = 0, *, configured: bool = True) -> int:
     """Raise this process's limit on file descriptors as far as needed and permitted; log if it remains too low.
 
     Args:
-        connections: configured maximum number of producers.
+        connections: maximum number of producers.
         kept: maximum number of upstream connections kept for reuse.
+        configured: whether the maximum was configured. A default that can't be reached deserves no warning.
 
     Returns:
         The configured number of producers, or a smaller number if the file descriptors do not suffice.
@@ -106,7 +107,8 @@ def admitted_connections(connections: int, kept: int = 0) -> int:
         return connections
     admitted = max(1, (limit - reserve) // DESCRIPTORS_PER_PRODUCER)
     text = "too few file descriptors for limits.connections; the limit is lowered"
-    _log.warning(text, descriptors=limit, needed=needed, permitted=connections, admitted=admitted)
+    write = _log.warning if configured else _log.info
+    write(text, descriptors=limit, needed=needed, permitted=connections, admitted=admitted)
     return admitted
 
 

@@ -237,6 +237,49 @@ def test_a_queue_that_only_a_regular_expression_selects_is_counted(serve: Serve,
         assert f"{series} 1.0" in page.splitlines()
 
 
+def made_by(running: Running) -> list[str]:
+    """Return what a sidecar has declared and bound according to its log."""
+    events = ("queue declared", "exchange declared", "destination bound", "declared on the broker")
+    lines = [
+        line for line in running.log.read_text().splitlines() if any(f'event="{event}"' in line for event in events)
+    ]
+    assert all("level=info" in line for line in lines)
+    return [line.partition("event=")[2] for line in lines]
+
+
+def test_each_object_declared_or_bound_is_logged_once(serve: Serve, outside: Outside) -> None:
+    rules = "queues: [a]\nexchanges: [{name: e, bindings: [{queue: a}, {exchange: amq.fanout}, {queue: nowhere}]}]\n"
+    running = serve(rules=rules)
+    running.await_ready()
+    bound = f'"destination bound" vhost={outside.vhost} exchange=e destination='
+    expected = [
+        f'"queue declared" vhost={outside.vhost} queue=a',
+        f'"exchange declared" vhost={outside.vhost} exchange=e',
+        f'{bound}"exchange amq.fanout"',
+        f'{bound}"queue a"',
+        f'"declared on the broker" vhost={outside.vhost} queues=1 exchanges=1 bindings=2',
+    ]
+    own = [line for line in made_by(running) if "x.o.p.e.n.x" in line]  # the marker, on a new broker
+    assert [line for line in made_by(running) if line not in own] == expected
+    assert running.end() == 0
+    again = serve(rules=rules)
+    again.await_ready()
+    assert made_by(again)[len(own) + len(expected) :] == []
+
+
+def test_the_first_start_has_no_warnings_about_defaults_and_tokens(serve: Serve, outside: Outside) -> None:
+    running = serve(wrap=("sh", "-c", 'ulimit -n 4096; exec "$@"', "sh"))
+    running.await_ready()
+    log = running.log.read_text()
+    assert "tokens retired" not in log
+    (line,) = [line for line in log.splitlines() if "file descriptors" in line]
+    assert "level=info" in line
+    assert running.end() == 0
+    limited = serve(wrap=("sh", "-c", 'ulimit -n 4096; exec "$@"', "sh"), limits={"connections": 9000})
+    limited.await_ready()
+    assert "level=warning" in [line for line in limited.log.read_text().splitlines() if "file descriptors" in line][-1]
+
+
 # -- errors at startup -------------------------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ failure, and the action is retried in every pass. The number of retries in one p
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
@@ -22,9 +23,11 @@ from proxy.broker.reconcile.diff import Action, BindToken, DeclareCarrier, Remov
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.vhost import OwnedExchange, VhostState
-from proxy.values import QUEUE, Destination, shown
+from proxy.values import EXCHANGE, QUEUE, Destination, describe, shown
 
 _DIFFERS = 406
+#: Maximum number of objects that are logged one by one in a pass; the summary counts all.
+_MOST_LOGGED = 100
 #: Maximum number of passes between retries of a failing action: about a minute at the default interval.
 _LONGEST_PAUSE_LOOKS = 12
 
@@ -66,6 +69,8 @@ class Executor:
         self._management = management
         #: Failed actions that are still needed, in the order of retries.
         self.failures: dict[Action, Failure] = {}
+        #: the carriers that have been declared, some of them before this process was started
+        self._carriers: set[bytes] = set()
 
     async def carry_out(
         self, actions: Sequence[Action], *, stop_at: Callable[[Collection[str]], None] | None = None
@@ -76,21 +81,53 @@ class Executor:
             stop_at: called before tokens are bound, with the reasons why carriers could not be declared; may raise an
                 exception.
         """
-        due = self._due(actions)
-        await self._make_queues([action for action in due if isinstance(action, DeclareQueue)])
+        made: list[tuple[str, dict[str, str]]] = []
+        try:
+            await self._carry_out(self._due(actions), stop_at, made)
+        finally:
+            self._log_made(made)
+
+    async def _carry_out(
+        self,
+        due: Sequence[Action],
+        stop_at: Callable[[Collection[str]], None] | None,
+        made: list[tuple[str, dict[str, str]]],
+    ) -> None:
+        """Carry out actions that are due, and add what did not exist before to `made`."""
+        created = await self._make_queues([action for action in due if isinstance(action, DeclareQueue)])
+        made += [("queue declared", {"queue": shown(queue.name)}) for queue in created]
         carriers = [action for action in due if isinstance(action, DeclareCarrier)]
         refusals = await self._connection.call_all([declare_carrier(action.exchange) for action in carriers])
         for carrier, refusal in zip(carriers, refusals, strict=True):
             text = None if refusal is None else declare_conflict(carrier.exchange, *refusal, self._settings.username)
             self._note(carrier, refusal, text)
+            name = carrier.exchange.carrier
+            if refusal is None and name not in self._carriers and not self._observed.knows((EXCHANGE, name)):
+                made.append(("exchange declared", {"exchange": shown(name)}))
+            self._carriers.add(name)
         if stop_at is not None:
             stop_at([self.failures[action].why for action in carriers if action in self.failures])
         tokens = [action for action in due if isinstance(action, BindToken)]
+        unbound = {token[:2] for token in tokens if token.destination not in token.exchange.tokens.bound}
         for token, refusal in zip(tokens, await self.bind(tokens), strict=True):
             self._note(token, refusal, None if refusal is None else refusal.reason(token.destination[0]))
+            if refusal is None and token[:2] in unbound:
+                unbound.remove(token[:2])
+                names = {"exchange": shown(token.exchange.carrier), "destination": describe(token.destination)}
+                made.append(("destination bound", names))
         for action in due:
             if isinstance(action, RemoveBinding) and not await self._remove(action):
                 break  # the management API does not respond
+
+    def _log_made(self, made: Sequence[tuple[str, dict[str, str]]]) -> None:
+        for event, names in made[:_MOST_LOGGED]:
+            log.info(event, vhost=self._state.name, **names)
+        if made:
+            counts = Counter(event for event, _ in made)
+            queues, exchanges = counts["queue declared"], counts["exchange declared"]
+            bindings = counts["destination bound"]
+            event = "declared on the broker"
+            log.info(event, vhost=self._state.name, queues=queues, exchanges=exchanges, bindings=bindings)
 
     def failing(self) -> list[str]:
         """Describe the failures that are retried, except expected failures such as missing destinations."""
@@ -121,7 +158,8 @@ class Executor:
         pause_looks = 0 if expected else min(2 ** min(attempts - 1, 6) - 1, _LONGEST_PAUSE_LOOKS)
         self.failures[action] = Failure(why, attempts, pause_looks, expected)
 
-    async def _make_queues(self, actions: Sequence[DeclareQueue]) -> None:
+    async def _make_queues(self, actions: Sequence[DeclareQueue]) -> list[DeclareQueue]:
+        """Declare the queues that do not exist, and return them."""
         lacking = await self._absent(actions)
         refusals = dict(zip(lacking, await self._connection.call_all(lacking), strict=True))
         # The broker sends the same reply code if arguments are invalid and if another client has just declared the
@@ -133,6 +171,7 @@ class Executor:
                 self._has_queue(action)
             elif action in absent or action not in differing:
                 self._note(action, refusal, f"can't be declared: {refusal}")
+        return [action for action, refusal in refusals.items() if refusal is None]
 
     async def _absent(self, actions: Sequence[DeclareQueue]) -> list[DeclareQueue]:
         """Look for the queues, and return those that do not exist."""
