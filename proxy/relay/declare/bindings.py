@@ -108,6 +108,8 @@ class _Bind:
     stored: StoredBinding | None
     #: destinations that the binding's routes name, and whose token rows are sent first
     routes: tuple[Destination, ...]
+    #: number of regular expressions in the binding; 0 if the binding is known, so that they are already counted
+    regexes: int = 0
 
     @property
     def identity(self) -> Hashable:
@@ -122,6 +124,8 @@ class _Batch:
     binds: list[_Bind] = field(default_factory=list)
     #: the tokens that were sent for destinations of exchanges
     tokens: dict[tuple[OwnedExchange, Destination], tuple[bytes, ...]] = field(default_factory=dict)
+    #: whether the binds can be answered as soon as the earlier batches of the channel have been answered
+    done: bool = False
 
 
 class ClientBindings:
@@ -132,6 +136,8 @@ class ClientBindings:
         self._state = connection.plans.state
         #: the batches to which further binds can be added, by channel number
         self._batches: dict[int, _Batch] = {}
+        #: the batches of each channel that have not been answered, in order
+        self._unanswered: dict[Channel, list[_Batch]] = {}
         #: the unanswered new bindings, so that a bind that is repeated in the meantime stores the same row
         self._coming: dict[Hashable, StoredBinding] = {}
 
@@ -198,14 +204,16 @@ class ClientBindings:
         if known is None and state.router.exchanges[owned.name].has(binding):
             return _Bind(request, owned, compiled, None, ())
         routes = self._routes(request, compiled)
+        regexes = 0
         copy = None if known is None else next((copy for copy in known.copies if copy.secret == 0), None)
         if copy is None:
             # The binding is new, or no copy is signed with the current secret.
             if known is None or not known.signed:
-                self._refuse_many_regexes(compiled.regexes)
+                regexes = compiled.regexes
+                self._refuse_many_regexes(regexes)
             copy = signed_copy(state, owned.carrier, binding, request.entries, self._connection.terms.user)
         key = identity_key(binding.identity, one_word=owned.is_topic)
-        return _Bind(request, owned, compiled, StoredBinding(binding, key, (copy,)), routes)
+        return _Bind(request, owned, compiled, StoredBinding(binding, key, (copy,)), routes, regexes)
 
     def _routes(self, request: BindRequest, compiled: CompiledBinding) -> tuple[Destination, ...]:
         """Return the destinations that the routes of a binding name, and which the broker has to check.
@@ -236,13 +244,14 @@ class ClientBindings:
             batch = self._batches[channel.number] = _Batch(channel)
             connection.change(channel, ChannelEvent.DECLARE)
             channel.held.batches += 1
+            self._unanswered.setdefault(channel, []).append(batch)
             connection.pending.at_end.append(partial(self._finish, batch))
         batch.binds.append(planned)
         rows = [row for destination in planned.routes for row in self._token_rows(batch, owned, destination)]
         if stored is not None:
             rows += [bind(channel.number, request.receiver, owned.carrier, *row) for row in stored_rows(stored)]
             self._coming[planned.identity] = stored
-            self._state.coming_regexes[connection.terms.user] += planned.compiled.regexes
+            self._state.coming_regexes[connection.terms.user] += planned.regexes
         expect(connection, channel, rows)
 
     def _token_rows(self, batch: _Batch, owned: OwnedExchange, destination: Destination) -> list[bytes]:
@@ -266,6 +275,7 @@ class ClientBindings:
     def _dropped(self, batch: _Batch) -> None:
         """Forget binds on a channel that was closed before the last reply. Rows that exist are found by listings."""
         self._forget(batch)
+        self._remove_batch(batch)
         for name in {planned.owned.name for planned in batch.binds}:
             self._connection.terms.inventory.changed(name)
 
@@ -274,14 +284,13 @@ class ClientBindings:
         for planned in batch.binds:
             if planned.stored is not None:
                 self._coming.pop(planned.identity, None)
-                self._state.coming_regexes[user] -= planned.compiled.regexes
+                self._state.coming_regexes[user] -= planned.regexes
 
     def _bound(self, batch: _Batch) -> Steps:
         """Record the bindings of a batch, bind tokens on further carriers, and answer the client."""
         state, channel = self._state, batch.channel
         self._forget(batch)
         changed: set[bytes] = set()
-        further = []
         for planned in batch.binds:
             owned = state.now(planned.owned)
             if owned is None:
@@ -291,21 +300,35 @@ class ClientBindings:
             is_clients = planned.identity in owned.clients or not exchange.has(planned.compiled.binding)
             if stored is not None and is_clients and state.add_binding(stored, planned.compiled):
                 changed.add(owned.name)
-            further += own_tokens(self._connection, planned.compiled.binding)
         for (sent_to, destination), tokens in batch.tokens.items():
             if state.has_token(destination) and (owned := state.now(sent_to)) is not None:
                 owned.tokens.bind_ok(destination, tokens)
+        further = [place for planned in batch.binds for place in own_tokens(self._connection, planned.compiled.binding)]
         state.changed()
         for name in changed:
             self._connection.terms.inventory.changed(name)
         if further:
             yield partial(bind_tokens, self._connection, further)
+        batch.done = True
+        # An earlier batch may still be waiting for further tokens.
+        while self._unanswered.get(channel) and self._unanswered[channel][0].done:
+            self._answer(self._unanswered[channel][0])
+
+    def _answer(self, batch: _Batch) -> None:
+        channel = batch.channel
         for planned in batch.binds:
             if channel.state is DECLARING and not planned.request.nowait:
                 self._connection.send_to_producer(channel, answer(channel, planned.request.method, nowait=False))
-        channel.held.batches -= 1
+        self._remove_batch(batch)
         if not channel.held.batches:
             reply_and_resume(self._connection, channel, b"")
+
+    def _remove_batch(self, batch: _Batch) -> None:
+        channel = batch.channel
+        channel.held.batches -= 1
+        self._unanswered[channel].remove(batch)
+        if not self._unanswered[channel]:
+            del self._unanswered[channel]
 
     # -- unbind ------------------------------------------------------------------------------------------------
 
