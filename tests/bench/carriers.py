@@ -27,8 +27,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from pamqp import commands
-
 from proxy.broker.reconcile.carrier_forms import scans_bindings
+
 from proxy.values import Table
 from tests import client
 from tests.bench.cases import REAL_WINDOW

@@ -9,11 +9,11 @@ from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.management_api import BindingInfo, ManagementApi
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.broker.reconcile.observer import Observer
-from proxy.relay.tokens import token
 from proxy.relay.vhost import OwnedExchange
 from proxy.values import Destination
 from tests.broker.observed import Outside, exchanges, owned, queues, settings, state
 from tests.rabbitmq import Broker, quoted
+from tests.relay.wire import token
 
 
 @pytest.fixture

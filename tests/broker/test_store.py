@@ -3,10 +3,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, SnapshotRecords
 from structlog.testing import capture_logs
 
 from proxy.amqp.tables import encode_table
-from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, SnapshotRecords
 from proxy.broker.declared.store import DeclarationStore, binding_from_listing, exchange_from_listing
 from proxy.broker.management_api import BindingInfo, ExchangeInfo
 from proxy.relay.declare.storage import pack

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from proxy.broker.declared.snapshot import load_snapshot, records_of, save_snapshot
 from structlog.testing import capture_logs
 
 from proxy.broker.connection import DeclaredSettings
 from proxy.broker.declared.announcements import EXCHANGE
-from proxy.broker.declared.snapshot import load_snapshot, records_of, save_snapshot
 from proxy.broker.management_api import ManagementApi
 from proxy.broker.reconcile.diff import UnbindRows
 from proxy.broker.reconcile.executor import Executor
@@ -23,7 +23,6 @@ from proxy.broker.topology import Topology
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.declare.storage import KEPT, exchange_arguments, kept_arguments, pack
 from proxy.relay.original_address import longstr_entry
-from proxy.relay.tokens import token
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.decision import Facts
 from proxy.routing.exchange import Exchange
@@ -33,6 +32,7 @@ from tests.broker.clients import AUTO_DELETE, Client, client, declare_here, stor
 from tests.broker.observed import Outside, has, owned, queues, reconcile, router, settings, state, until
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
+from tests.relay.wire import token
 from tests.routing.building import arguments
 
 Start = Callable[..., Awaitable[Topology]]

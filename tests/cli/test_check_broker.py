@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from proxy.cli import main as cli
-from proxy.relay.tokens import FEW_DESTINATIONS, TokenForm
+from proxy.relay.tokens import FEW_DESTINATIONS
 from tests.broker.observed import Outside
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
@@ -290,7 +290,7 @@ def test_the_plan_lists_types_of_carriers_and_warns_of_conflicting_types(
     broker: Broker, vhost: str, check: Check
 ) -> None:
     Outside(broker, vhost).make_exchange("there", x_open_exchange=True)
-    many = [f"q{number}" for number in range(FEW_DESTINATIONS[TokenForm.ONE_WORD] + 1)]
+    many = [f"q{number}" for number in range(FEW_DESTINATIONS + 1)]
     bindings = "".join(f"      - {{queue: {queue}}}\n" for queue in many)
     out, err = check(
         url_of(broker),

@@ -9,7 +9,6 @@ from proxy.addressing.targets import Publication
 from proxy.amqp.tables import encode_table
 from proxy.relay.connection_state import EnsureDestination, Phase
 from proxy.relay.original_address import entry
-from proxy.relay.tokens import token
 from proxy.relay.vhost import Delivery
 from tests.client import HEARTBEAT, content, content_header, frame, method, names, split
 from tests.relay.wire import (
@@ -42,6 +41,7 @@ from tests.relay.wire import (
     say,
     several,
     state,
+    token,
     with_tokens,
 )
 from tests.routing.building import exchange, to_queue
@@ -336,7 +336,8 @@ def test_a_refused_bind_of_the_sidecar_is_a_missing_destination() -> None:
     wire.upstream()
     refusal = commands.Channel.Close(403, "ACCESS_REFUSED - no", 50, 20)
     assert wire.answer(say(OWN, refusal)) == DECLARED
-    assert wire.state.missing == {("queue", b"q"): "403 ACCESS_REFUSED - no"}
+    (missing,) = wire.state.exchanges[b"xo"].tokens.missing.items()
+    assert (missing[0], missing[1].reason) == (("queue", b"q"), "403 ACCESS_REFUSED - no")
     assert names(wire.upstream()) == ["Channel.CloseOk"]
     message = publish()
     assert wire.produce(message) == message

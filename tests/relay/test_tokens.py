@@ -1,138 +1,110 @@
+"""Tests the hashes that all sidecars of a broker compute in the same way."""
+
 from __future__ import annotations
 
 import re
-from hashlib import blake2b
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.relay.tokens import NOWHERE, UNKEYED, Secrets, TokenForm, Tokens, is_eight_words, is_grant, is_keyed, token
-from proxy.values import RESERVED_PREFIX
+from proxy.relay.tokens import NOWHERE, Secrets, Tokens, is_storage_key, is_token
+from proxy.relay.vhost import CarrierType
+from proxy.values import RESERVED_PREFIX, RESERVED_WORD
+from tests.relay.wire import ruled
+from tests.routing.building import to_exchange, to_queue
 
 NAMES = st.binary(max_size=255)
+NEW, OLD = bytes(range(32)), bytes(range(32, 64))
+QUEUE = ("queue", b"orders")
 
 
-def test_token_is_prefix_kind_and_hash_of_the_name() -> None:
-    digest = blake2b(b"orders", digest_size=8).hexdigest().encode()
-    assert token("queue", b"orders") == b"x.o.p.e.n.x.q." + digest
-    assert token("exchange", b"orders") == b"x.o.p.e.n.x.e." + digest
+def candidates(*secrets: bytes, one_word: bool = False, vhost: str = "/") -> tuple[bytes, ...]:
+    return Tokens(vhost, Secrets(secrets).token_keys).candidates(QUEUE, one_word=one_word)
 
 
-@given(NAMES)
-def test_token_has_eight_words_of_letters_and_digits_only(name: bytes) -> None:
-    made = token("queue", name)
-    assert re.fullmatch(rb"[a-z0-9.]+", made)
-    assert len(made.split(b".")) == 8
-    assert made.startswith(RESERVED_PREFIX)
+# -- tokens -----------------------------------------------------------------------------------------------------------
+
+
+@given(NAMES, st.sampled_from(["queue", "exchange"]))
+def test_a_token_is_one_word_or_eight_words_of_letters_and_digits(name: bytes, kind: str) -> None:
+    one, eight = Tokens("/", (NEW,)).candidates((kind, name), one_word=True)
+    assert re.fullmatch(rb"x-o-p-e-n-x-[qe]-[0-9a-f]{16}", one)
+    assert re.fullmatch(rb"[a-z0-9.]+", eight)
+    assert len(eight.split(b".")) == 8
+    assert eight.startswith(RESERVED_PREFIX)
+    assert one.startswith(RESERVED_WORD)
+    assert is_token(one)
+    assert is_token(eight)
+    assert not is_storage_key(one)
+    assert not is_storage_key(eight)
 
 
 @given(NAMES, NAMES)
-def test_tokens_of_different_destinations_differ(first: bytes, second: bytes) -> None:
-    tokens = {token(kind, name) for kind in ("queue", "exchange") for name in (first, second)}
-    assert len(tokens) == 2 * len({first, second})
-    assert NOWHERE not in tokens
-
-
-def test_the_unroutable_key_has_the_reserved_prefix() -> None:
-    assert NOWHERE.startswith(RESERVED_PREFIX)
-
-
-# -- keyed tokens -----------------------------------------------------------------------------------------------------
-
-SECRETS = (b"current", b"previous")
-
-
-def test_a_destination_has_a_token_per_secret_and_an_unkeyed_one_last() -> None:
-    tokens = Tokens("/", SECRETS)
-    current, previous, unkeyed = tokens.of("queue", b"orders")
-    assert unkeyed == token("queue", b"orders")
-    assert len({current, previous, unkeyed}) == 3
-    assert Tokens("/", (b"current",)).of("queue", b"orders") == (current, unkeyed)
-    assert Tokens("/", (b"previous", b"current")).of("queue", b"orders") == (previous, current, unkeyed)
-    assert Tokens().of("queue", b"orders") == (unkeyed,)
-
-
-@given(NAMES)
-def test_a_keyed_token_depends_on_secret_virtual_host_kind_and_name(name: bytes) -> None:
-    made = {
-        Tokens(vhost, (key,)).of(kind, name)[0]
+def test_tokens_differ_by_secret_virtual_host_kind_and_name(first: bytes, second: bytes) -> None:
+    tokens = {
+        token
         for vhost in ("/", "other")
-        for key in SECRETS
         for kind in ("queue", "exchange")
+        for name in (first, second)
+        for token in Tokens(vhost, (NEW, OLD)).candidates((kind, name), one_word=True)
     }
-    assert len(made) == 8
-    for key in made:
-        assert re.fullmatch(rb"[a-z0-9.]+", key)
-        assert key.startswith(RESERVED_PREFIX)
-        assert is_keyed(key)
-        assert not is_grant(key)
-    assert not is_keyed(token("queue", name))
+    assert len(tokens) == 16 * len({first, second})
+    assert NOWHERE not in tokens
+    assert not is_token(NOWHERE)
 
 
-def test_tokens_of_retired_secrets_are_former_tokens() -> None:
-    tokens = Tokens("/", SECRETS)
-    current, previous, unkeyed = tokens.of("queue", b"q")
-    first = tokens.without(UNKEYED)
-    assert (first.of("queue", b"q"), first.former("queue", b"q")) == ((current, previous), (unkeyed,))
-    last = first.without(b"previous")
-    assert last.of("queue", b"q") == (current,)
-    assert set(last.former("queue", b"q")) == {previous, unkeyed}
+def test_the_current_secret_comes_first_and_of_one_secret_the_short_form() -> None:
+    eight_new, eight_old = candidates(NEW, OLD)
+    assert (candidates(NEW), candidates(OLD)) == ((eight_new,), (eight_old,))
+    assert candidates(OLD, NEW) == (eight_old, eight_new)
+    mixed = candidates(NEW, OLD, one_word=True)
+    assert mixed[1::2] == (eight_new, eight_old)
+    assert [token.startswith(RESERVED_WORD) for token in mixed] == [True, False, True, False]
 
 
-def test_a_retirement_record_requires_a_newer_secret() -> None:
-    markers = Tokens("/", SECRETS).markers()
-    assert set(markers.values()) == {(b"current", b"previous"), (b"current", UNKEYED), (b"previous", UNKEYED)}
-    assert set(Tokens("/", (b"previous",)).markers()) < set(markers)
-    assert not set(Tokens("other", SECRETS).markers()) & set(markers)
-    assert Tokens("/", SECRETS).without(b"previous").without(UNKEYED).markers() == {}
+def test_a_destination_has_a_token_without_a_secret() -> None:
+    assert len(candidates()) == 1
+    assert candidates() == Tokens().candidates(QUEUE, one_word=False)
 
 
-# -- topic carriers ---------------------------------------------------------------------------------------------------
+def test_the_first_candidate_that_is_bound_is_used() -> None:
+    state = ruled(to_queue("orders"), bound=())
+    state.set_secrets(Secrets((NEW, OLD)))
+    owned = state.exchanges[b"xo"]
+    owned.carrier_type = CarrierType.TOPIC
+    every = state.candidates(owned, QUEUE)
+    assert len(every) == 4
+    assert state.token_of(owned, QUEUE) is None
+    for token in reversed(every):
+        owned.tokens.bind_ok(QUEUE, (token,))
+        assert state.token_of(owned, QUEUE) == token
 
 
-@given(NAMES)
-def test_a_token_of_a_topic_carrier_is_one_word_without_wildcards(name: bytes) -> None:
-    for kind in ("queue", "exchange"):
-        tokens = Tokens("/", SECRETS).in_form(TokenForm.ONE_WORD).of(kind, name)
-        assert len(tokens) == 2, "one for each secret, and none for version 0.1, which has no topic carriers"
-        for made in tokens:
-            assert re.fullmatch(rb"x-o-p-e-n-x-r-[qe]-[0-9a-f]{16}", made)
-            assert is_keyed(made)
-            assert not is_grant(made)
-            assert not is_eight_words(made)
+def test_tokens_of_a_secret_that_is_not_listed_are_not_used() -> None:
+    state = ruled(to_queue("orders"), bound=())
+    state.set_secrets(Secrets((NEW,)))
+    owned = state.exchanges[b"xo"]
+    owned.tokens.bind_ok(QUEUE, candidates(OLD))
+    assert state.token_of(owned, QUEUE) is None
 
 
-def test_destinations_have_both_tokens_while_a_carrier_changes_its_form() -> None:
-    direct = Tokens("/", (b"current",))
-    queue = "queue", b"orders"
-    (word,) = direct.in_form(TokenForm.ONE_WORD).of(*queue)
-    (words,) = direct.in_form(TokenForm.EIGHT_WORDS).of(*queue)
-    assert direct.of(*queue) == (words, token(*queue)), "tokens of eight words are those of a direct carrier"
-    changing = direct.in_form(TokenForm.CHANGING)
-    assert (changing.of(*queue), changing.former(*queue), changing.count) == ((word, words), (), 2)
-    assert direct.in_form(TokenForm.EIGHT_WORDS).former(*queue) == (word,)
-    assert direct.in_form(TokenForm.CHANGING) is changing, "callers compare these objects by identity"
+@pytest.mark.parametrize("carrier_type", [CarrierType.DIRECT, CarrierType.TOPIC])
+def test_tokens_have_one_word_only_for_queues_of_topic_carriers_that_lead_to_no_exchange(
+    carrier_type: CarrierType,
+) -> None:
+    """A topic exchange behind the carrier would match one word with ``*``."""
+    state, leading = ruled(to_queue("orders")), ruled(to_queue("orders"), to_exchange("next"))
+    for vhost in (state, leading):
+        vhost.exchanges[b"xo"].carrier_type = carrier_type
+    one_word = carrier_type is CarrierType.TOPIC
+    assert state.candidates(state.exchanges[b"xo"], QUEUE)[0].startswith(RESERVED_WORD) == one_word
+    for vhost, destination in ((leading, QUEUE), (leading, ("exchange", b"next")), (state, ("exchange", b"next"))):
+        (token,) = vhost.candidates(vhost.exchanges[b"xo"], destination)
+        assert token.startswith(RESERVED_PREFIX)
 
 
-def test_tokens_of_one_word_and_of_eight_words_do_not_match() -> None:
-    one_word, changing, eight_words = (
-        Tokens("/", SECRETS).in_form(form) for form in (TokenForm.ONE_WORD, TokenForm.CHANGING, TokenForm.EIGHT_WORDS)
-    )
-    assert one_word.lead_to(changing)
-    assert changing.lead_to(eight_words)
-    assert not one_word.lead_to(eight_words)
-
-
-def test_tokens_of_a_retired_secret_are_former_tokens_in_every_form() -> None:
-    tokens = Tokens("/", SECRETS).without(b"previous").in_form(TokenForm.EIGHT_WORDS)
-    former = tokens.former("queue", b"orders")
-    assert len(tokens.of("queue", b"orders")) == 1
-    assert len(former) == len(set(former)) == 3
-    assert sum(map(is_eight_words, former)) == 1
-
-
-NEW, OLD = bytes(range(32)), bytes(range(32, 64))
+# -- signatures -------------------------------------------------------------------------------------------------------
 
 
 def test_the_first_secret_signs_and_every_secret_verifies() -> None:

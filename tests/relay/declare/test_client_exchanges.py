@@ -9,12 +9,13 @@ from pamqp import commands
 
 from proxy.amqp.method_frames import ExchangeDeclare, exchange_declare, exchange_delete, read_method
 from proxy.amqp.tables import decode_table, encode_table
+from proxy.relay.connection_state import EndExchange
 from proxy.relay.declare.storage import KEPT, MARK, open_exchange, unpack
 from proxy.relay.publish.plan import ClientRules
-from proxy.relay.vhost import DeclaredExchange, Delivery
+from proxy.relay.vhost import DeclaredExchange
 from proxy.values import Table, Value
 from tests.client import exchange_bind, names, queue_bind, split
-from tests.relay.wire import FLOW_OK, OWN, OWN_OPEN_OK, Wire, publish, routed, say
+from tests.relay.wire import FLOW_OK, OURS, Wire, publish, routed, say
 
 
 def limit(number: int, letter: str = "I") -> tuple[bytes, Value]:
@@ -125,7 +126,7 @@ def test_an_exchange_dropped_by_a_listing_during_a_repeated_declare_exists_after
     wire.state.remove_exchange(b"mine")
     assert names(wire.answer(DECLARE_OK)) == ["Exchange.DeclareOk"]
     now = wire.state.exchanges[b"mine"]
-    assert (now.declared, now.form, now.clients) == (first.declared, first.form, {})
+    assert (now.declared, now.carrier_type, now.clients) == (first.declared, first.carrier_type, {})
     assert b"mine" in wire.state.router.exchanges
 
 
@@ -215,25 +216,14 @@ def test_a_filter_of_a_wrong_type_is_refused_without_a_request_to_the_broker() -
     assert refusal(wire, wire.refused()) == (406, "PRECONDITION_FAILED - Invalid exchange argument.")
 
 
-def test_in_queue_delivery_nothing_is_declared_on_the_broker() -> None:
-    wire = declaring(delivery=Delivery.QUEUE)
-    number = wire.relay.connection.upstream.sidecar_channel.number
-    assert number is not None
-    assert wire.answer(say(number, commands.Channel.OpenOk())) == b""
-    (frame,) = split(wire.upstream())
-    look = read_method(ExchangeDeclare, frame.payload)
-    assert (frame.channel, look.exchange, look.passive) == (number, b"mine", True)
-    close = commands.Channel.Close(404, "NOT_FOUND - no exchange 'mine'", 40, 10)
-    assert wire.answer(say(number, close)) == DECLARE_OK
-    assert wire.state.exchanges[b"mine"].delivery is Delivery.QUEUE
-
-
-def test_an_unknown_delivery_kind_is_refused() -> None:
+@pytest.mark.parametrize("delivery", [b"queue", b"pigeon"])
+def test_clients_can_not_choose_the_delivery(delivery: bytes) -> None:
     wire = Wire().open()
-    wire.produce(declare(encode_table(((b"x-delivery", Value("S", b"pigeon")),))))
+    wire.produce(declare(encode_table(((b"x-delivery", Value("S", delivery)),))))
     assert refusal(wire, wire.refused()) == (
         406,
-        "PRECONDITION_FAILED - Invalid exchange argument x-delivery: expected carrier or queue",
+        "PRECONDITION_FAILED - Invalid exchange argument x-delivery: expected carrier (only rules files can request "
+        "queue)",
     )
 
 
@@ -259,21 +249,13 @@ def test_a_passive_declare_is_answered_by_the_broker_if_it_has_the_exchange() ->
     assert wire.answer(DECLARE_OK) == DECLARE_OK
 
 
-def test_a_passive_declare_is_answered_in_order_if_the_broker_lacks_the_exchange() -> None:
-    wire = declaring(delivery=Delivery.QUEUE)
-    wire.producer()
-    wire.produce(exchange_declare(1, b"logs", b"topic"), exchange_declare(1, b"mine", b"x-open", passive=True))
-    assert wire.answer(DECLARE_OK) == DECLARE_OK
-    assert wire.answer(DECLARE_OK) == DECLARE_OK
-
-
 def test_deleting_an_exchange_removes_bindings_that_target_it() -> None:
     wire = Wire(routed("q")).open()
     preceding_reply(wire, declare())
     wire.looked_up(b"mine")
     answered(wire)
     wire.produce(exchange_bind(1, b"mine", b"xo", b""))
-    wire.answer(say(1, commands.Exchange.BindOk()))
+    wire.answer(say(1, commands.Exchange.BindOk()), FLOW_OK)
     assert len(wire.state.exchanges[b"xo"].clients) == 1
     wire.produce(exchange_delete(1, b"mine"))
     wire.answer(DELETE_OK)
@@ -288,17 +270,46 @@ def test_an_exchange_with_bindings_of_clients_is_in_use() -> None:
     assert refusal(wire, wire.refused()) == (406, "PRECONDITION_FAILED - exchange 'mine' in vhost '/' in use")
 
 
-def test_tokens_are_unbound_before_an_unused_exchange_is_deleted() -> None:
+def ending(wire: Wire) -> EndExchange:
+    """Return and clear the only request to the control plane, which is to end an exchange."""
+    (request,) = wire.relay.connection.pending.requests
+    wire.relay.connection.pending.requests.clear()
+    assert isinstance(request, EndExchange)
+    return request
+
+
+def test_an_unused_exchange_is_deleted_after_its_end_is_prepared() -> None:
+    """Its tokens would keep it in use. The broker decides, since another sidecar may store a binding meanwhile."""
     wire = declared()
-    wire.state.exchanges[b"mine"].tokens.bind_ok(("queue", b"q"))
-    assert names(wire.produce(exchange_delete(1, b"mine", if_unused=True))) == ["Channel.Open"]
-    wire.answer(OWN_OPEN_OK)
+    assert wire.produce(exchange_delete(1, b"mine", if_unused=True)) == b""
+    request = ending(wire)
+    assert request.owned is wire.state.exchanges[b"mine"]
+    wire.relay.answer(request, ended=True)
     (frame,) = split(wire.upstream())
-    assert (frame.name, frame.channel) == ("Queue.Unbind", OWN)
-    wire.answer(say(OWN, commands.Queue.UnbindOk()))
-    assert names(wire.upstream()) == ["Exchange.Delete"]
+    assert (frame.name, frame.arguments["if_unused"]) == ("Exchange.Delete", True)
     assert wire.answer(DELETE_OK) == DELETE_OK
     assert b"mine" not in wire.state.exchanges
+
+
+def test_an_exchange_with_bindings_through_other_sidecars_is_in_use() -> None:
+    wire = declared()
+    wire.produce(exchange_delete(1, b"mine", if_unused=True))
+    wire.relay.answer(ending(wire), ended=False)
+    assert wire.upstream() == OURS
+    assert refusal(wire) == (406, "PRECONDITION_FAILED - exchange 'mine' in vhost '/' in use")
+    assert b"mine" in wire.state.exchanges
+
+
+def test_the_brokers_refusal_to_delete_an_exchange_is_reported() -> None:
+    """Another sidecar has stored a binding after the tokens were unbound; they have to be bound again."""
+    wire = declared()
+    wire.produce(exchange_delete(1, b"mine", if_unused=True))
+    wire.relay.answer(ending(wire), ended=True)
+    wire.events.clear()
+    close = say(1, commands.Channel.Close(406, "PRECONDITION_FAILED - exchange 'mine' in use", 40, 20))
+    assert wire.answer(close) == close
+    assert ("changed", b"mine") in wire.events
+    assert b"mine" in wire.state.exchanges
 
 
 def test_a_client_can_not_delete_exchanges_of_rules_files() -> None:
@@ -310,7 +321,7 @@ def test_a_client_can_not_delete_exchanges_of_rules_files() -> None:
 def test_a_delete_takes_little_time_if_clients_have_declared_thousands_of_exchanges() -> None:
     wire = Wire().open()
     for number in range(2000):
-        owned, exchange = open_exchange(b"%d" % number, DeclaredExchange(True, False, False, b"", 1), Delivery.CARRIER)
+        owned, exchange = open_exchange(b"%d" % number, DeclaredExchange(True, False, False, b"", 1))
         wire.state.add_exchange(owned, exchange)
     begun = time.process_time()
     for number in range(20):

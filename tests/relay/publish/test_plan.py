@@ -12,14 +12,13 @@ from proxy.errors import Scope
 from proxy.relay.publish import plan as plan_module
 from proxy.relay.publish.outgoing import copy_frames
 from proxy.relay.publish.plan import FACTS_BYTES, DecisionCaches, Plan
-from proxy.relay.tokens import token
 from proxy.relay.vhost import Delivery
 from proxy.routing.decision import QueueNames
 from proxy.values import Table, Value
 from tests import client
 from tests.client import content_header, split
 from tests.relay.contents import properties, tables
-from tests.relay.wire import REPORT, Wire, publish, routed, ruled, table, with_tokens
+from tests.relay.wire import REPORT, Wire, publish, routed, ruled, table, token, with_tokens
 from tests.routing.building import NOW, Plain, to_queue
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from proxy.amqp.tables import encode_table
 from proxy.relay.connection_state import BindDestinations, RelayLimits
-from proxy.relay.tokens import NOWHERE, token
+from proxy.relay.tokens import NOWHERE
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.exchange import Exchange
 from proxy.values import Table, Value
@@ -33,6 +33,7 @@ from tests.relay.wire import (
     state,
     table,
     table_of,
+    token,
     with_tokens,
 )
 from tests.routing.building import arguments, exchange, many, to_exchange, to_queue
@@ -278,8 +279,7 @@ def test_a_publish_is_sent_to_existing_destinations(
     of: VhostState, missing: str, sent: list[tuple[object, ...]]
 ) -> None:
     for queue in missing:
-        of.missing["queue", queue.encode()] = "404"
-        of.exchanges[b"xo"].tokens.not_bound(("queue", queue.encode()))
+        of.exchanges[b"xo"].tokens.refused(("queue", queue.encode()), "404", 0.0)
     assert addressed(Wire(of).open().produce(publish("key"))) == sent
 
 
@@ -321,7 +321,7 @@ def test_other_headers_of_the_producer_survive_in_order(own: Table, delivery: De
 
 def test_missing_destinations_do_not_use_the_alternate_exchange() -> None:
     of = ruled(to_queue("unused", {"x-msg-destq-rk": ""}), alternate="ae", bound=())
-    of.missing["queue", b"ghost"] = "404"
+    of.exchanges[b"xo"].tokens.refused(("queue", b"ghost"), "404", 0.0)
     wire = Wire(of).open()
     start, header, _ = split(wire.produce(publish("ghost", mandatory=True, headers=REPORT)))
     assert address_of(start) == ("", NOWHERE.decode())

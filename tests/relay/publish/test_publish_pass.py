@@ -29,6 +29,7 @@ from tests.relay.wire import (
     say,
     several,
     table,
+    token,
     with_tokens,
 )
 from tests.routing.building import exchange, many, to_queue
@@ -81,7 +82,7 @@ def test_a_publish_waits_for_its_destination_after_the_lookup() -> None:
     declared_elsewhere(wire, bound=[])
     assert wire.looked_up(b"new") == b""
     request = wire.request()
-    wire.state.exchanges[b"new"].tokens.bind_ok(("queue", b"b"))
+    wire.state.exchanges[b"new"].tokens.bind_ok(("queue", b"b"), (token("queue", b"b"),))
     wire.relay.answer(request)
     assert wire.upstream() == with_tokens(message, "b")
 
@@ -456,7 +457,7 @@ def test_frames_after_a_spent_budget_are_sent_although_another_channel_resumes_n
     ]
     wire.produce(*binds)
     assert wire.produce(spending(1), spending(2), spending(3), publish(to="other", channel=2)) == b""
-    wire.answer(say(1, commands.Queue.BindOk()), say(2, commands.Queue.BindOk()))
+    wire.answer(say(1, commands.Queue.BindOk()) * 2, say(2, commands.Queue.BindOk()) * 2)
     assert all_sent(wire, wire.upstream()).count("Basic.Publish") == 4
 
 

@@ -12,7 +12,6 @@ from proxy.amqp.properties import fingerprint
 from proxy.amqp.tables import encode_table
 from proxy.errors import ProtocolError
 from proxy.relay.confirm_ledger import WAITING_RETURNS
-from proxy.relay.tokens import token
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.values import Table, Value
 from tests.client import Frame, content, method, names, split
@@ -31,6 +30,7 @@ from tests.relay.wire import (
     ruled,
     several,
     table_of,
+    token,
 )
 from tests.routing.building import many, to_exchange, to_queue
 
@@ -227,7 +227,7 @@ def test_without_confirms_returns_are_not_awaited_after_the_broker_has_processed
     assert wire.answer(FLOW_OK) == b""
     assert names(wire.upstream()) == ["Channel.Flow"]
     assert wire.answer(FLOW_OK) == wire.upstream() == b""
-    of.set_missing(("exchange", b"e"), "deleted")
+    of.exchanges[b"xo"].tokens.refused(("exchange", b"e"), "deleted", 0.0)
     of.changed()
     [copy] = parts(wire.produce(message))
     assert names(wire.answer(back(copy))) == ["Basic.Return", "Header", "Body"]
