@@ -160,7 +160,7 @@ def missing_destinations(
         if isinstance(action, DeclareQueue) and not names.knows((QUEUE, action.name))
     }
     unbound = {action.destination: why for action, why in refused.items() if isinstance(action, BindToken)}
-    missing: dict[Destination, str] = {}
+    missing = dict(undeclared)
     for exchange in desired.carriers:
         for destination in desired.tokens_of(exchange):
             if not is_bound(desired, observed.tokens, exchange, destination):
