@@ -73,6 +73,12 @@ def state(
     return VhostState(vhost, router(named, regex), evaluated)
 
 
+def missing(known: VhostState) -> dict[Destination, str]:
+    """Destinations that can't be reached, with the reasons, on the carriers of all exchanges."""
+    tables = [exchange.tokens.missing for exchange in known.exchanges.values()]
+    return {destination: why.reason for table in tables for destination, why in table.items()}
+
+
 def settings(broker: Broker, **more: Any) -> ControlSettings:
     more.setdefault("management", broker.management)
     more.setdefault("username", broker.username)

@@ -10,8 +10,7 @@ from proxy.broker.management_api import BindingInfo
 from proxy.relay.declare.storage import pack
 from proxy.relay.vhost import OwnedExchange, StoredBinding, VhostState
 from proxy.routing.router import Router
-from proxy.values import Value
-from tests.broker.clients import copied, declare_here, stored
+from tests.broker.clients import declare_here, stored
 from tests.broker.observed import until
 
 A, B, C = (stored("ox", name, (), number) for number, name in enumerate("abc", 1))
@@ -34,8 +33,8 @@ def listings(known: VhostState, ox: OwnedExchange) -> BindingListings:
 
 def row(binding: StoredBinding) -> BindingInfo:
     copy = binding.copies[0]
-    kept = pack(copy.sequence, binding.entries, binding.binding.routing_key, copy.client).decode()
-    return BindingInfo(binding.destination, copy.key, "", kept, copy.signature.decode())
+    kept = pack(copy.sequence, copy.entries, binding.binding.routing_key, copy.client).decode()
+    return BindingInfo(binding.destination, binding.key, "", kept, copy.signature.decode())
 
 
 def rows(*bindings: StoredBinding) -> list[BindingInfo]:
@@ -48,29 +47,6 @@ async def take(listings: BindingListings, ox: OwnedExchange, *bindings: StoredBi
 
 def there(ox: OwnedExchange) -> list[bytes]:
     return sorted(stored_binding.binding.destination for stored_binding in ox.clients.values())
-
-
-async def test_copies_that_an_unbind_would_not_find_are_superfluous(
-    listings: BindingListings, ox: OwnedExchange
-) -> None:
-    a, b = (b"x-?hkv= a", Value("I", 1)), (b"x-?hkv= b", Value("I", 2))
-    first, second = stored("ox", "a", (a, b), 10), stored("ox", "a", (b, a), 20)
-    for order in ((first, second), (second, first)):
-        superfluous = await listings.take(ox, listings.before(ox), rows(*order))
-        assert superfluous == [row(second)]
-        assert list(ox.clients.values()) == [first]
-
-
-async def test_a_copy_by_which_messages_find_the_destination_is_not_superfluous(
-    listings: BindingListings, ox: OwnedExchange
-) -> None:
-    a, b = (b"x-?hkv= a", Value("I", 1)), (b"x-?hkv= b", Value("I", 2))
-    first, second = stored("ox", "a", (a, b), 10), stored("ox", "a", (b, a), 20)
-    mark = copied(second, 20, mark=True)
-    for order in ((first, mark), (mark, first)):
-        superfluous = await listings.take(ox, listings.before(ox), rows(*order))
-        assert superfluous == [row(first)]
-        assert list(ox.clients.values()) == [mark]
 
 
 AGAIN = stored("ox", "a", (), 50)

@@ -9,10 +9,15 @@ from hypothesis import strategies as st
 
 from proxy.broker.management_api import BindingInfo
 from proxy.broker.reconcile import checks
-from proxy.relay.tokens import UNKEYED, Tokens
+from proxy.relay.tokens import STORAGE, Tokens
+from proxy.values import RESERVED_PREFIX
 
 EVERY = Tokens("/", (b"new", b"old"))
-TOKENS = [key for kind, name in product(("queue", "exchange"), (b"a", b"public")) for key in EVERY.of(kind, name)]
+TOKENS = [
+    key
+    for kind, name in product(("queue", "exchange"), (b"a", b"public"))
+    for key in EVERY.candidates((kind, name), one_word=False)
+]
 
 
 def binding(name: str, key: bytes, kind: str = "queue") -> BindingInfo:
@@ -26,25 +31,22 @@ def topic_matches(pattern: bytes, key: bytes) -> bool:
     return re.fullmatch("".join(words), "." + key.decode()) is not None
 
 
-def test_missing_and_former_tokens_of_a_carrier_are_listed() -> None:
-    whole = [binding("q", key) for key in EVERY.of("queue", b"q")]
-    lacking = [binding("r", key) for key in EVERY.of("queue", b"r")[1:]]
-    tokens = checks.carrier_tokens([*whole, *lacking], EVERY)
-    assert tokens.bound == {("queue", b"q"), ("queue", b"r")}
-    assert tokens.incomplete == {("queue", b"r")}
-    assert (tokens.unkeyed, tokens.previous) == (2, 2)
-    ended = EVERY.without(UNKEYED).without(b"old")
-    tokens = checks.carrier_tokens([*whole, *lacking], ended)
-    assert tokens.bound == {("queue", b"q")}
-    assert list(tokens.former) == whole[1:]  # not if the current one is missing
-    assert (tokens.unkeyed, tokens.previous) == (2, 2)
-    assert checks.foreign_bindings([*whole, *lacking], ended) == []
+def test_rows_of_a_carrier_are_told_apart() -> None:
+    of_q, of_r = (EVERY.candidates(("queue", name), one_word=True) for name in (b"q", b"r"))
+    theirs = Tokens("/", (b"theirs",)).candidates(("queue", b"q"), one_word=True)
+    stored, own = binding("q", STORAGE + b"0" * 16), [binding("q", key) for key in of_q]
+    foreign = [binding("r", of_q[0]), binding("q", b"plain"), binding("q", RESERVED_PREFIX + b"q.*")]
+    rows = checks.carrier_rows(
+        [*own, binding("r", of_r[1]), *foreign, stored, *(binding("q", key) for key in theirs)], EVERY
+    )
+    assert rows.tokens == {("queue", b"q"): set(of_q), ("queue", b"r"): {of_r[1]}}
+    assert list(rows.foreign) == foreign
+    assert rows.stale == len(theirs)
 
 
-def test_a_token_of_an_unknown_secret_is_foreign_and_is_not_shown() -> None:
-    unknown = binding("q", Tokens("/", (b"theirs",)).of("queue", b"q")[0])
-    assert checks.foreign_bindings([unknown], Tokens("/", (b"ours",))) == [unknown]
-    assert str(unknown) == "queue q with a token"
+def test_tokens_are_not_shown() -> None:
+    (key,) = EVERY.candidates(("queue", b"q"), one_word=False)[:1]
+    assert str(binding("q", key)) == "queue q with a token"
 
 
 @pytest.mark.parametrize(

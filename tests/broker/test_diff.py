@@ -20,9 +20,11 @@ from proxy.broker.reconcile.diff import (
     undetermined,
 )
 from proxy.broker.reconcile.observed import ObservedState
+from proxy.relay.tokens import Tokens
 from proxy.relay.vhost import Delivery, OwnedExchange
 from proxy.values import Destination
 from tests.broker.observed import Queue, exchanges, owned, queues, router
+from tests.relay.wire import token
 
 MINE = QueueInfo(b"mine", exclusive=True)
 
@@ -45,14 +47,23 @@ def rules(*destinations: str, exchange: OwnedExchange | None = None) -> DesiredS
     return desired_state({evaluated.name: evaluated}, router({"x": queues(*destinations)}))
 
 
-def observed(state: ObservedState, *bound: str, **more: object) -> Observation:
-    return Observation(state, {b"x": queues(*bound)})._replace(**more)  # type: ignore[arg-type]
+def observed(state: ObservedState, **more: object) -> Observation:
+    return Observation(state, Tokens())._replace(**more)  # type: ignore[arg-type]
+
+
+def bound(*names: str) -> OwnedExchange:
+    """The exchange ``x``, on whose carrier the tokens of these queues are bound."""
+    return owned("x", bound=queues(*names))
+
+
+def bind(exchange: OwnedExchange, name: str) -> BindToken:
+    return BindToken(exchange, ("queue", name.encode()), token("queue", name.encode()))
 
 
 @pytest.mark.parametrize(
     ("desired", "asked", "observation", "actions"),
     [
-        (rules("a"), [], observed(names("a", carriers=["x"]), "a"), []),
+        (rules("a", exchange=bound("a")), [], observed(names("a", carriers=["x"])), []),
         (rules("a"), [], observed(names("a", carriers=["x"])), ["bind queue a to exchange x"]),
         (rules("a", "b"), [], observed(names("a", carriers=["x"])), ["bind queue a to exchange x"]),
         (
@@ -93,39 +104,32 @@ def test_the_difference_between_desired_and_observed_state_gives_the_actions(
 
 
 def test_a_full_pass_declares_every_carrier_so_that_the_broker_compares() -> None:
-    observation = observed(names("a", carriers=["x"]), "a")
-    assert list(map(str, diff(rules("a"), [], observation, declare_all=True))) == ["declare direct exchange x"]
+    observation = observed(names("a", carriers=["x"]))
+    assert list(map(str, diff(rules("a", exchange=bound("a")), [], observation, declare_all=True))) == [
+        "declare direct exchange x"
+    ]
 
 
-def test_unverified_tokens_are_bound_again_and_surplus_bindings_removed_last() -> None:
-    exchange = owned("x")
-    surplus = RemoveBinding(b"x", BindingInfo(("queue", b"a"), b"by hand", "by%20hand"), "foreign binding removed")
-    verify = BindToken(exchange, ("queue", b"a"))
-    observation = observed(names("a", "b", carriers=["x"]), "a", unverified=[verify], surplus=[surplus])
+def test_unverified_tokens_are_bound_again_and_foreign_bindings_removed_last() -> None:
+    exchange = bound("a")
+    foreign = RemoveBinding(b"x", BindingInfo(("queue", b"a"), b"by hand", "by%20hand"))
+    verify = bind(exchange, "a")
+    observation = observed(names("a", "b", carriers=["x"]), unverified=[verify], foreign=[foreign])
     actions = diff(rules("a", "b", exchange=exchange), [], observation)
-    assert actions == [BindToken(exchange, ("queue", b"b")), verify, surplus]
-    assert str(surplus) == "remove binding of exchange x to queue a with key 'by hand'"
+    assert actions == [bind(exchange, "b"), verify, foreign]
+    assert str(foreign) == "remove binding of exchange x to queue a with key 'by hand'"
 
 
 def test_without_a_listing_only_tokens_that_can_exist_are_verified() -> None:
     exchange = owned("x", bound=queues("a", "gone", "mine"))
     desired = rules("a", "gone", "mine", exchange=exchange)
     known = names("a", carriers=["x"], exclusive=[MINE])
-    believed, gone = believed_tokens(desired, (), known)
-    assert believed == [BindToken(exchange, ("queue", b"a"))]
-    assert gone == [BindToken(exchange, ("queue", b"gone"))]
-    assert believed_tokens(desired, [b"x"], known) == ([], [])
-
-
-def test_a_token_bound_with_a_clients_rights_is_not_verified_with_the_control_users() -> None:
-    exchange = owned("x", bound=queues("a", "route"))
-    exchange.clients["some"] = None  # type: ignore[assignment]
-    believed, gone = believed_tokens(rules("a", exchange=exchange), (), names(listed=False))
-    assert ([token.destination for token in believed], gone) == ([("queue", b"a")], [])
+    assert believed_tokens(desired, (), observed(known)) == [bind(exchange, "a")]
+    assert believed_tokens(desired, [b"x"], observed(known)) == []
 
 
 @pytest.mark.parametrize(
-    ("bound", "state", "refused", "lacking", "missing"),
+    ("known", "state", "refused", "lacking", "missing"),
     [
         ({"a"}, names("a"), {}, {}, {}),
         (set(), names(), {}, {}, {("queue", b"a"): "does not exist"}),
@@ -136,21 +140,21 @@ def test_a_token_bound_with_a_clients_rights_is_not_verified_with_the_control_us
     ids=["bound", "absent", "not bound", "refused", "asked for"],
 )
 def test_each_missing_destination_has_a_reason(
-    bound: set[str],
+    known: set[str],
     state: ObservedState,
     refused: dict[str, str],
     lacking: dict[Destination, str],
     missing: dict[Destination, str],
 ) -> None:
-    exchange = owned("x", bound=queues(*bound))
-    failed: dict[Action, str] = {BindToken(exchange, ("queue", name.encode())): why for name, why in refused.items()}
-    assert missing_destinations(rules("a", exchange=exchange), state, failed, lacking) == missing
+    exchange = owned("x", bound=queues(*known))
+    failed: dict[Action, str] = {bind(exchange, name): why for name, why in refused.items()}
+    assert missing_destinations(rules("a", exchange=exchange), observed(state), failed, lacking) == missing
 
 
 def test_a_queue_that_could_not_be_declared_is_missing_until_it_exists() -> None:
     failed: dict[Action, str] = {DeclareQueue(b"a"): "can't be declared: 403"}
-    assert missing_destinations(rules(), names(), failed, {}) == {("queue", b"a"): "can't be declared: 403"}
-    assert missing_destinations(rules(), names("a"), failed, {}) == {}
+    assert missing_destinations(rules(), observed(names()), failed, {}) == {("queue", b"a"): "can't be declared: 403"}
+    assert missing_destinations(rules(), observed(names("a")), failed, {}) == {}
 
 
 def test_only_destinations_that_no_listing_covers_are_queried() -> None:

@@ -71,13 +71,3 @@ async def test_without_listings_a_few_destinations_are_verified_in_turn_in_each_
         assert missing == dict.fromkeys(MANY if refused else (), "does not exist")
     assert [len(turn) for turn in turns] == [2, 2, 2]
     assert set().union(*turns) == MANY
-
-
-@pytest.mark.parametrize(("takes_seconds", "looks"), [(0.01, 1), (10.0, 2)])
-async def test_a_long_full_pass_is_repeated_before_its_result_counts(
-    reconciler: Reconciler, connection: FakeConnection, takes_seconds: float, looks: int
-) -> None:
-    connection.takes_seconds = takes_seconds
-    desired = desired_state({b"x": owned("x")}, router({"x": queues("a")}))
-    await reconciler.reconcile(lambda: desired, ())
-    assert connection.sent.count(bind_token(b"x", ("queue", b"a"))) == looks

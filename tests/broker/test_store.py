@@ -3,14 +3,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from proxy.broker.declared.snapshot import BindingRecord, ExchangeRecord, SnapshotRecords
 from structlog.testing import capture_logs
 
 from proxy.amqp.tables import encode_table
 from proxy.broker.declared.store import DeclarationStore, binding_from_listing, exchange_from_listing
 from proxy.broker.management_api import BindingInfo, ExchangeInfo
 from proxy.relay.declare.storage import pack
-from proxy.relay.vhost import BindingCopy, DeclaredExchange, Delivery, StoredBinding, VhostState
+from proxy.relay.vhost import StoredBinding, VhostState
 from proxy.routing.router import Router
 from proxy.values import Table, Value
 from tests.broker.clients import copied, declare_here, stored, text
@@ -89,15 +88,6 @@ def test_an_unverified_exchange_is_dropped_if_the_next_listing_lacks_it(
     assert known.exchanges == {}
 
 
-def test_two_deliveries_of_one_name_are_logged_once(store: DeclarationStore, known: VhostState) -> None:
-    mine = declare_here(known, "a", delivery=Delivery.QUEUE)
-    with capture_logs() as events:
-        for _ in range(2):
-            store.exchanges_listed(store.exchanges_before(), listed("a"))
-    assert known.exchanges == {b"a": mine}
-    assert len(has(events, "a client declaration can't be used")) == 1
-
-
 def test_the_end_of_a_binding_does_not_remove_its_successor(store: DeclarationStore, known: VhostState) -> None:
     old = stored("ox", "q", (), 1)
     declare_here(known, "ox", old)
@@ -115,25 +105,6 @@ def test_the_number_of_logged_errors_is_limited(store: DeclarationStore) -> None
         for number in range(2000):
             store.log_fault(b"ox", str(number))
     assert len(events) == 1000
-
-
-def record(queue: bytes, entries: bytes = b"") -> BindingRecord:
-    return BindingRecord("/", b"ox", ("queue", queue), b"", entries, (BindingCopy(1, "", b""),))
-
-
-async def test_an_invalid_record_is_logged_and_the_others_are_loaded(
-    store: DeclarationStore, known: VhostState
-) -> None:
-    bindings = record(b"q"), record(b"odd", b"\x01a?"), record(b"invalid", encode_table(((b"x-no", text("")),)))
-    exchanges = tuple(
-        ExchangeRecord("/", name, Delivery.QUEUE, DeclaredExchange(True, False, False, entries, 3))
-        for name, entries in ((b"ox", b""), (b"broken", b"\x01a?"))
-    )
-    with capture_logs() as events:
-        await store.remember(SnapshotRecords(exchanges, bindings), carriers=False)
-    assert len(has(events, "a client declaration can't be used")) == 3
-    assert set(known.exchanges) == {b"ox"}
-    assert len(known.exchanges[b"ox"].clients) == 1
 
 
 # -- stored exchanges and bindings -------------------------------------------------------------------------------------
@@ -163,7 +134,7 @@ def read_back(
     copy = made.copies[0]
     kept = pack(9, b"", b"", "me") if kept is None else kept
     signed = copy.signature.decode() if signature is None else signature
-    row = BindingInfo(made.destination, copy.key, "", kept.decode(), signed)
+    row = BindingInfo(made.destination, made.key, "", kept.decode(), signed)
     return binding_from_listing(VhostState(vhost, Router(())), b"ox", exchange, row)
 
 

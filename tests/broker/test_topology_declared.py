@@ -3,44 +3,35 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from proxy.broker.declared.snapshot import load_snapshot, records_of, save_snapshot
 from structlog.testing import capture_logs
 
 from proxy.broker.connection import DeclaredSettings
 from proxy.broker.declared.announcements import EXCHANGE
 from proxy.broker.management_api import ManagementApi
-from proxy.broker.reconcile.diff import UnbindRows
-from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observer import Observer
 from proxy.broker.topology import Topology
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.declare.storage import KEPT, exchange_arguments, kept_arguments, pack
 from proxy.relay.original_address import longstr_entry
-from proxy.relay.vhost import Delivery, VhostState
+from proxy.relay.vhost import VhostState
 from proxy.routing.decision import Facts
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
-from proxy.values import Destination, Table, Value
+from proxy.values import Table, Value
 from tests.broker.clients import AUTO_DELETE, Client, client, declare_here, stored, text
-from tests.broker.observed import Outside, has, owned, queues, reconcile, router, settings, state, until
+from tests.broker.observed import Outside, has, missing, owned, queues, reconcile, router, settings, state, until
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
 from tests.relay.wire import token
 from tests.routing.building import arguments
 
 Start = Callable[..., Awaitable[Topology]]
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    return tmp_path / "kept"
 
 
 @pytest.fixture
@@ -55,8 +46,7 @@ async def start(broker: Broker) -> AsyncIterator[Start]:
     ending: list[Callable[[], Any]] = []
 
     async def build(states: dict[str, VhostState] | None = None, *, run: bool = False, **more: Any) -> Topology:
-        of_clients = {"announcing": "announce", "own_routes": "own_routes", "snapshot": "snapshot"}
-        declared = DeclaredSettings(**{of_clients[key]: more.pop(key) for key in list(more) if key in of_clients})
+        declared = DeclaredSettings(announce=more.pop("announcing", False))
         topology = Topology(settings(broker, declared=declared, **more), states or {}, {})
         ending.append(topology.close)
         await topology.start()
@@ -291,29 +281,17 @@ async def test_a_virtual_host_without_permission_is_reported_and_does_not_affect
         broker.delete_user(vhost)
 
 
-async def test_a_deleted_virtual_host_in_the_snapshot_does_not_affect_others(start: Start, file: Path) -> None:
-    gone = VhostState("gone", Router(()))
-    declare_here(gone, "direct", delivery=Delivery.QUEUE)
-    save_snapshot(file, records_of([gone]))
-    with capture_logs() as events:
-        topology = await start(snapshot=file)
-    assert topology.ready
-    assert len(has(events, "client declarations can't be read")) == 1
-    assert list(known(topology, "gone").exchanges) == [b"direct"]
-
-
 @pytest.mark.parametrize("tags", ["", "management"])
 @pytest.mark.parametrize("password", ["", "wrong"])
 async def test_declarations_are_kept_while_the_broker_refuses_the_control_user(
-    start: Start, broker: Broker, vhost: str, file: Path, tags: str, password: str
+    start: Start, broker: Broker, vhost: str, tags: str, password: str
 ) -> None:
-    kept = VhostState(vhost, Router(()))
-    declare_here(kept, "direct", delivery=Delivery.QUEUE)
-    save_snapshot(file, records_of([kept]))
     with broker.temporary_user(tags) as user:
-        limits = {"retry_seconds": 0.01, "retry_limit_seconds": 0.01, "snapshot": file}
+        limits = {"retry_seconds": 0.01, "retry_limit_seconds": 0.01}
         place = {} if tags else {"management": None}
         topology = await start(run=True, username=user, password=password or user, **limits, **place)
+        await topology.adopt(vhost)
+        declare_here(known(topology, vhost), "ox")
         login, attempts = topology.managed(vhost).connection.connect, 0
 
         async def counting() -> None:
@@ -323,85 +301,7 @@ async def test_declarations_are_kept_while_the_broker_refuses_the_control_user(
 
         topology.managed(vhost).connection.connect = counting  # type: ignore[method-assign]
         await until(lambda: attempts == 6)
-        assert list(known(topology, vhost).exchanges) == [b"direct"]
-        assert load_snapshot(file) == records_of([kept])
-
-
-async def test_tokens_without_use_are_unbound_after_two_passes(
-    start: Start, app: Client, outside: Outside, vhost: str
-) -> None:
-    outside.make_queues("a", "b")
-    first, second = stored("ox", "a"), stored("ox", "b")
-    await app.declare("ox", flags=AUTO_DELETE)
-    await app.bind(first, second)
-    vhost_state = known(topology := await start(), vhost)
-    await app.unbind(first, tokens=False)  # the unbind left the token
-    await reconcile(topology, vhost)
-    assert outside.bound("ox") == queues("a", "b")
-    for _ in range(2):
-        await reconcile(topology, vhost)
-    assert outside.bound("ox") == vhost_state.exchanges[b"ox"].bound == queues("b")
-    await app.unbind(second, tokens=False)
-    for _ in range(4):
-        await reconcile(topology, vhost)
-    assert vhost_state.exchanges == {}  # the broker has deleted it with the last token
-
-
-async def test_a_token_needed_again_while_it_is_being_unbound_is_bound_again(
-    start: Start, app: Client, outside: Outside, vhost: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    outside.make_queues("a", "b")
-    first = stored("ox", "a")
-    await app.declare("ox")
-    await app.bind(first, stored("ox", "b"))
-    vhost_state = known(topology := await start(), vhost)
-    await app.unbind(first, tokens=False)
-    await reconcile(topology, vhost)
-    unbind, unbound = Executor.unbind, list[Destination]()
-
-    async def meanwhile(executor: Executor, actions: Iterable[UnbindRows]) -> None:
-        due = list(actions)
-        await unbind(executor, due)
-        if due:
-            unbound.extend(action.destination for action in due)
-            vhost_state.add_binding(first)
-
-    monkeypatch.setattr(Executor, "unbind", meanwhile)
-    await reconcile(topology, vhost)
-    assert set(unbound) == queues("a")
-    assert outside.bound("ox") == queues("a", "b")
-
-
-@pytest.mark.parametrize("route", [(b"x-addq-ontrue", "a"), (b"x-addqre-ontrue", "^a"), (b"x-msg-addq-ontrue", "")])
-async def test_a_token_that_a_route_may_need_is_kept(
-    start: Start, app: Client, outside: Outside, vhost: str, route: tuple[bytes, str]
-) -> None:
-    """Otherwise, a publish could request the token while it is being unbound."""
-    key, chosen = route
-    outside.make_queues("a", "b")
-    first = stored("ox", "a")
-    await app.declare("ox")
-    await app.bind(first, stored("ox", "b", ((key, text(chosen)),)))
-    topology = await start()
-    await app.unbind(first, tokens=False)
-    for _ in range(4):
-        await reconcile(topology, vhost)
-    assert outside.bound("ox") == queues("a", "b")
-
-
-async def test_a_token_of_a_files_exchange_is_handed_over_since_other_rules_may_need_it(
-    start: Start, app: Client, outside: Outside, vhost: str
-) -> None:
-    outside.make_queues("a", "b")
-    topology = await start({vhost: state(vhost, {"documents": queues("a")})})
-    binding = stored("documents", "b")
-    await app.bind(binding)
-    await reconcile(topology, vhost)
-    await app.unbind(binding, tokens=False)
-    for _ in range(3):
-        await reconcile(topology, vhost)
-    assert outside.plainly_bound("documents") == queues("a")
-    assert outside.bound("documents") == queues("a", "b")  # under a pin, until later passes
+        assert list(known(topology, vhost).exchanges) == [b"ox"]
 
 
 async def test_an_auto_delete_exchange_is_deleted_with_the_queue_of_its_last_binding(
@@ -413,103 +313,49 @@ async def test_an_auto_delete_exchange_is_deleted_with_the_queue_of_its_last_bin
     mine = VhostState(vhost, Router(()))
     topology = await start({vhost: mine}, run=True, refresh_seconds=3600.0)
     with outside.channel() as channel:
-        channel.queue_bind("routed to", "ox", token("queue", b"routed to").decode())
-    mine.exchanges[b"ox"].tokens.bind_ok(("queue", b"routed to"))
+        channel.queue_bind("routed to", "ox", token("queue", b"routed to", vhost).decode())
+    mine.exchanges[b"ox"].tokens.bind_ok(("queue", b"routed to"), (token("queue", b"routed to", vhost),))
     outside.delete_queue("a")
     topology.managed(vhost).requests.queue_deleted(b"a")
     await until(lambda: not mine.exchanges)
     assert "ox" not in {item["name"] for item in outside.broker.api("GET", f"exchanges/{vhost}")}
 
 
-@pytest.mark.parametrize("own_routes", [True, False])
-async def test_routes_of_clients_get_tokens_of_the_control_user_only_without_own_routes(
-    start: Start, app: Client, outside: Outside, vhost: str, own_routes: bool
-) -> None:
-    outside.make_queues("a", "secret")
-    await app.declare("ox")
-    await app.bind(stored("ox", "a", ((b"x-addq-ontrue", text("secret")),)), tokens=False)
-    vhost_state = known(await start(own_routes=own_routes), vhost)
-    expected = queues("a") if own_routes else queues("a", "secret")
-    assert outside.bound("ox") == vhost_state.exchanges[b"ox"].bound == expected
-
-
 # -- without the management API, and with delivery: queue ---------------------------------------------------------
 
 
 async def test_without_the_management_api_deleted_objects_are_noticed(
-    start: Start, app: Client, outside: Outside, vhost: str, file: Path
+    start: Start, app: Client, outside: Outside, vhost: str
 ) -> None:
     outside.make_queues("a", "b")
-    topology = await start({vhost: state(vhost, {})}, management=None, snapshot=file)
+    topology = await start({vhost: state(vhost, {})}, management=None)
     vhost_state = known(topology, vhost)
     for name in ("ox", "vanishing"):
         await app.declare(name)
         await app.bind(stored(name, "a"), stored(name, "b"))
         declare_here(vhost_state, name, stored(name, "a"), stored(name, "b"))
-    declare_here(vhost_state, "direct", stored("direct", "a"), stored("direct", "b"), delivery=Delivery.QUEUE)
     await reconcile(topology, vhost)
-    assert routed(vhost_state, b"direct") == routed(vhost_state, b"ox") == (b"a", b"b")
+    assert routed(vhost_state, b"ox") == (b"a", b"b")
     outside.delete_queue("a")
     outside.delete_exchange("vanishing")
     await reconcile(topology, vhost)
-    assert set(vhost_state.exchanges) == {b"ox", b"direct"}
-    assert routed(vhost_state, b"direct") == routed(vhost_state, b"ox") == (b"b",)
-    assert vhost_state.missing == {}
-
-
-async def test_with_the_management_api_the_snapshot_stores_what_the_broker_does_not(
-    start: Start, app: Client, outside: Outside, vhost: str, file: Path
-) -> None:
-    outside.make_queues("a")
-    topology = await start({vhost: state(vhost, {})}, snapshot=file)
-    vhost_state = known(topology, vhost)
-    await app.declare("ox")
-    declare_here(vhost_state, "ox")
-    declare_here(vhost_state, "direct", stored("direct", "a"), delivery=Delivery.QUEUE)
-    topology.managed(vhost).requests.changed(b"direct")
-    await topology.close()
-    outside.delete_exchange("ox")
-
-    back = known(await start(snapshot=file), vhost)
-    assert list(back.exchanges) == [b"direct"]  # `ox` was stored on the broker, so the snapshot does not restore it
-    assert routed(back, b"direct") == (b"a",)
-    outside.delete_queue("a")
-    await reconcile(topology := await start(snapshot=file), vhost)
-    assert routed(known(topology, vhost), b"direct") == ()
-
-
-async def test_the_snapshot_contains_changes_found_while_rules_are_prepared(
-    start: Start, outside: Outside, vhost: str, file: Path
-) -> None:
-    outside.make_queues("a")
-    topology = await start({vhost: state(vhost, {})}, snapshot=file)
-    managed = topology.managed(vhost)
-    declare_here(managed.state, "direct", stored("direct", "a"), delivery=Delivery.QUEUE)
-    managed.requests.changed(b"direct")
-    outside.delete_queue("a")
-    await managed.prepare({}, router({}), ())
-    await reconcile(topology, vhost)
-    await topology.close()
-    assert load_snapshot(file).bindings == ()
+    assert set(vhost_state.exchanges) == {b"ox"}
+    assert routed(vhost_state, b"ox") == (b"b",)
+    assert missing(vhost_state) == {}
 
 
 async def test_a_sidecar_waits_for_the_management_api_and_then_starts_without_it(
-    start: Start, app: Client, outside: Outside, vhost: str, file: Path
+    start: Start, app: Client, outside: Outside, vhost: str
 ) -> None:
     outside.make_queues("a")
     await app.declare("ox")
     await app.bind(stored("ox", "a"))
-    topology = await start({vhost: state(vhost, {})}, snapshot=file)
-    topology.managed(vhost).requests.changed(b"ox")
-    await topology.close()
-
     dead = f"http://127.0.0.1:{free_port()}"
     with capture_logs() as events:
-        topology = await start(management=dead, snapshot=file, patience_seconds=0.2, retry_seconds=0.05)
+        topology = await start(management=dead, patience_seconds=0.2, retry_seconds=0.05)
     assert topology.ready
     assert "can't be listed" in " ".join(topology.degraded)
     assert len(has(events, "virtual hosts with client declarations can't be listed")) == 1
-    assert routed(known(topology, vhost), b"ox") == (b"a",)
 
 
 async def test_a_sidecar_is_not_ready_before_it_has_read_the_bindings_of_listed_exchanges(
@@ -681,25 +527,3 @@ async def test_a_clients_binding_that_new_rules_make_invalid_is_named(
     [event] = has(events, "new rules reject a client's binding")
     assert "Unknown or invalid argument's key" in event["error"]
     assert mine.exchanges[b"x"].clients == {}
-
-
-async def test_a_token_that_a_client_unbinds_before_the_swap_is_bound_again(
-    start: Start, app: Client, outside: Outside, vhost: str
-) -> None:
-    outside.make_queues("a", "b")
-    mine = state(vhost, {"documents": queues("b")})
-    topology = await start({vhost: mine}, grace_seconds=0.0)
-    only = stored("documents", "a")
-    await app.bind(only)
-    await reconcile(topology, vhost)
-    assert ("queue", b"a") in mine.exchanges[b"documents"].bound
-
-    rules, evaluated = router({"documents": queues("a", "b")}), {b"documents": owned("documents")}
-    new = await topology.managed(vhost).prepare(evaluated, rules, [])
-    await app.unbind(only)  # the old rules have no other token for it
-    mine.remove_binding(only)
-    mine.exchanges[b"documents"].tokens.not_bound(("queue", b"a"))
-    topology.managed(vhost).reconciler.swap(new)
-    assert mine.exchanges[b"documents"].bound == queues("b")
-    await reconcile(topology, vhost)
-    assert mine.exchanges[b"documents"].bound == outside.bound("documents") == queues("a", "b")

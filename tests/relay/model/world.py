@@ -73,9 +73,11 @@ XO = b"xo"
 NOT_FOUND, IN_USE = 404, 406
 #: number of rounds of the event loop after which all tasks wait for a step
 _ROUNDS = 25
+#: maximum number of steps in a run, which must end
+_STEPS = 1000
 
 
-class Lost(AssertionError):
+class LostError(AssertionError):
     """A promise was broken."""
 
 
@@ -419,6 +421,10 @@ class Sidecar:
         self.looking = self.ending = False
         self.world.promise(self, promised)
 
+    async def list_bindings(self) -> None:
+        """List the bindings of the exchange, as for an announcement."""
+        await self.reconciler.look_at([XO])
+
     async def reload(self, named: Sequence[tuple[str, Destination]]) -> None:
         self.looking = True
         exchanges, router = rules(named, file=True)
@@ -446,7 +452,7 @@ class Sidecar:
         connection.collect()
 
 
-# -- a client and its connection -----------------------------------------------------------------------------------------
+# -- a client and its connection ---------------------------------------------------------------------------------------
 
 
 @dataclass(eq=False)
@@ -544,6 +550,11 @@ class Connection:
                     channel_close(frame.channel, refusal.args[0], b"refused", index >> 16, index & 0xFFFF)
                 )
 
+    def execute_and_deliver(self) -> None:
+        self.execute()
+        while self.replies:
+            self.deliver()
+
     def deliver(self) -> None:
         """Let the next reply reach the sidecar."""
         self.relay.broker_sent(self.replies.popleft(), 0.0)
@@ -566,6 +577,7 @@ class World:
         auto_delete: whether the client has declared it with auto-delete.
         topic: whether its carrier is a topic exchange.
         token_first: a wrong order of rows, which must break promises.
+        at_once: whether a reply reaches the sidecar in the step in which the broker executes the method.
     """
 
     def __init__(
@@ -576,9 +588,10 @@ class World:
         auto_delete: bool = False,
         topic: bool = False,
         token_first: bool = False,
+        at_once: bool = False,
     ) -> None:
         self.broker = ModelBroker()
-        self.token_first, self.auto_delete = token_first, auto_delete
+        self.token_first, self.auto_delete, self.at_once = token_first, auto_delete, at_once
         self.promises: list[Promise] = []
         #: the destinations that the last publish reached
         self.reached: set[Destination] = set()
@@ -666,7 +679,7 @@ class World:
         if not (self.wounded or any(sidecar.ending for sidecar in self.sidecars)):
             lost = [life for life in publish.promised if life.alive and life.row.destination not in reached]
             if lost:
-                raise Lost(f"sidecar {connection.sidecar.number}: {lost[0].row.destination} after {self.trace}")
+                raise LostError(f"sidecar {connection.sidecar.number}: {lost[0].row.destination} after {self.trace}")
 
     # -- steps
 
@@ -685,7 +698,8 @@ class World:
         found: list[tuple[str, Callable[[], object]]] = []
         for number, connection in enumerate(self.connections):
             if connection.to_broker:
-                found.append((f"broker executes {connection.to_broker[0].name} of {number}", connection.execute))
+                take = connection.execute_and_deliver if self.at_once else connection.execute
+                found.append((f"broker executes {connection.to_broker[0].name} of {number}", take))
             if connection.replies:
                 found.append((f"reply to {number}", connection.deliver))
         for sidecar in self.sidecars:
@@ -703,6 +717,7 @@ class World:
 
     async def step(self, name: str, take: Callable[[], object]) -> None:
         self.trace.append(name)
+        assert len(self.trace) < _STEPS, self.trace[-40:]
         take()
         await self.settle()
 
@@ -721,9 +736,11 @@ class World:
         assert not any(sidecar.tasks for sidecar in self.sidecars), self.trace
 
     async def passes(self) -> None:
-        """Run passes of all sidecars, one after another, until each has seen what the others did."""
-        for sidecar in self.sidecars * 2:
-            sidecar.start(sidecar.look())
+        """Run a pass of each sidecar, one after another, and those that the sidecars request."""
+        for sidecar in self.sidecars:
+            sidecar.wants_pass = True
+        while waiting := [sidecar for sidecar in self.sidecars if sidecar.wants_pass]:
+            waiting[0].start(waiting[0].look())
             await self.settle()
             await self.drain()
 
@@ -739,7 +756,7 @@ class World:
                 await self.drain()
                 expected = self.selected(kind, connection.sidecar)
                 if self.reached != expected:
-                    raise Lost(f"kind {kind} reaches {self.reached} instead of {expected} after {self.trace}")
+                    raise LostError(f"kind {kind} reaches {self.reached} instead of {expected} after {self.trace}")
 
     def selected(self, kind: str, sidecar: Sidecar) -> set[Destination]:
         """Return the destinations of the bindings on the broker, and in the rules of a sidecar, for a kind."""
