@@ -103,8 +103,15 @@ class TokenTable:
         self._event(destination)
         self._add(destination, self._bound.get(destination, frozenset()).union(tokens))
 
-    def refused(self, destination: Destination, reason: str, now: float) -> None:
-        """Record that a destination can't be bound. A token that was bound earlier may have gone with it."""
+    def refused(self, destination: Destination, reason: str, now: float, events: int | None = None) -> None:
+        """Record that a destination can't be bound. A token that was bound earlier may have gone with it.
+
+        Args:
+            events: the value of `events` when the bind was requested; the refusal is ignored if it is older than the
+                last event of the destination.
+        """
+        if events is not None and self._changed.get(destination, 0) > events:
+            return
         self._event(destination)
         self._pending.discard(destination)
         known = self._missing.get(destination)

@@ -51,7 +51,7 @@ def marked(outside: Outside, *names: str) -> list[OwnedExchange]:
 
 def own(outside: Outside, carrier: str, *names: str) -> None:
     for name in names:
-        outside.bind(carrier, name, token("queue", name.encode()).decode())
+        outside.bind(carrier, name, token("queue", name.encode(), outside.vhost).decode())
 
 
 async def test_exchanges_may_be_open_if_the_last_list_did_not_contain_them(

@@ -106,7 +106,7 @@ async def test_the_same_bind_through_two_sidecars_counts_as_one_and_the_lowest_s
     assert [copy.sequence for copy in back.copies] == [20, 25, 30]
     assert back.binding.sequence == 20
     assert len(list(vhost_state.router.exchanges[b"ox"].bindings)) == 1
-    await app.unbind(stored("ox", "a", (), 20), tokens=False)
+    await app.unbind(stored("ox", "a", (), 20))
     await reconcile(topology, vhost)
     [back] = vhost_state.exchanges[b"ox"].clients.values()
     assert [copy.sequence for copy in back.copies] == [25, 30]

@@ -112,3 +112,14 @@ def test_the_earliest_missing_destinations_are_forgotten_if_there_are_too_many()
         table.refused(("queue", b"%d" % number), "404", float(number))
     table.limit_missing(2, [("queue", b"0")])
     assert [name for _, name in table.missing] == [b"0", b"3"]
+
+
+def test_a_refusal_older_than_the_last_event_is_ignored() -> None:
+    table = TokenTable(BOUND)
+    requested = table.events
+    table.refused(B, "404", 1.0, requested)
+    table.bind_ok(A, (TOKEN,))
+    table.refused(A, "404", 1.0, requested)
+    assert (table.state(A), table.state(B)) == (OK, M)
+    table.refused(A, "404", 1.0, table.events)
+    assert table.state(A) is M

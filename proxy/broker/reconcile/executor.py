@@ -192,14 +192,17 @@ class Executor:
 
     async def bind(self, tokens: Sequence[BindToken]) -> list[Refusal | None]:
         """Bind tokens, and record the results in the token tables."""
+        requested = [token.exchange.tokens.events for token in tokens]
         binds = [Bind(token.exchange.carrier, token.destination, token.token) for token in tokens]
         refusals = (
             [await self._connection.call(binds[0])] if len(binds) == 1 else await self._connection.call_all(binds)
         )
         now = self._clock()
-        for (exchange, destination, token), refusal in zip(tokens, refusals, strict=True):
+        for (exchange, destination, token), events, refusal in zip(tokens, requested, refusals, strict=True):
             if refusal is None:
                 exchange.tokens.bind_ok(destination, (token,))
+            elif refusal.code == NOT_FOUND:  # whatever was bound has gone
+                exchange.tokens.refused(destination, refusal.reason(destination[0]), now, events)
             elif self._state.token_of(exchange, destination) is None:
                 exchange.tokens.refused(destination, refusal.reason(destination[0]), now)
             # else: another token is bound, for example by the connection that owns an exclusive queue
