@@ -214,7 +214,12 @@ class ModelBroker:
             self.rows.pop(row).alive = False
 
     def route(self, exchange: bytes, keys: Iterable[bytes]) -> set[Destination]:
-        wanted = set(keys)
+        """Return the destinations that keys reach.
+
+        A bind is forwarded unchanged if its exchange is looked up and does not exist. If another client declares the
+        exchange in the meantime, the broker stores a foreign binding, which sidecars report; it is not counted here.
+        """
+        wanted = {key for key in keys if is_token(key) or is_storage_key(key)}
         return {row.destination for row in self.rows if row.source == exchange and row.key in wanted}
 
     def listed(self, exchange: bytes) -> list[BindingInfo]:
