@@ -469,7 +469,8 @@ def test_an_unbind_removes_all_copies_each_with_its_own_arguments() -> None:
         other.wall += 1 if order[0] is second else 0
         other.produce(queue_bind(1, b"b", b"xo", b"", encode_table(order)))
         other.answer(BIND_OK * 2)
-        made.state.add_binding(*other.state.exchanges[b"xo"].clients.values())
+        [copy] = other.state.exchanges[b"xo"].clients.values()
+        made.state.add_binding(copy)
     [stored] = made.state.exchanges[b"xo"].clients.values()
     sent = unbound(made.produce(queue_unbind(1, b"b", b"xo", b"", encode_table((second, first)))))
     assert len(sent) == 2

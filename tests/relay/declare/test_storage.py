@@ -14,7 +14,6 @@ from proxy.relay.declare.storage import (
     LAST_SEQUENCE,
     MARK,
     SIGNATURE,
-    STORAGE,
     exchange_arguments,
     kept_arguments,
     pack,

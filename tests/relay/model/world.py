@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from pamqp import commands
 
-from proxy.amqp import methods
+from proxy.amqp import method_frames, methods
 from proxy.amqp.method_frames import (
     ExchangeDeclare,
     ExchangeDelete,
@@ -630,11 +630,13 @@ class World:
 
     def bind(self, connection: Connection, *binds: tuple[str, Destination]) -> None:
         """Bind destinations for messages of a kind; several binds are sent at once."""
-        frames = [client.bind(1, destination, XO, b"", encode_table(condition(kind))) for kind, destination in binds]
+        frames = [
+            method_frames.bind(1, destination, XO, b"", encode_table(condition(kind))) for kind, destination in binds
+        ]
         connection.send(*frames, awaited=[f"{destination[0].title()}.BindOk" for _, destination in binds])
 
     def unbind(self, connection: Connection, kind: str, destination: Destination) -> None:
-        frame = client.unbind(1, destination, XO, b"", encode_table(condition(kind)))
+        frame = method_frames.unbind(1, destination, XO, b"", encode_table(condition(kind)))
         connection.send(frame, awaited=[f"{destination[0].title()}.UnbindOk"])
 
     def declare_queue(self, connection: Connection, name: str) -> None:
@@ -679,7 +681,7 @@ class World:
         keys = [str(frame.arguments["routing_key"]).encode()]
         for name, value in table_of(header):
             if name == b"BCC":
-                keys += [key.value for key in cast("tuple[Value, ...]", value.value)]
+                keys += [cast(bytes, key.value) for key in cast("tuple[Value, ...]", value.value)]
         self.reached = reached = self.broker.route(XO, keys)
         if not (self.wounded or any(sidecar.ending for sidecar in self.sidecars)):
             lost = [life for life in publish.promised if life.alive and life.row.destination not in reached]
@@ -779,6 +781,10 @@ class Action(NamedTuple):
     take: Callable[[], object]
 
 
+def _next(script: deque[Action]) -> Callable[[], object]:
+    return lambda: script.popleft().take()
+
+
 async def interleave(world: World, choose: Callable[[int], int], *scripts: Sequence[Action]) -> None:
     """Take all steps, and the actions of each script in order, as chosen; then check that all sidecars agree."""
     left = [deque(script) for script in scripts]
@@ -786,7 +792,7 @@ async def interleave(world: World, choose: Callable[[int], int], *scripts: Seque
         steps = world.steps()
         for script in left:
             if script and (script[0].connection is None or script[0].connection.idle):
-                steps.append((script[0].name, lambda script=script: script.popleft().take()))
+                steps.append((script[0].name, _next(script)))
         if not steps:
             break
         await world.step(*steps[choose(len(steps)) if len(steps) > 1 else 0])
