@@ -19,6 +19,7 @@ from proxy.relay.declare.storage import (
     pack,
     unpack,
 )
+from proxy.relay.tokens import STORAGE
 from proxy.values import Table, Value
 from tests.broker.clients import storage_key
 

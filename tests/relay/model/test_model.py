@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from random import Random
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from proxy.values import Destination
-from tests.relay.model.world import Action, Connection, LostError, World, every_run, interleave
+from tests.relay.model.world import Action, Connection, LostError, Sidecar, World, every_run, interleave
 
 Q: Destination = ("queue", b"q")
 R: Destination = ("queue", b"r")
@@ -102,6 +103,10 @@ def test_the_model_finds_the_loss_if_the_token_row_is_sent_first() -> None:
 # -- random interleavings ----------------------------------------------------------------------------------------------
 
 
+def _look(sidecar: Sidecar) -> None:
+    sidecar.start(sidecar.look())
+
+
 class Actions:
     """What clients and control planes may do next in a random run."""
 
@@ -113,14 +118,14 @@ class Actions:
         found = [action for made in world.connections if len(made.awaited) < 3 for action in self._of_client(made)]
         for sidecar in world.sidecars:
             if not sidecar.looking:
-                found.append(Action("pass", None, lambda sidecar=sidecar: sidecar.start(sidecar.look())))
+                found.append(Action("pass", None, partial(_look, sidecar)))
                 if world.file:
                     named = self.random.choice(((), (("1", Q),), (("2", R), ("1", E))))
                     reload = lambda sidecar=sidecar, named=named: sidecar.start(sidecar.reload(named))  # noqa: E731
                     found.append(Action("reload", None, reload))
         for name in (b"q", b"r"):
-            found.append(Action("delete beside", None, lambda name=name: world.broker.delete_queue(name)))
-            found.append(Action("declare beside", None, lambda name=name: world.broker.queues.add(name)))
+            found.append(Action("delete beside", None, partial(world.broker.delete_queue, name)))
+            found.append(Action("declare beside", None, partial(world.broker.queues.add, name)))
         return found
 
     def _of_client(self, made: Connection) -> list[Action]:
