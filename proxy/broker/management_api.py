@@ -1,4 +1,4 @@
-"""Client for RabbitMQ's management HTTP API: lists, looks up and removes objects, and declares marker exchanges.
+"""Client for RabbitMQ's management HTTP API: lists, looks up and removes objects.
 
 Only cheap and reliable listings are requested: queues and exchanges with a few columns, and the bindings of one
 exchange. On RabbitMQ 3.10, a single unusual routing key makes a listing of the bindings of all exchanges fail.
@@ -343,8 +343,9 @@ class ManagementApi:
     async def remove_binding(self, vhost: str, exchange: bytes, binding: BindingInfo) -> None:
         """Remove one binding, regardless of its arguments."""
         kind, name = binding.destination
-        names = (vhost, "e", exchange, kind[0], name, binding.properties_key)
-        await self._request("DELETE", "/bindings/" + "/".join(_quoted(name) for name in names))
+        path = "/bindings/" + "/".join(map(_quoted, (vhost, "e", exchange, kind[0], name)))
+        # The key begins with the routing key, which may be a token and must not appear in errors.
+        await self._request("DELETE", path, hidden=f"/{_quoted(binding.properties_key)}")
 
     async def remove_exchange(self, vhost: str, exchange: bytes) -> None:
         await self._request("DELETE", f"/exchanges/{_quoted(vhost)}/{_quoted(exchange)}")
@@ -377,16 +378,15 @@ class ManagementApi:
         except RecursionError as error:
             raise self._error(UpstreamFailure.REFUSED, path, _NESTED, Undecodable) from error
 
-    async def _request(
-        self, method: str, path: str, body: Mapping[str, object] | None = None, *, limit_seconds: float | None = None
-    ) -> bytes:
+    async def _request(self, method: str, path: str, *, hidden: str = "", limit_seconds: float | None = None) -> bytes:
+        """Send a request. Errors contain `path`, but not `hidden`, which follows it in the address."""
         if self._session is None:
             self._session = self._open()
         seconds = limit_seconds or self._settings.deadline_seconds
         try:
             async with (
                 asyncio.timeout(seconds),
-                self._session.request(method, self._base + path, json=body, **self._how()) as answer,
+                self._session.request(method, self._base + path + hidden, **self._how()) as answer,
             ):
                 content = await self._body(answer, path)
         except TimeoutError as error:

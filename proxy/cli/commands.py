@@ -214,10 +214,11 @@ COMMANDS = {
     "cleanup": CommandEntry(
         "list or remove the objects that sidecars created on the broker",
         "Lists the carriers, bindings and exchanges that sidecars created on the broker; --yes removes them. Stop all "
-        "sidecars first.",
+        "sidecars first, except with --stale or --unused.",
         (
             ("oxproxy cleanup --config oxproxy.yaml", "lists objects"),
             ("oxproxy cleanup --config oxproxy.yaml --vhost shop --yes", "removes objects in one virtual host"),
+            ("oxproxy cleanup --config oxproxy.yaml --stale --yes", "after a secret was removed from the list"),
         ),
         no="some objects could not be removed",
     ),

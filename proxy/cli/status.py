@@ -26,6 +26,9 @@ _FINDINGS = (
     ("unfit_carriers", "carrier type"),
 )
 
+#: What to do about tokens that were made with secrets that are not listed.
+_STALE_ADVICE = "no message uses them, and oxproxy cleanup --stale removes them"
+
 #: Lists that `/status` contains for the last reload, with their titles. The destinations that were missing at that time
 #: are omitted, since the current ones are listed under their virtual host.
 _RELOAD_FINDINGS = (("errors", "error"), ("restart", "restart"))
@@ -100,6 +103,9 @@ def _body(status: Mapping[str, Any]) -> Iterator[str]:
         yield _row("vhost", f"{vhost.get('vhost')}: {state}, {counted(vhost.get('queues', 0), 'queue')}{seen}")
         for key, name in _FINDINGS:
             yield from (_row(f"  {name}", line) for line in _listed(vhost.get(key)))
+        for carrier, count in vhost.get("stale_tokens", {}).items():
+            tokens = counted(count, "token")
+            yield _row("  stale", f"{carrier}: {tokens} of secrets that are not listed; {_STALE_ADVICE}")
 
 
 def _listed(findings: object) -> list[str]:

@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.broker.cleanup import find_leftovers, remove_leftover
+from proxy.broker.cleanup import find_leftovers, find_stale, remove_leftover, remove_rows
 from proxy.broker.management_api import ManagementApi
 from proxy.errors import UpstreamError
+from proxy.relay.tokens import Secrets, Tokens
+from proxy.values import RESERVED_PREFIX
 from tests.broker.observed import Outside, settings
 from tests.rabbitmq import Broker
 from tests.sidecar import answering
@@ -28,3 +30,40 @@ async def test_an_unexpected_answer_is_an_error(broker: Broker, content: bytes) 
         with pytest.raises(UpstreamError):
             await find_leftovers(management)
         await management.close()
+
+
+async def test_a_stale_token_of_an_exclusive_queue_is_reported_and_others_are_removed(
+    broker: Broker, vhost: str, outside: Outside
+) -> None:
+    outside.make_exchange("ours", x_open_exchange=True)
+    outside.make_queues("a")
+    leaked, listed = Secrets([b"leaked"]), Secrets([b"listed"])
+    management = ManagementApi(settings(broker), broker.management)
+    with outside.channel() as owner:
+        owner.queue_declare("mine", exclusive=True)
+        for secret in (leaked, listed):
+            for name in ("a", "mine"):
+                (key,) = Tokens(vhost, secret.token_keys).candidates(("queue", name.encode()), one_word=False)
+                owner.queue_bind(name, "ours", key.decode())
+        (stale,) = await find_stale(management, listed, [vhost])
+        assert [row.destination[1] for row in stale.tokens] == [b"a", b"mine"]
+        (refused,) = await remove_rows(management, stale)
+        assert refused.startswith("queue mine with a token: ")
+        assert "exclusive" in refused
+        assert RESERVED_PREFIX.decode() not in refused
+        (left,) = await find_stale(management, listed, [vhost])
+        assert [row.destination[1] for row in left.tokens] == [b"mine"]
+        assert outside.bound("ours") == {("queue", b"a"), ("queue", b"mine")}
+    await management.close()
+
+
+async def test_a_damaged_stored_binding_is_stale(broker: Broker, vhost: str, outside: Outside) -> None:
+    outside.make_exchange("ours", x_open_exchange=True)
+    outside.make_queues("a")
+    outside.bind("ours", "a", f"{RESERVED_PREFIX.decode()}b.{0:016}", **{"x-oxproxy": "damaged"})
+    management = ManagementApi(settings(broker), broker.management)
+    (stale,) = await find_stale(management, Secrets([b"listed"]), [vhost])
+    assert str(stale).endswith("exchange ours: 0 tokens, 1 stored binding; no other copy: queue a (damaged)")
+    assert await remove_rows(management, stale) == []
+    assert await find_stale(management, Secrets([b"listed"]), [vhost]) == []
+    await management.close()

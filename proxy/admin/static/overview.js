@@ -71,7 +71,8 @@ function status() {
 function findings(vhost) {
   const lists = [['missing', Object.entries(vhost.missing).map(([destination, why]) => `${destination}: ${why}`)], ['conflict', vhost.conflicts],
     ['refused by the broker', vhost.failing], ['not listed', vhost.inventory_failures], ['bypass', vhost.bypasses], ['unfit carrier', vhost.unfit_carriers],
-    ['foreign bindings on', Object.keys(vhost.foreign)], ['unsigned bindings of', Object.keys(vhost.unsigned)]].filter(([, texts]) => texts.length)
+    ['foreign bindings on', Object.keys(vhost.foreign)], ['unsigned bindings of', Object.keys(vhost.unsigned)],
+    ['stale tokens', Object.entries(vhost.stale_tokens).map(([carrier, count]) => `${carrier}: ${whole(count)} of secrets that are not listed; no message uses them, and oxproxy cleanup --stale removes them`)]].filter(([, texts]) => texts.length)
   if (!lists.length) return badge('nothing to report', 'good')
   return element('ul', {}, ...lists.flatMap(([kind, texts]) => texts.map(text => element('li', {}, badge(kind, 'warn'), ' ', name(text)))))
 }

@@ -30,12 +30,13 @@ from proxy.relay.declare.storage import (
     ALTERNATE,
     CARRIER_TYPE,
     DELIVERY,
+    StoredArguments,
     identity_key,
     open_exchange,
     signed_fields,
     unpack,
 )
-from proxy.relay.tokens import STORAGE_WORD
+from proxy.relay.tokens import STORAGE_WORD, Secrets
 from proxy.relay.vhost import (
     BindingCopy,
     CarrierType,
@@ -84,16 +85,22 @@ def binding_from_listing(state: VhostState, exchange: bytes, carrier: bytes, inf
         ValueError: the stored data is damaged, or belongs to another binding.
     """
     kept = unpack(info.kept.encode())
-    fields = signed_fields(
-        state.name, carrier, info.destination, kept.client, kept.sequence, kept.routing_key, kept.entries
-    )
-    signature = info.signature.encode()
-    secret = state.secrets.verify(signature, *fields)
+    secret = signing_secret(state.secrets, state.name, carrier, info, kept)
     binding = Binding(exchange, *info.destination, kept.routing_key, _table(kept.entries), sequence=kept.sequence)
     key = identity_key(binding.identity, one_word=info.routing_key.startswith(STORAGE_WORD))
     if key != info.routing_key:
         raise ValueError("it belongs to another binding")
-    return StoredBinding(binding, key, (BindingCopy(kept.sequence, kept.client, kept.entries, signature, secret),))
+    return StoredBinding(
+        binding, key, (BindingCopy(kept.sequence, kept.client, kept.entries, info.signature.encode(), secret),)
+    )
+
+
+def signing_secret(
+    secrets: Secrets, vhost: str, carrier: bytes, info: BindingInfo, kept: StoredArguments
+) -> int | None:
+    """Return the index of the secret with which a stored binding is signed; None if it is none of these secrets."""
+    fields = signed_fields(vhost, carrier, info.destination, kept.client, kept.sequence, kept.routing_key, kept.entries)
+    return secrets.verify(info.signature.encode(), *fields)
 
 
 def _table(entries: bytes) -> Table:

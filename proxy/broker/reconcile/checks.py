@@ -79,13 +79,13 @@ class CarrierRows(NamedTuple):
     Args:
         tokens: the bound tokens of each destination, in any form and made with any of the listed secrets.
         foreign: bindings that no sidecar created, and which bypass the rules.
-        stale: number of bindings that have the form of a token made with a secret that is not listed. No publish
-            carries such a token.
+        stale: bindings that have the form of a token made with a secret that is not listed. No publish carries such a
+            token.
     """
 
     tokens: Mapping[Destination, frozenset[bytes]] = MappingProxyType({})
     foreign: tuple[BindingInfo, ...] = ()
-    stale: int = 0
+    stale: tuple[BindingInfo, ...] = ()
 
 
 def carrier_rows(bindings: Iterable[BindingInfo], tokens: Tokens) -> CarrierRows:
@@ -102,7 +102,7 @@ def carrier_rows(bindings: Iterable[BindingInfo], tokens: Tokens) -> CarrierRows
     }
     rows: dict[Destination, set[bytes]] = {}
     foreign: list[BindingInfo] = []
-    stale = 0
+    stale: list[BindingInfo] = []
     for binding in listed:
         owner = owners.get(binding.routing_key)
         if owner == binding.destination:
@@ -110,10 +110,9 @@ def carrier_rows(bindings: Iterable[BindingInfo], tokens: Tokens) -> CarrierRows
         elif owner is not None or not is_ours(binding.routing_key):
             foreign.append(binding)
         elif is_token(binding.routing_key):
-            stale += 1
-    return CarrierRows(
-        {destination: frozenset(its_tokens) for destination, its_tokens in rows.items()}, tuple(foreign), stale
-    )
+            stale.append(binding)
+    tokens_by_destination = {destination: frozenset(its_tokens) for destination, its_tokens in rows.items()}
+    return CarrierRows(tokens_by_destination, tuple(foreign), tuple(stale))
 
 
 def is_ours(routing_key: bytes) -> bool:

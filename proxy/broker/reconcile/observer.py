@@ -143,7 +143,7 @@ class Observer:
     @property
     def stale(self) -> dict[bytes, int]:
         """Number of bindings with tokens made with secrets that are not listed, by carrier."""
-        return {carrier: last.rows.stale for carrier, last in self.readings.items() if last.rows.stale}
+        return {carrier: len(last.rows.stale) for carrier, last in self.readings.items() if last.rows.stale}
 
     async def list_names(self) -> None:
         """List queues and exchanges at the start of a pass."""
@@ -297,6 +297,7 @@ class Observer:
         digest, bindings = answer
         rows = carrier_rows(bindings, tokens)
         self._note_foreign(exchange.carrier, rows.foreign)
+        self._note_stale(exchange.carrier, len(rows.stale))
         ends = bool(rows.tokens) and not any(info.stores for info in bindings)
         self.readings[exchange.carrier] = Reading(exchange, digest, tokens, rows, len(bindings), ends)
         exchange.tokens.listed(events, rows.tokens)
@@ -379,6 +380,17 @@ class Observer:
                 carrier=shown(carrier),
                 count=len(foreign),
                 bindings=[str(binding) for binding in fresh[:_SHOWN]],
+            )
+
+    def _note_stale(self, carrier: bytes, count: int) -> None:
+        last = self.readings.get(carrier)
+        if count != (0 if last is None else len(last.rows.stale)):
+            log.info(
+                "tokens made with secrets that are not listed; no message uses them, and oxproxy cleanup --stale "
+                "removes them",
+                vhost=self._vhost,
+                carrier=shown(carrier),
+                count=count,
             )
 
     def forget_others(self, desired: DesiredState) -> None:
