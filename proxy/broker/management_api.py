@@ -343,7 +343,7 @@ class ManagementApi:
     async def remove_binding(self, vhost: str, exchange: bytes, binding: BindingInfo) -> None:
         """Remove one binding, regardless of its arguments."""
         kind, name = binding.destination
-        path = "/bindings/" + "/".join(map(_quoted, (vhost, "e", exchange, kind[0], name)))
+        path = f"/bindings/{_quoted(vhost)}/e/{_quoted(exchange)}/{kind[0]}/{_quoted(name)}"
         # The key begins with the routing key, which may be a token and must not appear in errors.
         await self._request("DELETE", path, hidden=f"/{_quoted(binding.properties_key)}")
 

@@ -43,7 +43,7 @@ class Missing(NamedTuple):
 
 
 def _nobody() -> None:
-    """Nobody depends on the table of an exchange that is not in use."""
+    """Do nothing: no data depends on the table of an exchange that is not in use."""
 
 
 class TokenTable:

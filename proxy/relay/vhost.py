@@ -365,8 +365,8 @@ class VhostState:
     def _limited(self, stored: StoredBinding) -> StoredBinding:
         """Limit a binding to what its client was permitted to do.
 
-        A binding that is not signed may have been created by anybody who may bind on the carrier, so its routes have no
-        effect, and it is visited last. The signature shows that a sidecar has checked the routes.
+        A binding that is not signed may have been created by any user with permission to bind on the carrier, so its
+        routes have no effect, and it is visited last. The signature shows that a sidecar has checked the routes.
         """
         signed = stored.signed
         limited = stored.binding.limited(stored.copies[0].sequence, routes=signed, last=not signed, owner=stored.client)

@@ -214,6 +214,26 @@ def test_stale_rows_are_removed_under_traffic_and_live_rows_stay(
     assert json.loads(capsys.readouterr().out) == {"exchanges": []}
 
 
+def test_bindings_are_reported_until_a_copy_is_signed_with_the_current_secret(
+    start: Start, outside: Outside, vhost: str
+) -> None:
+    before = start("leaked")
+    with Application(before.port, vhost) as app:
+        app.exchange("mine")
+        for queue in ("a", "b"):
+            app.bind(queue, "mine")
+    assert before.stop()
+    sidecar = start("current", "leaked")
+    until(lambda: vhost_status(sidecar, vhost).get("previous_secret") == {"mine": 2})
+    with Application(sidecar.port, vhost) as app:
+        app.bind("a", "mine")
+        until(lambda: vhost_status(sidecar, vhost)["previous_secret"] == {"mine": 1})
+        assert outside.client_bindings("mine") == ["a", "a", "b"]
+        app.bind("b", "mine")
+        until(lambda: vhost_status(sidecar, vhost)["previous_secret"] == {})
+        assert vhost_status(sidecar, vhost)["stale_tokens"] == {}
+
+
 def test_tokens_that_neither_rules_nor_clients_need_are_removed(
     start: Start, outside: Outside, vhost: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

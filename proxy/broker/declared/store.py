@@ -137,7 +137,7 @@ class _Listed:
         applied: the exchange and its number of changes when the last listing was applied; None if anything else
             changed the exchange between the request and the application of that listing.
         unsigned: descriptions of the bindings that are not signed with any of our secrets.
-        previous: number of bindings that are signed with a previous secret.
+        previous: number of bindings that are signed, but not with the current secret.
     """
 
     decoded: dict[_Row, tuple[Hashable, StoredBinding]] = field(default_factory=dict)
@@ -167,7 +167,7 @@ class BindingListings:
 
     @property
     def previous(self) -> dict[bytes, int]:
-        """Number of bindings that are signed with a previous secret, by exchange, as of the last listings."""
+        """Number of bindings that are signed, but not with the current secret, by exchange, as of the last listings."""
         return {name: last.previous for name, last in self._listed.items() if last.previous}
 
     def forget(self, name: bytes) -> None:
@@ -256,7 +256,7 @@ class BindingListings:
         fresh: dict[_Row, tuple[Hashable, StoredBinding]] = {}
         joined: dict[Hashable, StoredBinding] = {}
         unsigned: list[str] = []
-        previous = 0
+        previous: set[Hashable] = set()
         for number, info in enumerate(listed):
             if number % _STEP == _STEP - 1:
                 await asyncio.sleep(0)
@@ -271,11 +271,14 @@ class BindingListings:
             (copy,) = stored.copies
             if not copy.signed:
                 unsigned.append(f"{info} (claimed user {copy.client!r}): {why_unsigned(info)}")
-            previous += bool(copy.secret)
+            elif copy.secret != 0:
+                previous.add(identity)
             known = joined.get(identity)
             joined[identity] = stored if known is None else known.merged_with(stored)
         self._warn_of_unsigned(owned.name, unsigned, last.unsigned)
-        last.decoded, last.unsigned, last.previous = fresh, unsigned, previous
+        last.decoded, last.unsigned = fresh, unsigned
+        # If its client binds again, such a binding gets a copy that is signed with the current secret.
+        last.previous = sum(all(copy.secret != 0 for copy in joined[identity].copies) for identity in previous)
         return joined
 
     def _warn_of_unsigned(self, name: bytes, unsigned: list[str], known: list[str]) -> None:
