@@ -1,5 +1,5 @@
 # Commands for development. `make demo` and `make test` need no preparation; see tests/README.md for details.
-.PHONY: help setup environment demo run test test-matrix check bench conformance pins
+.PHONY: help setup environment demo run test test-newest test-matrix check bench conformance pins
 
 bin := .venv/bin
 
@@ -23,7 +23,12 @@ test: ## all tests, with a private RabbitMQ
 	@deploy/local/setup tests
 	@deploy/local/test
 
-test-matrix: ## slow tests: RabbitMQ 4.0, all vectors, a built image; installs their requirements
+test-newest: ## tests/broker on the newest RabbitMQ of Debian
+	@deploy/local/setup newest
+	@RABBITMQ_ROOT=$$($(bin)/python -m tests.other_rabbitmq) && export RABBITMQ_ROOT && env -u RABBITMQ_URL \
+		$(bin)/python -m pytest -q --numprocesses=3 --dist=loadfile --no-loadscope-reorder tests/broker
+
+test-matrix: ## slow tests: RabbitMQ 3.8 to 4.3, all vectors, a built image; installs their requirements
 	@deploy/local/setup matrix
 	@$(bin)/python -m pytest -q -m matrix
 

@@ -1,4 +1,4 @@
-"""Runs the tests that use RabbitMQ against a newer version of it."""
+"""Runs the tests that use RabbitMQ on each supported release of it."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from tests.other_rabbitmq import ROOT_VARIABLE, VERSION, file_system, inside, obstacle
+from tests.other_rabbitmq import RELEASES, ROOT_VARIABLE, file_system, inside, obstacle
 from tests.private_broker import PrivateBroker
 from tests.rabbitmq import URL_VARIABLE
 
-#: Directories with tests of the protocol.
+#: Directories with tests of the protocol, permissions and faults.
 FOLDERS = ("tests/broker", "tests/faults", "tests/net")
 
 ROOT = Path(__file__).resolve().parents[1]
 
 
-@pytest.fixture(scope="module")
-def newer_root() -> Path:
-    """The root file system with the newer RabbitMQ."""
+@pytest.fixture(params=RELEASES)
+def release(request: pytest.FixtureRequest) -> str:
+    """A release of Debian whose RabbitMQ can be run here."""
     if reason := obstacle():
         pytest.skip(reason)
-    return file_system()
+    return str(request.param)
 
 
 def test_the_command_for_a_chroot_mounts_the_temporary_directory(tmp_path: Path) -> None:
@@ -38,23 +38,23 @@ def test_the_command_for_a_chroot_mounts_the_temporary_directory(tmp_path: Path)
 
 @pytest.mark.matrix
 @pytest.mark.timeout(600)
-def test_a_private_broker_in_a_chroot_runs_and_leaves_nothing(
-    newer_root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(ROOT_VARIABLE, str(newer_root))
+def test_a_private_broker_in_a_chroot_runs_and_leaves_nothing(release: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = file_system(release)
+    monkeypatch.setenv(ROOT_VARIABLE, str(root))
     with PrivateBroker() as broker:
-        assert broker.version[:2] == VERSION
+        assert broker.version[:2] == RELEASES[release]
         assert "running_nodes" in broker.rabbitmqctl("cluster_status", "--formatter", "json")
         folder = broker.folder
     assert not folder.exists()
-    assert not list((newer_root / "proc").iterdir())
+    assert not list((root / "proc").iterdir())
 
 
 @pytest.mark.matrix
-@pytest.mark.timeout(1800)
-def test_protocol_tests_pass_with_a_newer_rabbitmq(newer_root: Path) -> None:
-    environment = os.environ | {ROOT_VARIABLE: str(newer_root)}
+@pytest.mark.timeout(3600)
+def test_protocol_tests_pass_with_each_rabbitmq(release: str) -> None:
+    environment = os.environ | {ROOT_VARIABLE: str(file_system(release))}
     environment.pop(URL_VARIABLE, None)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *FOLDERS]
+    workers = ("--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *workers, *FOLDERS]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:]
