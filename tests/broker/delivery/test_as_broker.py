@@ -90,7 +90,7 @@ def test_a_header_that_the_broker_rejects_is_answered_with_the_header_to_use(
 # -- frames above frame-max --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("frame_max", [4096, 131072])
+@pytest.mark.parametrize("frame_max", [8192, 131072])
 @pytest.mark.parametrize("above", [0, 1, 8, 9])
 def test_body_frames_up_to_eight_bytes_above_frame_max_are_accepted(
     ports: tuple[int, int], frame_max: int, above: int
@@ -108,7 +108,7 @@ def test_body_frames_up_to_eight_bytes_above_frame_max_are_accepted(
 
 @pytest.mark.parametrize("above", [8, 9])
 def test_headers_and_methods_up_to_eight_bytes_above_frame_max_are_accepted(ports: tuple[int, int], above: int) -> None:
-    frame_max = 4096
+    frame_max = 8192
 
     def header(port: int) -> Answers:
         with Producer(port, frame_max=frame_max).open(confirm=True) as producer:

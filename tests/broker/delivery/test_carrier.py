@@ -165,7 +165,7 @@ def test_a_copy_header_that_is_no_array_gets_the_brokers_own_406(site: Site, pro
 # -- many tokens -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("frame_max", "publishes"), [(131072, 1), (4096, 4)])
+@pytest.mark.parametrize(("frame_max", "publishes"), [(131072, 1), (8192, 2)])
 def test_tokens_beyond_frame_max_need_several_publishes_and_one_confirm(
     site: Site, frame_max: int, publishes: int
 ) -> None:
