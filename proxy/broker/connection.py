@@ -52,6 +52,7 @@ from aiormq.exceptions import (
 
 from proxy.broker.methods import NOT_FOUND, Bind, Find, Method, Refusal, make, make_all
 from proxy.broker.task_supervisor import end_if_cancelled, gather_all
+from proxy.broker.versions import BrokerVersion, announced
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import ClientRoutes
@@ -315,10 +316,9 @@ class ControlConnection:
         return connection is not None and not connection.lost.is_set() and not connection.opened.is_closed
 
     @property
-    def version(self) -> str:
-        """The broker's version from its server properties; may be empty."""
-        version = None if self._connection is None else self._connection.opened.server_properties.get("version")
-        return version.decode(errors="replace") if isinstance(version, bytes) else str(version or "")
+    def version(self) -> BrokerVersion:
+        """The broker's product and version; both are empty while there is no connection."""
+        return announced({} if self._connection is None else self._connection.opened.server_properties)
 
     async def connect(self) -> None:
         """Connect to the first host that responds.

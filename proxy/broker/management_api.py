@@ -29,6 +29,7 @@ import structlog
 
 from proxy.broker.connection import ControlSettings
 from proxy.broker.task_supervisor import gather_all
+from proxy.broker.versions import BrokerVersion
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.garbage import without_collection
 from proxy.relay.declare.storage import KEPT, MARK, SIGNATURE
@@ -246,10 +247,14 @@ class ManagementApi:
         path = "/exchanges?columns=name,vhost,type,arguments"
         return await self._rows(path, lambda item: (str(item["vhost"]), exchange_info(item)))
 
-    async def version(self) -> str:
-        """Return the version of the broker."""
-        path = "/overview?columns=rabbitmq_version&disable_stats=true"
-        return _read(lambda item: str(item["rabbitmq_version"]), [await self._get(path)], path)[0]
+    async def version(self) -> BrokerVersion:
+        """Return the product and version of the broker."""
+        path = "/overview?columns=product_name,rabbitmq_version&disable_stats=true"
+
+        def read(item: Any) -> BrokerVersion:  # Any: JSON
+            return BrokerVersion(str(item.get("product_name", "")), str(item["rabbitmq_version"]))
+
+        return _read(read, [await self._get(path)], path)[0]
 
     async def vhosts(self) -> set[str]:
         """List the virtual hosts that are visible to the control user."""

@@ -36,10 +36,12 @@ log = structlog.get_logger(__name__)
 def status_of(vhost: VhostTopology) -> dict[str, Any]:  # Any: JSON
     """Return the status of one virtual host for operators."""
     reconciler, observer, listings = vhost.reconciler, vhost.reconciler.observer, vhost.reconciler.store.listings
+    broker = vhost.health.broker
     return {
         "vhost": vhost.state.name,
         "ready": vhost.health.ready,
         "connected": vhost.connected,
+        "broker": None if broker is None else {**broker._asdict(), "supported": broker.is_supported},
         "fault": vhost.health.fault,
         "missing": {
             **{describe(destination): why for destination, why in sorted(reconciler.missing.items())},

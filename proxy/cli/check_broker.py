@@ -17,7 +17,7 @@ from urllib.parse import unquote, urlsplit
 from proxy.broker.connection import ControlConnection, ControlSettings
 from proxy.broker.management_api import ExchangeInfo, ManagementApi, Permissions, QueueInfo
 from proxy.broker.methods import DeclareQueue
-from proxy.broker.reconcile.carrier_types import CarrierBindings, adopt_types, scans_bindings
+from proxy.broker.reconcile.carrier_types import CarrierBindings, adopt_types
 from proxy.broker.reconcile.checks import carrier_conflict, carrier_difference, internal_conflicts
 from proxy.broker.reconcile.desired import DesiredState, desired_state
 from proxy.broker.reconcile.diff import Action, DeclareCarrier, Observation, diff
@@ -160,7 +160,7 @@ async def _list(settings: ControlSettings, findings: Findings) -> None:
         vhosts = _vhosts(findings)
         if not vhosts:
             await management.vhosts()
-        scans = scans_bindings(await management.version())
+        scans = (await management.version()).scans_bindings
         for vhost in vhosts:
             queues, exchanges = await management.queues(vhost), await management.exchanges(vhost)
             _compare(vhost, queues, exchanges, findings)

@@ -101,6 +101,9 @@ def _body(status: Mapping[str, Any]) -> Iterator[str]:
         refreshed = vhost.get("refreshed_at")
         seen = f", read at {_time(refreshed)}" if refreshed else ""
         yield _row("vhost", f"{vhost.get('vhost')}: {state}, {counted(vhost.get('queues', 0), 'queue')}{seen}")
+        if broker := vhost.get("broker"):
+            unsupported = "" if broker["supported"] else ", which is not supported"
+            yield _row("  broker", f"{broker['product']} {broker['version']}{unsupported}")
         for key, name in _FINDINGS:
             yield from (_row(f"  {name}", line) for line in _listed(vhost.get(key)))
         for carrier, count in vhost.get("stale_tokens", {}).items():

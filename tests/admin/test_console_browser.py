@@ -124,6 +124,8 @@ async def test_the_console_requests_only_the_sidecar_and_causes_no_errors(tab: T
 async def test_the_overview_shows_readiness_and_the_rate_by_outcome(tab: Tab, site: Site) -> None:
     await shows(tab, "document.querySelector('#tiles .good dd')?.textContent", "ready")
     await shows(tab, "/missing queue nowhere/.test(document.getElementById('vhosts').textContent)")
+    version = ".".join(map(str, site.broker.version))
+    await shows(tab, "document.querySelector('#vhosts td[data-name=broker]').textContent", f"RabbitMQ {version}")
     publish(site, "order")
     await shows(tab, "/orders.*routed/s.test(document.getElementById('outcomes').textContent)")
     await shows(tab, "Boolean(document.querySelector('#chart polygon.routed'))")

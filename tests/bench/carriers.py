@@ -27,8 +27,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from pamqp import commands
-from proxy.broker.reconcile.carrier_forms import scans_bindings
 
+from proxy.broker.versions import BrokerVersion
 from proxy.values import Table
 from tests import client
 from tests.bench.cases import REAL_WINDOW
@@ -213,14 +213,14 @@ def main() -> int:
     with PrivateBroker() as broker:
         vhost = f"bench-{secrets.token_hex(4)}"
         broker.create_vhost(vhost)
-        version = ".".join(map(str, broker.version))
-        print(f"RabbitMQ {version}, {os.cpu_count()} CPUs\n")
+        version = BrokerVersion("RabbitMQ", ".".join(map(str, broker.version)))
+        print(f"{version}, {os.cpu_count()} CPUs\n")
         if options.only != "routed":
             crossing(broker, vhost, options.seconds, options.rounds)
             print()
         if options.only == "crossing":
             return 0
-        kind = "topic" if scans_bindings(version) else "direct"
+        kind = "topic" if version.scans_bindings else "direct"
         return 0 if routed(broker, vhost, kind, options.seconds, options.rounds, options.destinations) else 1
 
 

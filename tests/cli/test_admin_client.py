@@ -139,6 +139,7 @@ def test_status_lists_the_errors_of_the_last_reload_line_by_line(capsys: pytest.
     vhost = {"vhost": "/", "connected": True, "queues": 1, "foreign": {"e": ["queue q with a token"]}}
     vhost["missing"], vhost["unfit_carriers"] = {"queue a": "there is no such queue"}, {"e": "is a topic exchange"}
     reload["missing"] = ["queue a"]
+    vhost["broker"] = {"product": "RabbitMQ", "version": "5.0.1", "supported": False}
     answer = json.dumps(
         {"version": "1", "ready": True, "rules": "a", "last_reload": reload, "vhosts": [vhost]}
     ).encode()
@@ -153,6 +154,7 @@ def test_status_lists_the_errors_of_the_last_reload_line_by_line(capsys: pytest.
         '  error         r.yaml:1:2: arguments["x-?hkw>= amount"]: unknown operator',
         "  error         r.yaml:3:4: other",
         "vhost           /: connected, 1 queue",
+        "  broker        RabbitMQ 5.0.1, which is not supported",
         "  missing       queue a: there is no such queue",
         "  foreign       e: queue q with a token",
         "  carrier type  e: is a topic exchange",

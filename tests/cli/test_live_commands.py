@@ -71,6 +71,7 @@ def test_status_is_ready_and_lists_missing_destinations(site: Site) -> None:
     assert any(line.startswith("rules           ") for line in lines)
     assert any(line.startswith("producers       ") for line in lines)
     assert re.search(rf"^vhost           {site.vhost}: connected, \d+ queues?, read at \d{{4}}-", out, re.MULTILINE)
+    assert re.search(r"^  broker        RabbitMQ \d+\.\d+\.\d+$", out, re.MULTILINE)
     assert re.search(r"^  missing       queue nowhere: ", out, re.MULTILINE)
 
 

@@ -65,7 +65,14 @@ function status() {
       badge(remote.connected ? `connected${remote.under_way ? `, ${whole(remote.under_way)} waiting` : ''}` : 'not connected', remote.connected ? 'good' : 'bad'),
       remote.error || null]),
   ]))
-  at('vhosts').replaceChildren(table(['virtual host', 'queues', 'findings'], status.vhosts.map(vhost => [vhost.vhost, vhost.queues, findings(vhost)])))
+  at('vhosts').replaceChildren(table(['virtual host', 'broker', 'queues', 'findings'],
+    status.vhosts.map(vhost => [vhost.vhost, broker(vhost), vhost.queues, findings(vhost)])))
+}
+
+function broker({ broker }) {
+  if (!broker) return null
+  const version = name(`${broker.product} ${broker.version}`)
+  return broker.supported ? version : element('span', {}, version, ' ', badge('not supported', 'warn'))
 }
 
 function findings(vhost) {

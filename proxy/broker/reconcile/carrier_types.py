@@ -17,16 +17,6 @@ from proxy.relay.tokens import FEW_DESTINATIONS
 from proxy.relay.vhost import CarrierType, OwnedExchange, VhostState
 from proxy.values import counted, shown
 
-#: The first version of RabbitMQ that looks up the bindings of a direct exchange by routing key, without scanning them.
-_LOOKS_UP = (3, 13)
-
-
-def scans_bindings(version: str) -> bool:
-    """Return True if this version of RabbitMQ compares a message's keys with all bindings of a direct exchange."""
-    major, _, rest = version.partition(".")
-    minor = rest.partition(".")[0]
-    return major.isdigit() and minor.isdigit() and (int(major), int(minor)) < _LOOKS_UP
-
 
 def has_many(exchange: OwnedExchange, desired: DesiredState) -> bool:
     """Return True if an exchange has, or may get, enough destinations for a topic carrier to cost less."""

@@ -24,10 +24,10 @@ from proxy.broker.connection import ControlConnection, ControlSettings, VhostNot
 from proxy.broker.declared.announcements import Announcements
 from proxy.broker.management_api import ManagementApi
 from proxy.broker.methods import DeclareQueue
-from proxy.broker.reconcile.carrier_types import scans_bindings
 from proxy.broker.reconcile.reconciler import PreparedRules, Reconciler
 from proxy.broker.reconcile.relay_requests import RelayRequests
 from proxy.broker.task_supervisor import Supervisor, end_if_cancelled
+from proxy.broker.versions import SUPPORTED, BrokerVersion
 from proxy.errors import UpstreamError, UpstreamFailure
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.router import Router
@@ -103,6 +103,7 @@ class Health:
         fault: error of the last attempt to connect and reconcile; empty if it succeeded.
         refused: whether the broker refused the last attempt. A retry is then unlikely to succeed soon.
         settled: set when the first pass has succeeded or failed.
+        broker: version of the broker at the last connection; None before the first one.
     """
 
     ready: bool = False
@@ -110,6 +111,7 @@ class Health:
     fault: str = ""
     refused: bool = False
     settled: asyncio.Event = field(default_factory=asyncio.Event)
+    broker: BrokerVersion | None = None
 
 
 class VhostTopology:
@@ -160,7 +162,7 @@ class VhostTopology:
         health = self.health
         try:
             await self.connection.connect()
-            self.state.scans_bindings = self.state.shared and scans_bindings(self.connection.version)
+            self._note_version()
             if self._settings.declared.announce:
                 await self._announcements.subscribe()
             await self.refresh(thorough=True)
@@ -178,7 +180,15 @@ class VhostTopology:
             health.settled.set()
         health.fault, health.refused = "", False
         health.ready = True
-        log.info("control connection established", vhost=self.state.name)
+        log.info("control connection established", vhost=self.state.name, broker=str(health.broker))
+
+    def _note_version(self) -> None:
+        """Adapt to the broker's version, which can change with each reconnect, and warn if it is not supported."""
+        broker, before = self.connection.version, self.health.broker
+        self.health.broker = broker
+        self.state.scans_bindings = self.state.shared and broker.scans_bindings
+        if broker != before and not broker.is_supported:
+            log.warning("broker is not supported", vhost=self.state.name, broker=str(broker), supported=SUPPORTED)
 
     def _stop_at_unread(self) -> None:
         """Prevent readiness if reading the bindings of a client's exchange timed out.
