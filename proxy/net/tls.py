@@ -80,6 +80,8 @@ _MEANING = {
     "HTTP_REQUEST": " (the other side speaks HTTP without TLS)",
     "UNSUPPORTED_PROTOCOL": " (older than TLS 1.2)",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": " (the other side requires a client certificate: upstream.tls.certificate)",
+    # Until TLS 1.2, the alert for a missing client certificate is also that for other failures (RFC 5246, 7.4.6).
+    "SSLV3_ALERT_HANDSHAKE_FAILURE": " (the other side may require a client certificate: upstream.tls.certificate)",
     "PEER_DID_NOT_RETURN_A_CERTIFICATE": " (expected a certificate signed by a CA in client_ca)",
 }
 

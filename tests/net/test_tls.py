@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import ssl
@@ -133,6 +134,36 @@ def test_an_invalid_file_prevents_the_use_of_all_files(
         contexts.read([good, ServerTls(tmp_path / "gone", pair[1]), ClientTls(none(tmp_path))])
     assert len(caught.value.errors) == 2
     assert (contexts.of(good), contexts.of(bad)) == before
+
+
+@pytest.mark.parametrize(
+    ("version", "text"),
+    [
+        (ssl.TLSVersion.TLSv1_2, "may require a client certificate: upstream.tls.certificate"),
+        (ssl.TLSVersion.TLSv1_3, "requires a client certificate: upstream.tls.certificate"),
+    ],
+)
+def test_a_missing_client_certificate_is_named_in_the_error(
+    authority: Authority, pair: tuple[Path, Path], version: ssl.TLSVersion, text: str
+) -> None:
+    context = ServerTls(*pair, client_ca=authority.ca).context()
+    context.maximum_version = version
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    server = context.wrap_bio(to_server, to_client, server_side=True)
+    client = ClientTls(authority.ca).context().wrap_bio(to_client, to_server, server_hostname="localhost")
+
+    def converse() -> None:
+        for _ in range(4):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                client.do_handshake()
+                client.read()
+            # The server's own error says only that there is no certificate.
+            with contextlib.suppress(ssl.SSLError):
+                server.do_handshake()
+
+    with pytest.raises(ssl.SSLError) as caught:
+        converse()
+    assert text in words(caught.value)
 
 
 def test_an_error_without_a_text_is_shown_by_its_type() -> None:
