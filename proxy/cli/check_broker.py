@@ -34,12 +34,13 @@ from proxy.routing.router import Router
 from proxy.rules.lint.destinations import EvaluatedExchange, NamedDestination
 from proxy.rules.ruleset import QueueRule
 from proxy.rules.wire import owned_exchange, owned_exchanges
-from proxy.values import EXCHANGE, QUEUE, shown_user, text
+from proxy.values import EXCHANGE, QUEUE, counted, shown_user, text
 from proxy.yamlfile.document import ConfigWarning
 
 _PORTS = {"amqp": 5672, "amqps": 5671}
 _CARRIER = "carrier"
-#: The choice of carrier types depends on the form of the tokens, but not on their key. This check assumes that no
+#: Maximum number of '#' in a binding of a topic exchange of RabbitMQ 4.3.
+_MOST_HASHES = 2
 
 
 def ask_broker(address: str, findings: Findings) -> None:
@@ -164,6 +165,7 @@ async def _list(settings: ControlSettings, findings: Findings) -> None:
         for vhost in vhosts:
             queues, exchanges = await management.queues(vhost), await management.exchanges(vhost)
             _compare(vhost, queues, exchanges, findings)
+            await _add_refused_topics(management, vhost, exchanges, findings)
             permissions = await _permissions(management, vhost, user)
             for loaded in findings.sets:
                 if vhost in loaded.rules.vhosts:
@@ -198,6 +200,22 @@ def _compare(vhost: str, queues: Container[bytes], exchanges: Mapping[bytes, Exc
         why = why or internal_conflicts(dict.fromkeys(exchange.published, name), exchanges).get(name)
         if why is not None:
             findings.errors.append(exchange.place.error(exchange.path, why))
+
+
+async def _add_refused_topics(
+    management: ManagementApi, vhost: str, exchanges: Mapping[bytes, ExchangeInfo], findings: Findings
+) -> None:
+    """Add warnings about the broker's own topic exchanges with bindings that newer brokers refuse."""
+    for named in findings.destinations:
+        info = exchanges.get(named.name) if (named.vhost, named.kind) == (vhost, EXCHANGE) else None
+        if info is None or info.type != "topic" or info.marked:
+            continue
+        bindings = await management.bindings(vhost, named.name)
+        refused = sum(binding.routing_key.split(b".").count(b"#") > _MOST_HASHES for binding in bindings)
+        if refused:
+            which = f"{counted(refused, 'binding')} with more than two '#'"
+            message = f"this topic exchange has {which}, which RabbitMQ 4.3 refuses"
+            findings.warnings.append(ConfigWarning(named.place, named.path, message))
 
 
 def _add_unfit(vhost: str, desired: DesiredState, observation: Observation, scans: bool, findings: Findings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.error
 from collections.abc import Callable
 from pathlib import Path
 
@@ -63,6 +64,27 @@ def test_each_missing_destination_is_a_warning_at_its_line(
         "7:21: exchanges[0].bindings[0].arguments.x-addq-ontrue: warning: the broker has no such queue",
         "8:9: exchanges[0].bindings[1].exchange: warning: the broker has no such exchange",
     ]
+
+
+def test_bindings_that_rabbitmq_4_3_refuses_are_a_warning_at_the_exchange(
+    broker: Broker, vhost: str, check: Check
+) -> None:
+    outside = Outside(broker, vhost)
+    outside.make_queue("there")
+    outside.make_exchange("far", "topic")
+    outside.bind("far", "there", "#.a.#")
+    text = f"vhost: {vhost}\nexchanges: [{{name: e, bindings: [{{exchange: far}}]}}]\n"
+    assert check(url_of(broker), 0, text)[1] == []
+    if broker.version >= (4, 3):
+        with pytest.raises(urllib.error.HTTPError):
+            outside.bind("far", "there", "#.a.#.b.#")
+        return
+    outside.bind("far", "there", "#.a.#.b.#")
+    [warning] = check(url_of(broker), 0, text)[1]
+    assert warning == (
+        "2:34: exchanges[0].bindings[0].exchange: warning: this topic exchange has 1 binding with more than two '#', "
+        "which RabbitMQ 4.3 refuses"
+    )
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ declares and publishes, never its id.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
 from tests.conformance import open_exchange
@@ -88,8 +89,9 @@ def _twice(difference: Difference) -> bool:
     return bool(both) and got.get("queues") == expected["queues"] + [f"{queue} again" for queue in both]
 
 
-def _of_the_broker(difference: Difference) -> bool:
-    return difference.vector.get("exchange_type") == "headers" and bool(difference.got == difference.broker_result)
+def _of_the_broker(exchange_type: str, difference: Difference) -> bool:
+    vector, got = difference.vector, difference.got
+    return vector.get("exchange_type") == exchange_type and bool(got == difference.broker_result)
 
 
 def _any_mode(difference: Difference) -> bool:
@@ -109,8 +111,16 @@ def _queue_delivery(run: Run) -> bool:
     return run.delivery == "queue"
 
 
+def _rabbitmq_3_8(run: Run) -> bool:
+    return run.version < (3, 10)
+
+
 def _rabbitmq_4(run: Run) -> bool:
     return run.version >= (4,)
+
+
+def _rabbitmq_4_3(run: Run) -> bool:
+    return run.version >= (4, 3)
 
 
 DEVIATIONS = (
@@ -123,17 +133,25 @@ DEVIATIONS = (
         _twice,
     ),
     Deviation(
+        "headers exchanges on the broker refuse the `x-match` values `all-with-x` and `any-with-x`",
+        "RabbitMQ 3.8",
+        286,
+        "they exist since 3.10",
+        _rabbitmq_3_8,
+        partial(_of_the_broker, "headers"),
+    ),
+    Deviation(
         "headers exchanges on the broker compare values differently",
-        "RabbitMQ 4.0",
+        "RabbitMQ 4.0 and later",
         17,
         "an integer never equals a float, a timestamp equals nothing, and the last of several headers with the same "
         "name is used",
         _rabbitmq_4,
-        _of_the_broker,
+        partial(_of_the_broker, "headers"),
     ),
     Deviation(
         "messages with delivery modes other than 1 and 2 are accepted",
-        "RabbitMQ 4.0",
+        "RabbitMQ 4.0 and later",
         3,
         "3.10 refuses such messages; rules are evaluated as usual",
         _rabbitmq_4,
@@ -141,11 +159,20 @@ DEVIATIONS = (
     ),
     Deviation(
         "only the first of several headers with the same name is stored",
-        "RabbitMQ 4.0",
+        "RabbitMQ 4.0 and later",
         6,
         "rules are still evaluated with all of them, as on 3.10",
         _rabbitmq_4,
         _first_of_a_name,
+    ),
+    Deviation(
+        "topic exchanges on the broker refuse bindings with more than two `#`",
+        "RabbitMQ 4.3 and later",
+        18,
+        "each of them multiplies the work of the broker; topic operators in rules and in client bindings have no such "
+        "limit",
+        _rabbitmq_4_3,
+        partial(_of_the_broker, "topic"),
     ),
 )
 
