@@ -131,16 +131,26 @@ class PrivateBroker(Broker):
             further listeners.
         plugins: plugins enabled in addition to rabbitmq_management.
         root: root file system from which RabbitMQ runs (see ``other_rabbitmq``); by default RABBITMQ_ROOT or ``/``.
+        epmd_port: port of an epmd that already runs; 0 to start one for this broker.
+        cookie: Erlang cookie, the same for all nodes of a cluster; by default, Erlang chooses one.
     """
 
-    def __init__(self, config: Sequence[str] = (), plugins: Sequence[str] = (), root: Path | None = None) -> None:
+    def __init__(
+        self,
+        config: Sequence[str] = (),
+        plugins: Sequence[str] = (),
+        root: Path | None = None,
+        epmd_port: int = 0,
+        cookie: str = "",
+    ) -> None:
         super().__init__("127.0.0.1", 0, "")
         self._root = (root or Path(os.environ.get(ROOT_VARIABLE) or "/")).resolve()
         self.config = tuple(config)
         self.plugins = ("rabbitmq_management", *plugins)
         self.node = ""
         self.folder = Path()
-        self._epmd_port = 0
+        self._shared_epmd_port = self._epmd_port = epmd_port
+        self._cookie = cookie
         self._dist_port = 0
         self._processes: Watched | None = None
 
@@ -198,6 +208,11 @@ class PrivateBroker(Broker):
         """Stop the broker without a shutdown. ``start`` starts it again with the same ports and data."""
         self._end(keep=True)
 
+    def erase(self) -> None:
+        """Remove the data of a killed broker."""
+        shutil.rmtree(self.folder / "data")
+        (self.folder / "data").mkdir()
+
     def rabbitmqctl(self, *arguments: str) -> str:
         """Run a rabbitmqctl command on this node and return its output."""
         command = [*self._program("rabbitmqctl"), "-n", self.node, *arguments]
@@ -212,12 +227,17 @@ class PrivateBroker(Broker):
         return program(name, self._root)
 
     def _choose_places(self) -> None:
-        self.port, http, self._epmd_port, self._dist_port = (free_port() for _ in range(4))
+        self.port, http, epmd_port, self._dist_port = (free_port() for _ in range(4))
+        self._epmd_port = self._shared_epmd_port or epmd_port
         self.management = f"http://127.0.0.1:{http}"
         self.node = f"oxproxy-{secrets.token_hex(4)}@localhost"
         self.folder = Path(tempfile.mkdtemp(prefix="oxproxy-broker-"))
         for name in ("log", "data", "home"):
             (self.folder / name).mkdir()
+        if self._cookie:
+            cookie = self.folder / "home" / ".erlang.cookie"
+            cookie.write_text(self._cookie)
+            cookie.chmod(0o400)
         lines = [CONFIG.format(amqp=self.port, http=http), *self.config, ""]
         (self.folder / "rabbitmq.conf").write_text("\n".join(lines))
         (self.folder / "advanced.config").write_text("[].\n")
@@ -248,7 +268,7 @@ class PrivateBroker(Broker):
     def _launch(self) -> None:
         # epmd is started here, because an epmd started by Erlang would keep running as a daemon.
         epmd = [*self._program("epmd"), "-address", "127.0.0.1", "-port", str(self._epmd_port)]
-        commands = [epmd, self._program("rabbitmq-server")]
+        commands = [*([] if self._shared_epmd_port else [epmd]), self._program("rabbitmq-server")]
         output = self.folder / "log" / "start.log"
         self._processes = Watched(self.folder, commands, self._environment(), output)
         try:
