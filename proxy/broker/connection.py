@@ -50,7 +50,7 @@ from aiormq.exceptions import (
     ProbableAuthenticationError,
 )
 
-from proxy.broker.methods import NOT_FOUND, Bind, Find, Method, Refusal, make, make_all
+from proxy.broker.methods import LOCKED, NOT_FOUND, Bind, Find, Method, Refusal, make, make_all
 from proxy.broker.task_supervisor import end_if_cancelled, gather_all
 from proxy.broker.versions import BrokerVersion, announced
 from proxy.errors import UpstreamError, UpstreamFailure
@@ -403,6 +403,16 @@ class ControlConnection:
             destination: refusal.reason(destination[0])
             for destination, refusal in zip(asked, refusals, strict=True)
             if refusal is not None and refusal.code == NOT_FOUND
+        }
+
+    async def find_existing(self, destinations: Iterable[Destination]) -> set[Destination]:
+        """Return the given destinations that certainly exist on the broker. A refusal with 403 shows nothing."""
+        asked = list(destinations)
+        refusals = await self.call_all([Find(destination) for destination in asked])
+        return {
+            destination
+            for destination, refusal in zip(asked, refusals, strict=True)
+            if refusal is None or refusal.code == LOCKED
         }
 
     async def _in_lanes(self, work: Callable[[], Awaitable[None]], count: int) -> None:

@@ -27,6 +27,10 @@ async def nothing_lacks(destinations: Iterable[Destination]) -> dict[Destination
     return {}
 
 
+async def none_exists(destinations: Iterable[Destination]) -> set[Destination]:
+    return set()
+
+
 @pytest.fixture
 def observed() -> ObservedState:
     return ObservedState()
@@ -34,7 +38,7 @@ def observed() -> ObservedState:
 
 @pytest.fixture
 def observer(management: ManagementApi, vhost: str, observed: ObservedState) -> Observer:
-    return Observer(DeclarationStore(state(vhost, {})), management, observed, nothing_lacks)
+    return Observer(DeclarationStore(state(vhost, {})), management, observed, nothing_lacks, none_exists)
 
 
 async def observe(observer: Observer, observed: ObservedState) -> None:

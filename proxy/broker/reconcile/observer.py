@@ -30,7 +30,7 @@ from proxy.broker.reconcile.observed import ObservedState
 from proxy.errors import UpstreamError
 from proxy.relay.tokens import Tokens
 from proxy.relay.vhost import OwnedExchange
-from proxy.values import EXCHANGE, QUEUE, Destination, shown
+from proxy.values import EXCHANGE, QUEUE, Destination, describe, shown
 
 T = TypeVar("T")
 #: A destination on our own broker, or the label of another broker and a destination there.
@@ -46,6 +46,8 @@ _MANY_BINDINGS, _DESTINATIONS, _FIRST_REQUESTS = 20_000, 64, 128
 #: If listing an exchange's bindings takes longer than `_LONG_SECONDS`, the list is not requested in every pass, but
 #: only once `_SHARE` times the duration of the last listing has passed.
 _LONG_SECONDS, _SHARE = 1.0, 9
+#: Maximum number of objects, among those that are no longer listed, that are looked up on the broker.
+_COMPARED = 8
 #: Maximum number of names in one log line.
 _SHOWN = 20
 #: Maximum number of exchanges, upstream or downstream of carriers, whose bindings are checked.
@@ -92,6 +94,8 @@ class _Turns:
 
 #: Queries the broker for destinations; returns the missing destinations with the reasons.
 Find: TypeAlias = Callable[[Iterable[Destination]], Awaitable[dict[Destination, str]]]
+#: Queries the broker for destinations; returns those that certainly exist.
+FindExisting: TypeAlias = Callable[[Iterable[Destination]], Awaitable[set[Destination]]]
 
 
 class Observer:
@@ -103,6 +107,7 @@ class Observer:
         management: ManagementApi | None,
         observed: ObservedState,
         find: Find,
+        find_existing: FindExisting,
         share: int = 256,
     ) -> None:
         self._store = store
@@ -110,6 +115,9 @@ class Observer:
         self._management = management
         self._observed = observed
         self._find = find
+        self._find_existing = find_existing
+        #: Whether the listings of this pass are those of another broker.
+        self._misled = False
         #: The readings of all carriers, by carrier.
         self.readings: dict[bytes, Reading] = {}
         #: Number of announcements received.
@@ -152,17 +160,41 @@ class Observer:
         names, management = self._observed, self._management
         queues = exchanges = None
         queues_before, exchanges_before = dict(names.queues), self._store.exchanges_before()
+        known_exchanges = tuple(names.exchanges)
         if management is not None:
             queues, exchanges = await asyncio.gather(
                 self._listed(management.queues), self._listed(management.exchanges)
             )
         names.queues_complete, names.exchanges_complete = False, False
+        lacking: list[Destination] = []
+        if queues is not None:
+            lacking += [
+                (QUEUE, name) for name, info in queues_before.items() if name not in queues and not info.exclusive
+            ]
+        if exchanges is not None:
+            lacking += [(EXCHANGE, name) for name in known_exchanges if name not in exchanges]
+        self._misled = await self._is_misled(lacking)
+        if self._misled:
+            queues = exchanges = None
         if queues is not None:
             names.queues_listed(queues_before, queues)
         self._store.state.plain_exchanges = None
         if exchanges is not None:
             names.exchanges_listed(exchanges)
             self._store.exchanges_listed(exchanges_before, exchanges)
+
+    async def _is_misled(self, lacking: Iterable[Destination]) -> bool:
+        """Return True if an object that is no longer listed exists on the broker of the control connection.
+
+        The management API can be that of a node that is not, or not yet, in the same cluster, for example a node that
+        was restarted without its data. Messages for the objects that it lacks would be dropped and confirmed.
+        """
+        asked = sorted(item for item in lacking if unnameable(item[1]) is None)
+        found = await self._find_existing(asked[:_COMPARED])
+        if found:
+            what = describe(min(found))
+            self._failed.append(f"the management API is not that of the broker: it does not list {what}, which exists")
+        return bool(found)
 
     async def _listed(self, listing: Callable[[str], Awaitable[T]]) -> T | None:
         try:
@@ -227,7 +259,7 @@ class Observer:
         Returns:
             Names of the exchanges whose bindings could be read.
         """
-        if self._management is None:
+        if self._management is None or self._misled:
             return set()
         read: set[bytes] = set()
         work = iter(carriers)

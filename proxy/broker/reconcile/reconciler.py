@@ -80,7 +80,14 @@ class Reconciler:
         self.names = ObservedState()
         self.store = DeclarationStore(state)
         self.executor = Executor(settings, state, connection, self.names, management, clock)
-        self.observer = Observer(self.store, management, self.names, connection.find_missing, settings.retries_per_look)
+        self.observer = Observer(
+            self.store,
+            management,
+            self.names,
+            connection.find_missing,
+            connection.find_existing,
+            settings.retries_per_look,
+        )
         #: Queues declared by the active rules.
         self.queues = tuple(queues)
         #: Queues from the rules that have not been declared since the last full pass.
