@@ -67,6 +67,10 @@ max_message_size = 134217728
 log.file.level = info
 """
 
+#: Permits queues that are neither durable nor exclusive, which many clients declare. RabbitMQ 4.3 refuses them by
+#: default (541), though not on every start of a new node. Versions that do not know the setting ignore it.
+ADVANCED = "[{rabbit, [{permit_deprecated_features, #{transient_nonexcl_queues => true}}]}].\n"
+
 
 class BrokerMissing(Exception):  # noqa: N818 - nothing is installed, which is not an error
     """RabbitMQ is not installed, and RABBITMQ_URL is not set."""
@@ -240,7 +244,7 @@ class PrivateBroker(Broker):
             cookie.chmod(0o400)
         lines = [CONFIG.format(amqp=self.port, http=http), *self.config, ""]
         (self.folder / "rabbitmq.conf").write_text("\n".join(lines))
-        (self.folder / "advanced.config").write_text("[].\n")
+        (self.folder / "advanced.config").write_text(ADVANCED)
         (self.folder / "rabbitmq-env.conf").write_text("")
         (self.folder / "enabled_plugins").write_text(f"[{','.join(self.plugins)}].\n")
 
