@@ -23,7 +23,7 @@ from proxy.net.tls_config import SidecarTls
 from proxy.relay.audit_record import Privacy
 from proxy.relay.rate_limits import UserRateLimits
 from proxy.relay.tokens import Secrets
-from proxy.relay.vhost import Delivery
+from proxy.relay.vhost import ClientRoutes
 from proxy.yamlfile.document import Faults
 
 
@@ -107,12 +107,12 @@ def test_sizes_and_times_of_the_audit_log_are_converted_to_bytes_and_seconds(tmp
 
 
 def test_declarations_of_clients_follow_the_configuration(tmp_path: Path) -> None:
-    settings = loaded(tmp_path, "declared: {delivery: queue, unbind: broker, client_routes: any}\n")
+    settings = loaded(tmp_path, "declared: {unbind: broker, client_routes: any}\n")
     rules = client_rules(settings)
-    assert (rules.delivery, rules.strict_unbind) == (Delivery.QUEUE, False)
+    assert not rules.strict_unbind
     tls = SidecarTls(settings)
     tls.read({})()
-    assert not control_settings(settings, tls, Secrets()).declared.own_routes
+    assert control_settings(settings, tls, Secrets()).declared.client_routes is ClientRoutes.ANY
 
 
 def test_without_secrets_the_key_is_derived_from_the_control_users_login(tmp_path: Path) -> None:
@@ -131,3 +131,4 @@ def test_secrets_are_used_in_their_order(tmp_path: Path) -> None:
     secrets = secrets_of(loaded(tmp_path, "declared: {secrets: [{file: new}, {file: old}]}\n"))
     assert secrets.verify(Secrets([bytes(32)]).sign(b"a"), b"a") == 0
     assert secrets.verify(Secrets([bytes(range(32))]).sign(b"a"), b"a") == 1
+    assert secrets.verify(secrets_of(loaded(tmp_path)).sign(b"a"), b"a") == 2  # the one derived from the password

@@ -205,7 +205,7 @@ class _Vhost:
     async def prepare(self, *_: object) -> PreparedRules:
         if self.name == "b":
             self.vhosts.managed_vhosts.pop("b")
-        return PreparedRules({}, Router(()), (), ())
+        return PreparedRules({}, Router(()), ())
 
     def swap(self, *_: object) -> None:
         self.swapped = True

@@ -54,8 +54,8 @@ def measure(broker: PrivateBroker, count: int, rounds: int) -> None:
             print(f"{name}: {statistics.median(ratios):.2f} times plain binds (target {TARGETS[name]})", flush=True)
     began = time.perf_counter()
     with Sidecar(broker) as again:
-        seconds = time.perf_counter() - began
-        print(f"ready with {sum(declared(again, '/').values())} bindings after {seconds:.1f} s")
+        took_seconds = time.perf_counter() - began
+        print(f"ready with {sum(declared(again, '/').values())} bindings after {took_seconds:.1f} s")
         with Producer(again.port, "/").open(confirm=True) as producer:
             assert not producer.send_settled(through, "k", {"n": 1}, mandatory=True).returned
 

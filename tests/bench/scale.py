@@ -220,10 +220,7 @@ class NoBroker:
         self, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[DeclareQueue]
     ) -> PreparedRules:
         """Declare nothing."""
-        return PreparedRules(exchanges, router, tuple(queues), ())
-
-    async def retire(self, *_: object) -> None:
-        """Remove nothing."""
+        return PreparedRules(exchanges, router, tuple(queues))
 
 
 async def longest_turns_ms(path: Path) -> list[float]:

@@ -41,7 +41,7 @@ def test_rows_of_a_carrier_are_told_apart() -> None:
     )
     assert rows.tokens == {("queue", b"q"): set(of_q), ("queue", b"r"): {of_r[1]}}
     assert list(rows.foreign) == foreign
-    assert rows.stale == len(theirs)
+    assert len(rows.stale) == len(theirs)
 
 
 def test_tokens_are_not_shown() -> None:

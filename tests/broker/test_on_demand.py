@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
 from proxy.broker.management_api import ExchangeInfo, ManagementApi, QueueInfo
+from proxy.broker.methods import Refusal
 from proxy.broker.reconcile.diff import BindToken
 from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.vhost_loop import VhostTopology
@@ -25,13 +27,13 @@ async def topology(make: Make, vhost: str) -> VhostTopology:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Destination]:
     """The destinations that the broker was asked to bind."""
-    bind_one, asked = Executor.bind_one, list[Destination]()
+    bind, asked = Executor.bind, list[Destination]()
 
-    async def noted(executor: Executor, token: BindToken) -> str | None:
-        asked.append(token.destination)
-        return await bind_one(executor, token)
+    async def noted(executor: Executor, tokens: Sequence[BindToken]) -> list[Refusal | None]:
+        asked.extend(token.destination for token in tokens)
+        return await bind(executor, tokens)
 
-    monkeypatch.setattr(Executor, "bind_one", noted)
+    monkeypatch.setattr(Executor, "bind", noted)
     return asked
 
 
@@ -57,7 +59,7 @@ async def test_a_destination_that_is_declared_while_it_is_being_looked_for_is_fo
 ) -> None:
     known = state(vhost, {"c": set()}, owned("c", delivery))
     requests = (await make(known, management=management)).requests
-    place, name = (ManagementApi, "find") if management else (Executor, "bind_one")
+    place, name = (ManagementApi, "find") if management else (Executor, "bind")
     look = getattr(place, name)
 
     async def late(*arguments: object) -> object:
@@ -84,13 +86,15 @@ async def test_a_missing_destination_is_not_queried_again(topology: VhostTopolog
 async def test_the_memory_of_missing_destinations_is_bounded(topology: VhostTopology) -> None:
     for name in ("a", "b", "c", "d"):
         await topology.requests.bind(b"c", queues(name))
-    assert missing(topology.state).keys() == topology.requests.missing().keys() == queues("c", "d")
+    assert missing(topology.state).keys() == queues("c", "d")
 
 
 async def test_a_missing_destination_is_remembered_for_one_refresh_interval(make: Make, vhost: str) -> None:
-    requests = (await make(state(vhost, {"c": set()}), refresh_seconds=0)).requests
-    await requests.bind(b"c", queues("a"))
-    assert requests.missing() == {}
+    topology = await make(state(vhost, {"c": set()}), refresh_seconds=0)
+    await topology.requests.bind(b"c", queues("a"))
+    assert missing(topology.state).keys() == queues("a")
+    await topology.refresh()
+    assert missing(topology.state) == {}
 
 
 # -- limit -------------------------------------------------------------------------------------------------------------
@@ -165,15 +169,32 @@ async def test_a_waiting_publish_ends_with_the_control_plane(make: Make, vhost: 
     assert await waiting == set()
 
 
-async def test_a_successful_bind_invalidates_cached_decisions(topology: VhostTopology, outside: Outside) -> None:
+async def test_a_successful_bind_invalidates_decisions_without_the_destination(
+    topology: VhostTopology, outside: Outside
+) -> None:
+    await topology.requests.bind(b"c", queues("a"))
+    assert missing(topology.state).keys() == queues("a")
     outside.make_queue("a")
-    flight = asyncio.ensure_future(topology.requests.bind(b"c", queues("a")))
-    await asyncio.sleep(0)
-    missing(topology.state)["queue", b"a"] = "said somebody else meanwhile"
     epoch = topology.state.epoch
-    await flight
+    topology.requests.declared(("queue", b"a"))
+    assert await topology.requests.bind(b"c", queues("a")) == queues("a")
     assert missing(topology.state) == {}
     assert topology.state.epoch > epoch
+
+
+async def test_the_destinations_of_one_publish_are_bound_as_one_batch_of_limited_size(
+    make: Make, vhost: str, outside: Outside, asked: list[Destination]
+) -> None:
+    topology = await make(state(vhost, {"c": set()}))
+    outside.make_queues("a", "b")
+    names = [f"missing.{number}" for number in range(1200)]
+    assert await topology.requests.bind(b"c", [("queue", b"a"), ("queue", b"b"), *sorted(queues(*names))]) == queues(
+        "a", "b"
+    )
+    assert len(asked) == 2  # the others do not exist
+    reasons = list(missing(topology.state).values())
+    assert reasons.count("does not exist") == 998
+    assert reasons.count("more than 1000 destinations at once") == 202
 
 
 async def test_publishes_request_a_declared_queue_that_could_not_be_bound_in_time(
@@ -189,7 +210,7 @@ async def test_publishes_request_a_declared_queue_that_could_not_be_bound_in_tim
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.01):
             await requests.ensure(("queue", b"a"))
-    assert (known.exchanges[b"c"].tokens.bound.keys(), missing(known)) == (set(), {})
+    assert (set(known.exchanges[b"c"].tokens.bound), missing(known)) == (set(), {})
     assert known.epoch > epoch
     requests.connected.set()
     await requests.ensure(("queue", b"a"))

@@ -100,10 +100,9 @@ def test_all_errors_are_reported_together_with_file_and_line(tmp_path: Path) -> 
 
 
 def test_settings_of_client_declarations_are_read(tmp_path: Path) -> None:
-    text = "declared: {delivery: queue, unbind: broker, client_routes: any, announce: true, snapshot: kept}\n"
+    text = "declared: {unbind: broker, client_routes: any, announce: true}\n"
     declared = load(tmp_path, text).declared
-    assert (declared.delivery, declared.unbind, declared.client_routes) == ("queue", "broker", "any")
-    assert (declared.announce, declared.snapshot) == (True, "kept")
+    assert (declared.unbind, declared.client_routes, declared.announce) == ("broker", "any", True)
     assert load(tmp_path, "rules: []", OXPROXY_DECLARED__ANNOUNCE="true").declared.announce
 
 

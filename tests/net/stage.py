@@ -242,9 +242,15 @@ class NoControl:
         await self.answering.wait()
         if exchange in self.state.exchanges:
             for destination in requested:
-                self.state.exchanges[exchange].tokens.bind_ok(destination)
+                table = self.state.exchanges[exchange].tokens
+                table.bind_ok(destination, self.state.candidates(self.state.exchanges[exchange], destination)[:1])
             self.state.changed()
         return requested
+
+    async def end(self, owned: OwnedExchange) -> bool:
+        self.asked.append(("end", owned.name))
+        await self.answering.wait()
+        return True
 
     def declared(self, destination: Destination, exclusive: bool) -> None:
         self.asked.append(("declared", destination, exclusive))
