@@ -221,7 +221,8 @@ class LimitsSection(FileModel):
     """how long a connection may carry only heartbeats before it is closed (320); `null`: no limit"""
     regex_budget: Annotated[int, Whole(1000, 1_000_000_000)] = DEFAULT_BUDGET
     """maximum cost of the regular expressions in one decision, separately for rules files, each user's bindings and
-    message headers, in units of PCRE2's match limit; 1000000 is about 10 ms"""
+    message headers, in units of PCRE2's match limit; 1000000 is about 10 ms. It also limits how many bindings of a user
+    are visited and how many names in a message are processed: 50000 each"""
     frame_max: Annotated[int, Whole(4096, 2**31 - 1)] = 131_072
     """maximum frame size in bytes (frame_max) offered to producers, unless the broker's limit is lower"""
     handshake_timeout_seconds: Wait = Field(default=10.0, alias="handshake_timeout")

@@ -68,8 +68,8 @@ class Session:
         idle = context.limits.idle_seconds
         self._heartbeats = Heartbeats(self.producer, self._upstream, idle, self._flush, self._idle)
         self._throttle: Throttle | None = None
-        #: ends the pause of a producer that has exhausted a regex budget
-        self._regex_pause: asyncio.TimerHandle | None = None
+        #: ends the pause of a producer after expensive decisions; and whether the producer counts as throttled
+        self._decision_pause: tuple[asyncio.TimerHandle, bool] | None = None
         #: identifies the connection in audit records
         self.id, self._user = token_hex(6), ""
         self._over = self._woken = False
@@ -177,27 +177,32 @@ class Session:
         elif self._opening is not None:
             self._opening.from_producer(data)
 
-    def _pause_after_regexes(self, begin: float) -> None:
-        """Pause a producer whose publishes have exhausted a regex budget since the time `begin`."""
-        if self._regex_pause is None and not self._over:
-            limits = self._shared.counters.limits
-            limits.hits["regex_budget"] += 1
-            limits.throttled += 1
-            self._pause_producer("regex budget", True)
-            seconds = self._shared.pacing.pause_seconds(begin, monotonic())
-            self._regex_pause = self._loop.call_later(seconds, self._resume_after_regexes)
+    def _pause_after_decisions(self, relay: Relay, begin: float) -> None:
+        """Serve other producers after decisions that have taken long since the time `begin`.
 
-    def _resume_after_regexes(self) -> None:
+        If a publish has exhausted a budget, the producer is also throttled.
+        """
+        if self._decision_pause is None and not self._over:
+            limits, seconds = self._shared.counters.limits, 0.0
+            if relay.over_budget:
+                limits.hits["regex_budget"] += 1
+                limits.throttled += 1
+                seconds = self._shared.pacing.pause_seconds(begin, monotonic())
+            self._pause_producer("decisions", True)
+            self._decision_pause = self._loop.call_later(seconds, self._resume_after_decisions), relay.over_budget
+
+    def _resume_after_decisions(self) -> None:
         """End the pause, and process bytes that have already been read."""
-        self._end_regex_pause()
+        self._end_decision_pause()
         self._from_producer(b"")
 
-    def _end_regex_pause(self) -> None:
-        if self._regex_pause is not None:
-            self._regex_pause.cancel()
-            self._regex_pause = None
-            self._shared.counters.limits.throttled -= 1
-            self._pause_producer("regex budget", False)
+    def _end_decision_pause(self) -> None:
+        if self._decision_pause is not None:
+            timer, throttled = self._decision_pause
+            timer.cancel()
+            self._decision_pause = None
+            self._shared.counters.limits.throttled -= throttled
+            self._pause_producer("decisions", False)
 
     def _from_upstream(self, data: bytes) -> None:
         relay = self.relay
@@ -233,7 +238,7 @@ class Session:
         if (upstream_full := connection.upstream_full) != self._upstream.paused_for("held"):
             self._upstream.pause("held", upstream_full)
         if relay.interrupted:
-            self._pause_after_regexes(now)
+            self._pause_after_decisions(relay, now)
         if connection.lifecycle.phase is not Phase.OPEN:
             self._ending(relay)
 
@@ -388,7 +393,7 @@ class Session:
         self._cancel_deadline()
         self._heartbeats.stop()
         self._read_pauses.end()
-        self._end_regex_pause()
+        self._end_decision_pause()
         if self._throttle is not None:
             self._throttle.end()
             self._shared.allowances.release(self._throttle.allowance)

@@ -259,7 +259,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "regex_budget_spent_total",
         "owner",
         regex_owners,
-        "Decisions in which regular expressions exceeded limits.regex_budget, by owner of the expressions: rules "
+        "Decisions that exceeded limits.regex_budget, by owner of the regular expressions, bindings or names: rules "
         "(rules files), client (a user's bindings) or message (message headers).",
     ),
     _number(

@@ -43,8 +43,13 @@ class Relay:
 
     @property
     def interrupted(self) -> bool:
-        """True if a publish has exhausted a regex budget. Later frames wait for the next input, which may be empty."""
+        """True if decisions have taken long. Later frames wait for the next input, which may be empty."""
         return self._publishing.interrupted
+
+    @property
+    def over_budget(self) -> bool:
+        """True if a publish has exhausted a budget since the last input from the producer."""
+        return self._publishing.over_budget
 
     def producer_sent(self, data: bytes, now: float) -> None:
         connection = self.connection

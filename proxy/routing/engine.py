@@ -30,9 +30,13 @@ def route(
         The destinations; None if an invalid regex from the producer closes the channel (`message.producer.error`).
     """
     routed: set[Destination] = set()
+    message.included.clear()
     floor = 0
     for compiled in entries:
-        if floor > compiled.order and not compiled.binding.last:
+        binding = compiled.binding
+        if floor > compiled.order and not binding.last:
+            continue
+        if binding.owner is not None and not message.may_visit(binding.owner, compiled.regexes):
             continue
         true = compiled.truth(message)
         if true:
@@ -65,13 +69,20 @@ def route_traced(
         candidates: bindings that `route` would visit; None for all. Other bindings count as false and use no budget.
     """
     routed: set[Destination] = set()
+    message.included.clear()
     floor = 0
     for compiled in entries:
-        if floor > compiled.order and not compiled.binding.last:
+        binding = compiled.binding
+        if floor > compiled.order and not binding.last:
             continue
         before = frozenset(routed)
         spent, message.spent_budgets = message.spent_budgets, frozenset()
-        true = compiled.truth(message) if candidates is None or compiled in candidates else False
+        visited = candidates is None or compiled in candidates
+        if visited and binding.owner is not None and not message.may_visit(binding.owner, compiled.regexes):
+            steps.append(_step(compiled, False, before, routed, 0, message))
+            message.spent_budgets |= spent
+            continue
+        true = compiled.truth(message) if visited else False
         if true:
             matched.append(compiled.label)
         jump = apply_result(compiled, true, routed, message)

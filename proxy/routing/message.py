@@ -9,16 +9,16 @@ Source: the open-exchange specification, section 1 (sorting of headers, BCC), se
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, tzinfo
 from typing import Final
 
 from proxy.routing.bindings.binding import by_name
-from proxy.routing.bindings.patterns import DEFAULT_BUDGET, Budget
-from proxy.routing.bindings.producer_routes import ProducerRoutes
+from proxy.routing.bindings.patterns import DEFAULT_BUDGET, FREE_SEARCH_STEPS, Budget
+from proxy.routing.bindings.producer_routes import NAMED_ROUTES, PatternRoute, ProducerRoutes
 from proxy.routing.decision import Facts, QueueNames
-from proxy.values import Table, Value
+from proxy.values import QUEUE, Destination, Table, Value
 
 #: The broker removes this header before the exchange evaluates the message.
 UNSEEN_HEADER: Final = b"BCC"
@@ -48,10 +48,12 @@ class Message:
         "_clock",
         "_producer",
         "_regex_budget",
+        "_requested",
         "_sorted",
         "draw",
         "first",
         "headers",
+        "included",
         "keep",
         "now",
         "payer",
@@ -99,6 +101,10 @@ class Message:
         self._sorted: Table | None = None
         self._clock: dict[tzinfo | None, bytes] | None = None
         self._producer: ProducerRoutes | None = None
+        #: What `requested` has returned, by header; None if the message's budget was too small.
+        self._requested: dict[bytes, Collection[Destination] | None] = {}
+        #: Headers whose destinations have been added to the exchange's result, and have not been deleted since then.
+        self.included: set[bytes] = set()
 
     @property
     def sorted_headers(self) -> Table:
@@ -129,6 +135,50 @@ class Message:
                 budget = self._budgets[self.payer] = Budget(self._regex_budget)
             self._budget = budget
         return budget
+
+    def may_visit(self, owner: Hashable, regexes: int) -> bool:
+        """Charge a visit to a client's binding; return False if the owner's budget is spent.
+
+        Visits to bindings of rules files are not charged, since the operator chooses their number.
+        """
+        if owner is not self.payer:
+            self.charge(owner)
+        if self.budget.take(1 + regexes * FREE_SEARCH_STEPS):
+            return True
+        self.note_spent(owner)
+        return False
+
+    def requested(self, header: bytes) -> Collection[Destination]:
+        """Return the destinations that the message requests in one header.
+
+        They are determined once per message, however many bindings grant the request, and are charged to the message.
+        """
+        if header not in self._requested:
+            self._requested[header] = self._request(header)
+        chosen = self._requested[header]
+        if chosen is None:
+            self.charge(PRODUCER)
+            self.note_spent(PRODUCER)
+            return ()
+        return chosen
+
+    def take(self, steps: int) -> bool:
+        """Charge steps to the message; return False if its budget is spent."""
+        self.charge(PRODUCER)
+        return self.budget.take(steps)
+
+    def _request(self, header: bytes) -> Collection[Destination] | None:
+        """Return all destinations that the message requests in one header; None if its budget is too small."""
+        if header in NAMED_ROUTES:
+            named = self.producer.named.get(header, ())
+            return named if self.take(len(named)) else None
+        route = self.producer.patterns.get(header)
+        if route is None:
+            return ()
+        if not self.take(len(self.queues.names) * FREE_SEARCH_STEPS):
+            return None
+        chosen = matching(route, self)
+        return None if self.budget.exceeded else chosen
 
     @property
     def match_limit_hits(self) -> int:
@@ -166,6 +216,15 @@ class Message:
             text = f"{time:%Y%m%d %H%M%S} {weekday} {week:02}".encode()
             self._clock[zone] = text
         return text
+
+
+def matching(route: PatternRoute, message: Message) -> list[Destination]:
+    """Return the queues that a route selects. The result is invalid if the regex budget was exceeded."""
+    return [(QUEUE, name) for name in message.queues.names if selects(route, name, message)]
+
+
+def selects(route: PatternRoute, name: bytes, message: Message) -> bool:
+    return (route.pattern.search(name, message.budget) is True) is not route.negated
 
 
 def spelled_integer(text: bytes | int) -> int | None:

@@ -30,8 +30,8 @@ Other ways out
     2. A publish takes the slow path (`_leave`, `ProducerFrames`): it waits for a destination, needs several upstream
        publishes, is rejected by a filter, is sent to another broker, or no longer fits into a header frame.
     3. A publish to an exchange that another sidecar may just have declared waits until the exchange has been looked up.
-    4. A publish has exhausted a regex budget. The frames after it wait for the next `read_producer`, so that other
-       producers are served in the meantime.
+    4. A publish has exhausted a budget, or the decisions in one read have taken long. The frames after it wait for the
+       next `read_producer`, so that other producers are served in the meantime.
 
 Assumptions
     The pass handles publishes and acknowledgements on channels that are open or being opened and expect a method, and
@@ -120,6 +120,8 @@ _LEAST_HEADER: Final = 14
 _LEAST_METHOD: Final = 9
 #: Number of held frames that are processed together. If one of them has to wait, those after it are held again.
 _HELD_AT_ONCE: Final = 64
+#: duration of decisions after which the other producers are served before the rest of a read
+_READ_SECONDS: Final = 0.01
 #: suffix of the names of the headers CC and BCC, which contain further routing keys
 _CC_NAME: Final = b"CC"
 #: first octet of the reserved prefixes
@@ -157,7 +159,7 @@ class PublishPass:
     __slots__ = (
         "_after_fault", "_audit", "_connection", "_exchanges", "_frames", "_hits", "_known", "_largest", "_looked_up",
         "_message_bytes", "_passes_unknown", "_plain", "_plans", "_relaying", "_rest", "_restores",
-        "_sampling", "_spent", "_start", "_upstream", "_upstream_largest", "interrupted",
+        "_sampling", "_start", "_stops", "_stops_at", "_upstream", "_upstream_largest", "interrupted", "over_budget",
     )  # fmt: skip
 
     def __init__(self, connection: ConnectionState) -> None:
@@ -176,14 +178,19 @@ class PublishPass:
         self._after_fault = 0
         #: the exchange of the resumed publish if that exchange has just been looked up; b"" otherwise
         self._looked_up = b""
-        #: whether a publish has exhausted a regex budget, so that the frames after it wait for the next `read_producer`
+        #: whether the frames after a publish wait for the next `read_producer`, because the publish has exhausted a
+        #: budget or the decisions in this read have taken `_READ_SECONDS`
         self.interrupted = False
+        #: whether a publish has exhausted a budget since the last `read_producer`
+        self.over_budget = False
+        #: value of `Histogram.total_seconds` above which this read is interrupted
+        self._stops_at = 0.0
         #: number of decisions in this read that were cached
         self._hits = 0
         # Set by `_begin` at the start of a read; `_refresh` updates some of these values during the read.
         #: start of the bytes that have been processed but not copied yet
         self._start = 0
-        self._spent = False
+        self._stops = False
         self._sampling = False
         self._relaying = False
         #: whether the addresses of publishes may change, so that a forged original address must be refused
@@ -197,6 +204,7 @@ class PublishPass:
 
     def read_producer(self, data: bytes) -> None:
         """Process the next bytes from the producer; output is collected in the connection's state."""
+        self.over_budget = False
         self._read(data)
         if not self.interrupted:
             self._frames.resuming = False
@@ -209,6 +217,7 @@ class PublishPass:
         if self._rest:
             data = self._rest.join(data)
         spent = counters.regex_budgets_spent
+        self._stops_at = self._plans.timing.total_seconds + _READ_SECONDS
         while data:
             self._after_fault = len(data)
             try:
@@ -222,7 +231,9 @@ class PublishPass:
             break
         counters.cache_hits += self._hits
         self._hits = 0
-        self.interrupted = counters.regex_budgets_spent != spent
+        over_budget = counters.regex_budgets_spent != spent
+        self.over_budget = self.over_budget or over_budget
+        self.interrupted = over_budget or self._plans.timing.total_seconds > self._stops_at
 
     def resume(self, channel: Channel) -> None:
         """Process the frames that a channel held, before any new frames."""
@@ -240,8 +251,11 @@ class PublishPass:
             # After a wait for destinations, those that are still unbound count as missing, and the publish waits again
             # only for others. After the look-up of its exchange, it has not waited for destinations yet.
             self._begin()
+            self._stops_at = self._plans.timing.total_seconds + _READ_SECONDS
+            spent = self._plans.counters.regex_budgets_spent
             self._take_joined(held[0], held[1], channel, waited=not self._looked_up)
-            interrupted = interrupted or self._spent
+            self.over_budget = self.over_budget or self._plans.counters.regex_budgets_spent != spent
+            interrupted = interrupted or self._stops
             del held[:2]
         self._looked_up = b""
         for first in range(0, len(held), _HELD_AT_ONCE):
@@ -250,7 +264,7 @@ class PublishPass:
                 # One of these frames has to wait, and so do all frames after it.
                 current.held.keep(held[first:])
                 break
-            if interrupted:  # these frames also wait until the pause after an exhausted regex budget has ended
+            if interrupted:  # these frames also wait until the pause has ended
                 self._rest.keep(self._rest.take() + b"".join(held[first:]))
                 break
             self._read(b"".join(held[first : first + _HELD_AT_ONCE]))
@@ -265,7 +279,7 @@ class PublishPass:
         """Set the values for the next read."""
         connection = self._connection
         self._start = 0
-        self._spent = False
+        self._stops = False
         self._upstream = connection.to_upstream
         self._audit = connection.audit
         self._sampling = connection.traffic.now >= connection.traffic.sample_after
@@ -297,7 +311,7 @@ class PublishPass:
         upper_size: i64 = 0
         end: i64 = len(data)
         at: i64 = 0
-        while end - at >= OVERHEAD and not self._spent:
+        while end - at >= OVERHEAD and not self._stops:
             if data[at : at + 6] != start:
                 start = data[at : at + 6]
                 kind, number = start[0], (start[1] << 8) | start[2]
@@ -535,7 +549,8 @@ class PublishPass:
                 out = plan.decisions.get(facts)
                 if out is None:
                     out, took_us = plan.decide(facts, method[key_at + 1 : -2], collected, header)
-                    self._spent = bool(out.decision.spent_budgets)
+                    over_budget = bool(out.decision.spent_budgets)
+                    self._stops = over_budget or self._plans.timing.total_seconds > self._stops_at
                 else:
                     self._hits += 1
                     plan.hits += 1

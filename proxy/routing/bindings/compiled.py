@@ -15,10 +15,11 @@ key with a value of the wrong type".
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Final, cast
 
 from proxy.routing.bindings.binding import UNREACHABLE, Binding
@@ -43,6 +44,9 @@ from proxy.values import EXCHANGE, Destination, Table, Value
 _REGEX_HEADERS: Final[tuple[FactName, ...]] = tuple((HEADER, name) for name in PATTERN_ROUTES)
 
 _by_header = attrgetter("name")
+_entry_name = itemgetter(0)
+#: number of headers that are compared one by one before a binary search
+_NEAR: Final = 8
 
 
 class Match(ABC):
@@ -227,9 +231,11 @@ def _walk_set(walk: tuple[HeaderOperator, ...], message: Message) -> int:
 
 def _skip_smaller(headers: Table, at: int, name: bytes) -> int:
     end = len(headers)
-    while at < end and headers[at][0] < name:
+    near = min(end, at + _NEAR)
+    while at < near and headers[at][0] < name:
         at += 1
-    return at
+    # A message may have thousands of headers, and an exchange thousands of bindings that search them.
+    return at if at < near or at == end else bisect_left(headers, name, at, key=_entry_name)
 
 
 def _count_can_stop(walk: tuple[HeaderOperator, ...]) -> bool:

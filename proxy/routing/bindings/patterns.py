@@ -26,7 +26,8 @@ with increasing limits, each of which is charged. The charge therefore exceeds t
 factor, and equal searches have equal charges. Searches that cost little more than the call itself (``_FREE_UNITS``) are
 free, so a budget does not limit the number of patterns. Other searches try the plain form first, until the worst cases
 of these attempts add up to a quarter of the budget (``Budget.unproven``). Therefore, all searches with one budget
-together cost at most 1.25 times the budget, plus four microseconds per search.
+together cost at most 1.25 times the budget, plus four microseconds per search. The number of searches that a client or
+a message can cause is limited by the budget's steps, together with other work whose amount they choose (`Budget.take`).
 
 Every call holds the interpreter lock (``PyDLL``), since most searches take less time than releasing and reacquiring the
 lock, and the limits bound the others. All patterns can therefore share one match data block and one JIT stack.
@@ -73,6 +74,9 @@ _DECISION, _FRAME_BYTES, _SLOW_WALK = 40, 6, 8
 _SCAN, _SLOW_SCAN = 3, 16
 #: Default budget for one owner's searches in a decision, in units; about 10 ms.
 DEFAULT_BUDGET = 1_000_000
+#: Cost of a step (see `Budget.take`) in units; a step takes about 0.2 us. Steps that a free search takes.
+_STEP_UNITS: Final = 20
+FREE_SEARCH_STEPS: Final = 5
 #: Largest charge for one search.
 _SEARCH_UNITS = 330_000
 #: Searches that cost no more than this are free.
@@ -127,9 +131,10 @@ class Budget:
         exceeded: whether a search was abandoned or not started because the budget was too small. Callers reset it to
             False.
         match_limit_hits: number of searches that were abandoned although the budget was sufficient.
+        steps: remaining steps for work other than charged searches (see `take`).
     """
 
-    __slots__ = ("exceeded", "left", "match_limit_hits", "spent", "unproven")
+    __slots__ = ("exceeded", "left", "match_limit_hits", "spent", "steps", "unproven")
 
     def __init__(self, units: int = DEFAULT_BUDGET) -> None:
         self.left: int = units
@@ -137,6 +142,15 @@ class Budget:
         self.spent: bool = False
         self.exceeded: bool = False
         self.match_limit_hits: int = 0
+        self.steps: int = units // _STEP_UNITS
+
+    def take(self, steps: int) -> bool:
+        """Take steps for visited bindings, names in messages and free searches; return False if too few are left.
+
+        From then on, no more steps can be taken. Charged searches use other units, and may continue.
+        """
+        self.steps -= steps
+        return self.steps >= 0
 
 
 def _power(limit: int) -> int:

@@ -14,10 +14,10 @@ from typing import Final
 
 from proxy.routing.bindings.binding import UNREACHABLE
 from proxy.routing.bindings.operators import HEADER, QUEUE_NAMES, FactName
-from proxy.routing.bindings.patterns import Pattern
-from proxy.routing.bindings.producer_routes import NAMED_ROUTES, PATTERN_ROUTES, PatternRoute
+from proxy.routing.bindings.patterns import FREE_SEARCH_STEPS, Pattern
+from proxy.routing.bindings.producer_routes import PATTERN_ROUTES, PatternRoute
 from proxy.routing.decision import QueueNames
-from proxy.routing.message import PRODUCER, Message
+from proxy.routing.message import PRODUCER, Message, matching, selects
 from proxy.values import QUEUE, Destination
 
 #: The order to which a stop jumps, which is higher than the order of any binding.
@@ -83,7 +83,7 @@ class QueueRoute:
             selected = kept.destinations
         else:
             hits = budget.match_limit_hits
-            selected = _matching(PatternRoute(self.pattern, self.negated), message)
+            selected = matching(PatternRoute(self.pattern, self.negated), message)
             if not budget.exceeded:
                 after = (budget.left, budget.unproven)
                 self._kept = _Selection(message.queues, state, after, budget.match_limit_hits - hits, selected)
@@ -116,28 +116,40 @@ class Effects:
 
         A regex route chooses nothing if its owner's budget is not sufficient.
         """
-        deleted = set(self.delete)
-        if self.delete_queues or self.add_queues:
-            message.charge(owner)
-        for route in self.delete_queues:
-            chosen = [
-                destination
-                for destination in routed
-                if destination[0] == QUEUE and _selects(route, destination[1], message)
-            ]
-            deleted.update(_unless_budget_exceeded(chosen, message, owner))
-        for header in self.granted_delete:
-            deleted.update(_asked(header, message))
+        deleted = self._deleted(routed, message, owner)
         if main is not None:
             routed.add(main)
-        routed.update(self.add)
+        if self.add and _pays(owner, len(self.add), message):
+            routed.update(self.add)
         if self.add_queues:
             message.charge(owner)
             for selection in self.add_queues:
-                routed.update(_unless_budget_exceeded(selection.select(message), message, owner))
+                selected = _unless_budget_exceeded(selection.select(message), message, owner)
+                if _pays(owner, len(selected), message):
+                    routed.update(selected)
         for header in self.granted_add:
-            routed.update(_asked(header, message))
-        routed -= deleted
+            if header not in message.included:
+                requested = message.requested(header)
+                if _pays(PRODUCER, len(requested), message):
+                    routed.update(requested)
+                    message.included.add(header)
+        for payer, names in deleted:
+            if _pays(payer, min(len(names), len(routed)), message):
+                _remove(names, routed, message)
+
+    def _deleted(
+        self, routed: set[Destination], message: Message, owner: str | None
+    ) -> list[tuple[Hashable, Collection[Destination]]]:
+        """Return the destinations to delete, and who pays for each deletion. Regexes select from `routed`."""
+        deleted: list[tuple[Hashable, Collection[Destination]]] = [(owner, self.delete)] if self.delete else []
+        for route in self.delete_queues:
+            if _pays(owner, len(routed) * FREE_SEARCH_STEPS, message):
+                message.charge(owner)
+                chosen = [name for name in routed if name[0] == QUEUE and selects(route, name[1], message)]
+                deleted.append((owner, _unless_budget_exceeded(chosen, message, owner)))
+        for header in self.granted_delete:
+            deleted.append((PRODUCER, message.requested(header)))
+        return deleted
 
     @property
     def chooses(self) -> bool:
@@ -192,15 +204,6 @@ class EffectsDraft:
         )
 
 
-def _selects(route: PatternRoute, name: bytes, message: Message) -> bool:
-    return (route.pattern.search(name, message.budget) is True) is not route.negated
-
-
-def _matching(route: PatternRoute, message: Message) -> list[Destination]:
-    """Return the queues that a route selects. The result is invalid if the regex budget was exceeded."""
-    return [(QUEUE, name) for name in message.queues.names if _selects(route, name, message)]
-
-
 def _unless_budget_exceeded(
     chosen: Collection[Destination], message: Message, owner: Hashable
 ) -> Collection[Destination]:
@@ -210,12 +213,21 @@ def _unless_budget_exceeded(
     return ()
 
 
-def _asked(header: bytes, message: Message) -> set[Destination]:
-    """Return the destinations that the producer requests in one header."""
-    if header in NAMED_ROUTES:
-        return message.producer.named.get(header, set())
-    route = message.producer.patterns.get(header)
-    if route is None:
-        return set()
-    message.charge(PRODUCER)
-    return set(_unless_budget_exceeded(_matching(route, message), message, PRODUCER))
+def _pays(payer: Hashable, steps: int, message: Message) -> bool:
+    """Charge steps to a client or to the message; return False if the budget is spent. Rules files (None) don't pay."""
+    if payer is None or not steps:
+        return True
+    message.charge(payer)
+    if message.budget.take(steps):
+        return True
+    message.note_spent(payer)
+    return False
+
+
+def _remove(names: Collection[Destination], routed: set[Destination], message: Message) -> None:
+    """Remove destinations from the result; the cost depends on the smaller of both collections."""
+    smaller, larger = (names, routed) if len(names) <= len(routed) else (routed, names)
+    found = [name for name in smaller if name in larger]
+    if found:
+        routed.difference_update(found)
+        message.included.clear()

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import count
 
 import pytest
 from hypothesis import example, given, settings
@@ -470,3 +471,30 @@ def test_a_publish_that_spends_the_budget_after_waiting_interrupts_its_producer(
     wire.control("late")
     seen.append(wire.relay.interrupted)
     assert seen == [True, False, True]
+
+
+def test_decisions_that_take_long_are_interrupted_without_throttling_the_producer() -> None:
+    """Each decision takes 2 ms of the clock, so other producers are served after every five or six of them."""
+    wire = Wire(ruled(to_queue("q", {"x-?hkex": "t"})))
+    ticks = count()
+    wire.plans.sources = wire.plans.sources._replace(timer=lambda: next(ticks) * 0.002)
+    wire.open()
+    messages = [publish(headers=((b"t", Value("I", number)),)) for number in range(20)]
+    reads = [names(wire.produce(*messages)).count("Basic.Publish")]
+    while wire.relay.interrupted:
+        assert not wire.relay.over_budget
+        reads.append(names(wire.produce()).count("Basic.Publish"))
+    assert sum(reads) == 20
+    assert len(reads) == 4
+    assert max(reads) <= 6
+
+
+def test_a_publish_whose_names_are_added_and_deleted_many_times_spends_its_budget() -> None:
+    vhost = ruled(*(to_queue(f"q{number}", {"x-msg-addq-ontrue": "", "x-msg-delq-ontrue": ""}) for number in range(20)))
+    wire = Wire(vhost).open()
+    names_in_header = Value("A", tuple(Value("S", b"name%d" % number) for number in range(3000)))
+    headers = ((b"x-addq-ontrue", names_in_header), (b"x-delq-ontrue", names_in_header))
+    wire.produce(publish(headers=headers), publish())
+    assert wire.plans.counters.regex_owners == {"rules": 0, "client": 0, "message": 1}
+    assert wire.relay.interrupted
+    assert wire.relay.over_budget
