@@ -28,9 +28,10 @@ test-newest: ## tests/broker on the newest RabbitMQ of Debian
 	@RABBITMQ_ROOT=$$($(bin)/python -m tests.other_rabbitmq) && export RABBITMQ_ROOT && env -u RABBITMQ_URL \
 		$(bin)/python -m pytest -q --numprocesses=3 --dist=loadfile --no-loadscope-reorder tests/broker
 
-test-matrix: ## slow tests: RabbitMQ 3.8 to 4.3, all vectors, a built image; installs their requirements
+test-matrix: ## slow tests: RabbitMQ 3.8 to 4.3, all vectors, a built image, random examples; installs their requirements
 	@deploy/local/setup matrix
 	@$(bin)/python -m pytest -q -m matrix
+	@$(bin)/python -m pytest -q -m 'hypothesis and not matrix' --hypothesis-profile=random
 
 check: environment ## format, lint, types, import contracts, dead code, spelling, wording, commit subjects; no tests
 	$(bin)/ruff format --check .

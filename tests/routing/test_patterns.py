@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import ctypes
+import ctypes.util
 import gc
 import string
 import time
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from proxy.routing.bindings import patterns
@@ -102,8 +103,25 @@ def test_a_pattern_ends_at_its_first_zero_byte() -> None:
 
 def test_a_missing_library_names_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patterns, "_LIBRARY", "libno-such-library.so.0")
+    monkeypatch.setattr(ctypes.util, "find_library", lambda name: None)
     with pytest.raises(MissingLibraryError, match="libpcre2-8-0"):
         patterns._Library()
+
+
+def test_the_library_is_found_under_the_name_of_another_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {"pcre2-8": patterns._LIBRARY}
+    monkeypatch.setattr(patterns, "_LIBRARY", "libno-such-library.so.0")
+    monkeypatch.setattr(ctypes.util, "find_library", found.get)
+    assert patterns._Library().compile(b"a", 0)
+
+
+@pytest.mark.parametrize("pattern", [b"(?=b)b|(?=b)ab", b"(?:(?=b)b|(?=b)ab)"])
+def test_a_start_optimization_of_the_library_does_not_affect_lookaheads(pattern: bytes) -> None:
+    """PCRE2 10.42 finds no match at all for these patterns, unless the optimization is switched off."""
+    assert search(pattern, b"b") is True
+    assert search(pattern, b"bb") is True
+    assert search(pattern, b"a") is False
+    assert compile_pattern(pattern)._search_charged(b"b", 1 << 60, Budget()) is True
 
 
 #: Patterns that take exponential, cubic or quadratic time, each with the string that is repeated in the subject. PCRE2
@@ -270,6 +288,7 @@ PIECES = (
 
 
 @settings(max_examples=1500, deadline=None)
+@example("", ["(?=b)", "b", "|", "(?=b)", "a b"], "b")
 @given(st.sampled_from(("", "(*UTF)", "(*UCP)(*UTF)")), st.lists(st.sampled_from(PIECES), max_size=7), st.text("abA\n"))
 def test_both_forms_of_a_difficult_pattern_agree(setting: str, pieces: list[str], subject: str) -> None:
     try:

@@ -39,6 +39,7 @@ of character tables.
 from __future__ import annotations
 
 import ctypes
+import ctypes.util
 import re
 import unicodedata
 from functools import cache, lru_cache
@@ -46,7 +47,7 @@ from math import prod
 from typing import Final
 
 _LIBRARY = "libpcre2-8.so.0"
-_ANCHORED, _NO_AUTO_POSSESS = 0x80000000, 0x00004000
+_ANCHORED, _NO_AUTO_POSSESS, _NO_START_OPTIMIZE = 0x80000000, 0x00004000, 0x00010000
 _INFO_ALLOPTIONS, _INFO_JITSIZE, _INFO_SIZE, _INFO_FRAMESIZE = 0, 10, 22, 24
 _JIT_COMPLETE = 1
 _NO_MATCH = -1
@@ -89,6 +90,9 @@ _GROWTH, _LARGEST_LIMIT = 8, 1 << 20
 
 #: Constructs that can make a search scan further than the length of the pattern.
 _WALKS = re.compile(rb"[*+]|,\}|\\[XRkg1-9]|\(\?[P&R(0-9+-]")
+#: Lookarounds. Patterns that contain them are compiled without PCRE2's start optimization, which is wrong for some of
+#: them: PCRE2 10.42 finds no match for ``(?=b)b|(?=b)ab`` in ``b``.
+_LOOKAROUNDS = re.compile(rb"\(\?<?[=!*]|\(\*[a-z]")
 #: Constructs that take longer for each scanned character: Unicode properties, back references, subroutine calls.
 _SLOW = re.compile(rb"\(\*U|\\[XRkg1-9]|\(\?[P&R0-9+-]")
 _COUNTS = re.compile(rb"\{([0-9]{1,9})(?:,([0-9]{1,9}))?")
@@ -187,14 +191,22 @@ def latin1_tables() -> bytes:
     return lower + flip + bitmaps + types
 
 
+def _load() -> ctypes.PyDLL:
+    """Load the library, under the name that Linux uses or another name that the system knows, as on macOS."""
+    try:
+        return ctypes.PyDLL(_LIBRARY)
+    except OSError as error:
+        found = ctypes.util.find_library("pcre2-8")
+        if found is None:
+            raise MissingLibraryError(f"{_LIBRARY} is missing: install PCRE2 (Debian: libpcre2-8-0)") from error
+        return ctypes.PyDLL(found)
+
+
 class _Library:
     """The loaded PCRE2 library, with its compile context, match contexts, match data block and JIT stack."""
 
     def __init__(self) -> None:
-        try:
-            self._pcre2 = pcre2 = ctypes.PyDLL(_LIBRARY)
-        except OSError as error:
-            raise MissingLibraryError(f"{_LIBRARY} is missing: install PCRE2 (Debian: libpcre2-8-0)") from error
+        self._pcre2 = pcre2 = _load()
         for name in ("compile_context_create", "match_context_create", "match_data_create", "jit_stack_create"):
             getattr(pcre2, f"pcre2_{name}_8").restype = ctypes.c_void_p
         pcre2.pcre2_compile_8.restype = ctypes.c_void_p
@@ -295,7 +307,7 @@ class _Code:
     def __init__(self, text: bytes, options: int, source: bytes, counted: bool = False) -> None:
         pcre2 = _library()
         self._free = None
-        self.handle = pcre2.compile(text, options)
+        self.handle = pcre2.compile(text, options | (_NO_START_OPTIMIZE if _LOOKAROUNDS.search(source) else 0))
         self._free = pcre2.free
         self.anchored: bool = bool(pcre2.info(self.handle, _INFO_ALLOPTIONS) & _ANCHORED)
         self.jit: bool = not counted and pcre2.jit(self.handle)
