@@ -177,11 +177,15 @@ class AdminServer:
 
     @web.middleware
     async def _watched(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Suspend the deadline of a connection while its page is being rendered."""
+        """Suspend the deadline of a connection while its page is being rendered.
+
+        Until the body of the request is complete, the connection counts as idle. Clients that send only parts of their
+        requests therefore don't lock out probes.
+        """
         connection = self._connections.get(request.protocol)
         if connection is None:
             return await handler(request)
-        connection.answering()
+        request.content.on_eof(connection.answering)
         try:
             return await handler(request)
         finally:

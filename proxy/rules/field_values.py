@@ -30,7 +30,7 @@ def read_table(node: Mapping, path: str, faults: Faults) -> Table:
         try:
             entries.append(_entry(path, key, child))
         except ConfigError as error:
-            faults.errors.append(error)
+            faults.add(error)
     return tuple(entries)
 
 

@@ -60,6 +60,10 @@ CompiledHook: TypeAlias = Callable[[Sequence[ParsedFile], LoadedRules], None]
 TestsReader: TypeAlias = Callable[[Path], bytes]
 
 
+#: Maximum size of a rules file. A parsed file takes up to 250 times its size.
+MAX_FILE_BYTES = 32 << 20
+
+
 def load_rules(paths: Iterable[Path]) -> LoadedRules:
     """Read, check and compile rules files as one set, in the given order.
 
@@ -76,7 +80,13 @@ def load_rules(paths: Iterable[Path]) -> LoadedRules:
     contents = []
     for path in paths:
         try:
-            contents.append((str(path), path.read_bytes()))
+            with path.open("rb") as file:
+                data = file.read(MAX_FILE_BYTES + 1)
+            if len(data) > MAX_FILE_BYTES:
+                message = f"got more than {MAX_FILE_BYTES} bytes, expected at most that many; split the file"
+                faults.error(Place(str(path), 0), "", message)
+            else:
+                contents.append((str(path), data))
         except OSError as error:
             faults.error(Place(str(path), 0), "", f"can't be read: {error.strerror or error}")
     return compile_rules(contents, faults)

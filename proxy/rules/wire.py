@@ -218,9 +218,8 @@ def _ours(message: DescribedMessage, copy: Copy) -> Table:
     """Return the headers added by the sidecar, without BCC."""
     entries = encode_table(message.facts.headers)
     sent = table_entries(entries, copy, _address(message))
-    return tuple(
-        entry for entry in decode_table(sent, 0, len(sent)) if entry not in message.facts.headers and entry[0] != b"BCC"
-    )
+    received = frozenset(message.facts.headers)
+    return tuple(entry for entry in decode_table(sent, 0, len(sent)) if entry not in received and entry[0] != b"BCC")
 
 
 def _chosen(decision: Decision) -> list[Destination]:

@@ -26,7 +26,7 @@ from yaml.events import (
 )
 
 from proxy.errors import ConfigError, ConfigErrors, located
-from proxy.values import known_secrets, remember_secret, without_passwords
+from proxy.values import counted, known_secrets, remember_secret, without_passwords
 from proxy.yamlfile.masking import MASK, is_secret_key, masked_words
 
 #: Suffixes of test files, which contain tests of rules but no rules.
@@ -64,6 +64,10 @@ class ConfigWarning(NamedTuple):
         )
 
 
+#: Maximum number of errors that are collected in one file.
+MAX_ERRORS = 100
+
+
 @dataclass(slots=True)
 class Faults:
     """Collects errors and warnings while files are read; `check` raises the errors.
@@ -76,10 +80,23 @@ class Faults:
     errors: list[ConfigError] = field(default_factory=list)
     warnings: list[ConfigWarning] = field(default_factory=list)
     secrets_required: bool = True
+    #: number of errors beyond `MAX_ERRORS`
+    more: int = 0
 
     def error(self, place: Place, key: str, message: str) -> None:
         """Add an error at the key with the given dotted path. The message must not contain a secret."""
-        self.errors.append(place.error(key, message))
+        self.add(place.error(key, message))
+
+    def add(self, error: ConfigError) -> None:
+        """Add an error. Beyond `MAX_ERRORS`, errors are only counted, in an error at the position of the last one."""
+        if len(self.errors) < MAX_ERRORS:
+            self.errors.append(error)
+            return
+        if self.more:
+            del self.errors[-1]
+        self.more += 1
+        message = f"and {counted(self.more, 'more error')}"
+        self.errors.append(ConfigError(error.file, error.line, "", message, error.column))
 
     def warn(self, place: Place, key: str, message: str) -> None:
         self.warnings.append(ConfigWarning(place, *_without_secrets(key, message)))
@@ -322,7 +339,7 @@ def read_document(
             parser.dispose()
     # No partial tree is returned, since errors found in it would only be consequences of this error.
     except ConfigError as error:
-        faults.errors.append(error)
+        faults.add(error)
     except yaml.YAMLError as error:
         place, message = _syntax_fault(error, source, data.decode())
         faults.error(place, "", f"YAML syntax: {message}")

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from proxy.admin import server as admin
 from proxy.admin.console import console_routes
 from proxy.admin.server import AdminServer, GuardedRoute, json_route
-from proxy.app.shadow import _compiled, uploaded_files
+from proxy.app.shadow import RULES_BYTES, _compiled, uploaded_files
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.native import BUILD
 from proxy.observe.exposition import Exposition
@@ -434,6 +434,31 @@ async def test_above_the_limit_of_new_connections_another_gets_503(
         writer.close()
 
 
+async def test_requests_with_unfinished_bodies_do_not_lock_out_probes(
+    start: Start, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "MOST_CONNECTIONS", 3)
+    monkeypatch.setattr(admin, "NEW_SECONDS", 0.0)
+    received = asyncio.Semaphore(0)
+
+    async def page(request: web.Request) -> web.Response:
+        received.release()
+        return web.Response(body=await request.read())
+
+    base = await start(routes=[GuardedRoute("POST", "/explain", page)])
+    head = b"POST /explain HTTP/1.0\r\nContent-Length: 5\r\n\r\nhe"
+    unfinished = [await raw(base, head) for _ in range(3)]
+    for _ in unfinished:
+        await received.acquire()
+    for _ in range(2):
+        async with http.get(base + "/livez", headers={"Connection": "close"}) as response:
+            assert response.status == 200
+    unfinished[2][1].write(b"llo")
+    assert (await ended(unfinished[2][0])).endswith(b"\r\n\r\nhello")
+    for _, writer in unfinished:
+        writer.close()
+
+
 async def test_above_the_limit_of_busy_connections_another_gets_503(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -456,6 +481,21 @@ async def test_above_the_limit_of_busy_connections_another_gets_503(
         assert (await ended(reader)).endswith(b"done")
     for _, writer in (*busy, surplus):
         writer.close()
+
+
+async def test_only_the_first_errors_in_uploaded_files_are_listed(start: Start, http: aiohttp.ClientSession) -> None:
+    async def compile_candidate(body: bytes) -> tuple[int, object]:
+        return 200, _compiled(uploaded_files(body))[0].rules.version
+
+    base = await start(routes=[json_route("POST", "/-/shadow", compile_candidate, RULES_BYTES)])
+    rules = "exchanges:\n" + "- {name: same}\n" * 1000
+    files = json.dumps({"files": [("f.yaml", rules)]})
+    async with http.post(base + "/-/shadow", data=files) as response:
+        assert response.status == 422
+        errors = (await response.json())["errors"]
+    assert len(errors) == 101
+    assert errors[0] == "f.yaml:3:4: exchanges[1].name: f.yaml:2 already defines an exchange with this name"
+    assert errors[100] == "f.yaml:1001:4: and 899 more errors"
 
 
 async def test_a_file_name_that_is_not_unicode_does_not_cause_an_internal_error(

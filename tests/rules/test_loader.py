@@ -13,7 +13,7 @@ from proxy.config.loader import rules_files
 from proxy.config.settings import Settings
 from proxy.errors import ConfigErrors
 from proxy.routing.decision import Facts, QueueNames
-from proxy.rules.loader import LoadedRules, compile_rules, load_rules
+from proxy.rules.loader import MAX_FILE_BYTES, LoadedRules, compile_rules, load_rules
 from proxy.yamlfile.document import Faults
 from tests.rules.loading import faults, load
 
@@ -150,3 +150,13 @@ def test_the_garbage_collector_state_is_restored_after_a_load() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_a_rules_file_above_the_size_limit_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "large.yaml"
+    with path.open("wb") as file:
+        file.truncate(MAX_FILE_BYTES + 1)
+    with pytest.raises(ConfigErrors) as caught:
+        load_rules([path])
+    expected = f"{path}: got more than 33554432 bytes, expected at most that many; split the file"
+    assert str(caught.value) == expected
