@@ -42,10 +42,11 @@ from proxy.routing.decision import ROUTED, Decision, Facts, Interest, Outcome
 from proxy.routing.destination_translation import CARRIER_TARGET
 from proxy.values import reserved_prefix, text
 
-#: Limits for the number and the approximate total size of the cached decisions for one exchange.
+#: Limits for the number and the approximate total size of the cached decisions, and of the outgoing forms, for one
+#: exchange.
 EXCHANGE_ENTRIES, EXCHANGE_BYTES = 8192, 8 << 20
 #: The same limits for one translated address; a virtual host may have plans for at most `ADDRESSES` such addresses.
-ADDRESS_ENTRIES, ADDRESS_BYTES = 64, 16384
+ADDRESS_ENTRIES, ADDRESS_BYTES = 64, 131_072
 ADDRESSES: Final = 1024
 #: Size limit for the cached decisions of all virtual hosts in the process.
 PROCESS_BYTES: Final = 64 << 20
@@ -59,6 +60,10 @@ _UNKEPT: Final = 16
 _ENTRY_BYTES: Final = 200
 #: memory in bytes for each of the decision's references to a destination or binding
 _REFERENCE_BYTES: Final = 24
+#: memory in bytes for an outgoing form, without names, keys and constant parts of audit records, and for each name and
+#: key in it, without its characters
+_FORM_BYTES: Final = 1500
+_NAME_BYTES: Final = 60
 #: offset in bytes of the property flags in a content header frame, after frame head (7), class (2), weight (2) and body
 #: size (8)
 _FLAGS_AT: Final = 19
@@ -100,12 +105,12 @@ class ClientRules(NamedTuple):
 
 
 class DecisionCaches:
-    """Limits the total size of the cached decisions in all virtual hosts by clearing the largest cache."""
+    """Limits the total size of the cached decisions and outgoing forms of all plans by clearing the largest cache."""
 
     def __init__(self, limit_bytes: int = PROCESS_BYTES) -> None:
         self._limit_bytes = limit_bytes
         self.used_bytes = 0
-        #: size of the cached decisions of each plan that has any
+        #: size of the cached decisions and outgoing forms of each plan that has any
         self._used: dict[Plan, int] = {}
 
     def used_by(self, plan: Plan) -> int:
@@ -386,27 +391,33 @@ class Plan:
         counters.regex_limit_hits += decision.match_limit_hits
         if decision.spent_budgets:
             counters.spend(decision.spent_budgets)
-        out = self._outgoing(decision, routing_key)
+        out, form_bytes = self._outgoing(decision, routing_key)
         size = len(entries) + len(routing_key)
         if self._unkept:
             self._unkept -= 1
             counters.cache_bypassed += 1
         elif decision.keep and not out.unbound and size <= FACTS_BYTES:
             shared = len(decision.queues) + len(decision.exchanges) + len(decision.matched)
-            self._keep(facts, out, size + _ENTRY_BYTES + _REFERENCE_BYTES * shared)
+            self._keep(facts, out, size + form_bytes + _ENTRY_BYTES + _REFERENCE_BYTES * shared)
         else:
             counters.cache_bypassed += 1
         return out, seconds * 1e6
 
-    def _outgoing(self, decision: Decision, routing_key: bytes) -> Outgoing:
-        """Return the outgoing form for a decision. Equivalent decisions share one object, except in the cases below."""
+    def _outgoing(self, decision: Decision, routing_key: bytes) -> tuple[Outgoing, int]:
+        """Return the outgoing form for a decision. Equivalent decisions share one object, except in the cases below.
+
+        Returns:
+            The form, and its size in bytes unless it is shared; the size of a shared form is already included in
+            `DecisionCaches`.
+        """
         plans = self._plans
         state = plans.state
         # A form is not shared if the decision is not cached, refuses the message or has exhausted a regex budget, or if
         # the form also depends on the routing key, because of the address table.
         alone = not decision.keep or decision.error or decision.spent_budgets
         if alone or (self._source is None and state.addresses is not None):
-            return self._new_outgoing(decision, routing_key)
+            out = self._new_outgoing(decision, routing_key)
+            return out, _form_bytes(out)
         result = (
             decision.matched,
             decision.queues,
@@ -415,14 +426,24 @@ class Plan:
             decision.outcome is ROUTED,
             decision.filtered_by,
         )
-        out = self._forms.get(result)
-        if out is None:
-            out = self._new_outgoing(decision, routing_key)
-            if not out.unbound:
-                if len(self._forms) >= self._limit_entries:
-                    self._forms.clear()
-                self._forms[result] = out
-        return out
+        form = self._forms.get(result)
+        if form is None:
+            form = self._new_outgoing(decision, routing_key)
+            if not form.unbound:
+                self._share(result, form)
+        return form, 0
+
+    def _share(self, result: object, form: Outgoing) -> None:
+        """Keep a form for equivalent decisions, whether or not these will be cached."""
+        size = _form_bytes(form)
+        caches = self._plans.caches
+        if len(self._forms) >= self._limit_entries or caches.used_by(self) + size > self._limit_bytes:
+            unkept = self._unkept
+            self.forget()
+            self._unkept = unkept
+        if size <= self._limit_bytes:
+            self._forms[result] = form
+            caches.add(self, size)
 
     def _new_outgoing(self, decision: Decision, routing_key: bytes) -> Outgoing:
         plans = self._plans
@@ -480,6 +501,19 @@ class Plan:
         plans = self._plans
         at = plans.sources.wall()
         tap.observe(ObservedDecision(plans.state.name, exchange, routing_key, header, out.decision, at))
+
+
+def _form_bytes(out: Outgoing) -> int:
+    """Return the approximate size of an outgoing form in memory, with its decision and its tally."""
+    decision = out.decision
+    names = decision.queues + decision.exchanges
+    keys = 0
+    for copy in out.copies:
+        keys += len(copy.bcc)
+    size = _FORM_BYTES + len(out.bcc) + _NAME_BYTES * (len(names) + keys) + _REFERENCE_BYTES * len(decision.matched)
+    for name in names:
+        size += len(name)
+    return size if out.record is None else size + len(out.record)
 
 
 def _translated(plans: Plans, source: PublishSource, target: Target | FailedTranslation) -> Outgoing:

@@ -19,7 +19,7 @@ from tests import client
 from tests.client import content_header, split
 from tests.relay.contents import properties, tables
 from tests.relay.wire import REPORT, Wire, publish, routed, ruled, table, token, with_tokens
-from tests.routing.building import NOW, Plain, to_queue
+from tests.routing.building import NOW, Plain, many, to_queue
 
 
 def plan_of(wire: Wire) -> Plan:
@@ -255,3 +255,17 @@ def test_the_cache_size_of_the_process_is_limited_and_the_largest_cache_is_clear
         wire.state.changed()
         plan_of(wire)
     assert caches.used_bytes == 0
+
+
+def test_outgoing_forms_count_towards_the_cache_size_although_their_decisions_are_not_cached() -> None:
+    wire = Wire(ruled(to_queue("a", {"x-msg-addq-ontrue": ""}), delivery=Delivery.QUEUE))
+    caches = wire.plans.caches = DecisionCaches(limit_bytes=100_000)
+    sizes = []
+    for number in range(50):
+        named = many(*(f"{name:0100}" for name in range(number * 30, number * 30 + 30)))
+        forwarded(wire, publish(headers=((b"x-addq-ontrue", named),), body=b""))
+        sizes.append(caches.used_bytes)
+    assert not plan_of(wire).decisions
+    assert sizes[0] > 30 * 100
+    assert sizes[7] == 8 * sizes[0]
+    assert max(sizes) <= 100_000
