@@ -94,6 +94,7 @@ def client_rules(settings: Settings) -> ClientRules:
         strict_unbind=declared.unbind == "strict",
         regexes=declared.regexes,
         regex_budget=settings.limits.regex_budget,
+        extensions=declared.extensions,
     )
 
 

@@ -140,6 +140,9 @@ class DeclaredSection(FileModel):
     permitted to bind (`own`), or all, with destinations that the control user binds (`any`)"""
     regexes: Annotated[int, Whole(0, 1_000_000)] = 100
     """maximum number of regular expressions in a user's bindings, per virtual host"""
+    extensions: bool = False
+    """whether clients may declare bindings with the operators `in` and `share` (`x-?hkvin`, `x-?hkv%`, ...), which the
+    open-exchange plugin does not have; rules files may always use them"""
     announce: bool = False
     """whether sidecars notify each other of changes immediately, through a fanout exchange on the broker"""
     secrets: Annotated[tuple[SecretSource, ...], Field(min_length=1), LISTED] = ()

@@ -20,7 +20,7 @@ from collections.abc import Hashable, Sequence
 from itertools import chain
 from typing import Final, TypeAlias, cast
 
-from proxy.routing.bindings.compiled import ALWAYS_VISITED, UNDER_EITHER, CompiledBinding
+from proxy.routing.bindings.compiled import ALWAYS_VISITED, CompiledBinding
 from proxy.routing.bindings.operators import (
     ANY_WORDS,
     HEADER,
@@ -203,16 +203,11 @@ class Index:
         return buckets
 
     def _place_of(self, compiled: CompiledBinding) -> int:
-        match = compiled.match
-        if not compiled.idle_when_false:
+        required = compiled.match.required
+        if not compiled.idle_when_false or not required:
             return ALWAYS_VISITED
-        if match.either is not None:
-            return UNDER_EITHER
-        required = match.required
-        if not required:
-            return ALWAYS_VISITED
-        # Any of the keys is sufficient; the key with the fewest bindings is the most selective.
-        crowds = [self._crowd(index_key) for index_key in required] if len(required) > 1 else [0]
+        # Any of the groups is sufficient; the group with the fewest bindings is the most selective.
+        crowds = [sum(map(self._crowd, index_keys)) for index_keys in required] if len(required) > 1 else [0]
         return crowds.index(min(crowds))
 
     def _crowd(self, index_key: IndexKey) -> int:

@@ -113,7 +113,7 @@ def _blame_binding(error: ProtocolError, parsed: ParsedBinding, owner: ExchangeR
 def _refusal(owner: ExchangeRule, binding: Binding, key: bytes, arguments: Table) -> ProtocolError | None:
     try:
         Exchange(owner.name, owner.type, (), owner.local_time).bind(
-            Binding(owner.name, binding.destination_type, binding.destination, key, arguments)
+            Binding(owner.name, binding.destination_type, binding.destination, key, arguments, extensions=True)
         )
     except ProtocolError as error:
         return error

@@ -95,10 +95,12 @@ HEADERS = OperatorSection(
             "is a number or timestamp and the comparison is true",
             '"x-?hkv>= pages": 100',
         ),
+        _ENTRY(("x-?hkvin NAME",), "list", "exists and equals an element of the list", '"x-?hkvin country": [de, at]'),
+        _ENTRY(("x-?hkv!in NAME",), "list", "exists and differs from every element", '"x-?hkv!in country": [de, at]'),
         _ENTRY(("x-?hkvre NAME",), "regex", "is a string that matches", '"x-?hkvre title": (?i)invoice'),
         _ENTRY(("x-?hkv!re NAME",), "regex", "is a string that does not match", '"x-?hkv!re title": ^test'),
         _ENTRY(
-            tuple(f"x-?hk?v{sign} NAME" for sign in ("=", "!=", "<", "<=", ">=", ">", "re", "!re")),
+            tuple(f"x-?hk?v{sign} NAME" for sign in ("=", "!=", "<", "<=", ">=", ">", "in", "!in", "re", "!re")),
             "as for `x-?hkv`",
             "is missing (only with `all` and `eq`), or satisfies the corresponding `x-?hkv` operator",
             '"x-?hk?v= tenant": acme',
@@ -118,6 +120,12 @@ HEADERS = OperatorSection(
             "x-?hkex!b: urgent",
         ),
         _ENTRY(
+            ("x-?hkv% NAME",),
+            "share",
+            "exists and its value belongs to this share of all values, in percent; the upper bound is not included",
+            '"x-?hkv% customer": [0, 5]',
+        ),
+        _ENTRY(
             ("NAME",),
             "any",
             "exists and equals the value, as for `x-?hkv=`; only for names that do not begin with `x-`",
@@ -133,6 +141,13 @@ MESSAGE = OperatorSection(
     "operator",
     (
         _ENTRY(("x-?rk=", "x-?rk!="), "string", "the key equals (differs from) the value", "x-?rk=: invoice.eu"),
+        _ENTRY(
+            ("x-?rkin", "x-?rk!in"),
+            "list",
+            "the key equals an element of the list (differs from every element)",
+            "x-?rkin: [invoice.eu, invoice.us]",
+        ),
+        _ENTRY(("x-?rk%",), "share", "the key belongs to this share of all keys, in percent", "x-?rk%: [0, 5]"),
         _ENTRY(("x-?rkre", "x-?rk!re"), "regex", "the key matches (does not match)", r"x-?rkre: ^invoice\."),
         _ENTRY(
             ("x-?rkta", "x-?rk!ta"),
@@ -152,6 +167,18 @@ MESSAGE = OperatorSection(
             "string or integer",
             "the property is set and equals (differs from) the value",
             '"x-?pr= content_type": text/plain',
+        ),
+        _ENTRY(
+            ("x-?prin NAME", "x-?pr!in NAME"),
+            "list",
+            "the property is set and equals an element of the list (differs from every element)",
+            '"x-?prin content_type": [text/plain, text/html]',
+        ),
+        _ENTRY(
+            ("x-?pr% NAME",),
+            "share",
+            "the property is set and its value belongs to this share of all values, in percent",
+            '"x-?pr% message_id": [0, 5]',
         ),
         _ENTRY(
             ("x-?prre NAME", "x-?pr!re NAME"),
@@ -324,6 +351,11 @@ _VALUES: dict[str, tuple[str, dict[str, Any]]] = {
     "regex": ("a regular expression (string)", _or_list(_TEXT)),
     "name": ("the name of a header (non-empty string)", _or_list(_FILLED)),
     "property": (f"the name of a property: {', '.join(PROPERTIES)}", _or_list({"enum": list(PROPERTIES)})),
+    "list": ("a list of values of the operand's type", {"type": "array", "minItems": 1}),
+    "share": (
+        "two percentages from 0 to 100 with at most two decimals, the lower one first, such as [0, 5]",
+        {"type": "array", "items": {"type": "number", "minimum": 0, "maximum": 100}, "minItems": 2, "maxItems": 2},
+    ),
     "name or list": ("a name (non-empty string) or a list of names", _or_list(_FILLED)),
     '`""`': ('an empty string, ""', _or_list({"const": ""})),
     _ORDER: (

@@ -419,7 +419,8 @@ def _exchange(keys: Keys, local_time: tzinfo | None, places: PackedPlaces) -> Pa
 def _binding(packed: PackedBinding, owner: ParsedExchange, index: int, places: PackedPlaces) -> ParsedBinding:
     kind, destination, key, arguments = packed.kind, packed.destination, packed.routing_key, packed.arguments
     ident = packed.name or binding_hash(kind, destination, key, arguments)
-    binding = Binding(owner.rule.name, kind, destination, key, arguments, ident, FILE_FIRST - index - 1)
+    named = owner.rule.name, kind, destination, key, arguments, ident, FILE_FIRST - index - 1
+    binding = Binding(*named, extensions=True)
     return ParsedBinding(binding, owner.fields.path, index, bool(packed.name), places, packed.first)
 
 

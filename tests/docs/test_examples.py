@@ -14,6 +14,7 @@ from deploy.reference import entries
 from proxy.cli.check import check_files
 from proxy.config.loader import load_settings, parse_settings
 from proxy.config.settings import Settings
+from proxy.routing.bindings.arguments import EXTENSIONS
 from proxy.routing.decision import BindingStep, Trace, Verdict
 from proxy.rules.addresses import AddressModel, BrokerModel, BrokerTlsModel
 from proxy.rules.evaluation import decide, mentioned_queues
@@ -143,7 +144,7 @@ def test_every_operator_has_an_example(operator: str) -> None:
         assert (operator, False) in shown()
 
 
-def test_the_operators_are_those_of_the_plugin() -> None:
+def test_the_operators_are_those_of_the_plugin_and_its_extensions() -> None:
     """The operators are in the order of the plugin's README: conditions, routes, routes of the producer, others."""
     compared = ["=", "!=", "<", "<=", ">=", ">", "re", "!re"]
     assert set(OPERATORS) == {
@@ -163,7 +164,7 @@ def test_the_operators_are_those_of_the_plugin() -> None:
             for when in ("ontrue", "onfalse")
         ),
         *("x-match", "x-order", "x-del-dest", "x-msg-destq-rk"),
-    }
+    } | {key.decode() for key in EXTENSIONS}
 
 
 @pytest.mark.parametrize("operator", OPERATORS)

@@ -49,8 +49,11 @@ def arguments(entries: Mapping[str, Plain]) -> Table:
     return tuple((name.encode(), value(plain)) for name, plain in entries.items())
 
 
-def to_queue(name: str, entries: Mapping[str, Plain] | None = None, key: str = "", sequence: int = 0) -> Binding:
-    return Binding(b"xo", QUEUE, name.encode(), key.encode(), arguments(entries or {}), sequence=sequence)
+def to_queue(
+    name: str, entries: Mapping[str, Plain] | None = None, key: str = "", sequence: int = 0, extensions: bool = False
+) -> Binding:
+    table = arguments(entries or {})
+    return Binding(b"xo", QUEUE, name.encode(), key.encode(), table, sequence=sequence, extensions=extensions)
 
 
 def to_exchange(name: str, entries: Mapping[str, Plain] | None = None, key: str = "") -> Binding:

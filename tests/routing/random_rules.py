@@ -102,16 +102,36 @@ _operator = st.one_of(
     _under((b"x-?dture", b"x-?dtl!re"), regexes),
 )
 
+_some_values = st.lists(scalars, min_size=1, max_size=3).map(lambda elements: Value("A", tuple(elements)))
+_some_keys = st.lists(st.sampled_from(_KEYS).map(lambda key: Value("S", key)), min_size=1, max_size=3).map(
+    lambda elements: Value("A", tuple(elements))
+)
+_numbers = st.just(Value("A", (Value("I", 0), Value("I", 1))))
+_shares = st.sampled_from((0, 25, 50)).map(lambda low: Value("A", (Value("I", low), Value("I", low + 50))))
+
+_extension = st.one_of(
+    st.tuples(names.map(lambda name: b"x-?hkvin " + name), _some_values),
+    st.tuples(names.map(lambda name: b"x-?hkv!in " + name), _some_values),
+    st.tuples(names.map(lambda name: b"x-?hk?vin " + name), _some_values),
+    _under((b"x-?rkin", b"x-?rk!in"), _some_keys),
+    _under((b"x-?prin type", b"x-?pr!in type"), _some_keys),
+    _under((b"x-?prin expiration", b"x-?prin priority"), _numbers),
+    st.tuples(names.map(lambda name: b"x-?hkv% " + name), _shares),
+    _under((b"x-?rk%", b"x-?pr% type", b"x-?pr% priority"), _shares),
+)
+
 _equality = st.one_of(
     st.tuples(names.map(lambda name: b"x-?hkv= " + name), scalars),
     st.tuples(names.map(lambda name: b"x-?hk?v= " + name), scalars),
     _under((b"x-?rk=",), st.sampled_from((b"x", b"q1")).map(lambda key: Value("S", key))),
     _under((b"x-?pr= type",), st.just(Value("S", b"x"))),
     _under((b"x-?pr= expiration",), st.just(Value("I", 1))),
+    st.tuples(names.map(lambda name: b"x-?hkvin " + name), _some_values),
+    _under((b"x-?rkin",), _some_keys),
     _under((b"x-?hkex", b"x-?hk!ex"), header_names),
 )
 
-operators = st.one_of(_equality, _operator)
+operators = st.one_of(_equality, _operator, _extension)
 
 _grant = _under(
     (
@@ -181,7 +201,7 @@ _destinations = st.one_of(
 def _bindings(keys: SearchStrategy[bytes], tables: SearchStrategy[Table]) -> SearchStrategy[list[Binding]]:
     def numbered(drawn: list[tuple[tuple[str, bytes], bytes, Table, int]]) -> list[Binding]:
         return [
-            Binding(b"xo", kind, name, key, declared, sequence=at % 3, last=not rarely)
+            Binding(b"xo", kind, name, key, declared, sequence=at % 3, last=not rarely, extensions=True)
             for at, ((kind, name), key, declared, rarely) in enumerate(drawn)
         ]
 

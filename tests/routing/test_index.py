@@ -12,7 +12,7 @@ from proxy.routing.bindings.exchange_types import compile_topic
 from proxy.routing.decision import Facts
 from proxy.routing.exchange import Exchange
 from proxy.routing.index import TopicTree
-from tests.routing.building import decide, draw_last, exchange, facts, message, to_queue
+from tests.routing.building import decide, draw_last, exchange, facts, many, message, to_queue
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages, visit_every_binding
 
 #: More examples than usual, since the combinations that would show an error are rare.
@@ -68,6 +68,23 @@ def test_removed_bindings_are_removed_from_the_index(bindings: list[Binding], se
 def test_only_the_binding_with_the_matching_equality_is_visited(arguments: dict[str, str], seen: Facts) -> None:
     bindings = [
         to_queue(f"q{at}", {key: text.replace("NAME", f"q{at}") for key, text in arguments.items()}) for at in range(20)
+    ]
+    assert visited(exchange(*bindings), seen) == ["q7"]
+
+
+@pytest.mark.parametrize(
+    ("operator", "seen"),
+    [
+        ("x-?hkvin type", facts(headers={"type": "q7"})),
+        ("x-?rkin", facts("q7")),
+        ("x-?prin type", facts(properties={"type": "q7"})),
+    ],
+)
+@pytest.mark.parametrize("match", ["all", "any", "eq", "set 1"])
+def test_a_binding_with_a_list_is_visited_for_each_of_its_elements(operator: str, seen: Facts, match: str) -> None:
+    bindings = [
+        to_queue(f"q{at}", {"x-match": match, operator: many(f"q{at}", f"r{at}", "s")}, extensions=True)
+        for at in range(20)
     ]
     assert visited(exchange(*bindings), seen) == ["q7"]
 

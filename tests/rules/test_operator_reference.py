@@ -12,7 +12,8 @@ from proxy.rules.operator_reference import FILTERS, MATCH_TYPES, SECTIONS, Opera
 
 ENTRIES = [(section, entry) for section in SECTIONS for entry in section.entries]
 _PROPERTY_KEYS = {
-    f"{PROPERTY_PREFIX.decode()}{sign}" for sign in ("ex", "!ex", "=", "!=", "re", "!re", "<", "<=", ">=", ">")
+    f"{PROPERTY_PREFIX.decode()}{sign}"
+    for sign in ("ex", "!ex", "=", "!=", "re", "!re", "<", "<=", ">=", ">", "in", "!in", "%")
 }
 
 

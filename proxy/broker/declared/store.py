@@ -86,7 +86,9 @@ def binding_from_listing(state: VhostState, exchange: bytes, carrier: bytes, inf
     """
     kept = unpack(info.kept.encode())
     secret = signing_secret(state.secrets, state.name, carrier, info, kept)
-    binding = Binding(exchange, *info.destination, kept.routing_key, _table(kept.entries), sequence=kept.sequence)
+    # A sidecar has accepted the binding, so its operators are allowed whatever the setting `declared.extensions`.
+    named = exchange, *info.destination, kept.routing_key, _table(kept.entries)
+    binding = Binding(*named, sequence=kept.sequence, extensions=True)
     key = identity_key(binding.identity, one_word=info.routing_key.startswith(STORAGE_WORD))
     if key != info.routing_key:
         raise ValueError("it belongs to another binding")

@@ -431,7 +431,8 @@ class ClientBindings:
         table = decode_table(request.entries, 0, len(request.entries))
         sequence, user = self._connection.next_sequence(), self._connection.terms.user
         name, key = request.destination, request.routing_key
-        return Binding(owned.name, request.kind, name, key, table, "", sequence, owner=user)
+        extensions = self._connection.plans.rules.extensions
+        return Binding(owned.name, request.kind, name, key, table, "", sequence, owner=user, extensions=extensions)
 
     # -- refusals ----------------------------------------------------------------------------------------------
 

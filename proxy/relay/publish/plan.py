@@ -97,11 +97,13 @@ class ClientRules(NamedTuple):
         regexes: maximum number of regular expressions in the bindings of one user in one virtual host.
         regex_budget: cost limit for regular expressions per decision, which applies separately to rules files and to
             each user.
+        extensions: whether bindings may have operators that the open-exchange plugin does not have.
     """
 
     strict_unbind: bool = True
     regexes: int = 100
     regex_budget: int = DEFAULT_BUDGET
+    extensions: bool = False
 
 
 class DecisionCaches:

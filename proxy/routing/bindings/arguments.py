@@ -31,19 +31,25 @@ from proxy.routing.bindings.operators import (
     HeaderCompares,
     HeaderEquals,
     HeaderIsAbsent,
+    HeaderIsIn,
     HeaderIsPresent,
     HeaderMatches,
     HeaderOperator,
+    HeaderShare,
     KeyEquals,
     KeyFits,
+    KeyIsIn,
     KeyMatches,
+    KeyShare,
     Operator,
     PropertyCompares,
     PropertyEquals,
     PropertyIsAbsent,
+    PropertyIsIn,
     PropertyIsPresent,
     PropertyMatches,
     PropertyOperator,
+    PropertyShare,
     name_of,
     open_topic,
     pattern_of,
@@ -62,6 +68,15 @@ LEAST_ORDER, GREATEST_ORDER = 100, 999_999
 PROPERTY_PREFIX = b"x-?pr"
 
 X_MATCH = b"x-match"
+X_ORDER = b"x-order"
+#: Operators that the open-exchange plugin does not have, without the name that may follow. The value of ``in`` is a
+#: list that is not expanded.
+EXTENSIONS = frozenset(
+    (
+        *(prefix + sign for prefix in (b"x-?hkv", b"x-?hk?v", b"x-?pr", b"x-?rk") for sign in (b"in", b"!in")),
+        *(b"x-?hkv%", b"x-?pr%", b"x-?rk%"),
+    )
+)
 _SET = re.compile(rb"set(?: ([+-]?)([0-9]+))?")
 #: A count that no binding reaches. It replaces larger numbers in ``set N``.
 _OUT_OF_REACH = 10**18
@@ -76,7 +91,7 @@ _DIFFERENT = (b"x-?pr!=", b"x-?hkv!= ", b"x-?hk?v!= ")
 _ROUTES = (b"x-addqre-", b"x-delqre-", b"x-addq!re-", b"x-delq!re-", b"x-add1qre-", b"x-add1q!re-")
 _COMPARISONS = (b"x-?hkv<", b"x-?hk?v<", b"x-?hkv>", b"x-?hk?v>", b"x-?pr<", b"x-?pr>", b"x-?dt")
 #: Other keys that don't accept a list.
-_SINGLE = (b"x-order", b"x-goto-ontrue", b"x-goto-onfalse", b"x-del-dest")
+_SINGLE = (X_ORDER, b"x-goto-ontrue", b"x-goto-onfalse", b"x-del-dest")
 
 
 #: Reads a value, or one element of a list, into the draft; also receives the whole key.
@@ -108,8 +123,11 @@ HEADER_KEYS: dict[bytes, HeaderReader] = {
         **{sign: _of_header(HeaderCompares, SIGNS[sign], optional) for sign in (b"<", b"<=", b">=", b">")},
         b"re": _of_header(HeaderMatches, False, optional),
         b"!re": _of_header(HeaderMatches, True, optional),
+        b"in": _of_header(HeaderIsIn, False, optional),
+        b"!in": _of_header(HeaderIsIn, True, optional),
     }.items()
 }
+HEADER_KEYS[b"x-?hkv%"] = _of_header(HeaderShare)
 #: Reads a key without the prefix ``x-``: the header with this name must be equal to the argument's value.
 _plain_key = HEADER_KEYS[b"x-?hkv="]
 
@@ -139,6 +157,9 @@ OPERATOR_KEYS: dict[bytes, Reader] = {
     **{b"x-?hkex!" + test: _of_named_header(HeaderIsPresent, letters, True) for test, letters in TYPE_TESTS.items()},
     b"x-?rk=": _of_message(KeyEquals),
     b"x-?rk!=": _of_message(KeyEquals, True),
+    b"x-?rkin": _of_message(KeyIsIn),
+    b"x-?rk!in": _of_message(KeyIsIn, True),
+    b"x-?rk%": _of_message(KeyShare),
     b"x-?rkre": _of_message(KeyMatches),
     b"x-?rk!re": _of_message(KeyMatches, True),
     b"x-?rkta": _topic(ignore_case=False, negated=False),
@@ -170,6 +191,12 @@ _TEXT_SIGNS: dict[bytes, _PropertyReader] = {
 _INTEGER_SIGNS: dict[bytes, _PropertyReader] = {
     sign: partial(PropertyCompares, sign=code) for sign, code in SIGNS.items()
 }
+#: Operators whose value is a list, for all properties.
+_LIST_SIGNS: dict[bytes, _PropertyReader] = {
+    b"in": PropertyIsIn,
+    b"!in": partial(PropertyIsIn, negated=True),
+    b"%": PropertyShare,
+}
 
 
 def _property_key(draft: Draft, key: bytes, value: Value) -> None:
@@ -182,6 +209,8 @@ def _property_key(draft: Draft, key: bytes, value: Value) -> None:
         operator, known = _TEXT_SIGNS.get(sign), _TEXT_PROPERTIES
     elif value.letter in INTEGERS:
         operator, known = _INTEGER_SIGNS.get(sign), _INTEGER_PROPERTIES
+    elif value.letter == "A":  # only operators that take a whole list
+        operator, known = _LIST_SIGNS.get(sign), _PROPERTIES
     else:
         raise unknown_key(key)
     if operator is None or name not in known:
@@ -277,7 +306,7 @@ def _stop(result: bool) -> Reader:
 ROUTE_KEYS: dict[bytes, Reader] = {
     b"x-msg-destq-rk": _flag(_use_routing_key),
     b"x-del-dest": _flag(_delete_destination),
-    b"x-order": _order,
+    X_ORDER: _order,
     **{
         start + suffix: reader
         for suffix, result in ((b"-ontrue", True), (b"-onfalse", False))
@@ -324,7 +353,7 @@ def read_arguments(arguments: Table, draft: Draft) -> str:
     for key, value in arguments:
         if key == X_MATCH:
             continue
-        if value.letter == "A":
+        if value.letter == "A" and not (draft.extensions and _is_extension(key)):
             for element in cast("tuple[Value, ...]", value.value):
                 _refuse_element(key, element)
                 _read(draft, key, element)
@@ -384,6 +413,10 @@ def _refuse_element(key: bytes, element: Value) -> None:
         raise unknown_key(key)
 
 
+def _is_extension(key: bytes) -> bool:
+    return key.startswith(b"x-?") and key.partition(b" ")[0] in EXTENSIONS
+
+
 def _read(draft: Draft, key: bytes, value: Value) -> None:
     if value.letter == "D":
         raise precondition_failed("Usage of decimal type is forbidden")
@@ -392,6 +425,8 @@ def _read(draft: Draft, key: bytes, value: Value) -> None:
     if not key.startswith(b"x-"):
         _plain_key(draft, key, value, key)
         return
+    if not draft.extensions and _is_extension(key):
+        raise precondition_failed(f"{text(unknown_key(key).text)}: requires declared.extensions: true")
     if key.startswith(PROPERTY_PREFIX):
         _property_key(draft, key, value)
         return

@@ -33,6 +33,8 @@ class Binding:
     last: bool = field(default=False, compare=False)
     #: user whose client declared the binding, and whose regex budget the binding uses; None for a rules file's binding
     owner: str | None = field(default=None, compare=False)
+    #: whether it may have operators that the open-exchange plugin does not have
+    extensions: bool = field(default=False, compare=False)
 
     @property
     def identity(self) -> tuple[Hashable, ...]:
@@ -48,7 +50,7 @@ class Binding:
     def limited(self, sequence: int, *, routes: bool, last: bool, owner: str | None) -> Binding:
         """Return a copy with the limits of a client's binding. This is faster than `dataclasses.replace`."""
         named = self.exchange, self.destination_type, self.destination, self.routing_key, self.arguments
-        return Binding(*named, self.id, sequence, routes, last, owner)
+        return Binding(*named, self.id, sequence, routes, last, owner, self.extensions)
 
 
 def by_name(table: Table) -> Table:

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, tzinfo
 from operator import attrgetter, itemgetter
-from typing import Final, cast
+from typing import Final, TypeAlias, cast
 
 from proxy.routing.bindings.binding import UNREACHABLE, Binding
 from proxy.routing.bindings.operators import (
@@ -43,6 +43,9 @@ from proxy.values import EXCHANGE, Destination, Table, Value
 
 _REGEX_HEADERS: Final[tuple[FactName, ...]] = tuple((HEADER, name) for name in PATTERN_ROUTES)
 
+#: Index keys of which at least one holds.
+_Equalities: TypeAlias = tuple[IndexKey, ...]
+
 _by_header = attrgetter("name")
 _entry_name = itemgetter(0)
 #: number of headers that are compared one by one before a binary search
@@ -59,14 +62,9 @@ class Match(ABC):
         """Return True if the binding is true for a message."""
 
     @property
-    def required(self) -> tuple[IndexKey, ...]:
-        """Equalities that all hold if the binding is true."""
+    def required(self) -> tuple[_Equalities, ...]:
+        """Groups of equalities. If the binding is true, at least one equality of every group holds."""
         return ()
-
-    @property
-    def either(self) -> tuple[IndexKey, ...] | None:
-        """Equalities of which at least one holds if the binding is true; None if such equalities are unknown."""
-        return None
 
     @property
     def fact_names(self) -> tuple[FactName, ...]:
@@ -93,7 +91,7 @@ class MatchAll(Match):
         return True
 
     @property
-    def required(self) -> tuple[IndexKey, ...]:
+    def required(self) -> tuple[_Equalities, ...]:
         return _index_keys([operator for operator in self._operators if not operator.optional])
 
 
@@ -112,10 +110,15 @@ class MatchAny(Match):
         return False
 
     @property
-    def either(self) -> tuple[IndexKey, ...] | None:
-        index_keys = [operator.index_key for operator in self._operators]
-        known = tuple([index_key for index_key in index_keys if index_key is not None])
-        return known if len(known) == len(index_keys) else None
+    def required(self) -> tuple[_Equalities, ...]:
+        """One group with the equalities of all operators, if every operator is an equality."""
+        either: list[IndexKey] = []
+        for operator in self._operators:
+            index_keys = operator.index_keys
+            if not index_keys:
+                return ()
+            either += index_keys
+        return (tuple(either),)
 
 
 class MatchEq(Match):
@@ -131,7 +134,7 @@ class MatchEq(Match):
         return self._rest.truth(message) and _walk_eq(self._walk, message)
 
     @property
-    def required(self) -> tuple[IndexKey, ...]:
+    def required(self) -> tuple[_Equalities, ...]:
         return self._rest.required + _index_keys([operator for operator in self._walk if not operator.optional])
 
     @property
@@ -153,7 +156,7 @@ class MatchSet(Match):
         return self._rest.truth(message) and _walk_set(self._walk, message) >= self._least
 
     @property
-    def required(self) -> tuple[IndexKey, ...]:
+    def required(self) -> tuple[_Equalities, ...]:
         """Equalities in mandatory operators, including header operators if all of them must match."""
         if self._least >= len(self._walk):
             return self._rest.required + _index_keys(self._walk)
@@ -169,20 +172,20 @@ def _is_optional(operator: Operator) -> bool:
     return operator.optional
 
 
-def _index_keys(operators: Sequence[Operator]) -> tuple[IndexKey, ...]:
+def _index_keys(operators: Sequence[Operator]) -> tuple[_Equalities, ...]:
     """Return the index keys of operators that must all match, with topics last."""
-    index_keys = []
+    groups: list[_Equalities] = []
     for operator in operators:
-        index_key = operator.index_key
-        if index_key is not None:
-            index_keys.append(index_key)
-    if len(index_keys) > 1:
-        index_keys.sort(key=_is_topic)
-    return tuple(index_keys)
+        index_keys = operator.index_keys
+        if index_keys:
+            groups.append(index_keys)
+    if len(groups) > 1:
+        groups.sort(key=_is_topic)
+    return tuple(groups)
 
 
-def _is_topic(index_key: IndexKey) -> bool:
-    return index_key[0] == TOPIC
+def _is_topic(index_keys: _Equalities) -> bool:
+    return index_keys[0][0] == TOPIC
 
 
 def _arranged(headers: Sequence[HeaderOperator]) -> tuple[HeaderOperator, ...]:
@@ -260,6 +263,7 @@ class Draft:
     order: int = 0
     effects: dict[bool, EffectsDraft] = field(default_factory=dict)
     queue_of_routing_key: bool = False
+    extensions: bool = False  # whether operators are allowed that the open-exchange plugin does not have
 
     def on(self, result: bool) -> EffectsDraft:
         draft = self.effects.get(result)
@@ -281,11 +285,9 @@ def is_regex_key(key: bytes) -> bool:
     return head.startswith((b"x-addq", b"x-delq", b"x-add1q")) and b"re-on" in head
 
 
-#: Value of `index_place` for a binding that is always visited.
+#: Value of `index_place` for a binding that is always visited. For a binding that is indexed, `index_place` is the
+#: position of a group in `required`; the binding is indexed by all keys of this group.
 ALWAYS_VISITED: Final = -1
-#: Value of `index_place` for a binding that is indexed by all keys of `either`. For a binding that is indexed by a
-#: single key, `index_place` is the position of this key in `required`.
-UNDER_EITHER: Final = -2
 
 
 @dataclass(slots=True, eq=False)
@@ -307,7 +309,7 @@ class CompiledBinding:
     exchange: bytes = b""  # name of its exchange
     id: str = ""  # id of the binding in decisions
     arrival: int = 0  # increases with every binding of its exchange
-    index_place: int = ALWAYS_VISITED  # by which keys the binding is indexed
+    index_place: int = ALWAYS_VISITED  # by which group of keys the binding is indexed
     asks_producer: bool = field(init=False)
     plain: bool = field(init=False)
 
@@ -359,9 +361,7 @@ class CompiledBinding:
         """The binding's keys in the index; none if it is always visited."""
         if self.index_place == ALWAYS_VISITED:
             return ()
-        if self.index_place == UNDER_EITHER:
-            return tuple(dict.fromkeys(self.match.either or ()))
-        return (self.match.required[self.index_place],)
+        return tuple(dict.fromkeys(self.match.required[self.index_place]))
 
     @property
     def effects(self) -> list[Effects]:

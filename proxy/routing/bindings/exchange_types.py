@@ -40,7 +40,7 @@ def compile_open(binding: Binding, local_time: tzinfo | None) -> CompiledBinding
     if binding.routing_key:
         raise precondition_failed("Forbidden declaration of binding's routing key")
     destination = (binding.destination_type, binding.destination)
-    draft = Draft(destination, local_time)
+    draft = Draft(destination, local_time, extensions=binding.extensions)
     match_type = read_arguments(by_name(binding.arguments), draft)
     effects = {result: effects_draft.finished() for result, effects_draft in draft.effects.items()}
     if binding.last:  # without a valid signature, a binding affects only its own destination

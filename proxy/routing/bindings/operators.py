@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from datetime import tzinfo
 from functools import lru_cache
+from hashlib import blake2b
 from typing import Any, Final, TypeAlias, cast
 
 from proxy.errors import ProtocolError
@@ -200,6 +201,55 @@ def _compare(sign: int, seen: Any, bound: Any) -> bool:
     return bool(seen == bound) is (sign == _EQUAL)
 
 
+def listed_values(key: bytes, expected: Value) -> tuple[Value, ...]:
+    """Return the elements of a list that is not empty; reject all other values."""
+    if expected.letter != "A" or not expected.value:
+        raise unknown_key(key)
+    elements = cast("tuple[Value, ...]", expected.value)
+    if any(element.letter == "D" for element in elements):
+        raise precondition_failed("Usage of decimal type is forbidden")
+    return elements
+
+
+#: Number of equal parts into which the operator ``share`` divides all values: hundredths of a percent.
+_SHARES: Final = 10_000
+
+
+def share_bounds(key: bytes, expected: Value) -> tuple[int, int]:
+    """Return the bounds of a share in hundredths of a percent; the upper bound is not included."""
+    bounds: list[int] = []
+    for element in listed_values(key, expected):
+        percent = element.value
+        if element.letter not in NUMBERS or not isinstance(percent, (int, float)) or not 0 <= percent <= 100:
+            raise unknown_key(key)
+        hundredths = round(percent * 100)
+        if abs(percent * 100 - hundredths) > 1e-6:
+            raise unknown_key(key)
+        bounds.append(hundredths)
+    if len(bounds) != 2 or bounds[0] >= bounds[1]:
+        raise unknown_key(key)
+    return bounds[0], bounds[1]
+
+
+def share_of(content: bytes) -> int:
+    """Return the hundredth of a percent that a value belongs to. The result must be the same everywhere, forever."""
+    return int.from_bytes(blake2b(content, digest_size=8).digest(), "big") % _SHARES
+
+
+def _header_bytes(seen: Value) -> bytes | None:
+    """Return a string's bytes, or a number or boolean as text, so that equal values have the same share."""
+    letter, content = seen
+    if letter in TEXTS:
+        return cast("bytes", content)
+    if letter in FLOATS and isinstance(content, float) and content.is_integer():
+        return b"%d" % int(content)
+    if letter in NUMBERS:
+        return str(content).encode()
+    if letter == "t":
+        return b"true" if content else b"false"
+    return None
+
+
 MATCH: Final = Verdict.MATCH
 MISMATCH: Final = Verdict.MISMATCH
 ABSENT: Final = Verdict.ABSENT
@@ -247,9 +297,9 @@ class Operator:
         self.optional: Final = optional
 
     @property
-    def index_key(self) -> IndexKey | None:
-        """The index key that all matching messages have in common; None if the operator is not an equality."""
-        return None
+    def index_keys(self) -> tuple[IndexKey, ...]:
+        """Index keys of which every matching message has at least one; empty if the operator is not an equality."""
+        return ()
 
     @property
     def fact_name(self) -> FactName:
@@ -322,14 +372,51 @@ class HeaderEquals(HeaderOperator):
         return not self.negated
 
     @property
-    def index_key(self) -> IndexKey | None:
-        return None if self.negated else (HEADER, self.name, self._content)
+    def index_keys(self) -> tuple[IndexKey, ...]:
+        return () if self.negated else ((HEADER, self.name, self._content),)
 
     def predicate(self, seen: Value, message: Message) -> bool:
         letters = self._letters
         if letters is None:
             return (canonical(seen) == self._content) is not self.negated
         return (seen[0] in letters and seen[1] == self._content) is not self.negated
+
+
+class HeaderIsIn(HeaderOperator):
+    """Matches a header that is equal to an element of a list or, if negated, to none of them."""
+
+    __slots__ = ("_contents",)
+
+    def __init__(self, key: bytes, expected: Value, name: bytes, negated: bool = False, optional: bool = False) -> None:
+        super().__init__(key, expected, name, negated, optional)
+        self._contents: Final = frozenset([canonical(element) for element in listed_values(key, expected)])
+
+    @property
+    def uses_up(self) -> bool:
+        return not self.negated
+
+    @property
+    def index_keys(self) -> tuple[IndexKey, ...]:
+        return () if self.negated else tuple([(HEADER, self.name, content) for content in self._contents])
+
+    def predicate(self, seen: Value, message: Message) -> bool:
+        return (canonical(seen) in self._contents) is not self.negated
+
+
+class HeaderShare(HeaderOperator):
+    """Matches a fixed share of all values; lists, tables, decimals and void belong to no share."""
+
+    __slots__ = ("_from", "_to")
+
+    def __init__(self, key: bytes, expected: Value, name: bytes) -> None:
+        super().__init__(key, expected, name)
+        bounds = share_bounds(key, expected)
+        self._from: Final = bounds[0]
+        self._to: Final = bounds[1]
+
+    def predicate(self, seen: Value, message: Message) -> bool:
+        content = _header_bytes(seen)
+        return content is not None and self._from <= share_of(content) < self._to
 
 
 class HeaderCompares(HeaderOperator):
@@ -435,11 +522,43 @@ class KeyEquals(RoutingKeyOperator):
         self._text: Final = text_of(key, expected)
 
     @property
-    def index_key(self) -> IndexKey | None:
-        return None if self.negated else (ROUTING_KEY, "", self._text)
+    def index_keys(self) -> tuple[IndexKey, ...]:
+        return () if self.negated else ((ROUTING_KEY, "", self._text),)
 
     def predicate(self, seen: bytes, message: Message) -> bool:
         return (seen == self._text) is not self.negated
+
+
+class KeyIsIn(RoutingKeyOperator):
+    """Matches a routing key that is equal to an element of a list or, if negated, to none of them."""
+
+    __slots__ = ("_texts",)
+
+    def __init__(self, key: bytes, expected: Value, negated: bool = False) -> None:
+        super().__init__(key, expected, negated)
+        self._texts: Final = frozenset([text_of(key, element) for element in listed_values(key, expected)])
+
+    @property
+    def index_keys(self) -> tuple[IndexKey, ...]:
+        return () if self.negated else tuple([(ROUTING_KEY, "", content) for content in self._texts])
+
+    def predicate(self, seen: bytes, message: Message) -> bool:
+        return (seen in self._texts) is not self.negated
+
+
+class KeyShare(RoutingKeyOperator):
+    """Matches a fixed share of all routing keys."""
+
+    __slots__ = ("_from", "_to")
+
+    def __init__(self, key: bytes, expected: Value) -> None:
+        super().__init__(key, expected)
+        bounds = share_bounds(key, expected)
+        self._from: Final = bounds[0]
+        self._to: Final = bounds[1]
+
+    def predicate(self, seen: bytes, message: Message) -> bool:
+        return self._from <= share_of(seen) < self._to
 
 
 class KeyMatches(RoutingKeyOperator):
@@ -465,13 +584,13 @@ class KeyFits(RoutingKeyOperator):
         self._topic: Final = topic
 
     @property
-    def index_key(self) -> IndexKey | None:
+    def index_keys(self) -> tuple[IndexKey, ...]:
         """The topic; a topic without wildcards is indexed as an equality."""
         topic = self._topic
         if self.negated or topic.ignores_case:
-            return None
+            return ()
         pattern = topic.pattern
-        return TOPIC if b"*" in pattern or b"#" in pattern else ROUTING_KEY, "", pattern
+        return ((TOPIC if b"*" in pattern or b"#" in pattern else ROUTING_KEY, "", pattern),)
 
     def predicate(self, seen: bytes, message: Message) -> bool:
         return self._topic.matches(seen) is not self.negated
@@ -538,11 +657,52 @@ class PropertyEquals(PropertyOperator):
     __slots__ = ()
 
     @property
-    def index_key(self) -> IndexKey | None:
-        return None if self.negated else (PROPERTY, self.name, cast("bytes", self.expected[1]))
+    def index_keys(self) -> tuple[IndexKey, ...]:
+        return () if self.negated else ((PROPERTY, self.name, cast("bytes", self.expected[1])),)
 
     def predicate(self, seen: bytes | int, message: Message) -> bool:
         return (seen == self.expected[1]) is not self.negated
+
+
+class PropertyIsIn(PropertyOperator):
+    """Matches a property that is equal to an element of a list or, if negated, to none of them."""
+
+    __slots__ = ("_contents", "_is_integer")
+
+    def __init__(self, key: bytes, expected: Value, name: str, negated: bool = False) -> None:
+        super().__init__(key, expected, name, negated)
+        self._is_integer: Final = name in INTEGER_PROPERTIES
+        elements = listed_values(key, expected)
+        for element in elements:
+            if element.letter not in INTEGERS if self._is_integer else element.letter != "S":
+                raise precondition_failed("Invalid property match operator")
+        self._contents: Final = frozenset([cast("bytes | int", element.value) for element in elements])
+
+    @property
+    def index_keys(self) -> tuple[IndexKey, ...]:
+        return () if self.negated else tuple([(PROPERTY, self.name, content) for content in self._contents])
+
+    def predicate(self, seen: bytes | int, message: Message) -> bool:
+        if self._is_integer:
+            number = spelled_integer(seen)
+            return number is not None and (number in self._contents) is not self.negated
+        return (seen in self._contents) is not self.negated
+
+
+class PropertyShare(PropertyOperator):
+    """Matches a fixed share of all values of a property."""
+
+    __slots__ = ("_from", "_to")
+
+    def __init__(self, key: bytes, expected: Value, name: str) -> None:
+        super().__init__(key, expected, name)
+        bounds = share_bounds(key, expected)
+        self._from: Final = bounds[0]
+        self._to: Final = bounds[1]
+
+    def predicate(self, seen: bytes | int, message: Message) -> bool:
+        content = seen if isinstance(seen, bytes) else b"%d" % seen
+        return self._from <= share_of(content) < self._to
 
 
 class PropertyMatches(PropertyOperator):
@@ -568,8 +728,8 @@ class PropertyCompares(PropertyOperator):
         self._sign: Final = sign
 
     @property
-    def index_key(self) -> IndexKey | None:
-        return (PROPERTY, self.name, cast("int", self.expected[1])) if self._sign == _EQUAL else None
+    def index_keys(self) -> tuple[IndexKey, ...]:
+        return ((PROPERTY, self.name, cast("int", self.expected[1])),) if self._sign == _EQUAL else ()
 
     def predicate(self, seen: bytes | int, message: Message) -> bool:
         number = spelled_integer(seen)

@@ -26,8 +26,10 @@ from proxy.routing.bindings.operators import (
     PROPERTY,
     ROUTING_KEY,
     TEXTS,
+    TOPIC,
     TYPE_TESTS,
     FactName,
+    HeaderIsIn,
     HeaderOperator,
     Operator,
     PropertyOperator,
@@ -78,7 +80,7 @@ def _conflict(operators: Iterable[Operator]) -> str | None:
     for operator in operators:
         facts.setdefault(operator.fact_name, []).append(operator)
     for group in facts.values():
-        if len(group) == 1 and isinstance(group[0], HeaderOperator) and group[0].index_key is not None:
+        if len(group) == 1 and isinstance(group[0], HeaderOperator) and group[0].index_keys:
             continue  # an equality is always true for the value that it expects
         if not _impossible(group):
             continue
@@ -130,15 +132,20 @@ def _impossible_header(group: Sequence[HeaderOperator]) -> bool:
         return False
     if absent:
         return True
-    equal = next((operator for operator in group if operator.index_key is not None), None)
+    equal = next((operator for operator in group if operator.index_keys), None)
     if equal is not None:
-        values = _equals(equal.expected)
+        expected = _listed(equal) if isinstance(equal, HeaderIsIn) else (equal.expected,)
+        values = [value for element in expected for value in _equals(element)]
         return not any(all(operator.predicate(value, _NOTHING) for operator in group) for value in values)
     letters = _LETTERS
     for operator in group:
         # In an exchange of type headers, the value void tests for presence, and keys are header names, not operators.
         letters = letters & (_LETTERS if operator.expected.letter == "V" else _letters(operator.key))
     return not letters or _empty([(_sign(operator.key), operator.expected.value) for operator in group])
+
+
+def _listed(operator: Operator) -> tuple[Value, ...]:
+    return cast("tuple[Value, ...]", operator.expected.value)
 
 
 def _equals(expected: Value) -> list[Value]:
@@ -207,13 +214,12 @@ def _empty(bounds: Iterable[tuple[bytes, object]], whole: bool = False, octet: b
 
 def _impossible_key(group: Sequence[RoutingKeyOperator]) -> bool:
     equal = next(
-        (operator for operator in group if operator.index_key is not None and operator.index_key[0] == ROUTING_KEY),
-        None,
+        (operator for operator in group if operator.index_keys[:1] and operator.index_keys[0][0] != TOPIC), None
     )
-    if equal is None or equal.index_key is None:
+    if equal is None:
         return False
-    key = cast("bytes", equal.index_key[2])
-    return any(not operator.predicate(key, _NOTHING) for operator in group)
+    keys = [cast("bytes", value) for _, _, value in equal.index_keys]
+    return not any(all(operator.predicate(key, _NOTHING) for operator in group) for key in keys)
 
 
 def _impossible_property(group: Sequence[PropertyOperator]) -> bool:
@@ -223,11 +229,11 @@ def _impossible_property(group: Sequence[PropertyOperator]) -> bool:
         return True
     if not present:
         return False
-    equal = next((operator for operator in group if operator.index_key is not None), None)
-    if equal is not None and any(
-        operator.predicate(cast("bytes | int", equal.expected.value), _NOTHING) is False for operator in group
-    ):
-        return True
+    equal = next((operator for operator in group if operator.index_keys), None)
+    if equal is not None:
+        values = [cast("bytes | int", value) for _, _, value in equal.index_keys]
+        if not any(all(operator.predicate(value, _NOTHING) for operator in group) for value in values):
+            return True
     octet = group[0].name.encode() in _OCTETS
     if not octet and all(isinstance(operator.expected.value, bytes) for operator in group):
         return False

@@ -33,7 +33,7 @@ from tests.relay.wire import (
     token,
     with_tokens,
 )
-from tests.routing.building import Plain, arguments, exchange, to_queue
+from tests.routing.building import Plain, arguments, exchange, many, to_queue
 
 WANTED: Table = ((b"x-?hkv= kind", Value("S", b"b")),)
 ENTRIES = encode_table(WANTED)
@@ -180,6 +180,21 @@ def test_an_invalid_bind_is_refused_after_the_replies_to_earlier_ones() -> None:
     assert made.upstream() == AHEAD
     assert closed(made, made.refused())[0] == 406
     assert clients(made) == 1
+
+
+IN_LIST = encode_table(((b"x-?hkvin kind", many("b", "c")),))
+
+
+def test_operators_that_the_plugin_does_not_have_require_a_setting() -> None:
+    bind = queue_bind(1, b"b", b"xo", b"", IN_LIST)
+    made = wire()
+    made.produce(bind)
+    code, text = closed(made, made.refused())
+    assert code == 406
+    assert "declared.extensions" in text
+    made = wire(extensions=True)
+    assert rows(made.produce(bind)) == [("S", b"b"), ("T", b"b")]
+    assert names(made.answer(BIND_OK * 2)) == ["Queue.BindOk"]
 
 
 @pytest.mark.parametrize("answered", range(5))
