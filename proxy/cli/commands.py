@@ -148,12 +148,15 @@ COMMANDS = {
         no="a requested exchange or virtual host does not exist",
     ),
     "rules": CommandEntry(
-        "show the active rules of a running sidecar, or compare them with files",
-        "Prints the active rules files, with passwords masked, or compares them with files on this machine.",
+        "show or compare the active rules of a running sidecar, or convert a file",
+        "Prints the active rules files, with passwords masked, or compares them with files on this machine. With "
+        "convert, the command prints a file with its bindings in the other spelling: readable keys such as `when`, or "
+        "arguments as declared over AMQP.",
         (
             ("oxproxy rules show", "all active files"),
             ("oxproxy rules diff", "what a reload would change"),
             ("oxproxy rules diff rules/orders.yaml", "one file"),
+            ("oxproxy rules convert rules/orders.yaml", "a file in the other spelling"),
         ),
         no="diff: the files differ",
         done="done; diff: the files are equal",

@@ -125,7 +125,9 @@ def _add_binding(branch: Tree, binding: Mapping[str, Any], missing: Mapping[str,
     if when:
         node.add(_styled((f"{binding['match']}: " if len(when) > 1 else "", "dim"), (", ".join(when), "")))
     if binding["effects"]:
-        effects = [f"{key}: {json_line(value)}" for key, value in binding["effects"].items() if key != "x-order"]
+        effects = [
+            f"{key}: {json_line(value)}" for key, value in binding["effects"].items() if key not in ("x-order", "order")
+        ]
         if effects:
             node.add(_styled((", ".join(effects), "yellow")))
 

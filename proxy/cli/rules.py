@@ -1,4 +1,6 @@
-"""``oxproxy rules``: shows the active rules files of a running sidecar, or compares them with local files."""
+"""``oxproxy rules``: shows the active rules files of a running sidecar, compares them with local files, or converts
+local files between the two spellings of bindings.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +13,30 @@ from pathlib import Path
 from typing import Any
 
 from proxy.cli.admin_client import add_admin_arguments, admin_clients, configuration
-from proxy.cli.console import DONE, NO, print_json, print_line, printable, read_input, read_settings
+from proxy.cli.console import DONE, NO, print_errors, print_json, print_line, printable, read_input, read_settings
 from proxy.errors import ConfigError, ConfigErrors
 
 _COLORS = {"+": "32", "-": "31", "@": "36"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("show", "diff"), help="show: print; diff: compare")
+    parser.add_argument(
+        "action", choices=("show", "diff", "convert"), help="show: print; diff: compare; convert: change the spelling"
+    )
     parser.add_argument(
         "files",
         metavar="FILE",
         nargs="*",
         default=[],  # otherwise, argparse lists FILE among the missing arguments
-        help="files to print or compare; - for standard input; default: for show, all active files; for diff, those in "
-        "the configuration",
+        help="files to print, compare or convert; - for standard input; default: for show, all active files; for diff, "
+        "those in the configuration",
     )
+    parser.add_argument(
+        "--to",
+        choices=("readable", "arguments"),
+        help="with convert: the new spelling; default: the one that the file does not use",
+    )
+    parser.set_defaults(usage_error=parser.error)
     add_admin_arguments(parser)
     parser.add_argument(
         "--json", action="store_true", help="print JSON: the response of /api/rules, or the differences"
@@ -34,9 +44,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the files or their differences."""
+    """Print the files, their differences or the converted file."""
+    if options.action == "convert":
+        return _convert(options)
+    if options.to is not None:
+        options.usage_error("--to is only allowed with convert")
     in_force: dict[str, Any] = admin_clients(options, "oxproxy rules")[0].json("/api/rules")
     return _show(in_force, options) if options.action == "show" else _diff(in_force, options)
+
+
+def _convert(options: argparse.Namespace) -> int:
+    from proxy.rules.convert import convert
+
+    if len(options.files) != 1:
+        options.usage_error(f"convert: got {len(options.files)} files, expected one")
+    name = options.files[0]
+    converted = convert(name, read_input(name), options.to)
+    if options.json:
+        print_json({"spelling": converted.spelling, "text": converted.text, "unchanged": converted.kept})
+        return DONE
+    print_line(converted.text.rstrip("\n"))
+    print_errors([f"{name}: converted to {converted.spelling}; comments and layout are not kept"])
+    print_errors(f"{name}: {path}: unchanged, since its arguments have no readable form" for path in converted.kept)
+    return DONE
 
 
 def _show(in_force: Mapping[str, Any], options: argparse.Namespace) -> int:

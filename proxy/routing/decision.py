@@ -183,6 +183,7 @@ class OperatorStep:
     #: the tested fact: a header's Value, the bytes or the number of a property, the routing key, or the clock's text;
     #: None if the fact was absent
     seen: Value | bytes | int | None
+    header: bytes | None = None  # name of the tested header
 
 
 @dataclass(frozen=True, slots=True)

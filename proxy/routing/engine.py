@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence, Set
 
 from proxy.routing.bindings.compiled import CompiledBinding
+from proxy.routing.bindings.operators import HeaderOperator, Operator
 from proxy.routing.bindings.routes import STOP
 from proxy.routing.decision import BindingStep, OperatorStep
 from proxy.routing.message import Message
@@ -117,6 +118,11 @@ def apply_result(compiled: CompiledBinding, true: bool, routed: set[Destination]
     return 0
 
 
+def operator_step(operator: Operator, message: Message) -> OperatorStep:
+    header = operator.name if isinstance(operator, HeaderOperator) else None
+    return OperatorStep(operator.key, operator.expected, operator.verdict(message), operator.seen(message), header)
+
+
 def _step(
     compiled: CompiledBinding,
     true: bool,
@@ -127,10 +133,7 @@ def _step(
 ) -> BindingStep:
     # The regex searches in the binding's condition have already been charged to the budget.
     with message.uncharged():
-        operators = tuple(
-            OperatorStep(operator.key, operator.expected, operator.verdict(message), operator.seen(message))
-            for operator in compiled.operators
-        )
+        operators = tuple(operator_step(operator, message) for operator in compiled.operators)
     return BindingStep(
         compiled.binding,
         compiled.id,

@@ -7,7 +7,9 @@ argument of a rejected declaration is therefore tried alone, so that every error
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Hashable
+from typing import cast
 
 from proxy.errors import ProtocolError
 from proxy.routing.bindings.arguments import X_MATCH
@@ -16,7 +18,7 @@ from proxy.routing.bindings.exchange_types import OPEN
 from proxy.routing.bindings.operators import TEXT_PROPERTIES
 from proxy.routing.bindings.patterns import why_invalid
 from proxy.routing.exchange import Exchange
-from proxy.rules.message import PROPERTIES
+from proxy.rules.message import PROPERTIES, quoted_text, value_words
 from proxy.rules.operator_reference import OPERATORS
 from proxy.rules.ruleset import ExchangeRule
 from proxy.rules.schema import ParsedBinding, ParsedExchange
@@ -24,6 +26,7 @@ from proxy.values import Table, Value, strings, text
 from proxy.yamlfile.document import Faults
 from proxy.yamlfile.models import short_fault
 
+_BINDING_PATH = re.compile(r"exchanges\[\d+\]\.bindings\[\d+\]")
 #: Valid values of x-match by exchange type.
 _MATCH_TYPES = {
     OPEN: "all, any, eq, set or set N with an integer N",
@@ -42,7 +45,7 @@ def compile_exchange(parsed: ParsedExchange, faults: Faults) -> Exchange:
     repeated = [binding for binding in parsed.bindings if not _bind(exchange, binding, rule, faults)]
     if repeated:
         # Arguments with errors are omitted, so the remaining arguments can equal those of another binding.
-        incomplete = {(error.file, error.key.partition(".arguments")[0]) for error in faults.errors}
+        incomplete = {(error.file, _binding_path(error.key)) for error in faults.errors}
         first: dict[Hashable, ParsedBinding] = {}
         for binding in parsed.bindings:
             if (binding.place.source, binding.path) not in incomplete:
@@ -50,6 +53,12 @@ def compile_exchange(parsed: ParsedExchange, faults: Faults) -> Exchange:
                 if original is not binding:
                     faults.error(binding.place, binding.path, f"the same binding as on line {original.place.line}")
     return exchange
+
+
+def _binding_path(key: str) -> str:
+    """Return the path of the binding that contains the key at a dotted path."""
+    match = _BINDING_PATH.match(key)
+    return match[0] if match else key
 
 
 def _blame_exchange(parsed: ParsedExchange, faults: Faults) -> None:
@@ -90,13 +99,14 @@ def _blame_binding(error: ProtocolError, parsed: ParsedBinding, owner: ExchangeR
     reported = False
     if binding.routing_key and _refusal(owner, binding, binding.routing_key, ()):
         reported = True
-        message = f"{text(error.text)}: it must be empty for type {owner.type}"
+        hint = f"; write when: {{key: {text(binding.routing_key)}}}" if owner.type == OPEN else ""
+        message = f"{text(error.text)}: it must be empty for type {owner.type}{hint}"
         faults.error(parsed.key_place, f"{parsed.path}.routing_key", message)
     match = tuple(entry for entry in binding.arguments if entry[0] == X_MATCH)
     refusal = _refusal(owner, binding, b"", match) if match else None
     if refusal:
         reported = True
-        message = f"got {_shown(match[0][1])}, expected {_MATCH_TYPES[owner.type]}"
+        message = f"got {value_words(match[0][1])}, expected {_MATCH_TYPES[owner.type]}"
         faults.error(*parsed.argument_at(X_MATCH), message)
         match = ()
     for entry in binding.arguments:
@@ -105,7 +115,7 @@ def _blame_binding(error: ProtocolError, parsed: ParsedBinding, owner: ExchangeR
         refusal = _refusal(owner, binding, b"", (*match, entry))
         if refusal:
             reported = True
-            faults.error(*parsed.argument_at(entry[0]), _reworded(refusal, *entry))
+            faults.error(*parsed.argument_at(entry[0]), _reworded(refusal, *entry, parsed.written_key(entry[0])))
     if not reported:
         faults.error(parsed.place, parsed.path, text(error.text))
 
@@ -120,8 +130,13 @@ def _refusal(owner: ExchangeRule, binding: Binding, key: bytes, arguments: Table
     return None
 
 
-def _reworded(refusal: ProtocolError, name: bytes, value: Value) -> str:
-    """Return a reason that is more precise than the plugin's error message, which clients receive."""
+def _reworded(refusal: ProtocolError, name: bytes, value: Value, written: str) -> str:
+    """Return a reason that is more precise than the plugin's error message, which clients receive.
+
+    Args:
+        name: key of the rejected argument.
+        written: the key in the file, which differs from `name` in the readable spelling.
+    """
     reason, key = text(refusal.text), name.decode()
     unknown = key.partition(" ")[0] not in OPERATORS
     if reason.startswith("Unknown or invalid") or (unknown and reason == "Invalid property match operator"):
@@ -129,12 +144,39 @@ def _reworded(refusal: ProtocolError, name: bytes, value: Value) -> str:
     if reason.startswith("Invalid regex"):
         wrong = (element for element in strings(value) if why_invalid(element))
         source = next(wrong, b"")
-        return f"got {_quoted(source)}, which is not a regular expression: {why_invalid(source)}"
+        return f"got {quoted_text(source)}, which is not a regular expression: {why_invalid(source)}"
     if reason == "Invalid property match operator":
-        return f"{reason}: {_property(key, value)}"
-    if reason == "Invalid AMQP topic":
-        return f"{reason}: got {_shown(value)}"
+        return f"{reason}: {_property(key, value, written.rpartition(' ')[2] if written != key else '')}"
+    if reason.startswith("Invalid use of list type"):
+        return f"{reason}: {_without_list(key, value, written)}"
+    if reason.startswith("Type's value"):
+        return f"{reason}: got {_brief(value)}, expected a number"
+    if reason.startswith(("Binding's order", "Binding's goto", "Invalid AMQP topic")):
+        return f"{reason}: got {value_words(value)}"
     return reason
+
+
+def _brief(value: Value) -> str:
+    return quoted_text(value.value) if isinstance(value.value, bytes) and value.letter == "S" else value_words(value)
+
+
+def _without_list(key: str, value: Value, written: str) -> str:
+    """Explain how to write a condition that does not accept a list."""
+    head, _, name = key.partition(" ")
+    negated, sign = head.endswith("!="), head.removeprefix("x-?")
+    if not sign.endswith("="):
+        return "got a list, expected a single value"
+    if sign.endswith((">=", "<=")):
+        return "got a list, expected a single number"
+    operator = f"{head.removesuffix('!=' if negated else '=')}{'!in' if negated else 'in'} {name}".rstrip()
+    if written != key:
+        start = written.removesuffix(" !=").removesuffix(" =")
+        operator = f"{start} {'not in' if negated else 'in'}"
+    elements = cast("tuple[Value, ...]", value.value)
+    shown = ", ".join(
+        text(element.value) if isinstance(element.value, bytes) else str(element.value) for element in elements
+    )
+    return f'got a list, expected a single value; did you mean "{operator}": [{shown}]?'
 
 
 def _unknown(key: str, value: Value) -> str:
@@ -151,7 +193,7 @@ def _unknown(key: str, value: Value) -> str:
         return f'got {head} without a name, expected "{head} NAME", the name of a {named} after exactly one space'
     if space and not named:
         return f"got a name after {head}, expected {head} without a name"
-    return f"got {_shown(value)}, expected {OPERATORS[head].expected}"
+    return f"got {value_words(value)}, expected {OPERATORS[head].expected}"
 
 
 def _with_one_space(key: str) -> str:
@@ -162,37 +204,24 @@ def _with_one_space(key: str) -> str:
     return f"{operator} {name}" if operator and name[:1].isalnum() else ""
 
 
-def _property(key: str, value: Value) -> str:
+def _property(key: str, value: Value, operator: str) -> str:
+    """Explain why an operator does not fit a property.
+
+    Args:
+        operator: the operator as written in the readable spelling; empty for arguments.
+    """
     head, _, rest = key.partition(" ")
     if head.endswith("ex"):
-        return f"got {_shown(value)}, expected {OPERATORS[head].expected}"
+        return f"got {value_words(value)}, expected {OPERATORS[head].expected}"
     if rest not in PROPERTIES:
         near = difflib.get_close_matches(rest, PROPERTIES, 1, 0.75)
-        return f"there is no property {_quoted(rest.encode())}" + (
+        return f"there is no property {quoted_text(rest.encode())}" + (
             f"; did you mean {near[0]}?" if near else f", expected one of {', '.join(PROPERTIES)}"
         )
-    kind = "a string" if rest in TEXT_PROPERTIES else "an integer"
-    return f"{rest} is {kind}, but {head} or its value requires another type"
-
-
-def _shown(value: Value) -> str:
-    """Describe an argument's value for an error message."""
-    match value.letter:
-        case "S":
-            return f"the string {_quoted(value.value)}" if isinstance(value.value, bytes) else "a string"
-        case "t":
-            return f"the boolean {str(value.value).lower()}"
-        case "A":
-            return "a list"
-        case "F":
-            return "a mapping"
-        case "V":
-            return "null"
-        case "x":
-            return "bytes"
-    return f"the number {value.value}"
-
-
-def _quoted(name: bytes) -> str:
-    shown = text(name)
-    return f'"{shown if len(shown) <= 60 else shown[:57] + "..."}"'
+    is_string = rest in TEXT_PROPERTIES
+    kind, wanted = ("a string", "=, !=, in, matches") if is_string else ("an integer", "=, !=, <, <=, >=, >, in")
+    sign = head.removeprefix("x-?pr")
+    if sign.startswith(("<", ">")) if is_string else sign.endswith("re"):
+        shown = head if operator in ("", rest) else operator
+        return f"{rest} is {kind}, got the operator {shown}, expected an operator for {kind}, such as {wanted}"
+    return f"{rest} is {kind}, got {value_words(value)}, expected {kind}"

@@ -32,7 +32,8 @@ from proxy.rules.file_tests import Time
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import DescribedMessage, MessageModel, described_message, destination_text, json_value, quoted
 from proxy.rules.ruleset import VhostRules
-from proxy.values import counted, text
+from proxy.rules.spelling import shown_line
+from proxy.values import Value, counted, text
 from proxy.yamlfile.document import Faults, Place, escaped, read_document
 from proxy.yamlfile.models import LISTED, NOTHING, Expected, FileModel, Keys, read_model
 
@@ -377,15 +378,7 @@ def _binding_json(step: BindingStep) -> dict[str, object]:
         "order": step.order,
         "match": step.match_type,
         "result": step.true,
-        "operators": [
-            {
-                "operator": text(operator.key),
-                "expected": json_value(operator.expected),
-                "verdict": operator.verdict.name.lower(),
-                "seen": json_value(operator.seen),
-            }
-            for operator in step.operators
-        ],
+        "operators": [_operator_json(operator, *_written(step, operator)) for operator in step.operators],
         "added": [destination_text(destination) for destination in step.added],
         "removed": [destination_text(destination) for destination in step.removed],
         "goto": step.jump,
@@ -393,6 +386,25 @@ def _binding_json(step: BindingStep) -> dict[str, object]:
         "error": text(step.error) if step.error else None,
         "regex_budget_spent": list(step.spent_budgets),
     }
+
+
+def _operator_json(step: OperatorStep, key: str, expected: Value) -> dict[str, object]:
+    return {
+        "operator": key,
+        "header": None if step.header is None else text(step.header),
+        "expected": json_value(expected),
+        "verdict": step.verdict.name.lower(),
+        "seen": json_value(step.seen),
+    }
+
+
+def _written(step: BindingStep, operator: OperatorStep) -> tuple[str, Value]:
+    """Return the key and the value of an operator in the spelling in which the binding is written."""
+    if step.binding.readable:
+        key, expected = shown_line(step.binding.arguments, operator.key, operator.expected)
+        if key:
+            return key, expected
+    return text(operator.key), operator.expected
 
 
 def as_text(explanation: Explanation | Lookup) -> str:
@@ -468,7 +480,7 @@ def _binding_lines(step: BindingStep) -> Iterator[str]:
     verdict = "true" if step.true else "false"
     yield f"  {step.order} {step.id} -> {_destination(step.binding)}: {verdict} ({step.match_type})"
     for operator in step.operators:
-        yield f"      {_operator_words(operator)}"
+        yield f"      {_operator_words(operator, *_written(step, operator))}"
     for owner in step.spent_budgets:
         whose = {"rules": "rules files", "client": "its client", "message": "the message's headers"}[owner]
         skipped = "conditions are not evaluated, and regex routes are ignored"
@@ -485,9 +497,9 @@ def _binding_lines(step: BindingStep) -> Iterator[str]:
         yield f"      {text(step.error)}"
 
 
-def _operator_words(step: OperatorStep) -> str:
+def _operator_words(step: OperatorStep, key: str, expected: Value) -> str:
     seen = "" if step.seen is None else f", got {quoted(step.seen)}"
-    return f"{step.verdict.name.lower():9} {text(step.key)}: {quoted(step.expected)}{seen}"
+    return f"{step.verdict.name.lower():9} {key}: {quoted(expected)}{seen}"
 
 
 def _destination(binding: Binding) -> str:

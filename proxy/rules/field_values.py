@@ -18,7 +18,7 @@ from proxy.errors import ConfigError
 from proxy.values import LONGEST_NAME_BYTES, Table, Value
 from proxy.yamlfile.document import Faults, Mapping, Node, Plain, Scalar, Sequence, describe, join, resolve
 
-_INT32 = range(-(2**31), 2**31)
+INT32 = range(-(2**31), 2**31)
 _INT64 = range(-(2**63), 2**63)
 _NO_VALUE = "no value; put a value in quotes if it begins with one of # * & ! | > % @ `; write null for the value void"
 
@@ -86,7 +86,7 @@ def _plain_value(value: Plain) -> Value | None:
         return Value("t", value)
     if isinstance(value, float):
         return Value("d", value) if math.isfinite(value) else None
-    if value in _INT32:
+    if value in INT32:
         return Value("I", value)
     return Value("l", value) if value in _INT64 else None
 

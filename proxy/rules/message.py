@@ -6,6 +6,7 @@ errors here. Formatted values keep their type if JSON has a corresponding type.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
@@ -54,7 +55,31 @@ def _plain_value(value: Value) -> object:
 def quoted(seen: object) -> str:
     """Format a value for a line of text; strings are put in quotation marks."""
     value = json_value(seen)
-    return f'"{value}"' if isinstance(value, str) else str(value)
+    return f'"{value}"' if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def quoted_text(content: bytes) -> str:
+    """Return a string in quotation marks for an error message; a long string is truncated."""
+    shown = text(content)
+    return f'"{shown if len(shown) <= 60 else shown[:57] + "..."}"'
+
+
+def value_words(value: Value) -> str:
+    """Describe an argument's value for an error message."""
+    match value.letter:
+        case "S":
+            return f"the string {quoted_text(value.value)}" if isinstance(value.value, bytes) else "a string"
+        case "t":
+            return f"the boolean {str(value.value).lower()}"
+        case "A":
+            return "a list"
+        case "F":
+            return "a mapping"
+        case "V":
+            return "null"
+        case "x":
+            return "bytes"
+    return f"the number {value.value}"
 
 
 def destination_text(destination: Destination) -> str:

@@ -12,7 +12,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from proxy.routing.bindings.arguments import GREATEST_ORDER, LEAST_ORDER
+from proxy.rules import spelling
 from proxy.rules.message import PROPERTIES
+from proxy.rules.spelling import MAY
+from proxy.rules.spelling import PERMISSIONS as PERMITTED
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,3 +401,40 @@ def arguments_schema() -> dict[str, Any]:
         else:
             plain[name] = described
     return {"properties": plain, "patternProperties": named}
+
+
+def conditions_schema() -> dict[str, Any]:
+    """Return the JSON Schema of conditions in the readable spelling: each operator with its value and its help."""
+    patterns: dict[str, object] = {}
+    keys: dict[str, object] = {}
+    for words, operator in spelling.OPERATORS.items():
+        for subject in operator.subjects:
+            head = operator.heads.get(subject) or next(iter(operator.choices.get(subject, {}).values()), b"")
+            known = OPERATORS.get(head.decode())
+            described: dict[str, object] = {"description": known.help} if known else {}
+            if words == "exists":
+                described["type"] = "boolean"
+            elif operator.choices:
+                described["enum"] = list(spelling.written_choices(operator, subject))
+            elif known is not None:
+                described.update(known.schema)
+            if subject in (spelling.KEY, spelling.UTC, spelling.LOCAL):
+                keys[f"{subject} {words}".rstrip()] = described
+            elif words:
+                start = "^property ." if subject == spelling.PROPERTY else r"^(?!property |(key|utc|local)( |$))"
+                patterns[f"{start}.* {re.escape(words)}$"] = described
+    return {"properties": keys, "patternProperties": patterns}
+
+
+def effects_schema() -> dict[str, Any]:
+    """Return the JSON Schema of effects in the readable spelling."""
+    keys: dict[str, object] = {
+        MAY: {"description": "permits headers from the producer", **_or_list({"enum": list(PERMITTED)})}
+    }
+    for words, head in spelling.EFFECTS.items():
+        known = OPERATORS[f"{head.decode()}-ontrue"]
+        keys[words] = {
+            "description": known.help,
+            **({"const": True} if words in spelling.FLAGS else known.schema),
+        }
+    return {"properties": keys, "additionalProperties": False}

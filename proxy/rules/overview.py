@@ -6,6 +6,7 @@ No broker is queried. If the rules are those of a running sidecar, client declar
 from __future__ import annotations
 
 from proxy.routing.bindings.arguments import ROUTE_KEYS, X_MATCH
+from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.routing.bindings.exchange_types import OPEN
 from proxy.routing.exchange import Exchange
@@ -13,6 +14,7 @@ from proxy.routing.router import Router
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import json_value
 from proxy.rules.ruleset import ExchangeRule, VhostRules
+from proxy.rules.spelling import WHEN, lines_of
 from proxy.values import EXCHANGE, text
 
 
@@ -50,14 +52,26 @@ def _exchange(rule: ExchangeRule, exchange: Exchange, router: Router) -> dict[st
     }
 
 
-def _binding(compiled: CompiledBinding, exchange_type: str, router: Router) -> dict[str, object]:
-    binding = compiled.binding
-    is_open = exchange_type == OPEN
+def _parts(binding: Binding, is_open: bool) -> tuple[dict[str, object], dict[str, object]]:
+    """Return the conditions and the effects of a binding, in the spelling in which it is written."""
     conditions: dict[str, object] = {}
     effects: dict[str, object] = {}
+    lines = lines_of(binding.arguments) if binding.readable else None
+    if lines is not None:
+        for line in lines:
+            if line.key != "match" or line.section:
+                (conditions if line.section == WHEN else effects)[line.text] = json_value(line.value)
+        return conditions, effects
     for key, value in binding.arguments:
         if key != X_MATCH:
             (effects if is_open and key in ROUTE_KEYS else conditions)[text(key)] = json_value(value)
+    return conditions, effects
+
+
+def _binding(compiled: CompiledBinding, exchange_type: str, router: Router) -> dict[str, object]:
+    binding = compiled.binding
+    is_open = exchange_type == OPEN
+    conditions, effects = _parts(binding, is_open)
     return {
         "binding": binding.id,
         "destination": {"type": binding.destination_type, "name": text(binding.destination)},

@@ -26,9 +26,20 @@ from proxy.routing.filters import ALTERNATE, ARGUMENTS, argument_faults
 from proxy.rules.addresses import AddressModel, BrokerModel, BrokerRule, ParsedAddress, read_address, read_broker
 from proxy.rules.field_values import read_table, zone
 from proxy.rules.file_tests import FileTestModel, RulesTest, read_test
-from proxy.rules.operator_reference import arguments_schema
+from proxy.rules.operator_reference import OPERATORS, arguments_schema, conditions_schema, effects_schema
 from proxy.rules.ruleset import FILE_FIRST, ExchangeRule, QueueRule
-from proxy.values import EXCHANGE, LONGEST_NAME_BYTES, QUEUE, Table, strings
+from proxy.rules.spelling import (
+    ELSE,
+    READABLE_KEYS,
+    THEN,
+    WHEN,
+    Line,
+    SpellingError,
+    arguments_of,
+    corrected_line,
+    lines_by_argument,
+)
+from proxy.values import EXCHANGE, LONGEST_NAME_BYTES, QUEUE, Table, Value, strings
 from proxy.yamlfile.document import (
     Faults,
     Mapping,
@@ -95,6 +106,14 @@ class QueueModel(FileModel):
     """arguments of queue.declare"""
 
 
+#: A part of the readable spelling. `BindingReader` reads it, since its errors refer to other lines.
+Readable: TypeAlias = Any
+
+
+def _readable(schema: dict[str, Any], alias: str | None = None) -> Any:
+    return Field(default=None, alias=alias, json_schema_extra=schema)
+
+
 class BindingModel(FileModel):
     """A binding: a destination and conditions."""
 
@@ -108,8 +127,22 @@ class BindingModel(FileModel):
     """id of the binding in metrics and explain, unique in its exchange"""
     routing_key: Annotated[bytes, Name("a routing key", empty=True)] = b""
     """for types topic and direct; must be empty for x-open"""
+    match: Readable = _readable({"type": "string", "pattern": r"^(all|any|eq|set( \d+)?)$"})
+    """all (the default), any, eq, set or set N: how the conditions are combined"""
+    when: Readable = _readable({"type": "object", **conditions_schema()})
+    """conditions: `[SUBJECT] NAME [OPERATOR]: VALUE`, such as `amount >=: 1000`"""
+    then: Readable = _readable({"type": "object", **effects_schema()})
+    """further effects if the binding is true"""
+    otherwise: Readable = _readable({"type": "object", **effects_schema()}, alias="else")
+    """effects if the binding is false"""
+    order: Readable = _readable(OPERATORS["x-order"].schema)
+    """bindings are visited by ascending order; default: 10000"""
+    queue_from_key: Readable = _readable({"const": True}, alias="queue from key")
+    """use the routing key as the name of the destination queue"""
+    drop_destination: Readable = _readable({"const": True}, alias="drop destination")
+    """remove the binding's own destination, even if an earlier binding added it"""
     arguments: TableModel = Field(default={}, json_schema_extra=arguments_schema())
-    """operators; for type headers: the headers to match"""
+    """operators as declared over AMQP, instead of the keys above; for type headers: the headers to match"""
 
 
 class ExchangeModel(FileModel):
@@ -205,10 +238,16 @@ class PackedBinding:
     arguments: Table
     name: str
     first: int
+    readable: bool
 
 
 #: Order of a binding's positions: the binding, its routing key, its name, its arguments, then each argument.
 _OWN, _KEY, _NAME, _ARGUMENTS, _FIRST_ARGUMENT = range(5)
+
+
+def line_path(path: str, section: str, key: str) -> str:
+    """Return the dotted path of a line of the readable spelling."""
+    return join(join(path, section) if section else path, key)
 
 
 def binding_path(exchange_path: str, index: int) -> str:
@@ -244,11 +283,25 @@ class ParsedBinding:
         """Position of the binding's name, or of the binding if it has none."""
         return self.places.place(self.first_place + _NAME)
 
+    @property
+    def arguments_place(self) -> Place:
+        """Position of the arguments, or of the first key of the readable spelling."""
+        return self.places.place(self.first_place + _ARGUMENTS)
+
     def argument_at(self, name: bytes) -> tuple[Place, str]:
-        """Return the position and the dotted path of an argument."""
+        """Return the position and the dotted path of an argument, or of the readable line that it comes from."""
         names = [other for other, _ in self.binding.arguments]
         place = _FIRST_ARGUMENT + names.index(name) if name in names else _ARGUMENTS
-        return self.places.place(self.first_place + place), join(f"{self.path}.arguments", name.decode())
+        path = join(f"{self.path}.arguments", name.decode())
+        if self.binding.readable:
+            line = lines_by_argument(self.binding.arguments).get(name)
+            path = self.path if line is None else line_path(self.path, line.section, line.key)
+        return self.places.place(self.first_place + place), path
+
+    def written_key(self, name: bytes) -> str:
+        """Return the key of an argument as written: the key itself, or that of its line in the readable spelling."""
+        line = lines_by_argument(self.binding.arguments).get(name) if self.binding.readable else None
+        return name.decode() if line is None else line.text
 
     def named_routes(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield the argument's key and the name for each destination that a routing operator names."""
@@ -420,8 +473,13 @@ def _binding(packed: PackedBinding, owner: ParsedExchange, index: int, places: P
     kind, destination, key, arguments = packed.kind, packed.destination, packed.routing_key, packed.arguments
     ident = packed.name or binding_hash(kind, destination, key, arguments)
     named = owner.rule.name, kind, destination, key, arguments, ident, FILE_FIRST - index - 1
-    binding = Binding(*named, extensions=True)
-    return ParsedBinding(binding, owner.fields.path, index, bool(packed.name), places, packed.first)
+    binding = Binding(*named, extensions=True, readable=packed.readable)
+    parsed = ParsedBinding(binding, owner.fields.path, index, bool(packed.name), places, packed.first)
+    if packed.readable and owner.rule.type != OPEN:
+        expected = "arguments: {NAME: VALUE}" if owner.rule.type == "headers" else "routing_key:"
+        message = f"got a binding of type {owner.rule.type} with when, match, then, else or order, expected {expected}"
+        owner.fields.faults.error(parsed.arguments_place, parsed.path, message)
+    return parsed
 
 
 #: Kind and name of a binding's destination, its routing key, and its own name.
@@ -452,26 +510,69 @@ class BindingReader:
         kind, destination, routing_key, name = plain
         marks = [node.place] * _FIRST_ARGUMENT
         arguments: Table = ()
+        readable: list[tuple[Scalar, Node]] = []
         for key, child in node.entries:
             if key.text in _MARKED:
                 marks[_MARKED[key.text]] = key.place
-            if isinstance(child, Mapping):
-                arguments = read_table(child, f"{path}.arguments", self._faults)
-                written = child.entries
-                if len(arguments) < len(written):  # invalid arguments were omitted
-                    kept = {entry for entry, _ in arguments}
-                    written = [entry for entry in written if entry[0].text.encode() in kept]
-                marks += [argument.place for argument, _ in written]
+            if key.text in READABLE_KEYS:
+                readable.append((key, child))
+            elif key.text == "arguments" and isinstance(child, Mapping):
+                read = _entries(child, f"{path}.arguments", self._faults)
+                arguments = tuple((argument, value) for argument, value, _ in read)
+                marks += [place for *_, place in read]
+        if readable:
+            marks[_ARGUMENTS] = readable[0][0].place
+            if "arguments" in (key.text for key, _ in node.entries):
+                expected = "expected one of the two spellings; `oxproxy rules convert` translates between them"
+                self._faults.error(marks[_ARGUMENTS], path, f"got both arguments and {readable[0][0].text}, {expected}")
+                return None
+            read = read_lines(readable, path, self._faults)
+            arguments = tuple((argument, value) for argument, value, _ in read)
+            marks += [place for *_, place in read]
         first = self._places.extend(marks)
         # Values that may contain floats are not shared, since zero and negative zero are equal.
         arguments = tuple(entry if entry[1].letter in "dfAF" else self._once(entry) for entry in arguments)
-        return PackedBinding(kind, self._once(destination), routing_key, arguments, name, first)
+        return PackedBinding(kind, self._once(destination), routing_key, arguments, name, first, bool(readable))
 
     def _once(self, value: T) -> T:
         """Return an equal object that was read earlier, if any, or the value itself."""
         look = self._shared.setdefault if len(self._shared) < _MOST_SHARED else self._shared.get
         kept: T = look(value, value)
         return kept
+
+
+def _entries(node: Mapping, path: str, faults: Faults) -> list[tuple[bytes, Value, Place]]:
+    """Return the valid entries of a mapping, with the positions of their keys."""
+    table = read_table(node, path, faults)
+    written = node.entries
+    if len(table) < len(written):  # invalid entries were omitted
+        kept = {key for key, _ in table}
+        written = [entry for entry in written if entry[0].text.encode() in kept]
+    return [(key, value, scalar.place) for (key, value), (scalar, _) in zip(table, written, strict=True)]
+
+
+def read_lines(keys: list[tuple[Scalar, Node]], path: str, faults: Faults) -> list[tuple[bytes, Value, Place]]:
+    """Return the arguments that the keys of a readable binding stand for, with the positions of their lines."""
+    lines: dict[Line, Place] = {}
+    for key, child in keys:
+        if key.text not in (WHEN, THEN, ELSE):
+            for _, value, place in _entries(Mapping(child.place, [(key, child)]), path, faults):
+                lines[Line("", key.text, value)] = place
+        elif isinstance(child, Mapping):
+            for name, value, place in _entries(child, join(path, key.text), faults):
+                lines[Line(key.text, name.decode(), value)] = place
+        else:
+            example = "{amount >=: 1000}" if key.text == WHEN else "{add queue: NAME}"
+            example = corrected_line(child.text) if isinstance(child, Scalar) and key.text == WHEN else example
+            faults.error(
+                child.place, join(path, key.text), f"got {describe(child)}, expected a mapping such as {example}"
+            )
+
+    def report(fault: SpellingError) -> None:
+        line = fault.line
+        faults.error(lines[line], line_path(path, line.section, line.key), str(fault))
+
+    return [(key, value, lines[line]) for line, key, value in arguments_of(lines, report)]
 
 
 def _plain_binding(node: Node) -> _PlainBinding | None:
@@ -483,7 +584,7 @@ def _plain_binding(node: Node) -> _PlainBinding | None:
             if not isinstance(value, str):
                 return None
             texts[key.text] = value
-        elif key.text != "arguments" or not isinstance(child, Mapping):
+        elif key.text not in READABLE_KEYS and (key.text != "arguments" or not isinstance(child, Mapping)):
             return None
     if (QUEUE in texts) == (EXCHANGE in texts):
         return None

@@ -113,9 +113,9 @@ def test_a_trace_has_expected_and_actual_values_of_each_operator() -> None:
         {"a": "y"},
     )
     assert set(step.operators) == {
-        OperatorStep(b"x-?hkv= a", value("x"), MISMATCH, value("y")),
-        OperatorStep(b"x-?hkv= a", value("y"), MATCH, value("y")),
-        OperatorStep(b"x-?hkex", value("b"), ABSENT, None),
+        OperatorStep(b"x-?hkv= a", value("x"), MISMATCH, value("y"), b"a"),
+        OperatorStep(b"x-?hkv= a", value("y"), MATCH, value("y"), b"a"),
+        OperatorStep(b"x-?hkex", value("b"), ABSENT, None, b"b"),
         OperatorStep(b"x-?rk=", value("key"), MATCH, b"key"),
     }
 

@@ -196,8 +196,14 @@ def test_the_json_result_contains_the_same() -> None:
         "match": "all",
         "result": True,
         "operators": [
-            {"operator": "x-?pr> priority", "expected": 4, "verdict": "match", "seen": 9},
-            {"operator": "x-?hkv= kind", "expected": "urgent", "verdict": "match", "seen": "urgent"},
+            {"operator": "x-?pr> priority", "header": None, "expected": 4, "verdict": "match", "seen": 9},
+            {
+                "operator": "x-?hkv= kind",
+                "header": "kind",
+                "expected": "urgent",
+                "verdict": "match",
+                "seen": "urgent",
+            },
         ],
         "added": ["queue a"],
         "removed": [],

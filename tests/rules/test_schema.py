@@ -146,7 +146,8 @@ def test_invalid_files_are_errors(text: str, message: str) -> None:
         ),
         (
             ["bindings: [{queue: a, rk: b}]"],
-            "bindings[0].rk: unknown key, expected one of arguments, exchange, name, queue, routing_key",
+            "bindings[0].rk: unknown key, expected one of arguments, drop destination, else, exchange, match, name, "
+            "order, queue, queue from key, routing_key, then, when",
         ),
         (["bindings: [q]"], "bindings[0]: got a single value, expected a mapping"),
     ],
@@ -222,6 +223,8 @@ PLAIN = [
     "{exchange: e2, name: first, arguments: {x-match: any}}",
     '{queue: b, arguments: {"x-?hkv= a": 5, "x-?hkv>= b": -0.0, c: null, d: true, e: "5", x-order: 500}}',
     '{arguments: {"x-?hkv= a": 0.0, "x-?hkv!= f": 5000000000}, name: "n", queue: "b"}',
+    "{queue: b, match: any, when: {a >=: 5, key topic: a.#}, then: {add queue: [c, d], stop: true}, order: 200}",
+    "{queue: c, queue from key: true, when: {a exists: true, b exists: true, c not in: [1]}, else: {goto: 500}}",
 ]
 OTHER = [
     "{queue: !!str 5, arguments: {a: [b, {c: d}]}}",
@@ -247,6 +250,9 @@ WRONG = [
     "[a]",
     "a",
     "{queue: a, arguments: {[b]: c}}",
+    "{queue: a, when: {b: 1}, arguments: {c: 1}}",
+    "{queue: a, when: b >= 5, order: x, name: ''}",
+    "{queue: a, when: {b>=: 5, c: }, then: {add: q}, else: [], rk: 5}",
 ]
 
 
@@ -299,19 +305,27 @@ def test_the_fast_reader_of_bindings_agrees_with_the_model(
         ),
         ('"x-?rkre": ""', '["x-?rkre"]: got "", which is not a regular expression: empty pattern'),
         ('"x-?rkta": ""', '["x-?rkta"]: Invalid AMQP topic: got the string ""'),
-        ("x-order: 5", "x-order: Binding's order must be an integer between 100 and 999999"),
-        ('"x-?hkv> a": b', "[\"x-?hkv> a\"]: Type's value of comparison's operators < and > must be numeric"),
+        ("x-order: 5", "x-order: Binding's order must be an integer between 100 and 999999: got the number 5"),
+        (
+            '"x-?hkv> a": b',
+            '["x-?hkv> a"]: Type\'s value of comparison\'s operators < and > must be numeric: got "b", '
+            "expected a number",
+        ),
         (
             '"x-?pr> type": 5',
-            '["x-?pr> type"]: Invalid property match operator: type is a string, but x-?pr> or its value '
-            "requires another type",
+            '["x-?pr> type"]: Invalid property match operator: type is a string, got the operator x-?pr>, '
+            "expected an operator for a string, such as =, !=, in, matches",
         ),
         (
             '"x-?pr= typ": a',
             '["x-?pr= typ"]: Invalid property match operator: there is no property "typ"; did you mean type?',
         ),
         ('"x-?hkex": [[a]]', '["x-?hkex"]: Invalid use of list in list'),
-        ('"x-?hkv> a": [1]', '["x-?hkv> a"]: Invalid use of list type with < or > operators and/or datetime related'),
+        (
+            '"x-?hkv> a": [1]',
+            '["x-?hkv> a"]: Invalid use of list type with < or > operators and/or datetime related: '
+            "got a list, expected a single value",
+        ),
         ('"": 1', "[\"\"]: Binding's argument key can't be empty"),
     ],
 )
@@ -325,7 +339,7 @@ def test_a_refusal_with_the_brokers_text_is_reported_at_its_argument(argument: s
 def test_a_restriction_that_depends_on_the_match_type_is_found() -> None:
     assert faults(binding('{x-match: any, "x-?hkv!= a": [1]}')) == [
         'a.yaml:4:53: exchanges[0].bindings[0].arguments["x-?hkv!= a"]: Invalid use of list type with != operator in '
-        "this binding type"
+        'this binding type: got a list, expected a single value; did you mean "x-?hkv!in a": [1]?'
     ]
     assert load(binding('{x-match: all, "x-?hkv!= a": [1]}')).rules.vhosts
 
@@ -343,8 +357,8 @@ def test_errors_of_several_bindings_and_of_the_exchange_are_reported_together() 
     assert faults(text) == [
         f"a.yaml:3:17: exchanges[0].arguments.max-payload-size: {invalid}",
         f"a.yaml:3:61: exchanges[0].arguments.max-headers-depth: {invalid}",
-        f"a.yaml:5:32: exchanges[0].bindings[0].arguments.x-order: {order}",
-        f"a.yaml:7:32: exchanges[0].bindings[2].arguments.x-order: {order}",
+        f"a.yaml:5:32: exchanges[0].bindings[0].arguments.x-order: {order}: got the number 5",
+        f"a.yaml:7:32: exchanges[0].bindings[2].arguments.x-order: {order}: got the number 6",
     ]
 
 

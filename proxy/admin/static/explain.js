@@ -117,10 +117,9 @@ function walked(step, unknown) {
     ...(step.alternate === null ? [] : [element('p', {}, `${step.filters.some(filter => filter.breach) ? 'Continues' : 'No destination: continues'} at the alternate exchange `, name(step.alternate))]))
 }
 
-// A condition names its header in the operator ("x-?hkv= amount") or as the value of x-?hkex, or its key is the header.
-function looksAt(unknown, { operator, expected }) {
-  const [, header] = /^x-\?hk\S* ?(.*)$/.exec(operator) ?? []
-  return unknown.includes(header === undefined ? operator : header || expected)
+// Returns true if a condition tests a header whose value is not known.
+function looksAt(unknown, { header }) {
+  return unknown.includes(header)
 }
 
 // Returns true if the conditions with known values determine the result.

@@ -258,7 +258,7 @@ function detail() {
 
 function conditions(binding) {
   const entries = [...(binding.routing_key ? [['routing key', binding.routing_key]] : []), ...Object.entries(binding.conditions)]
-  const effects = Object.entries(binding.effects).filter(([key]) => key !== 'x-order')
+  const effects = Object.entries(binding.effects).filter(([key]) => key !== 'x-order' && key !== 'order')
   if (!entries.length && !effects.length) return element('p', { class: 'muted' }, 'every message')
   return element('ul', { class: 'conditions' }, ...[...entries, ...effects].map(([key, value]) => element('li', {}, name(`${key}: ${JSON.stringify(value)}`))),
     ...(entries.length > 1 ? [element('li', { class: 'muted' }, `match ${binding.match}`)] : []))

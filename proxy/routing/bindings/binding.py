@@ -35,6 +35,7 @@ class Binding:
     owner: str | None = field(default=None, compare=False)
     #: whether it may have operators that the open-exchange plugin does not have
     extensions: bool = field(default=False, compare=False)
+    readable: bool = field(default=False, compare=False)  # whether a rules file has it in the readable spelling
 
     @property
     def identity(self) -> tuple[Hashable, ...]:
