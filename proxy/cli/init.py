@@ -48,7 +48,7 @@ exchanges:
     bindings:
       - queue: orders.large
         name: large orders
-        arguments: {"x-?hkv>= amount": 1000}
+        when: {amount >=: 1000}
 
 tests:
   - name: a large order is routed to its queue
