@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from deploy.manual import manuals
 from proxy.config.settings import Settings
 from proxy.observe.metrics import METRICS
-from proxy.rules.operator_reference import MATCH_TYPES, SECTIONS, OperatorSection
+from proxy.rules.operator_reference import FILTERS, MATCH_TYPES, SECTIONS, OperatorSection
 from proxy.yamlfile.document import join
 from proxy.yamlfile.models import FileModel, key_names, key_type
 
@@ -70,12 +70,28 @@ def _operators(section: OperatorSection) -> tuple[str, str, Callable[[], str]]:
             head,
             lambda: _rows((_codes(entry.keys), entry.meaning) for entry in section.entries),
         )
-    head = f"| {section.first} | value | {section.column} | example |\n|---|---|---|---|\n"
+    if section is FILTERS:
+        head = f"| {section.first} | value | {section.column} | example |\n|---|---|---|---|\n"
+        return (
+            "reference/rules.md",
+            head,
+            lambda: _rows(
+                (_codes(entry.keys), entry.value, entry.meaning, _codes([entry.example])) for entry in section.entries
+            ),
+        )
+    head = f"| {section.first} | argument | value | {section.column} | example |\n|---|---|---|---|---|\n"
     return (
         "reference/rules.md",
         head,
         lambda: _rows(
-            (_codes(entry.keys), entry.value, entry.meaning, _codes([entry.example])) for entry in section.entries
+            (
+                _codes(entry.readable),
+                _codes(entry.keys),
+                entry.value,
+                entry.meaning,
+                _codes([entry.readable_example, entry.example]),
+            )
+            for entry in section.entries
         ),
     )
 

@@ -130,6 +130,12 @@ _WHY = Row(
             "percentunit",
         ),
         Lines(
+            "Contract violations",
+            "Publishes that violate the contract of an exchange (require), or a filter that is only observed.",
+            [per_second("oxproxy_contract_violations_total", "vhost", "exchange")],
+            "cps",
+        ),
+        Lines(
             "Topology and regular expression problems",
             "Missing destinations, foreign bindings on carriers, unsigned bindings, searches that reached a limit.",
             [

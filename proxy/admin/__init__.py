@@ -9,8 +9,8 @@
 - `live`: ``GET /api/live``, which sends changes as events, and ``GET /api/traffic``, which returns rates. `traffic`
   samples the counters for both.
 - `console`: ``GET /``, a page for browsers, which displays the data of the other pages. Its files are in ``static``.
-- `recent`: ``GET /api/recent``, which returns the most recent publishes that were unroutable, rejected, nacked or
-  returned.
+- `recent`: ``GET /api/recent``, which returns the most recent publishes that were unroutable, violating, rejected,
+  nacked or returned.
 
 `proxy.app.reload` and `proxy.app.shadow` provide ``POST /-/reload`` and ``/-/shadow``.
 """

@@ -343,4 +343,5 @@ def traffic_labels(counters: Counters, loaded: LoadedRules) -> TrafficLabels:
         ((vhost, exchange.name) for vhost, exchange in rules),
         ((vhost, exchange.name, binding.id) for vhost, exchange in rules for binding in exchange.bindings),
         sorted(destinations),
+        ((vhost, exchange.name) for vhost, exchange in rules if exchange.require or exchange.observes),
     )

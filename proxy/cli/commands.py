@@ -126,10 +126,11 @@ COMMANDS = {
     ),
     "tail": CommandEntry(
         "show the most recent failed publishes, and the broker's most recent errors",
-        "Prints the last 200 publishes of a running sidecar that were unroutable, rejected, nacked or returned, with "
-        "exchange, routing key, size, reason and header names, and the errors for which the broker closed a channel or "
-        "connection. Header values are included only if audit.headers lists the header. Unroutable publishes are "
-        "recorded only while this command or the console requests the list, and for five minutes afterwards.",
+        "Prints the last 200 publishes of a running sidecar that were unroutable, violating, rejected, nacked or "
+        "returned, with exchange, routing key, size, reason and header names, and the errors for which the broker "
+        "closed a channel or connection. Header values are included only if audit.headers lists the header. Unroutable "
+        "publishes are recorded only while this command or the console requests the list, and for five minutes "
+        "afterwards.",
         (
             ("oxproxy tail --follow", "runs until Ctrl-C"),
             ("oxproxy tail --json", "one JSON object per line, for a script"),
@@ -165,7 +166,7 @@ COMMANDS = {
     "operators": CommandEntry(
         "describe the operators of bindings, with examples",
         "Describes operators, effects, permissions and filters, with examples.",
-        (("oxproxy operators", "list"), ("oxproxy operators 'x-?hkv>='", "one operator with an example")),
+        (("oxproxy operators", "list"), ("oxproxy operators '>='", "one operator with an example")),
         no="no operator matches",
         wrong="invalid usage",
     ),

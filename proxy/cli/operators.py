@@ -15,7 +15,7 @@ _NAME = " NAME"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "name", metavar="NAME", nargs="*", help="key such as 'x-?hkv>=', or part of a key; default: all"
+        "name", metavar="NAME", nargs="*", help="operator such as '>=' or 'x-?hkv>=', or part of one; default: all"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -49,7 +49,11 @@ def _selected(text: str) -> list[tuple[OperatorSection, OperatorEntry]]:
     exact = [pair for pair in pairs if any(_is_key(key, named) for key in pair[1].keys)]
     if exact:
         return exact
-    return [pair for pair in pairs if any(text in key for key in pair[1].keys) or text in pair[1].meaning]
+    exact = [pair for pair in pairs if any(_is_readable(form, text) for form in pair[1].readable)]
+    if exact:
+        return exact
+    spelled = [(pair, (*pair[1].keys, *pair[1].readable)) for pair in pairs]
+    return [pair for pair, keys in spelled if any(text in key for key in keys) or text in pair[1].meaning]
 
 
 def _is_key(key: str, text: str) -> bool:
@@ -59,13 +63,21 @@ def _is_key(key: str, text: str) -> bool:
     return text == key or (key == "set N" and re.fullmatch("set -?[0-9]+", text) is not None)
 
 
+def _is_readable(form: str, text: str) -> bool:
+    """Return True if a string is the readable form of a key, or its operator or effect alone."""
+    words = form.partition(": ")[2] if form.startswith(("then:", "else:")) else form.partition(": ")[0]
+    return text in (form, words, words.removeprefix("NAME ").removeprefix("property NAME ").removeprefix("key "))
+
+
 def _as_json(section: OperatorSection, entry: OperatorEntry) -> dict[str, object]:
     return {
         "section": section.title,
         "keys": list(entry.keys),
+        "readable": list(entry.readable),
         "value": _plain(entry.value) or None,
         "meaning": _sentence(section, entry),
         "example": entry.example,
+        "readable_example": entry.readable_example or None,
         "argument_of": "exchange" if section.of_exchange else "binding",
     }
 
@@ -86,13 +98,17 @@ def _at_length(section: OperatorSection, entry: OperatorEntry) -> str:
     lines += textwrap.wrap(
         _sentence(section, entry), width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
     )
-    return "\n".join([*lines, "", f"  arguments: {{{entry.example}}}"])
+    readable = [f"  {entry.readable_example}"] if entry.readable_example else []
+    return "\n".join([*lines, "", *readable, f"  arguments: {{{entry.example}}}"])
 
 
 def _wrapped_keys(entry: OperatorEntry, width: int) -> list[str]:
     """Break the list of keys into lines, but never within a key."""
-    keys = ", ".join(key.replace(" ", "\N{NO-BREAK SPACE}") for key in entry.keys)
-    lines = textwrap.wrap(keys, width, subsequent_indent="  ", break_on_hyphens=False)
+    forms = (entry.readable, entry.keys) if entry.readable else (entry.keys,)
+    lines: list[str] = []
+    for keys in forms:
+        joined = ", ".join(key.replace(" ", "\N{NO-BREAK SPACE}") for key in keys)
+        lines += textwrap.wrap(joined, width, subsequent_indent="  ", break_on_hyphens=False)
     return [line.replace("\N{NO-BREAK SPACE}", " ") for line in lines]
 
 
@@ -105,4 +121,4 @@ def _print_all() -> None:
             print_line("\n".join(f"  {line}" for line in _wrapped_keys(entry, width - 2)))
             meaning = textwrap.wrap(_plain(entry.meaning), width - 6, break_on_hyphens=False)
             print_line("\n".join(f"      {line}" for line in meaning))
-    print_line("\nDetails with an example: oxproxy operators 'x-?hkv>='")
+    print_line("\nDetails with an example: oxproxy operators '>='")

@@ -52,6 +52,10 @@ def binding_matches(counters: Counters) -> Iterable[Row]:
     return merged(((vhost, text(exchange), binding), count) for vhost, exchange, binding, count in matches)
 
 
+def contract_violations(counters: Counters) -> Iterable[Row]:
+    return [((vhost, text(exchange)), count) for vhost, exchange, count in counters.traffic.violations()]
+
+
 def destination_publishes(counters: Counters) -> Iterable[Row]:
     return merged(((vhost, text(name)), count) for vhost, name, count in counters.traffic.destinations())
 
@@ -234,6 +238,12 @@ METRICS: tuple[MetricSpec, ...] = (
         "vhost destination",
         destination_publishes,
         "Publishes routed to a destination named in the rules files.",
+    ),
+    _metric(
+        "contract_violations_total",
+        "vhost exchange",
+        contract_violations,
+        "Publishes that violate the contract of an exchange, or a filter that is only observed.",
     ),
     _metric(
         "decision_cache_total",

@@ -190,6 +190,7 @@ class PublishLog:
         reason: str | None = None,
         remotes: Iterable[str] = (),
         rule: int | None = None,
+        violates: Iterable[str] = (),
     ) -> str:
         """Return the rules version, and the fields that depend only on the decision.
 
@@ -198,8 +199,9 @@ class PublishLog:
             bindings: ids of the bindings that matched.
             remotes: names of the destinations on other brokers, without credentials.
             rule: index of the address table's rule that was applied.
+            violates: conditions of contracts that the message violates; the field is omitted if there are none.
         """
-        fields = {
+        fields: dict[str, object] = {
             "exchange": text(exchange),
             "outcome": outcome,
             "queues": list(map(text, queues)),
@@ -210,6 +212,8 @@ class PublishLog:
             "rules": self._rules(),
             "reason": reason,
         }
+        if violates:
+            fields["violates"] = list(violates)
         return _json(fields)[1:-1]
 
     def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:

@@ -28,8 +28,9 @@ FOLD_STEP = 256
 #: Bindings whose conditions were true: (exchange, id of the binding).
 Matched: TypeAlias = tuple[tuple[bytes, str], ...]
 T = TypeVar("T")
-#: virtual host, exchange, outcome (one of OUTCOMES), bindings whose conditions were true, destinations
-_TallyKey: TypeAlias = tuple[str, bytes, str, Matched, tuple[bytes, ...]]
+#: virtual host, exchange, outcome (one of OUTCOMES), bindings whose conditions were true, destinations, exchanges whose
+#: contract is violated
+_TallyKey: TypeAlias = tuple[str, bytes, str, Matched, tuple[bytes, ...], tuple[bytes, ...]]
 #: Results of an attempt to open a connection.
 RESULTS = ("ok", "refused", "unavailable", "timeout", "protocol_error", "tls_error")
 #: Owners of regular expressions: rules files, a client's bindings, or headers of a message.
@@ -84,7 +85,8 @@ class Tally:
         publishes, body_bytes = count.publishes, count.body_bytes
         if publishes:
             count.publishes = count.body_bytes = 0
-            self._totals.add(*self._key, publishes, body_bytes)
+            vhost, exchange, outcome, matched, destinations, violated = self._key
+            self._totals.add(vhost, exchange, outcome, matched, destinations, publishes, body_bytes, violated)
 
     def __del__(self) -> None:
         """Add the remaining counts to the totals, so that a cache can simply drop its plans."""
@@ -99,12 +101,14 @@ class TrafficLabels(NamedTuple):
         bindings: (vhost, exchange, binding id) of the first bindings, up to the limit.
         kept: all bindings that are in the files and already have totals.
         destinations: (vhost, name).
+        contracts: (vhost, exchange) of the exchanges whose violations are counted.
     """
 
     exchanges: tuple[tuple[str, bytes], ...]
     bindings: tuple[tuple[str, bytes, str], ...]
     kept: frozenset[tuple[str, bytes, str]]
     destinations: tuple[tuple[str, bytes], ...]
+    contracts: tuple[tuple[str, bytes], ...] = ()
 
 
 class Traffic:
@@ -119,6 +123,8 @@ class Traffic:
         self._other_matches: dict[str, int] = {}
         self._named_bindings: frozenset[tuple[str, bytes, str]] = frozenset()
         self._destinations: dict[tuple[str, bytes], int] = {}
+        #: publishes that violate the contract of an exchange, by (vhost, exchange)
+        self._violations: dict[tuple[str, bytes], int] = {}
         self._tallies: WeakValueDictionary[_TallyKey, Tally] = WeakValueDictionary()
 
     def labels(
@@ -126,6 +132,7 @@ class Traffic:
         exchanges: Iterable[tuple[str, bytes]],
         bindings: Iterable[tuple[str, bytes, str]],
         destinations: Iterable[tuple[str, bytes]],
+        contracts: Iterable[tuple[str, bytes]] = (),
     ) -> TrafficLabels:
         """Choose the names for which `name` creates totals.
 
@@ -139,7 +146,7 @@ class Traffic:
                 first[key] = None
             if key in self._matches:
                 kept.add(key)
-        return TrafficLabels(tuple(exchanges), tuple(first), frozenset(kept), tuple(destinations))
+        return TrafficLabels(tuple(exchanges), tuple(first), frozenset(kept), tuple(destinations), tuple(contracts))
 
     def name(self, labels: TrafficLabels) -> None:
         """Switch to the names of new rules.
@@ -162,14 +169,21 @@ class Traffic:
         self._named_bindings = frozenset(named)
         self._destinations = {name: self._destinations.get(name, 0) for name in labels.destinations}
         self._exchanges = {key: self._exchanges.get(key) or ExchangeCounters() for key in labels.exchanges}
+        self._violations = {key: self._violations.get(key, 0) for key in labels.contracts}
         for vhost, _ in self._exchanges:
             self._other_matches.setdefault(vhost, 0)
 
     def tally(
-        self, vhost: str, exchange: bytes, outcome: str, matched: Matched, destinations: tuple[bytes, ...]
+        self,
+        vhost: str,
+        exchange: bytes,
+        outcome: str,
+        matched: Matched,
+        destinations: tuple[bytes, ...],
+        violated: tuple[bytes, ...] = (),
     ) -> Tally:
         """Return the tally for a decision. While a plan references a tally, the same object is returned."""
-        key = (vhost, exchange, outcome, matched, destinations)
+        key = (vhost, exchange, outcome, matched, destinations, violated)
         tally = self._tallies.get(key)
         if tally is None:
             tally = self._tallies[key] = Tally(self, key)
@@ -184,6 +198,7 @@ class Traffic:
         destinations: Iterable[bytes],
         publishes: int,
         body_bytes: int,
+        violated: Iterable[bytes] = (),
     ) -> None:
         counters = self._exchanges.get((vhost, exchange)) or self._others.get(vhost)
         if counters is None:
@@ -203,6 +218,9 @@ class Traffic:
         for name in destinations:
             if (vhost, name) in totals:
                 totals[vhost, name] += publishes
+        for name in violated:
+            if (vhost, name) in self._violations:
+                self._violations[vhost, name] += publishes
 
     def folding(self) -> Iterator[None]:
         """Fold all tallies; yield after every `FOLD_STEP` tallies so that the caller can let other tasks run."""
@@ -235,6 +253,11 @@ class Traffic:
             yield vhost, exchange, binding, count
         for vhost, count in self._other_matches.copy().items():
             yield vhost, OTHER.encode(), OTHER, count
+
+    def violations(self) -> Iterator[tuple[str, bytes, int]]:
+        """Yield (vhost, exchange, publishes that violate its contract) for each exchange with a contract."""
+        for (vhost, exchange), count in self._violations.copy().items():
+            yield vhost, exchange, count
 
     def destinations(self) -> Iterator[tuple[str, bytes, int]]:
         """Yield (vhost, name, publishes) for each destination that is named in the rules."""

@@ -126,6 +126,8 @@ class Decision:
     spent_budgets: tuple[str, ...]
     trace: Trace | None = field(compare=False)  # the steps of the evaluation, if requested
     filtered_by: bytes  # for FILTERED, the name of the violated filter
+    #: (exchange, condition or filter) that the message violates: the one that rejects it, or those that are observed
+    violations: tuple[tuple[bytes, str], ...]
 
     def __init__(
         self,
@@ -141,6 +143,7 @@ class Decision:
         spent_budgets: tuple[str, ...] = (),
         trace: Trace | None = None,
         filtered_by: bytes = b"",
+        violations: tuple[tuple[bytes, str], ...] = (),
     ) -> None:
         self.exchange = exchange
         self.outcome = outcome
@@ -154,6 +157,7 @@ class Decision:
         self.spent_budgets = spent_budgets
         self.trace = trace
         self.filtered_by = filtered_by
+        self.violations = violations
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +167,7 @@ class FilterStep:
     name: bytes  # name of the exchange argument
     breach: str | None  # the violation, None if the message passed
     silent: bool  # whether a violation drops the message instead of closing the channel
+    observed: bool = False  # whether a violation is only recorded
 
 
 class Verdict(Enum):
@@ -206,6 +211,17 @@ class BindingStep:
     spent_budgets: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class ConditionStep:
+    """The check of one condition of a contract."""
+
+    written: str  # the condition without its value
+    expected: str  # the value, as text
+    operator: OperatorStep
+    violated: bool
+    observed: bool  # whether a violation is only recorded
+
+
 @dataclass(slots=True)
 class ExchangeStep:
     """One exchange that the message reached."""
@@ -213,6 +229,7 @@ class ExchangeStep:
     name: bytes
     type: str
     filters: list[FilterStep] = field(default_factory=list)  # the checked filters
+    contract: list[ConditionStep] = field(default_factory=list)  # the conditions of the contract
     #: visited bindings, in order, without those that a jump or a stop skipped
     visits: list[BindingStep] = field(default_factory=list)
     alternate: bytes | None = None  # the alternate exchange, if it was used

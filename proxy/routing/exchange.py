@@ -11,18 +11,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Set
 from datetime import UTC, tzinfo
-from typing import Final, cast
+from typing import Final, NamedTuple, cast
 
 from proxy.routing.bindings.binding import Binding, binding_hash
 from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.routing.bindings.exchange_types import COMPILERS, OPEN, compile_binding
 from proxy.routing.bindings.operators import ALL_HEADERS, CLOCK, HEADER, PROPERTY, QUEUE_NAMES, ROUTING_KEY, FactName
-from proxy.routing.decision import ExchangeStep, FilterStep, Interest
-from proxy.routing.engine import route, route_traced
+from proxy.routing.contract import Contract
+from proxy.routing.decision import ConditionStep, ExchangeStep, FilterStep, Interest
+from proxy.routing.engine import operator_step, route, route_traced
 from proxy.routing.filters import Filter, PayloadFilter, read_filters
 from proxy.routing.index import Index
 from proxy.routing.message import UNSEEN_HEADER, Message
-from proxy.values import EXCHANGE, Destination, Table
+from proxy.values import EXCHANGE, Destination, Table, text
 
 _NO_INTEREST: Final = Interest()
 
@@ -110,6 +111,20 @@ class _Identity:
         return isinstance(other, _Identity) and self._binding.identity == other._binding.identity
 
 
+class Breach(NamedTuple):
+    """A violation because of which a message is rejected or dropped.
+
+    Args:
+        filter: name of the violated filter; empty for a contract.
+        message: the error message.
+        silent: whether the message is dropped silently.
+    """
+
+    filter: bytes
+    message: str
+    silent: bool
+
+
 class Exchange:
     """One exchange that the sidecar evaluates.
 
@@ -118,6 +133,7 @@ class Exchange:
         type: ``x-open``, ``direct``, ``fanout``, ``topic`` or ``headers``.
         arguments: exchange arguments in declared order; those of an open exchange define its filters.
         local_time: the time zone of ``dtl`` operators; None for the system's time zone.
+        contract: conditions that every message has to satisfy.
 
     Raises:
         ProtocolError: a filter's value is not an integer; 406 on the channel.
@@ -136,6 +152,7 @@ class Exchange:
         "_shared",
         "alternate",
         "changes",
+        "contract",
         "filters",
         "name",
         "type",
@@ -148,6 +165,7 @@ class Exchange:
         arguments: Table = (),
         local_time: tzinfo | None = UTC,
         alternate: bytes | None = None,
+        contract: Contract | None = None,
     ) -> None:
         if type not in COMPILERS:
             raise ValueError(f"exchange type {type!r}: expected one of {', '.join(COMPILERS)}")
@@ -155,12 +173,15 @@ class Exchange:
         self.type = type
         self.alternate = alternate
         self.filters: tuple[Filter, ...] = read_filters(arguments) if type == OPEN else ()
+        self.contract = contract
         #: Increases with every binding that is added or removed.
         self.changes = 0
         self._local_time = local_time
         self._compiled: dict[_Identity, CompiledBinding] = {}
         self._index = Index()
         self._interest = InterestCount(self.filters)
+        if contract is not None:
+            self._interest.add(contract.fact_names)
         self._destinations: Counter[Destination] = Counter()
         #: one object per destination, shared by its bindings
         self._shared: dict[Destination, Destination] = {}
@@ -283,15 +304,52 @@ class Exchange:
         """Facts that can change this exchange's own result. The exchanges to which it routes are not considered."""
         return self._interest.interest
 
-    def breach(self, message: Message, step: ExchangeStep | None = None) -> tuple[Filter, str] | None:
-        """Return the first violated filter and its error message; None if there is none."""
+    @property
+    def checks(self) -> bool:
+        """True if messages are checked before the bindings are visited."""
+        return bool(self.filters) or self.contract is not None
+
+    def breach(
+        self, message: Message, violations: list[tuple[bytes, str]], step: ExchangeStep | None = None
+    ) -> Breach | None:
+        """Check the filters, then the contract.
+
+        Args:
+            violations: receives this exchange's name and each violation of the contract, and of the filters if
+                violations are only observed.
+            step: receives an entry for each check.
+
+        Returns:
+            The first violation that is not only observed; None if the message passes.
+        """
+        contract = self.contract
+        observes = contract is not None and contract.observes
         for limit in self.filters:
-            text = limit.breach(message)
+            breach = limit.breach(message)
             if step is not None:
-                step.filters.append(FilterStep(limit.name, text, limit.silent))
-            if text is not None:
-                return limit, text
-        return None
+                step.filters.append(FilterStep(limit.name, breach, limit.silent, observes and not limit.silent))
+            if breach is not None:
+                if limit.silent or not observes:
+                    return Breach(limit.name, breach, limit.silent)
+                violations.append((self.name, text(limit.name)))
+        if contract is None:
+            return None
+        violated = contract.violated(message)
+        if step is not None:
+            with message.uncharged():
+                step.contract += [
+                    ConditionStep(
+                        condition.written,
+                        condition.expected,
+                        operator_step(condition.operator, message),
+                        index in violated,
+                        observes,
+                    )
+                    for index, condition in enumerate(contract.conditions)
+                ]
+        for index in violated:
+            violations.append((self.name, contract.conditions[index].written))
+        return Breach(b"", contract.refusal(violated[0], message), False) if violated and not observes else None
 
     def route(
         self, message: Message, matched: list[tuple[bytes, str]], step: ExchangeStep | None = None

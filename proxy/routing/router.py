@@ -136,6 +136,7 @@ class Router:
         """
         message = Message(facts, now, queues, draw, regex_budget)
         matched: list[tuple[bytes, str]] = []
+        violations: list[tuple[bytes, str]] = []
         final: set[Destination] = set()
         alternate = False
         filtered = b""
@@ -144,17 +145,17 @@ class Router:
         while pending:
             current = pending.pop()
             step = _step(current, trace)
-            breach = current.breach(message, step) if current.filters else None
+            breach = current.breach(message, violations, step) if current.checks else None
             if breach is None:
                 routed = current.route(message, matched, step)
                 if isinstance(routed, bytes):
-                    return _rejected(exchange, routed, message, trace)
-            elif not breach[0].silent:
-                return _rejected(exchange, encode_error_text(breach[1]), message, trace)
+                    return _rejected(exchange, routed, message, violations, trace)
+            elif not breach.silent:
+                return _rejected(exchange, encode_error_text(breach.message), message, violations, trace)
             else:
                 routed = set()
                 if current.name == exchange:
-                    filtered = breach[0].name
+                    filtered = breach.filter
             if not routed and current.alternate is not None:
                 if step is not None:
                     step.alternate = current.alternate
@@ -183,6 +184,7 @@ class Router:
             tuple(sorted(message.spent_budgets)) if message.spent_budgets else (),
             trace,
             filtered,
+            tuple(violations),
         )
 
     def _split(self, routed: set[Destination], seen: set[bytes], final: set[Destination]) -> list[Exchange]:
@@ -288,7 +290,9 @@ def _step(exchange: Exchange, trace: Trace | None) -> ExchangeStep | None:
     return step
 
 
-def _rejected(exchange: bytes, error: bytes, message: Message, trace: Trace | None) -> Decision:
+def _rejected(
+    exchange: bytes, error: bytes, message: Message, violations: list[tuple[bytes, str]], trace: Trace | None
+) -> Decision:
     return Decision(
         exchange,
         Outcome.REJECTED,
@@ -297,4 +301,5 @@ def _rejected(exchange: bytes, error: bytes, message: Message, trace: Trace | No
         match_limit_hits=message.match_limit_hits,
         spent_budgets=tuple(sorted(message.spent_budgets)),
         trace=trace,
+        violations=tuple(violations),
     )

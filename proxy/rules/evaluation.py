@@ -26,7 +26,8 @@ class RoutingResult:
     """Result of routing a message. The first five fields have the same names as the keys under `expect` in a test.
 
     `exchanges` includes the alternate exchange if it is used. `failed` contains the reasons for failed translations.
-    `rule` is the index of the first address rule that applied. `code` is the reply code of `error`.
+    `violates` lists the violated conditions of contracts, and violated filters that are only observed. `rule` is the
+    index of the first address rule that applied. `code` is the reply code of `error`.
     """
 
     queues: tuple[str, ...]
@@ -37,6 +38,7 @@ class RoutingResult:
     failed: tuple[str, ...] = ()
     rule: int | None = None
     code: int = 406
+    violates: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, object]:
         """Return all fields except the rule and the code as plain data."""
@@ -47,6 +49,7 @@ class RoutingResult:
             "remotes": list(self.remotes),
             "error": self.error,
             "failed": list(self.failed),
+            "violates": list(self.violates),
         }
 
 
@@ -136,6 +139,7 @@ def _routing_result(
         text(decision.error) if decision.outcome is Outcome.REJECTED else None,
         tuple(failure.reason for failure in translated.failed),
         translated.rule,
+        violates=tuple(dict.fromkeys(name for _, name in decision.violations)),
     )
 
 

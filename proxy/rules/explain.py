@@ -364,7 +364,19 @@ def _exchange_json(step: ExchangeStep) -> dict[str, object]:
         "exchange": text(step.name),
         "type": step.type,
         "filters": [
-            {"filter": text(check.name), "breach": check.breach, "silent": check.silent} for check in step.filters
+            {"filter": text(check.name), "breach": check.breach, "silent": check.silent, "observed": check.observed}
+            for check in step.filters
+        ],
+        "contract": [
+            {
+                "condition": check.written,
+                "expected": check.expected,
+                "verdict": check.operator.verdict.name.lower(),
+                "seen": json_value(check.operator.seen),
+                "violated": check.violated,
+                "observed": check.observed,
+            }
+            for check in step.contract
         ],
         "bindings": [_binding_json(visit) for visit in step.visits],
         "alternate": None if step.alternate is None else text(step.alternate),
@@ -443,7 +455,7 @@ def _result_lines(explanation: Explanation) -> Iterator[str]:
     if explanation.note is not None:
         yield f"          {explanation.note}"
         return
-    for key in ("queues", "exchanges", "remotes"):
+    for key in ("queues", "exchanges", "remotes", "violates"):
         names: Sequence[str] = getattr(result, key)
         if names:
             yield f"{key:10}" + ", ".join(names)
@@ -456,9 +468,15 @@ def _exchange_lines(step: ExchangeStep) -> Iterator[str]:
     yield f"exchange {text(step.name)} ({step.type})"
     for check in step.filters:
         yield f"  filter {text(check.name)}: {_filter_words(check, step.alternate)}"
+    for condition in step.contract:
+        seen = "" if condition.operator.seen is None else f", got {quoted(condition.operator.seen)}"
+        result = "" if not condition.violated else ", observed" if condition.observed else ". The channel is closed"
+        verdict = condition.operator.verdict.name.lower()
+        yield f"  require {verdict:9} {condition.written}: {condition.expected}{seen}{result}"
     for visit in step.visits:
         yield from _binding_lines(visit)
-    if any(check.breach for check in step.filters):
+    checks = (*(check.breach is not None for check in step.filters), *(check.violated for check in step.contract))
+    if any(checks) and not step.visits:
         return
     if not step.visits:
         yield "  no binding"
@@ -469,6 +487,8 @@ def _exchange_lines(step: ExchangeStep) -> Iterator[str]:
 def _filter_words(step: FilterStep, alternate: bytes | None) -> str:
     if step.breach is None:
         return "passed"
+    if step.observed:
+        return f"{step.breach} Only observed"
     if not step.silent:
         return f"{step.breach} The channel is closed"
     if alternate is None:

@@ -47,6 +47,8 @@ class ExpectationModel(FileModel):
     """every exchange on the broker that receives the message"""
     remotes: _Names = ()
     """every other broker that receives the message"""
+    violates: _Names = ()
+    """every condition of a contract, and every observed filter, that the message violates"""
     outcome: Literal["routed", "unrouted", "filtered", "rejected", "translated", "passed"] = NOTHING
     error: Annotated[str, Expected("the text of the channel error")] = NOTHING
 
@@ -138,7 +140,9 @@ def compare(result: RoutingResult, expected: ExpectationModel) -> tuple[str, ...
     differences = []
     outcome: str | None = expected.outcome
     error: str | None = expected.error
-    for key in ("queues", "exchanges", "remotes"):
+    # A test that expects an error need not name the condition.
+    rejected = result.error is not None and not expected.violates
+    for key in ("queues", "exchanges", "remotes") if rejected else ("queues", "exchanges", "remotes", "violates"):
         wanted, got = set(getattr(expected, key)), set(getattr(result, key))
         if wanted - got:
             differences.append(f"{key}: expected {_names(wanted - got)} as well")
@@ -151,7 +155,7 @@ def compare(result: RoutingResult, expected: ExpectationModel) -> tuple[str, ...
         differences.append(f'error: expected "{error}", got {got_error}')
     if result.failed and outcome is None:
         differences.append(f"a translation failed: {'; '.join(result.failed)}")
-    if result.error is not None and error is None and outcome is None:
+    if result.error is not None and error is None and outcome is None and not expected.violates:
         differences.append(f'error: the message is rejected with "{result.error}"')
     return tuple(differences)
 

@@ -7,15 +7,19 @@ the keys with the keys that `routing` reads, and compiles every example.
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from proxy.routing.bindings.arguments import GREATEST_ORDER, LEAST_ORDER
+from proxy.routing.bindings.arguments import GREATEST_ORDER, LEAST_ORDER, X_MATCH
 from proxy.rules import spelling
-from proxy.rules.message import PROPERTIES
+from proxy.rules.field_values import read_table
+from proxy.rules.message import PROPERTIES, json_value
 from proxy.rules.spelling import MAY
 from proxy.rules.spelling import PERMISSIONS as PERMITTED
+from proxy.values import Value
+from proxy.yamlfile.document import Faults, Mapping, read_document
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,24 @@ class OperatorEntry:
     value: str
     meaning: str
     example: str
+
+    @property
+    def readable(self) -> tuple[str, ...]:
+        """The forms of the keys in the readable spelling; empty for arguments of an exchange and for match types."""
+        return tuple(filter(None, map(spelling.documented_form, self.keys)))
+
+    @property
+    def readable_example(self) -> str:
+        """The example in the readable spelling; empty for arguments of an exchange."""
+        node = read_document(self.example, "", Faults())
+        table = read_table(node, "", Faults()) if isinstance(node, Mapping) else ()
+        # The list operator that negates `in` has a readable form with every match type except `all`.
+        lines = spelling.lines_of(table) or spelling.lines_of(((X_MATCH, Value("S", b"any")), *table))
+        for line in (lines or ())[-1:]:
+            same = line.value == table[0][1]
+            value = self.example.partition(": ")[2] if same else json.dumps(json_value(line.value)).replace('"', "")
+            return f"{line.section}: {{{line.key}: {value}}}" if line.section else f"{line.key}: {value}"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +86,7 @@ MATCH_TYPES = OperatorSection(
     "How the conditions of a binding combine",
     "The binding is true if",
     "true if",
-    "`x-match`",
+    "`match`",
     (
         _ENTRY(("all",), "", "all operators are true, or there are none (the default match type)", "x-match: all"),
         _ENTRY(("any",), "", "at least one operator is true", "x-match: any"),

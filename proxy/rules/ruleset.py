@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import tzinfo
+from typing import NamedTuple
 
 from proxy.addressing.table import AddressRule
 from proxy.routing.bindings.binding import Binding
 from proxy.rules.addresses import BrokerRule
-from proxy.values import Table
+from proxy.values import Table, Value
 from proxy.yamlfile.document import Place
 
 #: The sequence numbers of bindings from files descend from this number. The sequence numbers of client bindings, which
@@ -26,6 +27,20 @@ class QueueRule:
     arguments: Table = ()
 
 
+class Requirement(NamedTuple):
+    """One condition of a contract.
+
+    Args:
+        argument: the key and the value of the corresponding argument of a binding.
+        written: the condition without its value.
+        expected: the value, as text.
+    """
+
+    argument: tuple[bytes, Value]
+    written: str
+    expected: str
+
+
 @dataclass(frozen=True, slots=True)
 class ExchangeRule:
     """One exchange in a rules file.
@@ -35,6 +50,8 @@ class ExchangeRule:
         carrier_type: type of the carrier if it has to be declared: ``auto``, ``direct`` or ``topic``.
         unmatched_pass: whether messages that no binding routes are passed unchanged to the broker's own exchange.
         arguments: exchange arguments in file order, including alternate-exchange.
+        require: the conditions of the contract, in file order.
+        observes: whether violations of the contract and of filters are only recorded.
         bindings: the bindings in file order; bindings with equal order are visited by descending `sequence`.
         local_time: time zone of ``dtl`` operators; None for the system's time zone.
     """
@@ -49,6 +66,8 @@ class ExchangeRule:
     alternate: bytes | None
     bindings: tuple[Binding, ...]
     local_time: tzinfo | None
+    require: tuple[Requirement, ...] = ()
+    observes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

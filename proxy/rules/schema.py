@@ -10,6 +10,7 @@ bindings that may be invalid.
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
@@ -26,8 +27,9 @@ from proxy.routing.filters import ALTERNATE, ARGUMENTS, argument_faults
 from proxy.rules.addresses import AddressModel, BrokerModel, BrokerRule, ParsedAddress, read_address, read_broker
 from proxy.rules.field_values import read_table, zone
 from proxy.rules.file_tests import FileTestModel, RulesTest, read_test
+from proxy.rules.message import json_value
 from proxy.rules.operator_reference import OPERATORS, arguments_schema, conditions_schema, effects_schema
-from proxy.rules.ruleset import FILE_FIRST, ExchangeRule, QueueRule
+from proxy.rules.ruleset import FILE_FIRST, ExchangeRule, QueueRule, Requirement
 from proxy.rules.spelling import (
     ELSE,
     READABLE_KEYS,
@@ -36,6 +38,7 @@ from proxy.rules.spelling import (
     Line,
     SpellingError,
     arguments_of,
+    condition_argument,
     corrected_line,
     lines_by_argument,
 )
@@ -163,8 +166,13 @@ class ExchangeModel(FileModel):
     """pass: messages that no binding routes are passed to the broker's own exchange"""
     arguments: TableModel = Field(default={})
     """filters and alternate-exchange"""
+    require: Readable = _readable({"type": "object", **conditions_schema()})
+    """contract: conditions, as under `when`, that every message has to satisfy; checked before the bindings"""
+    violations: Literal["reject", "observe"] = "reject"
+    """what happens to a message that violates the contract or a filter: rejected with 406 (`reject`), or routed and
+    counted (`observe`)"""
     bindings: Annotated[tuple[BindingModel, ...], LISTED] = ()
-    """visited in order of x-order"""
+    """visited by ascending order"""
 
 
 class RulesModel(FileModel):
@@ -317,6 +325,8 @@ class ParsedExchange:
     fields: Keys
     rule: ExchangeRule
     bindings: list[ParsedBinding] = field(default_factory=list)
+    #: position of each condition of the contract
+    require_places: list[Place] = field(default_factory=list)
 
     def argument_at(self, name: bytes) -> tuple[Place, str]:
         """Return the position and the dotted path of an argument."""
@@ -444,6 +454,7 @@ def _exchange(keys: Keys, local_time: tzinfo | None, places: PackedPlaces) -> Pa
     if model is None:
         return None
     arguments = _table(keys)
+    require, places_of_require = _requirements(keys)
     names = (value.value for name, value in arguments if name == ALTERNATE)
     rule = ExchangeRule(
         name=model.name,
@@ -456,8 +467,10 @@ def _exchange(keys: Keys, local_time: tzinfo | None, places: PackedPlaces) -> Pa
         alternate=next((name for name in names if isinstance(name, bytes)), None),
         bindings=(),
         local_time=local_time,
+        require=require,
+        observes=model.violations == "observe",
     )
-    parsed = ParsedExchange(keys, rule)
+    parsed = ParsedExchange(keys, rule, require_places=places_of_require)
     _check_arguments(parsed)
     _check_carrier(parsed)
     items.reverse()
@@ -467,6 +480,29 @@ def _exchange(keys: Keys, local_time: tzinfo | None, places: PackedPlaces) -> Pa
             parsed.bindings.append(_binding(packed, parsed, index, places))
     parsed.rule = replace(rule, bindings=tuple(parsed.binding for parsed in parsed.bindings))
     return parsed
+
+
+def _requirements(keys: Keys) -> tuple[tuple[Requirement, ...], list[Place]]:
+    """Return the conditions of a contract, and the position of each."""
+    node = keys.value("require")
+    if node is None:
+        return (), []
+    if not isinstance(node, Mapping):
+        keys.error("require", f"got {describe(node)}, expected a mapping such as {{tenant is: string}}")
+        return (), []
+    requirements, places = [], []
+    for name, value, place in _entries(node, keys.at("require"), keys.faults):
+        line = Line(WHEN, name.decode(), value)
+        try:
+            argument = condition_argument(line, under_all=False)
+        except SpellingError as error:
+            keys.faults.error(place, join(keys.at("require"), line.key), str(error))
+            continue
+        content = json_value(value)
+        expected = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
+        requirements.append(Requirement(argument, line.key, expected))
+        places.append(place)
+    return tuple(requirements), places
 
 
 def _binding(packed: PackedBinding, owner: ParsedExchange, index: int, places: PackedPlaces) -> ParsedBinding:

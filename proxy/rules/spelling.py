@@ -613,6 +613,33 @@ def _key_of(subject: str, name: str, words: str) -> str:
     raise ValueError(name)
 
 
+def documented_form(key: str) -> str:
+    """Return the readable form of an argument key as it is documented, such as ``NAME >=``; "" if there is none.
+
+    Args:
+        key: the argument's key; NAME stands for the name of a header or property.
+    """
+    head = key.partition(" ")[0]
+    encoded = head.encode()
+    if key == "NAME":
+        return f"NAME {PLAIN.words}"
+    if encoded in _OF_ROUTE:
+        section, words = _OF_ROUTE[encoded]
+        return f"{section}: {words}" if section else words
+    if encoded in _OF_PERMISSION:
+        section, words = _OF_PERMISSION[encoded]
+        return f"{section}: {MAY}: {words}"
+    if encoded not in _OF_HEAD:
+        return ""
+    subject, operator, choice = _OF_HEAD[encoded]
+    named = {HEADER: "NAME", PROPERTY: f"{PROPERTY} NAME"}.get(subject, subject)
+    key = f"{named} {operator.words}".rstrip()
+    if choice is None:
+        return key
+    chosen = choice.value.decode() if isinstance(choice.value, bytes) else str(choice.value).lower()
+    return f"{key}: {chosen}"
+
+
 def lines_by_argument(arguments: Table) -> dict[bytes, Line]:
     """Return the line of each argument by its key; the first one, if several lines became one argument.
 

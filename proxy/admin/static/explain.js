@@ -110,8 +110,10 @@ function summary(answer, message) {
 
 function walked(step, unknown) {
   return element('div', { class: 'card' }, element('h3', {}, 'Exchange ', name(step.exchange), ' ', element('span', { class: 'muted' }, step.type)),
-    ...step.filters.map(filter => element('p', { class: filter.breach ? 'note bad' : '' }, badge(filter.breach ? 'filtered' : 'passed', filter.breach ? 'bad' : 'good'),
+    ...step.filters.map(filter => element('p', { class: filter.breach ? 'note bad' : '' }, badge(filter.breach ? filter.observed ? 'observed' : 'filtered' : 'passed', filter.breach ? 'bad' : 'good'),
       ' filter ', name(filter.filter), ...(filter.breach ? [': ', name(filter.breach)] : []))),
+    ...(step.contract ?? []).map(required => element('p', { class: required.violated ? 'note bad' : '' }, badge(required.violated ? required.observed ? 'observed' : 'violated' : required.verdict, required.violated ? 'bad' : 'good'),
+      ' require ', name(`${required.condition}: ${required.expected}`), ...(required.violated && required.seen !== null ? [': got ', name(JSON.stringify(required.seen))] : []))),
     ...(step.bindings.length ? [element('ol', { class: 'walk' }, ...step.bindings.map(binding => element('li', {}, visited(binding, step.bindings.length, unknown))))]
       : [element('p', { class: 'muted' }, 'No binding is visited.')]),
     ...(step.alternate === null ? [] : [element('p', {}, `${step.filters.some(filter => filter.breach) ? 'Continues' : 'No destination: continues'} at the alternate exchange `, name(step.alternate))]))

@@ -5,7 +5,7 @@ import { state } from './feed.js'
 import { load } from './explain.js'
 
 export const topics = ['status', 'recent']
-const KINDS = { unroutable: 'warn', returned: 'warn', rejected: 'bad', nacked: 'bad', closed: 'bad' }
+const KINDS = { unroutable: 'warn', violating: 'warn', returned: 'warn', rejected: 'bad', nacked: 'bad', closed: 'bad' }
 
 export function show(topic) {
   if (topic === 'status') return

@@ -32,6 +32,8 @@ PUBLISH = (60, 40)
 TRANSLATION_FAILED: Final = "translation_failed"
 #: reason in audit records if a regex budget was exhausted, so that bindings count as false or routes have no effect
 REGEX_BUDGET: Final = "regex_budget"
+#: reason in audit records if the message violates the contract of an exchange
+CONTRACT_VIOLATION: Final = "contract_violation"
 CC_ONLY: Final = frozenset((b"CC",))
 _BCC: Final = frozenset((b"BCC",))
 CC_BCC: Final = CC_ONLY | _BCC
@@ -217,7 +219,8 @@ def outgoing(
     untouched = owned.unmatched_pass and decision.outcome is Outcome.UNROUTED
     outcome = "passed" if untouched else decision.outcome.value
     names = decision.queues + decision.exchanges
-    tally = traffic.tally(state.name, owned.name, outcome, decision.matched, names)
+    violated = tuple(dict.fromkeys(exchange for exchange, _ in decision.violations))
+    tally = traffic.tally(state.name, owned.name, outcome, decision.matched, names, violated)
     exchange, original, rule = owned.name, None, leaves.rule
     if source is not None:
         exchange, original, rule = source.address.exchange, source.address, source.rule
@@ -227,11 +230,14 @@ def outgoing(
         reason = "unmatched" if untouched else TRANSLATION_FAILED if leaves.failed else None
         if decision.filtered_by:
             reason = text(decision.filtered_by)
+        if decision.violations:
+            reason = CONTRACT_VIOLATION
         if decision.spent_budgets:
             reason = REGEX_BUDGET
         exchanges = leaves.exchanges + tuple(publication.exchange for publication in leaves.publications)
         remotes = labels(leaves.remotes)
-        record = journal.decided(exchange, outcome, leaves.queues, exchanges, bindings, reason, remotes, rule)
+        violates = tuple(dict.fromkeys(name for _, name in decision.violations))
+        record = journal.decided(exchange, outcome, leaves.queues, exchanges, bindings, reason, remotes, rule, violates)
     copies: tuple[Copy, ...] = ()
     unbound: tuple[Destination, ...] = ()
     remote_targets = None

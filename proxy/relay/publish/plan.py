@@ -427,6 +427,7 @@ class Plan:
             decision.alternate,
             decision.outcome is ROUTED,
             decision.filtered_by,
+            decision.violations,
         )
         form = self._forms.get(result)
         if form is None:
@@ -458,8 +459,7 @@ class Plan:
             routing_key=routing_key,
             source=self._source,
         )
-        nowhere = plans.failures is not None and plans.failures.watched and bool(self.unroutable(out))
-        if nowhere:
+        if plans.failures is not None and plans.failures.watched and (decision.violations or self.unroutable(out)):
             out.leaves_at_once = False  # failures are recorded only on the slow path, to keep the publish pass fast
         return out
 

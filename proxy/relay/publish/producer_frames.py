@@ -386,12 +386,15 @@ class ProducerFrames:
             )
         plans = self._connection.plans
         if plans.failures is not None and plans.failures.watched:
+            user, address = self._connection.terms.user, (publish.exchange, publish.routing_key)
             reason = plan.unroutable(out)
             if reason:
-                address = (publish.exchange, publish.routing_key)
-                number = plans.fail(self._connection.terms.user, channel.number, "unroutable", reason, address, header)
+                number = plans.fail(user, channel.number, "unroutable", reason, address, header)
                 if publish.mandatory:
                     channel.audit.expect_return(*address, number)
+            if out.decision.violations and not out.decision.error:  # a rejected publish is recorded as such
+                reason = f"violates {', '.join(dict.fromkeys(name for _, name in out.decision.violations))}"
+                plans.fail(user, channel.number, "violating", reason, address, header)
         if plan.tap is not None:
             plan.observe(plan.tap, publish.exchange, publish.routing_key, header, out)
 

@@ -72,7 +72,8 @@ class FailedPublish(NamedTuple):
         at: seconds since 1970.
         user: the producer's user name.
         channel: number of the channel; 0 for a closed connection.
-        result: ``unroutable``, ``rejected``, ``nacked``, ``returned`` or ``closed``.
+        result: ``unroutable``, ``violating`` (a contract that only observes), ``rejected``, ``nacked``, ``returned``
+            or ``closed``.
         reason: the reason as text.
         exchange: exchange named by the producer; None if unknown, since a nack contains only a delivery tag.
         routing_key: routing key given by the producer; None if unknown.

@@ -1,0 +1,120 @@
+"""The contract of an exchange: conditions that every message has to satisfy before the bindings are evaluated.
+
+A contract either rejects a message that violates a condition, or only observes the violations. In the second case, the
+message is routed as if there were no contract, and the filters that would close the channel are also only observed.
+
+Conditions are the operators of bindings. The facts that they test are part of the exchange's interest, so the result
+is cached with the decision. Reply texts contain the condition and the kind of the value, never the value itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, tzinfo
+from typing import Final, NamedTuple
+
+from proxy.routing.bindings.arguments import read_arguments
+from proxy.routing.bindings.compiled import Draft, count_regexes
+from proxy.routing.bindings.operators import FLOATS, INTEGERS, MATCH, MISMATCH, TEXTS, FactName, Operator
+from proxy.routing.message import Message
+from proxy.values import QUEUE, Table, Value
+
+
+class RequiredCondition(NamedTuple):
+    """One condition of a contract.
+
+    Args:
+        written: the condition without its value, such as ``amount >=``; for audit records and tests.
+        expected: the value, as text.
+    """
+
+    operator: Operator
+    written: str
+    expected: str
+
+
+class Contract:
+    """The conditions of one exchange, in the order in which they are checked.
+
+    Args:
+        conditions: the conditions, all of which must be true.
+        observes: whether violations are only recorded.
+        regexes: the number of regular expressions in the conditions.
+    """
+
+    __slots__ = ("_operators", "_regexes", "conditions", "observes")
+
+    def __init__(self, conditions: Sequence[RequiredCondition], observes: bool = False, regexes: int = 0) -> None:
+        self.conditions: Final = tuple(conditions)
+        self.observes: Final = observes
+        self._operators: Final = tuple([condition.operator for condition in conditions])
+        self._regexes: Final = regexes
+
+    @property
+    def fact_names(self) -> Iterator[FactName]:
+        for operator in self._operators:
+            yield operator.fact_name
+
+    def violated(self, message: Message) -> list[int]:
+        """Return the indexes of the violated conditions; only the first one if violations are rejected.
+
+        Searches are charged to the rules files. If their budget is spent, a condition that needs a search is violated.
+        """
+        if self._regexes:
+            message.charge(None)
+        violated: list[int] = []
+        index = 0
+        for operator in self._operators:
+            verdict = operator.verdict(message)
+            if verdict is not MATCH and (verdict is MISMATCH or not operator.optional):
+                violated.append(index)
+                if not self.observes:
+                    break
+            index += 1
+        if self._regexes and message.budget.exceeded:
+            message.note_spent(None)
+        return violated
+
+    def refusal(self, index: int, message: Message) -> str:
+        """Return the reply text for a message that violates a condition."""
+        operator, written, expected = self.conditions[index]
+        return f"Contract violated: {written}: got {_kind(operator.seen(message))}, expected {expected}"
+
+
+def read_conditions(
+    arguments: Table, written: Iterable[tuple[str, str]], local_time: tzinfo | None = UTC
+) -> tuple[list[RequiredCondition], int]:
+    """Compile the conditions of a contract, given as arguments of a binding with the match type ``all``.
+
+    Args:
+        written: for each argument, the condition without its value, and the value as text.
+
+    Returns:
+        The conditions, and the number of their regular expressions.
+
+    Raises:
+        ProtocolError: an argument is not valid.
+    """
+    conditions: list[RequiredCondition] = []
+    for entry, (key, expected) in zip(arguments, written, strict=True):
+        draft = Draft((QUEUE, b""), local_time, extensions=True)
+        read_arguments((entry,), draft)
+        conditions += [RequiredCondition(operator, key, expected) for operator in (*draft.others, *draft.headers)]
+    return conditions, count_regexes(arguments)
+
+
+def _kind(seen: Value | bytes | int | None) -> str:
+    if seen is None:
+        return "nothing"
+    if isinstance(seen, bytes):
+        return "another string"
+    if isinstance(seen, int):
+        return "another number"
+    letter = seen.letter
+    if letter in TEXTS:
+        return "a string"
+    if letter in INTEGERS:
+        return "an integer"
+    if letter in FLOATS:
+        return "a number"
+    return {"t": "a boolean", "A": "a list", "F": "a table", "V": "null"}.get(letter, "a decimal")
