@@ -6,6 +6,7 @@ Only the module of the given subcommand is imported, so that `oxproxy check` doe
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import io
 import os
@@ -54,6 +55,10 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     # Options before the command take no values, so the first argument that is not an option is the command.
     typed = next((argument for argument in arguments if not argument.startswith("-")), None)
     parser, _ = make_parser([typed] if typed in COMMANDS else [])
+    if typed is not None and typed not in COMMANDS:
+        near = difflib.get_close_matches(typed, COMMANDS, 1, 0.6)
+        hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(COMMANDS)}"
+        parser.error(f'there is no command "{typed}"; {hint}')
     parser.add_argument("--version", action=_PrintVersion, nargs=0, help="show program's version number and exit")
     return parser
 

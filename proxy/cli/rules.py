@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _convert(options: argparse.Namespace) -> int:
-    from proxy.rules.convert import convert
+    from proxy.rules.spelling.conversion import convert
 
     if len(options.files) != 1:
         options.usage_error(f"convert: got {len(options.files)} files, expected one")

@@ -9,6 +9,7 @@ and a function for random picks are passed in as arguments.
 | path of a message through the exchanges of a virtual host: chains, alternate exchanges | `router` |
 | an exchange: adding and removing bindings, and which facts matter to it | `exchange` |
 | filters of an open exchange: body size, header depth and size | `filters` |
+| conditions that every message to an exchange must satisfy | `contract` |
 | which bindings are visited for a message | `index` |
 | how bindings are visited: order, goto, stop | `engine` |
 | headers, clock, producer's routes and regex budgets of the current message | `message` |

@@ -9,6 +9,8 @@ Compiling: `loader` is the entry point. It compiles all files to `LoadedRules` o
 compiles one exchange and maps rejections to the lines that cause them. `ruleset` defines the result, as plain data. The
 package `lint` contains the warnings and the checks that involve several files.
 
+The package `spelling` translates bindings between the readable spelling and the arguments that clients declare.
+
 Using: `evaluation` computes where a message is routed, `explain` explains why, `wire` lists what is sent to brokers;
 `overview` lists all exchanges with their bindings; `operator_reference` describes all operators; `comparison` compares
 two sets of rules on live publishes (``oxproxy shadow``); `watch` detects changed files; `import_definitions` writes a

@@ -206,6 +206,8 @@ def _unknown(key: str, value: Value) -> str:
         near = difflib.get_close_matches(head, OPERATORS, 1, 0.75)
         if near:
             return f"unknown operator {head}; did you mean {near[0]}{space}{rest}?"
+        if f"{head}-ontrue" in OPERATORS:
+            return f"unknown operator {head}; did you mean {head}-ontrue or {head}-onfalse?"
         return f'unknown operator {head}; to test a header of that name, use "x-?hkv= {key}"'
     named = OPERATORS[head].named
     if named and not rest:

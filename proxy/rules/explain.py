@@ -32,7 +32,7 @@ from proxy.rules.file_tests import Time
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import DescribedMessage, MessageModel, described_message, destination_text, json_value, quoted
 from proxy.rules.ruleset import VhostRules
-from proxy.rules.spelling import shown_line
+from proxy.rules.spelling.lines import shown_line
 from proxy.values import Value, counted, text
 from proxy.yamlfile.document import Faults, Place, escaped, read_document
 from proxy.yamlfile.models import LISTED, NOTHING, Expected, FileModel, Keys, read_model

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from proxy.routing.bindings.arguments import GREATEST_ORDER, LEAST_ORDER, X_MATCH
-from proxy.rules import spelling
 from proxy.rules.field_values import read_table
 from proxy.rules.message import PROPERTIES, json_value
-from proxy.rules.spelling import MAY
-from proxy.rules.spelling import PERMISSIONS as PERMITTED
+from proxy.rules.spelling import lines as spelling
+from proxy.rules.spelling.lines import MAY
+from proxy.rules.spelling.lines import PERMISSIONS as PERMITTED
 from proxy.values import Value
 from proxy.yamlfile.document import Faults, Mapping, read_document
 

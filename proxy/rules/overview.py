@@ -14,7 +14,7 @@ from proxy.routing.router import Router
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import json_value
 from proxy.rules.ruleset import ExchangeRule, VhostRules
-from proxy.rules.spelling import WHEN, lines_of
+from proxy.rules.spelling.lines import WHEN, lines_of
 from proxy.values import EXCHANGE, text
 
 

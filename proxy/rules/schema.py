@@ -30,7 +30,7 @@ from proxy.rules.file_tests import FileTestModel, RulesTest, read_test
 from proxy.rules.message import json_value
 from proxy.rules.operator_reference import OPERATORS, arguments_schema, conditions_schema, effects_schema
 from proxy.rules.ruleset import FILE_FIRST, ExchangeRule, QueueRule, Requirement
-from proxy.rules.spelling import (
+from proxy.rules.spelling.lines import (
     ELSE,
     READABLE_KEYS,
     THEN,

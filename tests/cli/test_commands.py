@@ -493,3 +493,13 @@ def test_an_unwritable_directory_is_an_error(tmp_path: Path, capsys: pytest.Capt
     assert "can't be written: " in capsys.readouterr().err
     assert cli.main(["init", str(tmp_path / "file")]) == 2
     assert capsys.readouterr().err == f"{tmp_path / 'file'}: can't be written: File exists\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "hint"), [("chek", "did you mean check?"), ("zzz", "expected one of serve, check,")]
+)
+def test_a_misspelt_command_is_named(command: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main([command, "rules.yaml"])
+    assert exited.value.code == 2
+    assert f'there is no command "{command}"; {hint}' in capsys.readouterr().err

@@ -14,9 +14,9 @@ from proxy.cli.main import main
 from proxy.errors import ConfigErrors, ProtocolError
 from proxy.routing.bindings.binding import Binding, typed_arguments
 from proxy.routing.exchange import Exchange
-from proxy.rules.convert import convert, identities, value_node
 from proxy.rules.loader import compile_rules
-from proxy.rules.spelling import arguments_of, lines_of
+from proxy.rules.spelling.conversion import convert, identities, value_node
+from proxy.rules.spelling.lines import arguments_of, lines_of
 from proxy.values import Value
 from proxy.yamlfile.document import Mapping, Node, Place, Scalar, Sequence
 from proxy.yamlfile.models import name_fault

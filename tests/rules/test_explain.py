@@ -188,7 +188,7 @@ def test_the_json_result_contains_the_same() -> None:
     ]
     walk = answer["walk"]
     assert isinstance(walk, list)
-    assert walk[0]["filters"] == [{"filter": "max-payload-size", "breach": None, "silent": False}]
+    assert walk[0]["filters"] == [{"filter": "max-payload-size", "breach": None, "silent": False, "observed": False}]
     assert walk[0]["bindings"][0] == {
         "binding": "urgent",
         "destination": "queue a",

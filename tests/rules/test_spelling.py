@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from proxy.routing.bindings.arguments import HEADER_KEYS, KEYS
 from proxy.routing.bindings.binding import typed_arguments
 from proxy.rules.message import PROPERTIES
-from proxy.rules.spelling import (
+from proxy.rules.spelling.lines import (
     EFFECTS,
     MAY,
     OPERATORS,

@@ -16,6 +16,7 @@ from proxy.routing.bindings.arguments import X_MATCH
 from proxy.routing.bindings.binding import typed_arguments
 from proxy.routing.bindings.exchange_types import OPEN
 from proxy.routing.filters import ALTERNATE
+from proxy.rules.lint.mistakes import warn_of_mistakes
 from proxy.rules.operator_reference import OPERATORS
 from proxy.rules.schema import CARRIER, ParsedBinding, ParsedExchange, ParsedFile, ParsedQueue
 from proxy.values import EXCHANGE, Value
@@ -66,6 +67,7 @@ def check_vhost(files: Sequence[ParsedFile], faults: Faults) -> None:
         _doubtful_keys(exchange, faults)
         _clocks(exchange, faults)
         _destinations(exchange, owned, faults)
+    warn_of_mistakes(files, faults)
 
 
 def _where(parsed: ParsedExchange | ParsedQueue) -> str:

@@ -11,7 +11,7 @@ from proxy.routing.bindings.exchange_types import OPEN
 from proxy.rules.field_values import INT32, read_table
 from proxy.rules.loader import LoadedRules, compile_rules
 from proxy.rules.schema import binding_path, read_lines
-from proxy.rules.spelling import READABLE_KEYS, THEN, WHEN, Line, lines_of
+from proxy.rules.spelling.lines import READABLE_KEYS, THEN, WHEN, Line, lines_of
 from proxy.values import Table, Value, text
 from proxy.yamlfile.document import Faults, Mapping, Node, Place, Scalar, Sequence, read_document
 from proxy.yamlfile.writing import write_document

@@ -58,7 +58,7 @@ class SpellingError(ValueError):
 # -- the tables --------------------------------------------------------------------------------------------------------
 
 
-class Operator(NamedTuple):
+class WrittenOperator(NamedTuple):
     """An operator of conditions.
 
     Args:
@@ -81,10 +81,10 @@ class Operator(NamedTuple):
         return self.words.endswith(" in") or self.words == "in"
 
 
-def _comparison(words: str, sign: str, *subjects: str, optional: bool = False) -> Operator:
+def _comparison(words: str, sign: str, *subjects: str, optional: bool = False) -> WrittenOperator:
     family = {HEADER: "x-?hk?v" if optional else "x-?hkv", PROPERTY: "x-?pr", KEY: "x-?rk", UTC: "x-?dtu"}
     family[LOCAL] = "x-?dtl"
-    return Operator(words, {subject: (family[subject] + sign).encode() for subject in subjects})
+    return WrittenOperator(words, {subject: (family[subject] + sign).encode() for subject in subjects})
 
 
 #: Words and their signs in argument keys, with the subjects that have the operator.
@@ -112,25 +112,25 @@ def _typed(negation: str) -> dict[str, dict[Value, bytes]]:
 #: The operator of a key that consists of a subject and a name.
 _EQUALS: Final = _comparison("", "=", HEADER, PROPERTY, KEY)
 #: The argument's key is the name of the header alone, as in bindings of headers exchanges.
-PLAIN: Final = Operator("equals", {HEADER: b""})
-OPERATORS: Final[dict[str, Operator]] = {
+PLAIN: Final = WrittenOperator("equals", {HEADER: b""})
+OPERATORS: Final[dict[str, WrittenOperator]] = {
     operator.words: operator
     for operator in (
         _EQUALS,
         *(_comparison(words, sign, *subjects) for words, (sign, subjects) in _COMPARISONS.items()),
-        Operator("topic", {KEY: b"x-?rkta"}),
-        Operator("not topic", {KEY: b"x-?rk!ta"}),
-        Operator("topic (any case)", {KEY: b"x-?rktaci"}),
-        Operator("not topic (any case)", {KEY: b"x-?rk!taci"}),
-        Operator(
+        WrittenOperator("topic", {KEY: b"x-?rkta"}),
+        WrittenOperator("not topic", {KEY: b"x-?rk!ta"}),
+        WrittenOperator("topic (any case)", {KEY: b"x-?rktaci"}),
+        WrittenOperator("not topic (any case)", {KEY: b"x-?rk!taci"}),
+        WrittenOperator(
             "exists",
             choices={
                 HEADER: {TRUE: b"x-?hkex", FALSE: b"x-?hk!ex"},
                 PROPERTY: {TRUE: b"x-?prex", FALSE: b"x-?pr!ex"},
             },
         ),
-        Operator("is", choices=_typed("")),
-        Operator("is not", choices=_typed("!")),
+        WrittenOperator("is", choices=_typed("")),
+        WrittenOperator("is not", choices=_typed("!")),
         *(_comparison(f"missing or {words}", sign, HEADER, optional=True) for words, (sign, _) in _COMPARISONS.items()),
         _comparison("share", "%", HEADER, PROPERTY, KEY),
         PLAIN,
@@ -175,7 +175,7 @@ FLAGS: Final = frozenset(("stop", "queue from key", "drop destination"))
 READABLE_KEYS: Final = (*OWN_KEYS, WHEN, THEN, ELSE)
 
 #: By argument key without the name: subject, operator, and readable value if it is determined by the key.
-_OF_HEAD: Final[dict[bytes, tuple[str, Operator, Value | None]]] = {}
+_OF_HEAD: Final[dict[bytes, tuple[str, WrittenOperator, Value | None]]] = {}
 for _operator in OPERATORS.values():
     for _subject, _head in _operator.heads.items():
         _OF_HEAD.setdefault(_head, (_subject, _operator, None))
@@ -231,7 +231,7 @@ class Condition(NamedTuple):
 
     subject: str
     name: str
-    operator: Operator
+    operator: WrittenOperator
 
 
 @lru_cache(maxsize=4096)
@@ -268,7 +268,7 @@ def read_key(text: str) -> Condition:
     return Condition(subject, name, operator)
 
 
-def _split(text: str) -> tuple[str, Operator]:
+def _split(text: str) -> tuple[str, WrittenOperator]:
     """Separate a name from the longest operator at its end."""
     at = text.find(" ")
     while at >= 0:
@@ -279,7 +279,7 @@ def _split(text: str) -> tuple[str, Operator]:
     return text, _EQUALS
 
 
-def _operator_of(subject: str, words: str) -> Operator:
+def _operator_of(subject: str, words: str) -> WrittenOperator:
     operator = OPERATORS.get(words)
     if operator is not None and subject in operator.subjects:
         return operator
@@ -293,7 +293,7 @@ def _operator_of(subject: str, words: str) -> Operator:
     raise ValueError(f'got "{words}" after {subject}, {expected} {_escape(f"{subject} {words}")}')
 
 
-def _check_property(name: str, operator: Operator) -> None:
+def _check_property(name: str, operator: WrittenOperator) -> None:
     if name not in PROPERTIES:
         fixed = name.lower().replace("-", "_").replace(" ", "_")
         near = difflib.get_close_matches(fixed, PROPERTIES, 1, 0.75)
@@ -327,7 +327,7 @@ def _refuse_doubtful(name: str) -> None:
     hint = _correction(name)
     if hint:
         raise ValueError(f'got "{name}", did you mean "{hint}"? {_escape(name)}')
-    if _JOINED.search(name):
+    if is_joined(name):
         expected = "expected one condition for each key; with match: any, one of them is sufficient"
         raise ValueError(f"got several conditions in one key, {expected}. {_escape(name)}")
 
@@ -351,15 +351,30 @@ def _correction(name: str) -> str:
     return ""
 
 
-def _refuse_other_subject(name: str, operator: Operator) -> None:
-    """Refuse a name that names the subject as other rule languages do; the subject `header` permits such a name."""
-    words = f" {operator.words}" if operator.words else ""
-    meant = ""
+def _other_subject(name: str) -> str:
+    """Return the subject and name that other rule languages write as `name`; "" if there are none."""
     prefix = _OTHER_PREFIX.fullmatch(name)
     if prefix is not None:
-        meant = f"{PROPERTY} {prefix['name'].replace('-', '_')}" if prefix[2] else prefix["name"]
-    elif _OTHER_KEY.fullmatch(name) or (name.lower() == "topic" and operator.words):
-        meant = KEY
+        return f"{PROPERTY} {prefix['name'].replace('-', '_')}" if prefix[2] else str(prefix["name"])
+    return KEY if _OTHER_KEY.fullmatch(name) else ""
+
+
+def is_joined(key: str) -> bool:
+    """Return True if a key looks like several conditions that are joined by `&&`, `and` and so on."""
+    return _JOINED.search(key) is not None
+
+
+def corrected_key(key: str) -> str:
+    """Return the key that was probably meant by a key that `read_key` refuses; "" if unknown."""
+    name, operator = _split(key)
+    words = f" {operator.words}" if operator.words else ""
+    return f"{_other_subject(name)}{words}" if _other_subject(name) else _correction(key)
+
+
+def _refuse_other_subject(name: str, operator: WrittenOperator) -> None:
+    """Refuse a name that names the subject as other rule languages do; the subject `header` permits such a name."""
+    words = f" {operator.words}" if operator.words else ""
+    meant = _other_subject(name)
     if meant:
         own = f'. For a header named "{name}", write "{HEADER} {name}{words}"' if HEADER in operator.subjects else ""
         raise ValueError(f'got "{name}{words}", did you mean "{meant}{words}"?{own}')
@@ -513,7 +528,7 @@ def _choice(condition: Condition, value: Value) -> bytes:
     raise ValueError(f"got {value_words(value)}; {expected}")
 
 
-def written_choices(operator: Operator, subject: str) -> list[str]:
+def written_choices(operator: WrittenOperator, subject: str) -> list[str]:
     """Return the values of an operator that tests a type."""
     return [choice.value.decode() for choice in operator.choices[subject] if isinstance(choice.value, bytes)]
 

@@ -1,0 +1,88 @@
+"""Warnings about definitions that are valid but look like a mistake."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.rules.loading import faults, load
+
+MISTAKES = [
+    ('arguments: {"amount >=": 1000}', 'did you mean "x-?hkv>= amount"? If not, write "x-?hkv= amount >="'),
+    ('arguments: {"amount>=": 1000}', 'did you mean "x-?hkv>= amount"?'),
+    ('arguments: {"amount ==": 1000}', 'did you mean "x-?hkv= amount"?'),
+    ('arguments: {"tenant exists": true}', 'did you mean "x-?hkex: tenant"?'),
+    ('arguments: {"property priority >": 1}', 'did you mean "x-?pr> priority"?'),
+    ("arguments: {headers.amount: 5}", 'did you mean "x-?hkv= amount"?'),
+    ("arguments: {routing_key: a.b}", 'did you mean "x-?rk="?'),
+    ("arguments: {a && b: 5}", "expected one condition for each key"),
+    ('arguments: {amount: ">= 1000"}', 'compares with the string ">= 1000"; did you mean "x-?hkv>= amount": 1000?'),
+    ('arguments: {"x-?hkv= amount": "> 5"}', 'did you mean "x-?hkv> amount": 5?'),
+    ('arguments: {"x-?pr= type": "!= a"}', 'did you mean "x-?pr!= type": a?'),
+    ('when: {amount: ">= 1000"}', 'did you mean "amount >=": 1000?'),
+    ('when: {amount =: "<5"}', 'did you mean "amount <": 5?'),
+    ("arguments: {max-payload-size: 5}", "filters are arguments of the exchange, not of a binding"),
+    ("when: {max-payload-size: 5}", "filters are arguments of the exchange, not of a binding"),
+    ("when: {key: orders.*}", 'for wildcards, write "key topic": "orders.*"'),
+    ('arguments: {"x-?rk=": "orders.#"}', 'for wildcards, write "x-?rkta": "orders.#"'),
+    ('when: {country: "d*"}', 'did you mean "country matches": ^d?'),
+    ('when: {country: "*e"}', 'did you mean "country matches": e$?'),
+    ('arguments: {"x-?hkv= country": "d*"}', 'did you mean "x-?hkvre country": ^d?'),
+    ('when: {tenant: "*"}', "if any value is meant, write tenant exists: true"),
+    ("when: {key topic: a.**}", "in a topic, # is any number of words, and * is one word"),
+    ("when: {key topic: a.>}", "in a topic, # is any number of words, and * is one word"),
+    ("when: {key topic: a.+}", "in a topic, # is any number of words, and * is one word"),
+    ("when: {title matches: /^a/}", "the slashes are part of the pattern; did you mean ^a?"),
+    ("when: {title matches: /a/i}", "did you mean (?i)a?"),
+    (r"when: {utc matches: '^\d{8} 24\d\d'}", 'the hour "24" never occurs'),
+    ('when: {" amount": 5}', "begins or ends with a space"),
+    ('when: {"am\\u200bount": 5}', 'contains an invisible character: "am\\u200bount"'),
+    ('when: {"\\ufeffamount >=": 5}', 'contains an invisible character: "\\ufeffamount"'),
+]
+
+
+def rules(binding: str, queues: str = "[]") -> str:
+    return f"queues: {queues}\nexchanges:\n  - name: e\n    bindings:\n      - {{queue: q, {binding}}}\n"
+
+
+@pytest.mark.parametrize(("binding", "hint"), MISTAKES)
+def test_a_probable_mistake_is_a_warning_with_its_line(binding: str, hint: str) -> None:
+    (warning,) = load(rules(binding)).warnings
+    assert (warning.place.line, warning.key.startswith("exchanges[0].bindings[0].")) == (5, True)
+    assert hint in warning.message
+
+
+@pytest.mark.parametrize(
+    "binding",
+    [
+        "arguments: {amount: 5, document.type: a, header: 5}",
+        'arguments: {"x-?hkv= amount >=": 5}',
+        "when: {amount >=: 5, order date =: today, path: /a/b/, title: a > b, mail: a@b, tags: '#a'}",
+        "when: {path matches: /api/, other matches: ^/a/$}",
+        r"when: {utc matches: ' 47$', local matches: '^\d{8} (2[0-3]|0\d)'}",
+        "when: {key topic: a.*.#, key: a.b}",
+    ],
+)
+def test_usual_definitions_cause_no_warning(binding: str) -> None:
+    assert load(rules(binding)).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("queue", "near"),
+    [("orders.bgi", True), ("orders.bi", True), ("orders.bigg", True), ("orders.bag", True), ("orders.2", False)],
+)
+def test_a_queue_that_is_one_letter_off_a_declared_one(queue: str, near: bool) -> None:
+    loaded = load(f"queues: [orders.big, orders.1]\nexchanges: [{{name: e, bindings: [{{queue: {queue}}}]}}]")
+    expected = ["this queue is not declared under queues; did you mean orders.big?"] if near else []
+    assert [warning.message for warning in loaded.warnings] == expected
+
+
+def test_a_misspelt_argument_of_a_queue() -> None:
+    loaded = load("queues: [{name: q, arguments: {x-queue-typ: quorum, x-own: 1}}]\nexchanges: []")
+    assert [warning.message for warning in loaded.warnings] == [
+        "unknown argument of a queue; did you mean x-queue-type?"
+    ]
+
+
+def test_a_routing_operator_without_a_suffix() -> None:
+    (fault,) = faults(rules("arguments: {x-addq: a}"))
+    assert "unknown operator x-addq; did you mean x-addq-ontrue or x-addq-onfalse?" in fault
