@@ -15,6 +15,7 @@ from proxy.native import BUILD
 from proxy.relay.audit_record import Privacy, PublishLog
 from proxy.relay.publish.plan import ClientRules, Plans, Sources
 from proxy.relay.vhost import VhostState
+from proxy.rules.loader import compile_rules
 from tests import client
 from tests.bench.publishes import DIFFERENT, FACTS, Ring, Shape
 from tests.relay.wire import Wire, owned, state
@@ -30,6 +31,12 @@ KEYS = tuple(f"order.{number:08}" for number in range(BINDINGS))
 
 #: For each exchange, the conditions of its bindings in addition to the condition on the kind.
 CONDITIONS: dict[str, dict[str, Plain]] = {"xo": {}, "topic": {"x-?rkta": "order.*"}, "amount": {"x-?hkv>= amount": 0}}
+#: Exchanges of a rules file: the keys of the exchange, and the conditions of its bindings in the readable spelling.
+READABLE: dict[str, tuple[str, str]] = {
+    "readable": ("", ""),
+    "share": ("", "property message_id share: [0, 99]"),
+    "contract, amount": ("require: {kind is: string, amount is: number, amount >=: 0, amount <: 1e9}", "amount >=: 0"),
+}
 #: For each row, the fields that differ from message to message, and the exchange.
 ROWS: dict[str, tuple[tuple[str, ...], str]] = {
     "nothing": ((), "xo"),
@@ -39,6 +46,10 @@ ROWS: dict[str, tuple[tuple[str, ...], str]] = {
     "all three": (FACTS, "xo"),
     "the routing key, topic condition": (("key",), "topic"),
     "amount, condition amount >=": (("amount",), "amount"),
+    "nothing, readable conditions": ((), "readable"),
+    "message_id, condition share": (("message_id",), "share"),
+    "nothing, contract of four conditions": ((), "contract, amount"),
+    "amount, contract of four conditions": (("amount",), "contract, amount"),
 }
 
 
@@ -50,7 +61,18 @@ def rules() -> VhostState:
         )
         for name, more in CONDITIONS.items()
     ]
+    made += compile_rules([("bench.yaml", rules_file().encode())]).routers["/"].exchanges.values()
     return state(*((one, owned(one)) for one in made))
+
+
+def rules_file() -> str:
+    """Return a rules file with the readable exchanges of the rows."""
+    lines = ["exchanges:"]
+    for name, (keys, condition) in READABLE.items():
+        lines += [f"  - name: {name}", *(f"    {key}" for key in keys.splitlines()), "    bindings:"]
+        more = f", {condition}" if condition else ""
+        lines += [f"      - {{queue: q{number}, when: {{kind: {kind}{more}}}}}" for number, kind in enumerate(KINDS)]
+    return "\n".join(lines)
 
 
 def wire(audited: bool) -> Wire:
