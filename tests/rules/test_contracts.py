@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+from proxy.cli.check import check_files
 from proxy.rules.explain import as_json, as_text, explain
 from tests.rules.loading import faults, load, message_request
 
@@ -80,6 +82,15 @@ def test_mistakes_are_errors_with_their_line(key: str, fault: str) -> None:
     (reported,) = faults(f"exchanges:\n  - {{name: e, {key}, bindings: [{{queue: q}}]}}\n")
     assert reported.startswith("a.yaml:2:")
     assert fault in reported
+
+
+def test_a_contract_that_no_message_satisfies_is_a_warning(tmp_path: Path) -> None:
+    path = tmp_path / "rules.yaml"
+    path.write_text("exchanges:\n  - name: e\n    require: {a >: 5, a <: 5}\n    bindings: [{queue: q}]\n")
+    (warning,) = check_files([path], {}).warnings
+    assert str(warning).endswith(
+        "3:5: exchanges[0].require: warning: no message satisfies this contract: a > and a < contradict each other"
+    )
 
 
 def test_explanations_show_each_condition() -> None:

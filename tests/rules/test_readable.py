@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from textwrap import indent
 
 import jsonschema
 import pytest
 import yaml
 
+from proxy.cli.check import check_files
 from proxy.cli.schema import json_schema
 from proxy.rules.explain import as_json, as_text, explain
 from proxy.rules.loader import LoadedRules
@@ -143,6 +145,16 @@ def test_explanations_show_conditions_as_written() -> None:
         "verdict": "mismatch",
         "seen": 5,
     }
+
+
+def test_warnings_name_conditions_as_written(tmp_path: Path) -> None:
+    path = tmp_path / "rules.yaml"
+    path.write_text(rules("- {queue: q, when: {a >: 5, a <: 5}}\n- {queue: r, match: any}"))
+    messages = [warning.message for warning in check_files([path], {}).warnings]
+    assert messages == [
+        "this binding never matches: a < and a > contradict each other",
+        "this binding never matches: match: any requires at least one operator",
+    ]
 
 
 def test_routes_show_conditions_and_effects_as_written() -> None:

@@ -19,7 +19,7 @@ from proxy.routing.bindings.compiled import CompiledBinding, is_regex_key
 from proxy.routing.bindings.patterns import Budget, InvalidPattern, compile_pattern
 from proxy.routing.bindings.routes import STOP
 from proxy.rules.file_tests import evaluate_tests
-from proxy.rules.lint.satisfiability import always_true, unsatisfiable_reason
+from proxy.rules.lint.satisfiability import always_true, contradiction, unsatisfiable_reason
 from proxy.rules.loader import LoadedRules
 from proxy.rules.schema import ParsedBinding, ParsedFile
 from proxy.values import strings, text
@@ -150,6 +150,15 @@ def lint_bindings(files: Sequence[ParsedFile], loaded: LoadedRules) -> list[Conf
         warnings += _bindings(exchange)
         for parsed in exchange.bindings.values():
             warnings += _patterns(parsed)
+    for file in files:
+        for declared in file.exchanges:
+            contract = loaded.routers[file.vhost].exchanges[declared.rule.name].contract
+            reason = None if contract is None else contradiction(contract)
+            if reason is not None:
+                message = f"no message satisfies this contract: {reason}"
+                warnings.append(
+                    ConfigWarning(declared.fields.place_of("require"), declared.fields.at("require"), message)
+                )
     return sorted(warnings, key=lambda warning: warning.place)
 
 

@@ -10,7 +10,7 @@ Source: the open-exchange specification, sections 2 to 5.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from itertools import combinations
 from typing import cast
@@ -35,8 +35,10 @@ from proxy.routing.bindings.operators import (
     PropertyOperator,
     RoutingKeyOperator,
 )
+from proxy.routing.contract import Contract
 from proxy.routing.decision import Facts, QueueNames
 from proxy.routing.message import Message
+from proxy.rules.spelling.lines import shown_line
 from proxy.values import Value, text
 
 #: Type letters of AMQP values in RabbitMQ.
@@ -51,10 +53,16 @@ _SIGNS = (b"<=", b">=", b"<", b">", b"!=", b"=")
 def unsatisfiable_reason(compiled: CompiledBinding) -> str | None:
     """Return the reason why a binding can't be true for any message; None if it may be true."""
     operators = compiled.operators
+    binding = compiled.binding
+
+    def named(operator: Operator) -> str:
+        written = shown_line(binding.arguments, operator.key, operator.expected)[0] if binding.readable else ""
+        return written or text(operator.key)
+
     if compiled.match_type.startswith("any"):
         if not operators:
-            return "x-match: any requires at least one operator"
-        if all(_conflict([operator]) for operator in operators):
+            return f"{'' if binding.readable else 'x-'}match: any requires at least one operator"
+        if all(_conflict([operator], named) for operator in operators):
             return "no operator can match"
         return None
     headers = [operator for operator in operators if isinstance(operator, HeaderOperator)]
@@ -64,7 +72,13 @@ def unsatisfiable_reason(compiled: CompiledBinding) -> str | None:
             return f"{least} header operators must match, but there are only {len(headers)}"
     if compiled.match_type.startswith(("set", "eq")):
         operators = tuple(operator for operator in operators if not isinstance(operator, HeaderOperator))
-    return _conflict(operators)
+    return _conflict(operators, named)
+
+
+def contradiction(contract: Contract) -> str | None:
+    """Return the reason why no message can satisfy a contract; None if a message may satisfy it."""
+    written = {condition.operator: condition.written for condition in contract.conditions}
+    return _conflict(written, written.__getitem__)
 
 
 def always_true(compiled: CompiledBinding) -> bool:
@@ -74,8 +88,8 @@ def always_true(compiled: CompiledBinding) -> bool:
     return all(operator.key in _TOPICS and operator.expected == ("S", b"#") for operator in compiled.operators)
 
 
-def _conflict(operators: Iterable[Operator]) -> str | None:
-    """Describe operators that no message can satisfy at the same time."""
+def _conflict(operators: Iterable[Operator], named: Callable[[Operator], str]) -> str | None:
+    """Describe operators that no message can satisfy at the same time; `named` returns the key of an operator."""
     facts: dict[FactName, list[Operator]] = {}
     for operator in operators:
         facts.setdefault(operator.fact_name, []).append(operator)
@@ -87,13 +101,12 @@ def _conflict(operators: Iterable[Operator]) -> str | None:
         for size in (1, 2):
             for few in combinations(group, size):
                 if _impossible(few):
-                    return _words(few)
-        return _words(group)
+                    return _words(list(map(named, few)))
+        return _words(list(map(named, group)))
     return None
 
 
-def _words(operators: Sequence[Operator]) -> str:
-    named = [text(operator.key) for operator in operators]
+def _words(named: Sequence[str]) -> str:
     if len(named) == 1:
         return f"no value satisfies {named[0]}"
     return f"{', '.join(named[:-1])} and {named[-1]} contradict each other"
