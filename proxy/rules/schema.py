@@ -587,6 +587,18 @@ def _entries(node: Mapping, path: str, faults: Faults) -> list[tuple[bytes, Valu
     return [(key, value, scalar.place) for (key, value), (scalar, _) in zip(table, written, strict=True)]
 
 
+def _without_expressions(node: Mapping, path: str, faults: Faults) -> Mapping:
+    """Report keys such as ``amount >= 1000``, which have no value of their own, and return the other entries."""
+    kept = []
+    for key, child in node.entries:
+        expected = corrected_line(key.text) if isinstance(child, Scalar) and child.absent else ""
+        if expected and expected != corrected_line(""):
+            faults.error(key.place, join(path, key.text), f"got a key without a value, expected {expected}")
+        else:
+            kept.append((key, child))
+    return Mapping(node.place, kept)
+
+
 def read_lines(keys: list[tuple[Scalar, Node]], path: str, faults: Faults) -> list[tuple[bytes, Value, Place]]:
     """Return the arguments that the keys of a readable binding stand for, with the positions of their lines."""
     lines: dict[Line, Place] = {}
@@ -595,6 +607,8 @@ def read_lines(keys: list[tuple[Scalar, Node]], path: str, faults: Faults) -> li
             for _, value, place in _entries(Mapping(child.place, [(key, child)]), path, faults):
                 lines[Line("", key.text, value)] = place
         elif isinstance(child, Mapping):
+            if key.text == WHEN:
+                child = _without_expressions(child, join(path, key.text), faults)
             for name, value, place in _entries(child, join(path, key.text), faults):
                 lines[Line(key.text, name.decode(), value)] = place
         else:

@@ -310,6 +310,8 @@ _MARK = b"\xef\xbb\xbf"
 _STR_TAG = "tag:yaml.org,2002:str"
 #: Problems reported by libyaml that are usually caused by an unquoted value.
 _WANT_QUOTES = ("mapping values are not allowed", "cannot start any token", "alphabetic or numeric", "',' or")
+#: A comparison after a key, as in ``amount: >= 1000``, where YAML expects a value.
+_COMPARISON = re.compile(r"(?P<name>[\w.-]+):\s+(?P<sign>>=|>|!=)\s*(?P<value>[^\s,}]+)")
 _QUOTE = "put a value in quotes if it begins with one of # * & ! | > % @ ` [ { or contains ': ' or ' #'"
 
 
@@ -484,6 +486,10 @@ def _way_out(error: yaml.MarkedYAMLError, text: str) -> str:
     at = line[mark.column : mark.column + 1] if mark else ""
     if at == "\t" or line[: len(line) - len(line.lstrip())].count("\t"):
         return "; indent with spaces, not with tabs"
+    comparison = _COMPARISON.search(line)
+    if comparison is not None:
+        sign = {"==": "="}.get(comparison["sign"], comparison["sign"])
+        return f"; a comparison is part of the key, as in {comparison['name']} {sign}: {comparison['value']}"
     if begun and (
         "end of stream" in problem or ("',' or" in problem and not line[mark.column if mark else 0 :].strip())
     ):

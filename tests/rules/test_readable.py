@@ -92,6 +92,10 @@ def test_other_exchange_types_keep_arguments_and_routing_keys() -> None:
         ("when: {a share: [5, 1]}", "expected two percentages from 0 to 100"),
         ("when: {utc matches: [a, b]}", 'when["utc matches"]: Invalid use of list type'),
         ("when: {a: }", "5:30: exchanges[0].bindings[0].when.a: no value"),
+        ("when: {amount >= 5}", 'when["amount >= 5"]: got a key without a value, expected {amount >=: 5}'),
+        ("when: {amount: {gte: 5}}", 'got a mapping of operators, expected one key for each, such as "amount >="'),
+        ("when: {property priority: {'>': 5}}", 'such as "property priority >"'),
+        ("when: {headers: {amount: 5}}", "expected them directly under when, such as {amount: VALUE}"),
         ("when: [a]", "5:26: exchanges[0].bindings[0].when: got a list, expected a mapping such as {amount >=: 1000}"),
         ("when: amount >= 5 && b == c", "expected a mapping such as {amount >=: 5, b =: c}"),
         ("match: some", '5:20: exchanges[0].bindings[0].match: got the string "some", expected all, any, eq, set'),
@@ -109,6 +113,19 @@ def test_a_mistake_is_reported_at_its_line(binding: str, fault: str) -> None:
     (reported,) = faults(rules(f"- {{queue: q, {binding}}}"))
     assert fault in reported
     assert reported.startswith("a.yaml:5:")
+
+
+@pytest.mark.parametrize(
+    ("binding", "hint"),
+    [
+        ("- {queue: q, when: {amount: >= 1000}}", "as in amount >=: 1000"),
+        ("- queue: q\n  when:\n    amount: > 1000\n", "as in amount >: 1000"),
+    ],
+)
+def test_a_comparison_after_the_key_is_explained(binding: str, hint: str) -> None:
+    (fault,) = faults(rules(binding))
+    assert "YAML syntax" in fault
+    assert hint in fault
 
 
 def test_all_mistakes_of_a_binding_are_reported() -> None:

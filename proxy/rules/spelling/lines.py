@@ -503,6 +503,8 @@ def condition_argument(line: Line, under_all: bool) -> tuple[bytes, Value]:
             _check_list(condition, value)
         elif condition.operator.words == "share":
             _check_share(value)
+        elif condition.operator is _EQUALS and value.letter == "F":
+            _check_table(condition, cast("Table", value.value))
     except ValueError as error:
         raise SpellingError(line, str(error)) from None
     head = condition.operator.heads[condition.subject]
@@ -542,6 +544,20 @@ def _check_list(condition: Condition, value: Value) -> None:
     parts = [part.strip() for part in content.strip("[]()").split(",") if part.strip()]
     hint = f", such as [{', '.join(parts)}]" if parts else ""
     raise ValueError(f"got {value_words(value)}, expected a list{hint}")
+
+
+def _check_table(condition: Condition, table: Table) -> None:
+    """Refuse a mapping that contains conditions, as in other rule languages; the value of a header may be a mapping."""
+    names = [key.decode("utf-8", "replace") for key, _ in table]
+    if condition.name.lower() in ("headers", "header", "properties", "property", "props"):
+        subject = PROPERTY + " " if condition.name.lower().startswith("prop") else ""
+        expected = f"{{{subject}{names[0]}: VALUE}}" if names else "{NAME: VALUE}"
+        raise ValueError(f"got a mapping of conditions, expected them directly under when, such as {expected}")
+    meant = [_meant(name.removeprefix("$")) for name in names]
+    if meant and all(meant):
+        subject = f"{condition.subject} " if condition.subject != HEADER else ""
+        expected = f"{subject}{condition.name} {meant[0]}"
+        raise ValueError(f'got a mapping of operators, expected one key for each, such as "{expected}"')
 
 
 def _check_share(value: Value) -> None:
