@@ -246,13 +246,45 @@ class PublishLog:
             )
         self._append("".join(lines).encode(), len(lines))
 
+    def returned(
+        self,
+        conn: str,
+        ch: int,
+        seq: int,
+        vhost: str,
+        routing_key: bytes,
+        message_id: bytes | None,
+        decided: str,
+        reply_code: int,
+    ) -> None:
+        """Record the return of a publish, with what identifies its message, so that readers need no join.
+
+        Args:
+            decided: the decision's fields, from `decided`.
+            reply_code: reply code of Basic.Return.
+        """
+        decision = json.loads(f"{{{decided}}}")
+        fields: dict[str, object] = {
+            "conn": conn,
+            "ch": ch,
+            "seq": seq,
+            "result": "returned",
+            "reply_code": reply_code,
+            "vhost": vhost,
+            "exchange": decision["exchange"],
+            "rk": self._privacy.shown("rk", routing_key),
+            "message_id": None if message_id is None else self._privacy.shown("message_id", message_id),
+            "outcome": decision["outcome"],
+        }
+        self._append(_record(self._text(self._wall()), "settle", self._instance, fields), 1)
+
     def settle(
         self, conn: str, ch: int, seq: int, result: str, confirm_us: float | None = None, reason: str | None = None
     ) -> None:
-        """Record the broker's response to a publish.
+        """Record the broker's response to a publish, except for a return.
 
         Args:
-            result: acked, nacked, returned or lost.
+            result: acked, nacked or lost.
             confirm_us: microseconds from the publish to its confirm, if measured.
             reason: why the broker closed the channel or connection of a lost publish.
         """

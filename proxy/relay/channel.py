@@ -182,8 +182,9 @@ class ChannelAudit:
     origin: str = ""
     #: number of the channel's last line in the audit log, if confirms wait for lines
     line: int = 0
-    #: (number, exchange, routing key) of mandatory publishes, used to identify returns
-    mandatory: deque[tuple[int, bytes, bytes]] | None = None
+    #: (number, exchange, routing key, message id, fields of the decision) of mandatory publishes, used to identify and
+    #: record returns
+    mandatory: deque[tuple[int, bytes, bytes, bytes | None, str]] | None = None
     #: (exchange, routing key, number) of the mandatory publishes that are recorded as unroutable, oldest first
     unroutable: deque[tuple[bytes, bytes, int]] | None = None
     #: why the broker closes the channel, so that its unsettled publishes are lost

@@ -278,17 +278,17 @@ class ConnectionAudit:
         if len(publishes) >= _PUBLISHES:
             self.flush()
         if mandatory:
-            self._expect_return(channel, seq, exchange, routing_key)
+            self._expect_return(channel, (seq, exchange, routing_key, message_id, decided))
 
-    def _expect_return(self, channel: Channel, seq: int, exchange: bytes, routing_key: bytes) -> None:
+    def _expect_return(self, channel: Channel, publish: tuple[int, bytes, bytes, bytes | None, str]) -> None:
         trail = channel.audit
         if trail.mandatory is None:
             trail.mandatory = deque()
         elif len(trail.mandatory) >= (_MANDATORY_CONFIRMING if channel.mode is CONFIRM else _MANDATORY):
             trail.mandatory.popleft()
-        trail.mandatory.append((seq, exchange, routing_key))
+        trail.mandatory.append(publish)
 
-    def returned(self, channel: Channel, exchange: bytes, routing_key: bytes) -> None:
+    def returned(self, channel: Channel, exchange: bytes, routing_key: bytes, reply_code: int) -> None:
         """Record a return.
 
         The returned publish is the oldest one to which the producer gave this exchange and routing key, because returns
@@ -296,9 +296,12 @@ class ConnectionAudit:
         """
         waiting = channel.audit.mandatory
         while waiting:
-            seq, to, key = waiting.popleft()
+            seq, to, key, message_id, decided = waiting.popleft()
             if to == exchange and key == routing_key:
-                self._settle(channel, seq, "returned")
+                self.flush()  # the line for the publish precedes its settle line
+                self._journal.returned(
+                    self._conn, channel.number, seq, self._vhost, routing_key, message_id, decided, reply_code
+                )
                 return
 
     def settled(self, channel: Channel, producer_tag: int, result: str, confirm_us: float | None = None) -> None:

@@ -537,7 +537,7 @@ class ConnectionState:
         else:
             self.plans.fail(self.terms.user, channel.number, "returned", reason, (exchange, routing_key), header)
         if self.audit is not None:
-            self.audit.returned(channel, exchange, routing_key)
+            self.audit.returned(channel, exchange, routing_key, code)
 
     def note_nack(self, channel: Channel, producer_tag: int) -> None:
         confirms = channel.confirms

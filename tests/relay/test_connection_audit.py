@@ -161,6 +161,16 @@ def test_nacks_and_returns_name_their_publish() -> None:
     assert (1, 3, "nacked") in log.settled
 
 
+def test_the_line_of_a_return_identifies_the_message_and_its_decision() -> None:
+    log = Log()
+    wire = audited(log)
+    wire.produce(publish("k1", mandatory=True), publish("k2", mandatory=True, message_id=b"m2"))
+    wire.answer(say(1, commands.Basic.Return(312, "NO_ROUTE", "xo", "k2")) + client.content(1, None, b"body", {}))
+    line = log.records[-1]
+    shown = ("result", "reply_code", "vhost", "exchange", "rk", "message_id", "outcome")
+    assert [line[name] for name in shown] == ["returned", 312, "/", "xo", "k2", "m2", "routed"]
+
+
 @pytest.mark.parametrize("multiple", [False, True])
 def test_a_publish_whose_confirm_is_timed_has_one_result(multiple: bool) -> None:
     log = Log()
