@@ -18,8 +18,15 @@ from proxy.values import text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--input", metavar="DIR", required=True, help="directory or URI of the audit log")
+    parser.add_argument(
+        "--input", metavar="DIR", help="directory or URI of the audit log; required unless --query is used"
+    )
     parser.add_argument("--output", metavar="DIR", required=True, help="directory or URI for tables and pages")
+    parser.add_argument(
+        "--query",
+        metavar="SQL",
+        help="only run a DuckDB query on the tables of an earlier report, such as FROM flows, and print its rows",
+    )
     parser.add_argument(
         "--rules",
         metavar="FILE",
@@ -31,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--once", action="store_true", help="with --stream: exit after one round")
     parser.add_argument("--trace", action="store_true", help="also write the table trace, which is as large as the log")
     parser.add_argument("--forget", action="store_true", help="delete the data of segments that no longer exist")
-    parser.add_argument("--json", action="store_true", help="print one JSON object per run")
+    parser.add_argument("--json", action="store_true", help="print one JSON object per run, or per row of a query")
     add_days_and_spark(parser, "Spark master; default: as set by spark-submit, or this machine")
 
 
@@ -62,6 +69,10 @@ def request_of(options: argparse.Namespace, output: str) -> Request:
 def run(options: argparse.Namespace) -> int:
     """Create the report and print a summary with its path, or follow the audit log until SIGTERM."""
     with faults_of("oxproxy report"):
+        if options.query is not None:
+            return _run_query(options)
+        if options.input is None:
+            raise ConfigError("oxproxy", 0, "--input", "missing, expected the directory of the audit log")
         known = None if options.rules is None else _known_bindings(options.rules)
         request = request_of(options, options.output)
         request = replace(request, bindings=known, trace=options.trace, forget=options.forget)
@@ -75,6 +86,28 @@ def run(options: argparse.Namespace) -> int:
         else:
             print_summary(report(request))
     return DONE
+
+
+def _run_query(options: argparse.Namespace) -> int:
+    """Print the rows of a query, as a table or as JSON lines."""
+    from proxy.report.query import query
+
+    request = replace(request_of(options, options.output), input=options.output)
+    columns, rows = query(request, options.query)
+    if options.json:
+        for row in rows:
+            print_line(json_line(row))
+        return DONE
+    lines = [columns, *([_cell(row[column]) for column in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines if columns else ():
+        print_line("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    return DONE
+
+
+def _cell(value: object) -> str:
+    text = "" if value is None else json_line(value) if isinstance(value, list | dict) else str(value)
+    return "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in text)
 
 
 def _for_now(request: Request, options: argparse.Namespace) -> Request:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from string import Template
 from typing import Any
 
 import duckdb
 
+from proxy.report.days import TRACE, WAYS
 from proxy.report.partials import statements
 from proxy.report.session import Run
-from proxy.report.tables import TABLES, TRACE, WAYS, Tables
+from proxy.report.tables import TABLES, Tables
 from proxy.report.wording import day_range
 
 #: A row of a list, by column name; see `sql/page.sql`.
@@ -33,6 +34,10 @@ _LISTS = {
     "dead": ("matches", _MOST_FINDINGS),
     "unroutable": ("publishes", _MOST_ROWS),
     "producers": ("publishes", _MOST_ROWS),
+    "users": ("publishes", _MOST_ROWS),
+    "queues": ("publishes", _MOST_ROWS),
+    "reasons": ("publishes", _MOST_ROWS),
+    "versions": ("publishes", _MOST_ROWS),
     "anomalies": ("score", _MOST_FINDINGS),
 }
 #: Maximum number of columns in the time-series chart (each must be visible), and possible widths of a column in
@@ -41,6 +46,8 @@ _MOST_STEPS, _STEPS = 150, (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 1
 
 #: The tables of a page.
 _SHOWN = [name for name in TABLES if name != TRACE]
+#: Tables that earlier versions did not create, or whose columns have changed.
+_NEW = ("flows", "confirms", "producers")
 _SQL = statements("page.sql")
 
 
@@ -67,6 +74,13 @@ class Figures:
     unroutable: list[Row] = field(default_factory=list)
     latency: list[Row] = field(default_factory=list)
     producers: list[Row] = field(default_factory=list)
+    users: list[Row] = field(default_factory=list)
+    queues: list[Row] = field(default_factory=list)
+    reasons: list[Row] = field(default_factory=list)
+    versions: list[Row] = field(default_factory=list)
+    confirms: list[Row] = field(default_factory=list)  # results by hour
+    compared: list[Row] = field(default_factory=list)  # exchanges on the last day and on the day before
+    hours: list[Row] = field(default_factory=list)  # most frequent names of each hour of the day
     #: upper bound of each size class (None for the last class), and the number of its publishes
     sizes: list[tuple[int | None, int]] = field(default_factory=list)
     anomalies: list[Row] = field(default_factory=list)
@@ -75,7 +89,7 @@ class Figures:
     results: dict[str, int] = field(default_factory=dict)  # number of settle records, by result; acks are only sampled
     rejected: dict[str, int] = field(default_factory=dict)  # number of invalid lines, by reason
     late: int = 0  # number of records in the directory of another day
-    unmatched: int = 0  # number of returns whose publish is not in the log, or is before the tail of its segment
+    unmatched: int = 0  # number of returns without their exchange and routing key, from sidecars of an earlier version
     duplicates: list[str] = field(default_factory=list)  # names of segments with the same content as another segment
     #: number of rows read for each list, which exceeds the length of the list if the tables contain more rows
     found: dict[str, int] = field(default_factory=dict)
@@ -107,20 +121,21 @@ class Figures:
         return sum(step["bytes"] for step in self.steps)
 
 
-def read_figures(run: Run, tables: Tables, days: Sequence[date]) -> Figures:
+def read_figures(run: Run, tables: Tables, days: Sequence[date], present: Collection[str] = ()) -> Figures:
+    """Read the data of a page. `present` are the paths of the segments in the log."""
     states = [tables.state(day) for day in (*days, None)]
-    [(segments,)] = run.duck.execute(_SQL["segments"], [days]).fetchall()
+    copies = [[path for path in paths if path in present] for state in states for paths in state.get("copies", ())]
     ways = [way for state in states for way in state.get("ways", ())]
     return Figures(
         tuple(days),
         run.request.now,
-        segments,
+        sum(state.get("segments", 0) for state in states),
         bindings_known=run.request.bindings is not None,
         results=added(state.get("results", {}) for state in states),
         rejected=added(state.get("rejected", {}) for state in states),
         late=sum(state.get("late", 0) for state in states),
         unmatched=sum(state.get("unmatched", 0) for state in states),
-        duplicates=[name for (name,) in run.duck.execute(_SQL["duplicates"], [days]).fetchall()],
+        duplicates=sorted({path.rpartition("/")[2] for paths in copies for path in paths[1:]}),
         ways=[
             (message_id, [step | {"ts": datetime.fromisoformat(step["ts"])} for step in steps])
             for message_id, steps in sorted(ways, key=lambda way: (-len(way[1]), way[0]))[:WAYS]
@@ -133,10 +148,13 @@ def _read_tables(duck: duckdb.DuckDBPyConnection, tables: Tables, days: Sequence
     """Return the fields of `Figures` that are read from the tables; empty if there are no tables."""
     for name in _SHOWN:
         files = [str(file) for day in days for file in tables.files(name, day)]
-        if not files:
+        if not files and name not in _NEW:
             return {}
-        source = f"read_parquet({files}, hive_partitioning = true, union_by_name = true)"
-        duck.execute(f"CREATE OR REPLACE TEMP VIEW t_{name} AS FROM {source}")
+        # Tables of earlier versions lack some tables and columns.
+        parts = [_SQL[f"columns {name}"]] if name in _NEW else []
+        if files:
+            parts.append(f"FROM read_parquet({files}, hive_partitioning = true, union_by_name = true)")
+        duck.execute(f"CREATE OR REPLACE TEMP VIEW t_{name} AS {' UNION ALL BY NAME '.join(parts)}")
     [(span,)] = duck.execute(_SQL["span"]).fetchall()
     step = next((step for step in _STEPS if span / step <= _MOST_STEPS), _STEPS[-1])
     # One row more than the page shows is read, so that the page can indicate that there are more rows.
@@ -150,9 +168,23 @@ def _read_tables(duck: duckdb.DuckDBPyConnection, tables: Tables, days: Sequence
         "steps": _rows(duck, Template(_SQL["steps"]).substitute(minutes=step)),
         "rules": [rules for (rules,) in duck.execute(_SQL["rules"]).fetchall()],
         "latency": _rows(duck, _SQL["latency"]),
+        "confirms": _rows(duck, _SQL["confirms"]),
+        "compared": _compared(duck, tables, days[-1]),
+        "hours": _rows(duck, _SQL["by hour"]),
         "sizes": duck.execute(_SQL["sizes"]).fetchall(),
         "found": {name: len(rows) for name, rows in found.items()},
     }
+
+
+def _compared(duck: duckdb.DuckDBPyConnection, tables: Tables, day: date) -> list[Row]:
+    """Compare the exchanges of a day with those of the day before; empty if one of the days has no tables."""
+    both = [[str(file) for file in tables.files("flows", at)] for at in (day - timedelta(days=1), day)]
+    if not all(both):
+        return []
+    source = f"read_parquet({both[0] + both[1]}, hive_partitioning = true, union_by_name = true)"
+    duck.execute(f"CREATE OR REPLACE TEMP VIEW t_two_days AS FROM {source}")
+    compared = Template(_SQL["compared"]).substitute(day=f"DATE '{day}'")
+    return _rows(duck, f"FROM ({compared}) ORDER BY difference DESC, vhost, exchange LIMIT {_MOST_ROWS}")
 
 
 def _rows(duck: duckdb.DuckDBPyConnection, question: str) -> list[Row]:

@@ -10,19 +10,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import date
 
+from proxy.report.days import REJECTED
 from proxy.report.figures import read_figures
 from proxy.report.pages import PAGE, write_pages
 from proxy.report.request import Request
 from proxy.report.session import LazySession, opened
 from proxy.report.storage import find_segments
 from proxy.report.store import Partials
-from proxy.report.tables import REJECTED, Tables
+from proxy.report.tables import Tables
 from proxy.report.wording import day_range, several
 
 #: Minimum pause after a run of `follow`, in seconds, and as a multiple of the duration of the run.
 LOOK_SECONDS, PAUSE_FACTOR = 60, 3
-#: Part of the following day's directory that may contain returns for the last publishes of the requested days.
-_FIRST_HOUR = "/hour=00/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +41,7 @@ class Summary:
     late: int
     unmatched: int
     duplicates: list[str]
+    ignored: list[str]  # changed segments that can't replace their earlier content
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
@@ -62,9 +62,12 @@ class Summary:
             late = several(self.late, "record")
             yield f"{late} in the directory of a different day, counted under the day of the timestamp"
         if self.unmatched:
-            yield f"{several(self.unmatched, 'return')} without a publish in the log"
+            yield f"{several(self.unmatched, 'return')} without its exchange and routing key, from an earlier version"
         if self.duplicates:
             yield f"segments with the same content, counted once: {', '.join(self.duplicates)}"
+        if self.ignored:
+            ignored = ", ".join(self.ignored)
+            yield f"changed segments, ignored because other segments of their hour were deleted: {ignored}"
         if self.removed:
             yield f"removed days that no longer have records: {', '.join(self.removed)}"
         yield self.page
@@ -99,27 +102,29 @@ def run(session: LazySession, request: Request) -> Summary:
     Raises:
         ConfigError: the input does not exist, or a file operation failed.
     """
-    with opened(session, request) as shared:
+    with opened(session, request) as shared, shared.storage.locked(request.output):
         shared = replace(shared, output=shared.storage.whole(request.output))
+        shared.progress.step("listing segments")
         tables = Tables(shared)
         partials = Partials(shared)
-        listed = find_segments(shared.storage, request.input, request.lists)
-        read = partials.update(
-            [at for at in listed if at.day is None or request.wants(at.day) or _FIRST_HOUR in at.path]
-        )
-        days = request.named_days() or [day for day in partials.days() if request.wants(day)]
+        listed = find_segments(shared.storage, request.input, request.wants)
+        everything = find_segments(shared.storage, request.input) if request.forget else []
+        update = partials.update(listed, {at.path: at for at in everything} if request.forget else None)
+        days = request.named_days() or [day for day in partials.days(listed) if request.wants(day)]
         before = tables.days()
         earlier = [day for day in before if not tables.state(day)]
         made = _create(partials, tables, days)
         left = tables.days()
-        figures = read_figures(shared, tables, days)
+        shared.progress.step("writing pages")
+        figures = read_figures(shared, tables, days, {at.path for at in listed})
         write_pages(shared, tables, figures, made)
         return Summary(
             page=f"{shared.output}/{PAGE}",
             days=[str(day) for day in days],
             publishes=figures.publishes,
             segments=figures.segments,
-            read=read,
+            read=update.read,
+            ignored=list(update.ignored),
             made=[str(day) for day in made],
             rebuilt=[str(day) for day in earlier if day in made],
             kept=[str(day) for day in earlier if day not in made],
@@ -136,9 +141,12 @@ def _create(partials: Partials, tables: Tables, days: Iterable[date]) -> list[da
     made = []
     for day in (*days, None):
         # The inputs include the tables of earlier days, which are already up to date, since the days are in order.
-        fingerprint = tables.fingerprint(day)
+        hours = partials.hours(day)
+        fingerprint = tables.fingerprint(day, hours)
+        publishes = sum(hour.publishes for hour in hours)
+        if day is not None and not tables.state(day) and tables.publishes(day) > publishes:
+            continue  # tables of an earlier version, a part of whose log was deleted
         if tables.state(day).get("fingerprint") != fingerprint:
-            partials.open(day)
-            tables.make(day, fingerprint)
+            tables.make(day, fingerprint, hours)
             made.append(day)
     return [day for day in made if day is not None]

@@ -32,6 +32,9 @@ _ENDING = ".html"
 #: Order and colours of outcomes, with successful outcomes at the bottom and the others on top.
 OUTCOMES = ("routed", "passed", "translated", *UNDELIVERED)
 _PERCENTILES = (("p50", 0), ("p95", 3), ("p99", 5))
+#: Share of the publishes that should be neither nacked nor lost, and the number of publishes to which a share refers in
+#: the chart.
+OBJECTIVE, _PER = 0.999, 10_000
 _LATENCIES = {"decide": "Decision", "confirm": "Confirm from the broker"}
 #: Minimum number of hours for a chart. Fewer hours are shown as a table, since a line with one or two dots is useless.
 _LEAST_HOURS = 3
@@ -144,6 +147,9 @@ def _shown(figures: Figures) -> dict[str, Any]:
         "traffic": over_time(stack, "publishes", "", "Publishes over time"),
         "trouble": over_time(trouble, "publishes", "", "Publishes without destination over time") if trouble else None,
         "bytes": over_time([size], "bytes", "B", "Bytes over time"),
+        "confirmed": _confirmed(figures),
+        "objective": OBJECTIVE,
+        "hours_of_day": _hours(figures),
         "latencies": [_latency(figures, kind, title) for kind, title in _LATENCIES.items()],
     }
 
@@ -159,6 +165,30 @@ def _stack(figures: Figures) -> list[Series]:
         )
         for name in order
     ]
+
+
+def _confirmed(figures: Figures) -> Chart | None:
+    """Return the chart of failed confirms, with the objective; None if there are too few hours."""
+    if len(figures.confirms) < _LEAST_HOURS:
+        return None
+    half, limit = timedelta(minutes=30), _PER * (1 - OBJECTIVE)
+    hours = {hour["begin"] + half: hour for hour in figures.confirms}
+    failed = {at: _PER * (hour["nacked"] + hour["lost"]) / max(1, hour["publishes"]) for at, hour in hours.items()}
+    several = [
+        Series("nacked or lost", failed, 5),
+        Series(f"objective: at most {100 * (1 - OBJECTIVE):g} %", dict.fromkeys(hours, limit), 3),
+    ]
+    upright = Upright("share of publishes", lambda value: f"{100 * value / _PER:.3g} %", max(limit, *failed.values()))
+    span = Span(figures.confirms[0]["begin"], figures.confirms[-1]["begin"] + 2 * half)
+    return Chart("Publishes that were nacked or lost", span, upright, several)
+
+
+def _hours(figures: Figures) -> list[tuple[int, dict[str, list[Row]]]]:
+    """Return the most frequent names of each hour of the day, by kind of name."""
+    hours: dict[int, dict[str, list[Row]]] = {}
+    for row in figures.hours:
+        hours.setdefault(row["hour"], {}).setdefault(row["what"], []).append(row)
+    return sorted(hours.items())
 
 
 def _latency(figures: Figures, kind: str, title: str) -> tuple[str, list[Row], Chart | None]:
@@ -188,6 +218,9 @@ _TEMPLATES.filters |= {
     "place": lambda number: f"{number:.2f}".rstrip("0").rstrip("."),
     "explain": explain_command,
     "octets": lambda number: wording.short(number, "B"),
+    "names": lambda names: ", ".join(name or "(default)" for name in names),
+    "clock": lambda number: f"{number:02d}-{(number + 1) % 24:02d} h",
+    "signed": lambda number: f"{number:+,}",
     "link": lambda name: Markup('<a href="{0}.html">{0}</a>').format(name),
     **{
         name: getattr(wording, name)

@@ -1,19 +1,18 @@
-"""Converts each segment of the audit log to partial aggregates. This module runs in Spark tasks, on any machine.
+"""Converts segments of the audit log to partial aggregates. This module runs in Spark tasks, on any machine.
 
-A segment is read only once: its partial contains all the data that the tables and the page need later. DuckDB parses
-and aggregates (see the measurements in tests/bench/README.md), while Spark only delivers the bytes and collects the
-result. A partial is a set of small tables (`PARTIALS`). Sums, minima and maxima can be merged directly. Times and sizes
-are stored as histograms of rounded values, which are merged by adding counts. Publish numbers are stored as ranges.
+A segment is read only once: its partials contain all the data that the tables and the page need later. DuckDB parses
+and aggregates (see the measurements in tests/bench/README.md), while Spark only starts the tasks and moves their
+results. The partials of a group of segments are small tables (`PARTIALS`), one set for each hour to which the group
+contributes; `proxy.report.hours` merges them. Sums, minima and maxima can be merged directly. Times and sizes are
+stored as histograms of rounded values, which are merged by adding counts. Publish numbers are stored as ranges.
 """
 
 from __future__ import annotations
 
-import functools
 import gzip
 import hashlib
 import io
 import re
-import tempfile
 import uuid
 import zlib
 from collections.abc import Iterable, Iterator
@@ -21,14 +20,12 @@ from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
 from string import Template
-from typing import NamedTuple
+from typing import Any
 
 import duckdb
 
-from proxy.report.storage import Entry, Storage
+from proxy.report.storage import Entry, temporary
 
-#: Directory of partials in an output directory. The number identifies the format of the partials.
-FOLDER = "_partials/1"
 #: Supported version of records; new fields do not change the version.
 VERSION = 1
 #: Maximum numbers of characters kept per invalid line, and of invalid lines kept per segment. All lines are counted.
@@ -36,9 +33,15 @@ LINE_CHARACTERS, KEPT_LINES = 8192, 1000
 #: Minimum number of bits per message id in a bloom filter, whose size is a power of two. With four hashes, the rate of
 #: false positives is at most 2 %.
 _BLOOM_BITS = 10
+#: Number of publishes per hour whose whole path through several sidecars is kept.
+SAMPLED = 1000
 
-#: Number of bytes of text aggregated in one step, and number of bytes decompressed in one step.
-_GROUP, _CHUNK = 96 << 20, 4 << 20
+#: Maximum number of bytes of text, and of segments, aggregated in one step. A segment costs DuckDB 0.25 MB.
+_GROUP, _GROUP_SEGMENTS = 96 << 20, 200
+#: Number of bytes of text from which a group contains only segments in the directories of one hour.
+_ONE_HOUR = 4 << 20
+#: Number of bytes decompressed in one step.
+_CHUNK = 4 << 20
 #: Longer lines are split into parts of at most this length plus a chunk. DuckDB must
 #: accept three times this length, since each invalid byte is replaced by U+FFFD, which has three bytes.
 _LONGEST_LINE, _LONGEST_OBJECT = 8 << 20, 3 * (8 << 20) + 3 * _CHUNK + 2
@@ -55,19 +58,17 @@ def statements(name: str, **values: object) -> dict[str, str]:
 
 #: SQL functions that the tables and a search also need.
 MACROS = statements("macros.sql")["macros"]
-_SQL = statements("partials.sql", longest=_LONGEST_OBJECT, version=VERSION)
-#: Name of the table of all publishes, which is created only on request. `PARTIALS` contains the statements of all
-#: partial tables, by name.
+_SQL = statements("partials.sql", longest=_LONGEST_OBJECT, version=VERSION, bits=_BLOOM_BITS, sampled=SAMPLED)
+#: Names of the table of all publishes, which is created only on request, and of all partial tables.
 TRACE = "trace"
-PARTIALS = {name.removeprefix("table "): text for name, text in _SQL.items() if name.startswith("table ")}
+PARTIALS = [name.removeprefix("table ") for name in _SQL if name.startswith("table ")]
 
 
-class Piece(NamedTuple):
-    """Rows of one partial table for a group of segments, as a Parquet file that a task outputs."""
-
-    batch: str
-    name: str
-    data: bytes
+#: A partial table of a group of segments: the units of its rows (hours of records, or `storage.LOOSE`), its name, and
+#: Parquet data.
+Piece = tuple[tuple[int, ...], str, bytes]
+#: The same with a file.
+PieceFile = tuple[tuple[int, ...], str, Path]
 
 
 class DamagedError(Exception):
@@ -88,16 +89,33 @@ def texts(segment: Entry, file: io.BufferedIOBase) -> Iterator[str]:
             if end := rest.rfind(b"\n") + 1 or (len(rest) if len(rest) > _LONGEST_LINE else 0):
                 yield rest[:end].decode("utf-8", "replace")
                 rest = rest[end:]
-    except (EOFError, OSError, zlib.error) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:  # other errors are not damage
         raise DamagedError from error
     yield rest.decode("utf-8", "replace")
+
+
+def digest(segment: Entry, file: io.BufferedIOBase, target: io.BufferedIOBase | None = None) -> tuple[str, bool]:
+    """Return the digest of a segment's text, and whether the file is damaged; write the text to another file.
+
+    The text identifies a segment, since a copy may be compressed differently.
+    """
+    content, damaged = hashlib.blake2b(digest_size=16), False
+    try:
+        for text in texts(segment, file):
+            encoded = text.encode()
+            content.update(encoded)
+            if target is not None:
+                target.write(encoded + b"\n")
+    except DamagedError:
+        damaged = True
+    return content.hexdigest(), damaged
 
 
 class Reader:
     """Reads segments in sequence; `pieces` yields the partials of a group of segments.
 
     The text of a segment is written to a file, since DuckDB's JSON reader is three times as fast as DuckDB's string
-    functions, and does not hold the text in memory. A transaction per group halves the cost of inserting.
+    functions, and does not hold the text in memory. The files of a group are parsed by one statement.
 
     Args:
         traced: whether the trace table is requested.
@@ -106,116 +124,114 @@ class Reader:
 
     def __init__(self, traced: bool, directory: Path) -> None:
         self._traced = traced
-        self._file = directory / "lines.jsonl"
-        self._piece = directory / "piece.parquet"
-        self._file.touch()
+        self._directory = directory
+        self._files: list[tuple[Any, ...]] = []
+        self._bytes = 0
         self._duck = duckdb.connect(config={"temp_directory": str(directory / "spill")})
         self._duck.execute(_SQL["setup"] + MACROS)
-        self._begin()
 
-    def _begin(self) -> None:
-        self.bytes = 0  # number of bytes of text since the last call of `pieces`
-        self._duck.execute(Template(_SQL["begin"]).substitute(parse=self._parse(0)))
-        self._duck.begin()
-
-    def _parse(self, sid: int) -> str:
-        return Template(_SQL["parse"]).substitute(file=self._file, sid=sid)
+    def is_full(self, unit: int) -> bool:
+        """Return True if no segment in the directory of a unit should be added to the group."""
+        other = bool(self._files) and self._files[-1][5] != unit
+        return (other and self._bytes >= _ONE_HOUR) or self._bytes >= _GROUP or len(self._files) >= _GROUP_SEGMENTS
 
     def add(self, segment: Entry, content: io.BufferedIOBase) -> None:
-        digest = hashlib.file_digest(content, functools.partial(hashlib.blake2b, digest_size=16)).hexdigest()
-        content.seek(0)
-        damaged = False
         sid = uuid.uuid4().int >> 66
-        with self._file.open("wb") as file:
-            try:
-                for text in texts(segment, content):
-                    file.write(text.encode() + b"\n")
-            except DamagedError:
-                damaged = True
-            self.bytes += file.tell()
-        self._duck.execute(f"INSERT INTO lines {self._parse(sid)}")
-        self._set_aside(sid)
-        values = [sid, segment.path, segment.name, digest, segment.size, segment.modified, segment.day, damaged]
-        self._duck.execute("INSERT INTO files VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, NULL)", [*values, self._traced])
+        with self._file(sid).open("wb") as file:
+            text_digest, damaged = digest(segment, content, file)
+            self._bytes += file.tell()
+        values = (sid, segment.path, text_digest, segment.size, segment.modified, segment.unit, damaged, self._traced)
+        self._files.append(values)
 
-    def _set_aside(self, sid: int) -> None:
-        """Classify a segment's invalid lines, and separate them from the valid lines."""
-        wrong = dict(self._duck.execute("SELECT nr, v FROM lines WHERE sid = ? AND NOT is_record", [sid]).fetchall())
-        if not wrong:
-            return
-        reasons: list[str] = []
-        kept: list[str | None] = []
-        with self._file.open("rb") as file:
-            for number, line in enumerate((line for line in file if line.strip(_BLANK)), 1):
-                if number in wrong:
-                    text = line.strip(_BLANK).decode()
-                    truncated, newer = text[0] == "{" and text[-1] != "}", (wrong[number] or 0) > VERSION
-                    reasons.append("torn" if truncated else "version" if newer else "foreign")
-                    kept.append(text[:LINE_CHARACTERS] if len(kept) < KEPT_LINES else None)
-        self._duck.execute(
-            "INSERT INTO wrong SELECT ?, unnest(?::VARCHAR[]), unnest(?::VARCHAR[])", [sid, reasons, kept]
-        )
-        self._duck.execute("DELETE FROM lines WHERE sid = ? AND NOT is_record", [sid])
+    def _file(self, sid: object) -> Path:
+        return self._directory / f"{sid}.jsonl"
 
     def pieces(self) -> Iterator[Piece]:
-        """Yield the partials of everything read since the last call."""
-        self._duck.commit()
-        self._duck.execute(_SQL["routes"])
-        counts = self._duck.execute("SELECT sid, count(DISTINCT id) AS n FROM publishes GROUP BY sid HAVING n > 0")
-        for sid, ids in counts.fetchall():
-            size = 1 << max(6, (ids * _BLOOM_BITS - 1).bit_length())
-            self._duck.execute(Template(_SQL["bloom"]).substitute(sid=sid, size=size))
-        batch = uuid.uuid4().hex
-        for name, statement in PARTIALS.items():
+        """Yield the partials of the segments added since the last call."""
+        if not self._files:
+            return
+        sids = [values[0] for values in self._files]
+        self._ask("tables", ())
+        columns = [list(column) for column in zip(*self._files, strict=True)]
+        self._duck.execute(f"INSERT INTO files SELECT {', '.join(['unnest(?)'] * len(columns))}, NULL", columns)
+        self._duck.execute(Template(_SQL["parse"]).substitute(files=[str(self._file(sid)) for sid in sids]))
+        self._set_aside()
+        for size, filtered in self._ask("bloom sizes", ()):
+            self._ask("bloom", (), size=size, sids=f"({', '.join(map(str, filtered))})")
+        self._ask("segments", ())
+        units = tuple(unit for (unit,) in self._ask("units", ()))
+        self._ask("views", ())
+        for name in PARTIALS:
             if name != TRACE or self._traced:
-                self._duck.execute(f"COPY ({statement}) TO '{self._piece}' (FORMAT parquet, COMPRESSION zstd)")
-                yield Piece(batch, name, self._piece.read_bytes())
-        self._begin()
+                yield units, name, self._copied(name)
+        for sid in sids:
+            self._file(sid).unlink()
+        self._files, self._bytes = [], 0
+
+    def _copied(self, name: str) -> bytes:
+        target = self._directory / "piece.parquet"
+        self._duck.execute(f"COPY ({_SQL[f'table {name}']}) TO '{target}' (FORMAT parquet, COMPRESSION zstd)")
+        return target.read_bytes()
+
+    def _ask(self, statement: str, values: Iterable[object], **more: object) -> list[tuple[Any, ...]]:
+        return self._duck.execute(Template(_SQL[statement]).safe_substitute(more), list(values)).fetchall()
+
+    def _set_aside(self) -> None:
+        """Classify the invalid lines, and separate them from the valid lines."""
+        wrong: dict[object, dict[object, int | None]] = {}
+        for sid, number, version in self._duck.execute(_SQL["wrong lines"]).fetchall():
+            wrong.setdefault(sid, {})[number] = version
+        if not wrong:
+            return
+        for sid, versions in wrong.items():
+            reasons: list[str] = []
+            kept: list[str | None] = []
+            with self._file(sid).open("rb") as file:
+                for number, line in enumerate((line for line in file if line.strip(_BLANK)), 1):
+                    if number in versions:
+                        text = line.strip(_BLANK).decode()
+                        truncated, newer = text[0] == "{" and text[-1] != "}", (versions[number] or 0) > VERSION
+                        reasons.append("torn" if truncated else "version" if newer else "foreign")
+                        kept.append(text[:LINE_CHARACTERS] if len(kept) < KEPT_LINES else None)
+            self._duck.execute(
+                "INSERT INTO wrong SELECT ?, unnest(?::VARCHAR[]), unnest(?::VARCHAR[])", [sid, reasons, kept]
+            )
+        self._duck.execute("DELETE FROM lines WHERE NOT is_record")
 
 
-def read(segments: Iterable[tuple[str, int, bytes]], traced: bool) -> Iterator[Piece]:
-    """Read a task's segments, given as (path, modification time, content), and yield their partials."""
-    entries = (
-        (Entry(path, False, len(content), modified), io.BytesIO(content)) for path, modified, content in segments
-    )
-    yield from _read(entries, traced)
+def read(segments: Iterable[tuple[Entry, io.BufferedIOBase]], traced: bool, folder: Path) -> Iterator[Piece]:
+    """Read segments, and yield their partials. Temporary files are created in a directory."""
+    reader = Reader(traced, folder)
+    for segment, content in segments:
+        if reader.is_full(segment.unit):
+            yield from reader.pieces()
+        reader.add(segment, content)
+    yield from reader.pieces()
 
 
-def read_files(files: Iterable[tuple[Entry, Path]], storage: Storage, folder: str, traced: bool) -> None:
-    """Read segments from files on this machine, and write their partials to a new file in a directory."""
-
-    def opened() -> Iterator[tuple[Entry, io.BufferedIOBase]]:
-        for segment, path in files:
-            with suppress(FileNotFoundError):  # retention may remove a segment between listing and reading
-                with path.open("rb") as file:
-                    yield segment, file
-
-    name = f"part-{uuid.uuid4().hex}.parquet"
-    with tempfile.TemporaryDirectory(prefix="oxproxy-") as work:
-        save(_read(opened(), traced), Path(work, name))
-        storage.put(Path(work, name), f"{folder}/{name}")
+def opened(segments: Iterable[tuple[Entry, Path]]) -> Iterator[tuple[Entry, io.BufferedIOBase]]:
+    """Open the files of segments one after the other."""
+    for segment, path in segments:
+        with suppress(FileNotFoundError):  # retention may remove a segment between listing and reading
+            with path.open("rb") as file:
+                yield segment, file
 
 
-def save(pieces: Iterable[Piece], file: Path) -> None:
-    """Write pieces to a new Parquet file with a row for each piece."""
-    with duckdb.connect() as duck:
-        duck.execute("CREATE TABLE pieces (batch VARCHAR, name VARCHAR, data BLOB)")
-        for piece in pieces:
-            duck.execute("INSERT INTO pieces VALUES (?, ?, ?)", piece)
-        duck.execute(f"COPY pieces TO '{file}' (FORMAT parquet, COMPRESSION uncompressed)")
+def read_contents(rows: Iterable[tuple[str, int, bytes]], traced: bool) -> Iterator[tuple[int, tuple[str, bytes]]]:
+    """Read a task's segments, given as path, modification time and content, and yield unit, table name and rows."""
+    segments = ((Entry(path, False, len(data), modified), io.BytesIO(data)) for path, modified, data in rows)
+    with temporary() as folder:
+        for units, name, data in read(segments, traced, folder):
+            for unit in units:
+                yield unit, (name, data)
 
 
-def _read(segments: Iterable[tuple[Entry, io.BufferedIOBase]], traced: bool) -> Iterator[Piece]:
-    with tempfile.TemporaryDirectory(prefix="oxproxy-") as folder:
-        reader = Reader(traced, Path(folder))
-        for segment, content in segments:
-            reader.add(segment, content)
-            if reader.bytes >= _GROUP:
-                yield from reader.pieces()
-        yield from reader.pieces()
-
-
-@functools.cache
-def nothing() -> tuple[Piece, ...]:
-    """Return an empty version of every table, so that readers always find the columns."""
-    return tuple(_read((), traced=True))
+def read_files(segments: Iterable[tuple[Entry, Path]], traced: bool, target: Path) -> list[PieceFile]:
+    """Read segments from files on this machine, and write their partials to files in a directory."""
+    pieces = []
+    with temporary() as folder:
+        for units, name, data in read(opened(segments), traced, folder):
+            path = target / f"{name}-{uuid.uuid4().hex}.parquet"
+            path.write_bytes(data)
+            pieces.append((units, name, path))
+    return pieces

@@ -1,34 +1,43 @@
-"""Starts Spark, and provides the data used by all steps of a run.
+"""Starts Spark and its jobs, and provides the data used by all steps of a run.
 
 The JVM only starts the tasks and, for remote paths, lists files and moves bytes to and from Python. A small heap, the
-serial collector and the C1 compiler are therefore sufficient for 20 million records.
+serial collector and the C1 compiler are therefore sufficient for 20 million records. Small jobs on local files run in
+this process, in less time than Spark takes to start.
 """
 
 from __future__ import annotations
 
 import functools
 import json
+import operator
 import os
 import shutil
+import socket
 import sys
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import duckdb
 from py4j.protocol import Py4JJavaError
-from pyspark import SparkConf, SparkContext
+from pyspark import RDD, SparkConf, SparkContext, StorageLevel
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from proxy.errors import ConfigError
+from proxy.report import partials
+from proxy.report.days import LAST, Made, Part, made_contents
+from proxy.report.hours import Hour, merged_contents
+from proxy.report.progress import Progress
 from proxy.report.request import Request
-from proxy.report.storage import HadoopFiles, LocalFiles, Storage, translated
+from proxy.report.storage import Entry, HadoopFiles, LocalFiles, Storage, literal, temporary, translated
+
+Input = TypeVar("Input")
+Output = TypeVar("Output")
 
 #: Set by spark-submit for the program that it starts.
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
@@ -37,24 +46,25 @@ CONFIGURATION = {"HADOOP_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME"}
 
 #: Settings on which the report depends.
 FIXED = {
-    # A partial is a binary value that is already compressed.
-    "spark.sql.parquet.compression.codec": "uncompressed",
     # The driver already has the names of the segments, so no job is needed to list them.
     "spark.sql.sources.parallelPartitionDiscovery.threshold": "1000000",
     # A task always reads whole files, and opens a file in the time in which it could read this number of bytes.
     "spark.sql.files.openCostInBytes": "65536",
-    # Without reuse, the worker processes end, so DuckDB's memory is released before the tables are created.
-    "spark.python.worker.reuse": "false",
     # Retention may remove a segment between listing and reading.
     "spark.sql.files.ignoreMissingFiles": "true",
-    # A task's file becomes visible when the task is done, so the finished partials of a killed run are kept.
-    "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
-    "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.ui.showConsoleProgress": "false",
 }
+
+#: Jobs on local files that read fewer bytes run without Spark, unless it is running already.
+_SMALL_BYTES = 8 << 20
+#: Remote segments up to this stored size are held in memory, one per core; larger segments are copied to the driver. A
+#: sidecar's segment contains at most 128 MiB of text, which compression reduces to about a tenth.
+_WHOLE_BYTES = 24 << 20
+
+_CONNECT_SECONDS = 5
 
 _QUIET = Path(__file__).with_name("log4j2.properties")
 #: Settings that apply only to runs on this machine.
@@ -79,6 +89,7 @@ class Run:
     output: str  # output directory
     work: Path  # temporary directory on this machine
     duck: duckdb.DuckDBPyConnection
+    progress: Progress
 
     def read_text(self, path: str) -> str:
         """Read a text file; return "" if the file does not exist."""
@@ -109,6 +120,7 @@ class LazySession:
 
     def __init__(self, request: Request) -> None:
         self._settings = chosen(request)
+        self._stack = ExitStack()
 
     def __enter__(self) -> LazySession:
         return self
@@ -116,6 +128,7 @@ class LazySession:
     def __exit__(self, *_: object) -> None:
         if "context" in self.__dict__:
             self.context.stop()
+        self._stack.close()
 
     @functools.cached_property
     def context(self) -> SparkContext:
@@ -136,7 +149,11 @@ class LazySession:
         if _SUBMITTED not in os.environ and not has_java():
             needed = "requires Java 17 or newer (apt-get install default-jre-headless)"
             raise ConfigError("oxproxy report", 0, "", needed)
+        _check_master(self._settings.get("spark.master", ""))
         settings = {"spark.app.name": "oxproxy report"} | self._settings
+        if self._is_local:
+            folder = self._stack.enter_context(temporary())  # also removed after the process has been killed
+            settings.setdefault("spark.local.dir", str(folder))
         if self._settings.get("spark.master", "").startswith("local"):
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # for the tasks
         try:
@@ -145,27 +162,173 @@ class LazySession:
             reason = getattr(error, "java_exception", error)
             raise ConfigError("oxproxy report", 0, "", f"Spark does not start: {reason}") from error
 
+    @property
+    def _is_local(self) -> bool:
+        return self._settings.get("spark.master", "").startswith("local")
+
+    def needs_spark(self, cost: int) -> bool:
+        """Return True if a job on local files, which reads the given number of bytes, runs in Spark."""
+        return "context" in self.__dict__ or cost > _SMALL_BYTES
+
+    def mapped(
+        self, function: Callable[[Input], Output], inputs: Sequence[Input], cost: int, progress: Progress
+    ) -> list[Output]:
+        """Return the results of a function for all inputs, each of which is a task on files of this machine.
+
+        Args:
+            cost: number of bytes that all tasks read.
+        """
+        if not self.needs_spark(cost) or not inputs:
+            results = []
+            for number, task in enumerate(inputs, 1):
+                results.append(function(task))
+                progress.fraction = functools.partial(operator.truediv, number, len(inputs))
+            return results
+        progress.fraction = self._fraction
+        return list(self.context.parallelize(inputs, len(inputs)).map(function).collect())
+
+    def _fraction(self) -> float:
+        """Return the fraction of tasks of the running stages that are done."""
+        tracker = self.context.statusTracker()
+        stages = [stage for number in tracker.getActiveStageIds() if (stage := tracker.getStageInfo(number))]
+        tasks = sum(stage.numTasks for stage in stages)
+        return sum(stage.numCompletedTasks for stage in stages) / tasks if tasks else 0.0
+
+    def merged(
+        self, run: Run, job: Sequence[Entry], hours: Mapping[int, Hour]
+    ) -> Iterator[tuple[Hour, dict[str, bytes]]]:
+        """Read segments and merge them into hours with Spark, and yield the new versions.
+
+        Args:
+            hours: the current versions.
+        """
+        read = functools.partial(partials.read_contents, traced=run.request.trace)
+        pieces = self.context.emptyRDD()
+        if small := [segment.path for segment in job if segment.size <= _WHOLE_BYTES]:
+            pieces = self._contents(small, "path", "unix_millis(modificationTime)", "content").mapPartitions(read)
+        for segment in job:
+            if segment.size > _WHOLE_BYTES:
+                copy = run.storage.fetch(segment.path, run.work)
+                made = partials.read_files([(segment, copy)], run.request.trace, run.work)
+                copy.unlink(missing_ok=True)
+                rows = [(unit, (name, path.read_bytes())) for units, name, path in made for unit in units]
+                pieces = pieces.union(self.context.parallelize(rows, 1))
+        pieces = pieces.persist(StorageLevel.DISK_ONLY)
+        units = pieces.keys().distinct().collect()
+        parts = pieces.mapValues(_as_new)
+        names = {
+            f"{run.output}/{hours[unit].folder}/{name}.parquet": (unit, name)
+            for unit in units
+            if unit in hours
+            for name in hours[unit].tables
+        }
+        if names:
+            old = self._contents(list(names), "path", "content").map(functools.partial(_as_old, names=names))
+            parts = parts.union(old)
+        tasks = min(len(units), 4 * self.context.defaultParallelism) or 1
+        yield from self._returned(parts.groupByKey(tasks).mapPartitions(merged_contents))
+        pieces.unpersist()
+
+    def made(self, parts: Sequence[Part], directories: Mapping[int, str], eve: str) -> Iterator[Made]:
+        """Create parts of the tables of a day with Spark, and yield them.
+
+        Args:
+            directories: directory of the tables of each hour of the day.
+            eve: file with the last publish numbers of the previous day, which may be missing.
+        """
+        wanted: dict[str, list[tuple[int, int, str]]] = {}
+        for number, part in enumerate(parts):
+            for hour, table in part.hours:
+                wanted.setdefault(f"{directories[hour]}/{table}.parquet", []).append((number, hour, table))
+            if part.name == "numbers" and eve:
+                wanted.setdefault(eve, []).append((number, 0, LAST))
+        contents = self._contents(list(wanted), "path", "content").flatMap(functools.partial(_sent, wanted=wanted))
+        grouped = contents.groupByKey(len(parts)).mapPartitions(functools.partial(_with_part, parts=list(parts)))
+        yield from self._returned(grouped.mapPartitions(made_contents))
+
+    def _contents(self, paths: Sequence[str], *columns: str) -> RDD[Any]:
+        """Return columns of Spark's data source for binary files."""
+        files = self.spark.read.format("binaryFile").load([literal(path) for path in paths])
+        return files.selectExpr(*columns).rdd
+
+    def _returned(self, results: RDD[Any]) -> Iterator[Any]:
+        """Yield the results of tasks, which run in parallel, one partition at a time."""
+        kept = results.persist(StorageLevel.DISK_ONLY)
+        kept.count()
+        yield from kept.toLocalIterator()
+        kept.unpersist()
+
     def storage(self, *paths: str) -> Storage:
-        is_local = self._settings.get("spark.master", "").startswith("local") and not CONFIGURATION & os.environ.keys()
+        is_local = self._is_local and not CONFIGURATION & os.environ.keys()
         names_cluster = any(name.startswith("spark.hadoop.") for name in self._settings.keys() - FIXED.keys())
         schemes = {urlsplit(path).scheme for path in paths}
         return LocalFiles() if is_local and not names_cluster and schemes <= {"", "file"} else HadoopFiles(self.context)
 
 
 @contextmanager
-def opened(session: LazySession, request: Request) -> Iterator[Run]:
+def opened(
+    session: LazySession, request: Request, command: str = "oxproxy report", *, of_input: bool = True
+) -> Iterator[Run]:
     """Yield the data used by all steps of one run of a command.
+
+    Args:
+        of_input: whether the command reads the audit log.
 
     Raises:
         ConfigError: the input does not exist, or a file operation failed.
     """
     storage = session.storage(request.input, request.output)
-    if not storage.is_folder(request.input):
+    if of_input and not storage.is_folder(request.input):
         raise ConfigError(request.input, 0, "--input", "no such directory")
-    with tempfile.TemporaryDirectory(prefix="oxproxy-report-") as folder, duckdb.connect() as duck:
+    with temporary() as folder, duckdb.connect() as duck, Progress(command) as progress:
         duck.execute(f"SET TimeZone = 'UTC'; SET memory_limit = '700MB'; SET temp_directory = '{folder}/spill'")
         duck.execute("SET preserve_insertion_order = false")
-        yield Run(request, session, storage, request.output, Path(folder), duck)
+        yield Run(request, session, storage, request.output, folder, duck, progress)
+
+
+def _as_new(piece: tuple[str, bytes]) -> tuple[str, bytes, bool]:
+    return (*piece, False)
+
+
+def _as_old(row: tuple[str, bytes], names: Mapping[str, tuple[int, str]]) -> tuple[int, tuple[str, bytes, bool]]:
+    unit, name = names[row[0]]
+    return unit, (name, bytes(row[1]), True)
+
+
+def _sent(
+    row: tuple[str, bytes], wanted: Mapping[str, Sequence[tuple[int, int, str]]]
+) -> Iterator[tuple[int, tuple[int, str, bytes]]]:
+    """Yield the content of a file for each task that reads it."""
+    for number, hour, table in wanted[row[0]]:
+        yield number, (hour, table, bytes(row[1]))
+
+
+def _with_part(
+    rows: Iterable[tuple[int, Iterable[tuple[int, str, bytes]]]], parts: Sequence[Part]
+) -> Iterator[tuple[Part, Iterable[tuple[int, str, bytes]]]]:
+    for number, contents in rows:
+        yield parts[number], contents
+
+
+def _check_master(master: str) -> None:
+    """Check that a standalone master can be reached, since Spark would retry for a minute and print stack traces.
+
+    Raises:
+        ConfigError: none of the master's addresses accepts connections.
+    """
+    if not master.startswith("spark://"):
+        return
+    reason = ""
+    for text in master.removeprefix("spark://").split(","):
+        try:
+            address = urlsplit(f"//{text}")
+            if address.hostname and address.port:
+                socket.create_connection((address.hostname, address.port), _CONNECT_SECONDS).close()
+                return
+            reason = "expected spark://HOST:PORT"
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+    raise ConfigError("oxproxy", 0, "--master", f"can't connect to {master}: {reason}")
 
 
 def chosen(request: Request) -> dict[str, str]:

@@ -8,19 +8,27 @@ itself or in subdirectories, such as one for each sidecar. Names that begin with
 segment that is being written has such a name; a search for one message includes these open segments. Files outside the
 date directories are *loose*.
 
+`temporary` creates temporary directories, which contain text of the log. They are locked by their process, and the next
+run removes those of killed processes, whose locks have ended.
+
 Source: Hadoop's FileSystem API, used through Spark's gateway to the JVM.
 """
 
 from __future__ import annotations
 
+import fcntl
+import functools
 import os
 import re
 import shutil
+import tempfile
+import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import date
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +42,15 @@ from proxy.report.request import parsed_day
 _SUFFIXES = (".jsonl", ".jsonl.gz")
 #: Names of segments that are being written, as in `proxy.audit.segments`.
 _OPEN = re.compile(r"_(audit-.+\.jsonl)")
+#: File that locks an output directory, and the time after which the lock of a killed run on a remote file system ends.
+_LOCK, _LEASE_SECONDS = "_lock", 300
+#: Unit of segments outside date directories. Other units are hours since 1970.
+LOOSE = -1
+#: Beginning of the names of temporary directories, and name of the file in them that is locked by their process.
+_PREFIX, _OWNER = "oxproxy-report-", "lock"
+#: A directory without a lock file is removed if it is older than this, since its process may be about to lock it.
+_UNLOCKED_SECONDS = 600
+_EPOCH = date(1970, 1, 1)
 #: Maximum depth at which date directories, and files within them, are searched. It is enough for
 #: input/cluster/sidecar/date=...
 _DEPTH = 3
@@ -62,7 +79,12 @@ class Entry:
 
     @property
     def day(self) -> date | None:
-        return folder_day(self.path)
+        return None if self.unit == LOOSE else unit_day(self.unit)
+
+    @property
+    def unit(self) -> int:
+        """The hour of the segment's directories, counted since 1970; `LOOSE` outside date directories."""
+        return _folder_unit(self.path[: len(self.path) - len(self.name)])
 
     @property
     def closed_path(self) -> str:
@@ -81,6 +103,26 @@ class LocalFiles:
 
     def is_folder(self, path: str) -> bool:
         return os.path.isdir(local_path(path))  # Path.is_dir raises if a name is too long
+
+    @contextmanager
+    def locked(self, folder: str) -> Iterator[None]:
+        """Ensure that only one process changes a directory. The lock of a killed process ends with the process.
+
+        Raises:
+            ConfigError: another process has locked the directory.
+        """
+        with translated(folder) as local:
+            local.mkdir(parents=True, exist_ok=True)
+            file = (local / _LOCK).open("a")
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise ConfigError(folder, 0, "--output", "another report with this directory is running") from None
+            yield
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(local_path(path))
 
     def entries(self, path: str) -> list[Entry]:
         entries = []
@@ -150,6 +192,41 @@ class HadoopFiles:
     def is_folder(self, path: str) -> bool:
         with self._at(path) as (files, target):
             return bool(files.exists(target) and files.getFileStatus(target).isDirectory())
+
+    @contextmanager
+    def locked(self, folder: str) -> Iterator[None]:
+        """Ensure that only one process changes a directory, with a file that is written again every minute.
+
+        Raises:
+            ConfigError: another process has locked the directory.
+        """
+        path, ended = f"{folder}/{_LOCK}", threading.Event()
+        with self._at(path) as (files, target):
+            if files.exists(target):
+                age = time.time() - files.getFileStatus(target).getModificationTime() / 1000
+                if age < _LEASE_SECONDS:
+                    reason = f"another report with this directory is running, or was killed {age:.0f} s ago"
+                    raise ConfigError(folder, 0, "--output", f"{reason}; the lock lasts {_LEASE_SECONDS} s")
+                files.delete(target, False)
+            files.create(target, False).close()
+
+        def renew() -> None:
+            while not ended.wait(_LEASE_SECONDS / 5):
+                with suppress(ConfigError), self._at(path) as (files, target):
+                    files.create(target, True).close()
+
+        thread = threading.Thread(target=renew, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
+            self.remove(path)
+
+    def exists(self, path: str) -> bool:
+        with self._at(path) as (files, target):
+            return bool(files.exists(target))
 
     def entries(self, path: str) -> list[Entry]:
         """List a directory, ordered by name. The list is empty if the directory does not exist."""
@@ -236,7 +313,7 @@ def find_segments(
     *,
     with_open: bool = False,
 ) -> list[Entry]:
-    """List the segments for the wanted days and the loose segments, ordered by day and path.
+    """List the segments for the wanted days and the loose segments, ordered by hour and path.
 
     Args:
         with_open: whether segments that are being written are included. They are ordered by their later path.
@@ -257,10 +334,63 @@ def find_segments(
                 found += find_segments(files, entry.path, with_open=with_open)
         elif depth:
             found += find_segments(files, entry.path, wanted, depth - 1, with_open=with_open)
-    return sorted(found, key=lambda segment: (segment.day or date.min, segment.closed_path))
+    return sorted(found, key=lambda segment: (segment.unit, segment.closed_path))
+
+
+@functools.lru_cache(4096)
+def _folder_unit(folder: str) -> int:
+    day = folder_day(folder)
+    if day is None or day < _EPOCH:
+        return LOOSE
+    hours = re.findall(r"(?<![^/])hour=(\d\d?)/", folder)
+    return (day - _EPOCH).days * 24 + min(23, int(hours[-1]) if hours else 0)
+
+
+def unit_day(unit: int) -> date:
+    return _EPOCH + timedelta(days=unit // 24)
+
+
+def unit_folder(unit: int) -> str:
+    """Return the directories for data of a unit."""
+    return "date=unknown/hour=unknown" if unit == LOOSE else f"date={unit_day(unit)}/hour={unit % 24:02d}"
 
 
 def folder_day(path: str) -> date | None:
     """Return the day of the date directory in a segment's path; None if there is no such directory."""
     named = re.findall("(?<![^/])date=([^/]*)/", path)
     return parsed_day(named[-1]) if named else None
+
+
+@contextmanager
+def temporary() -> Iterator[Path]:
+    """Yield a new temporary directory, which is removed afterwards."""
+    remove_abandoned()
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as folder:
+        with Path(folder, _OWNER).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            files = Path(folder, "files")
+            files.mkdir()
+            yield files
+
+
+def remove_abandoned() -> None:
+    """Remove this user's directories whose process has ended."""
+    with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
+        for entry in entries:
+            if entry.name.startswith(_PREFIX):
+                with suppress(OSError):  # another process removes it, or it belongs to another user
+                    status = entry.stat(follow_symlinks=False)
+                    if entry.is_dir(follow_symlinks=False) and status.st_uid == os.getuid():
+                        _remove_if_abandoned(Path(entry.path), status.st_mtime)
+
+
+def _remove_if_abandoned(folder: Path, modified: float) -> None:
+    try:
+        lock = (folder / _OWNER).open("r+")
+    except FileNotFoundError:
+        if time.time() - modified > _UNLOCKED_SECONDS:
+            shutil.rmtree(folder, ignore_errors=True)
+        return
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises an OSError if the process is alive
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,221 +1,279 @@
-"""Manages the partials in an output directory: determines which segments are new, and creates and reads partials.
+"""Manages the hours in an output directory: determines which segments are new, and adds them to their hours.
 
-Partials are stored in Parquet files with the columns ``batch``, ``name`` and ``data``. A batch contains the partials of
-a group of segments. Each row of the file contains one table of a batch, as an embedded Parquet file. Each Spark task
-writes one file, which becomes visible when it is complete. A partial is therefore either complete or missing, and a
-later run never counts the results of a killed run twice. Within a batch, ``sid`` identifies the segment of each row;
-the table ``segments`` contains the path and the content hash of the segment's file.
+The file ``index.json`` names the current version of the tables of each hour. Tasks write new versions, which have no
+effect until the index, which is replaced as a whole, names them. A killed run therefore neither loses segments nor
+counts them twice. The table ``ledger`` of an hour lists its segments with the digests of their contents.
+
+For each hour, the index also contains a digest of the list of segments in the hour's directories. If the list has not
+changed, the ledger is not read. The cost of a run therefore depends on what is new.
 """
 
 from __future__ import annotations
 
 import functools
-import uuid
-from collections.abc import Iterable, Iterator, Sequence
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+import duckdb
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 
 from proxy.errors import ConfigError
 from proxy.report import partials
+from proxy.report.hours import FOLDER, Hour, Merge, merged_files
 from proxy.report.session import Run
-from proxy.report.storage import Entry, LocalFiles, literal, local_path
+from proxy.report.storage import LOOSE, Entry, LocalFiles, local_path, unit_day, unit_folder
 
-#: Approximate limit, in stored bytes, of the segments read by one Spark job. A killed run loses at most the results of
-#: one job.
+_INDEX = f"{FOLDER}/index.json"
+#: Approximate limit, in stored bytes, of the segments read by one job. A killed run loses the results of one job.
 _JOB_BYTES = 1 << 30
-#: Starting a task takes as long as reading this number of stored bytes, so a smaller job runs as one task.
+#: Starting a task takes as long as reading this number of stored bytes.
 _LEAST_BYTES = 2 << 20
 #: Each core runs one task, or up to three tasks if each of them reads at least this number of stored bytes. With
 #: several tasks per core, all cores finish at about the same time.
 _TASK_BYTES, _TASKS_PER_CORE = 24 << 20, 3
-#: Remote segments up to this stored size are held in memory, one per core; larger segments are copied to the driver. A
-#: sidecar's segment contains at most 128 MiB of text, which compression reduces to about a tenth.
-_WHOLE_BYTES = 24 << 20
-#: Maximum size of a small file in bytes, and maximum number of small files. If there are more, they are merged into one
-#: file. Following the log creates a new file every minute.
-_SMALL_FILE, _MOST_FILES = 8 << 20, 60
+#: Number of stored bytes of segments whose hours are merged together.
+_MERGED_BYTES = 4 << 20
 #: Cost of opening a file, expressed as the number of bytes that could be read in the same time.
 _OPEN_BYTES = 64 << 10
-_EMPTY = "nothing"
+#: The line of a Python traceback that names the error.
+_ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b.*")
 
 
-def inputs(day: date | None) -> str:
-    """Return the SQL condition for the segments on which the tables of a day depend.
+@dataclass(frozen=True, slots=True)
+class Update:
+    """The result of reading new segments."""
 
-    If the day is None, they are the segments outside date directories.
-    """
-    return "folder IS NULL" if day is None else f"concerns(days, first, DATE '{day}')"
+    read: int = 0  # number of segments read
+    ignored: tuple[str, ...] = ()  # changed segments that can't replace their earlier content
 
 
 class Partials:
-    """The partials of one output directory."""
+    """The hours of one output directory."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._folder = f"{run.output}/{partials.FOLDER}"
-        self._work = run.work / "partials"
-        self._work.mkdir()
-        self._sql = partials.statements("store.sql", files=f"{self._work}/segments/*.parquet")
-        self._files: dict[str, tuple[Path, set[str]]] = {}  # for each stored file, its local copy and its batches
-        for piece in partials.nothing():
-            self._put(_EMPTY, piece.name, piece.data)
+        self._pieces = run.work / "pieces"
+        self._pieces.mkdir()
+        content = run.read_json(f"{run.output}/{_INDEX}") or run.read_json(f"{run.output}/{FOLDER}/_index.json")
+        self._hours: dict[int, Hour] = {}
+        self._listings: dict[int, str] = {}
+        for unit, row in content.get("hours", {}).items():
+            self._hours[int(unit)] = Hour(
+                int(unit), row["version"], tuple(row["tables"]), row["publishes"], tuple(row["days"])
+            )
+            self._listings[int(unit)] = row["listing"]
 
-    def update(self, segments: Sequence[Entry]) -> int:
-        """Read the segments that are new or have changed, and return their number.
+    def hours(self, day: date | None) -> list[Hour]:
+        """Return the hours of a day, in order; for None, the unit of the segments outside date directories."""
+        chosen = [hour for unit, hour in self._hours.items() if (None if unit == LOOSE else unit_day(unit)) == day]
+        return sorted(chosen, key=lambda hour: hour.unit)
+
+    def days(self, segments: Sequence[Entry]) -> list[date]:
+        """Return the days of the given segments' directories and records, in order."""
+        units = {segment.unit for segment in segments}
+        days = {unit_day(unit) for unit in units if unit != LOOSE}
+        for unit in units & self._hours.keys():
+            days |= {unit_day(24 * number) for number in self._hours[unit].days}
+        return sorted(days)
+
+    def update(self, segments: Sequence[Entry], forgetting: Mapping[str, Entry] | None = None) -> Update:
+        """Read the segments that are new or have changed.
+
+        Args:
+            forgetting: if given, all segments in the log by path; segments of `forget_days` that are not among them
+                are removed.
 
         Raises:
-            ConfigError: a segment can't be read, or partials can't be written.
+            ConfigError: a segment can't be read, or the output can't be written.
         """
-        self._load()
-        paths = [segment.path for segment in segments]
-        self._ask("CREATE OR REPLACE TEMP TABLE present AS SELECT unnest(?::VARCHAR[]) AS path", [paths])
-        known = set(self._ask(self._sql["known"], [self._run.request.trace]))
-        new = [segment for segment in segments if (segment.path, segment.size, segment.modified) not in known]
-        if new:
-            try:
-                for job in _parts(new, 1 + _cost(new) // _JOB_BYTES):
-                    self._read_job(job)
-            except (Py4JJavaError, PySparkException) as error:
-                raise ConfigError("oxproxy report", 0, "", _sentence(error)) from error
-            self._load()
-        if self._run.request.forget:
-            self._forget()
-        small = [path for path, (file, _) in self._files.items() if file.stat().st_size <= _SMALL_FILE]
-        if len(small) > _MOST_FILES:
-            self._rewrite(small)
-        return len(new)
-
-    def _read_job(self, job: Sequence[Entry]) -> None:
-        if isinstance(self._run.storage, LocalFiles):
-            self._read_local(job)
-            return
-        if small := [segment for segment in job if segment.size <= _WHOLE_BYTES]:
-            self._read_whole(small)
-        for segment in job:
-            if segment.size > _WHOLE_BYTES:
-                self._read_copy(segment)
+        listed: dict[int, list[Entry]] = {}
+        for segment in segments:
+            listed.setdefault(segment.unit, []).append(segment)
+        listings = {unit: self._listing(entries) for unit, entries in listed.items()}
+        stale = [unit for unit in sorted(listed) if self._listings.get(unit) != listings[unit]]
+        known = {row["path"]: row for row in self._ledger(stale) if row["is_home"]}
+        new: list[Entry] = []
+        rebuilt: set[int] = set()
+        ignored: list[str] = []
+        for segment in (segment for unit in stale for segment in listed[unit]):
+            row = known.get(segment.path)
+            if row is None or (row["size"], row["modified"]) == (segment.size, segment.modified):
+                if row is None or (self._run.request.trace and not row["traced"]):
+                    new.append(segment)
+            elif self._digest(segment) == row["content"]:
+                new.append(segment)
+            elif self._can_be_read_again({segment.unit, *row["hours"]}):
+                rebuilt |= {segment.unit, *row["hours"]}
+                new.append(segment)
+            else:
+                ignored.append(segment.path)
+        self._add(new, rebuilt)
+        if forgetting is not None:
+            self._forget(segments, forgetting)
+        if stale:
+            for unit in stale:
+                if not any(path in ignored for path in (segment.path for segment in listed[unit])):
+                    self._listings[unit] = listings[unit]
+            self._commit()
+        return Update(len(new), tuple(ignored))
 
     def known_without(self, message_id: str) -> set[tuple[str, int, int]]:
         """Return path, size and modification time of the segments whose bloom filters rule out the given message."""
-        self._load()
-        self._ask(partials.MACROS)
-        return set(self._ask(self._sql["without"], [message_id]))
+        self._run.duck.execute(partials.MACROS)
+        without: set[tuple[str, int, int]] = set()
+        for file in self._ledgers(self._hours):
+            without |= set(self._run.duck.execute(_WITHOUT.format(file=file), [message_id]).fetchall())
+        return without
 
-    def days(self) -> list[date]:
-        """Return the days for which segments in the log contain records, in order."""
-        return [day for (day,) in self._ask(self._sql["days"])]
+    def _listing(self, entries: Iterable[Entry]) -> str:
+        rows = [[entry.path, entry.size, entry.modified] for entry in entries]
+        text = json.dumps([self._run.request.trace, rows])
+        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
-    def _load(self) -> None:
-        """Load the list of segments from new partials."""
-        for entry in self._run.storage.entries(self._folder):
-            if entry.name.endswith(".parquet") and entry.path not in self._files:
-                file = self._run.storage.fetch(entry.path, self._work)
-                rows = self._ask(f"SELECT batch, data FROM '{file}' WHERE name = 'segments'")
-                self._files[entry.path] = file, {batch for batch, _ in rows}
-                for batch, data in rows:
-                    self._put(batch, "segments", data)
-        self._ask(self._sql["load"])
+    def _ledgers(self, units: Iterable[int]) -> list[Path]:
+        """Link or copy the ledgers of units to this machine."""
+        present = [self._hours[unit] for unit in units if unit in self._hours]
+        folder = f"{self._run.output}/"
+        return [self._run.storage.fetch(f"{folder}{hour.folder}/ledger.parquet", self._run.work) for hour in present]
 
-    def _put(self, batch: str, name: str, data: bytes) -> None:
-        file = self._local(name, batch)
-        file.parent.mkdir(exist_ok=True)
-        file.write_bytes(data)
+    def _ledger(self, units: Iterable[int]) -> list[dict[str, Any]]:
+        files = [str(file) for file in self._ledgers(units)]
+        if not files:
+            return []
+        result = self._run.duck.execute(f"SELECT * EXCLUDE bloom FROM read_parquet({files})")
+        columns = [column[0] for column in result.description]
+        return [dict(zip(columns, row, strict=True)) for row in result.fetchall()]
 
-    def _local(self, name: str, batch: str) -> Path:
-        return self._work / name / f"{batch}.parquet"
-
-    def _unpack(self, batches: Iterable[str]) -> None:
-        """Write all tables of batches to files on this machine. `_load` has already written `segments`."""
-        missing = {batch for batch in batches if not self._local("traffic", batch).exists()}
-        for file in [file for file, contained in self._files.values() if contained & missing]:
-            for batch, name, data in self._ask(f"SELECT batch, name, data FROM '{file}' WHERE name <> 'segments'"):
-                if batch in missing:
-                    self._put(batch, name, data)
-
-    def _source(self, name: str, batches: Iterable[str]) -> str:
-        """Return the SQL for one table of several batches, not all of which have the table."""
-        files = [self._local(name, batch) for batch in (_EMPTY, *batches)]
-        return f"read_parquet({[str(file) for file in files if file.exists()]})"
-
-    def _ask(self, question: str, values: Sequence[object] = ()) -> list[Any]:  # rows with values of any column
-        return self._run.duck.execute(question, values).fetchall()
-
-    def _read_local(self, job: Sequence[Entry]) -> None:
-        """Read segments on this machine. The tasks open the files, since a Spark query would take seconds to plan."""
-        cores, cost = self._run.session.context.defaultParallelism, _cost(job)
-        count = min(1 + cost // _LEAST_BYTES, cores * min(_TASKS_PER_CORE, 1 + cost // cores // _TASK_BYTES))
-        parts = [[(segment, local_path(segment.path)) for segment in part] for part in _parts(job, count)]
-        reader = functools.partial(
-            partials.read_files, storage=self._run.storage, folder=self._folder, traced=self._run.request.trace
-        )
-        self._run.session.context.parallelize(parts, len(parts)).foreach(reader)
-
-    def _read_whole(self, job: Sequence[Entry]) -> None:
-        spark = self._run.session.spark
-        files = spark.read.format("binaryFile").load([literal(at.path) for at in job])
-        rows = files.selectExpr("path", "unix_millis(modificationTime)", "content").rdd
-        pieces = rows.mapPartitions(functools.partial(partials.read, traced=self._run.request.trace))
-        frame = spark.createDataFrame(pieces, "batch STRING, name STRING, data BINARY", verifySchema=False)
-        frame.write.mode("append").parquet(self._folder)
-
-    def _read_copy(self, segment: Entry) -> None:
-        """Read a copy of a segment on this machine, since the segment may be too large for the memory of a task."""
+    def _digest(self, segment: Entry) -> str:
         copy = self._run.storage.fetch(segment.path, self._run.work)
-        partials.read_files([(segment, copy)], self._run.storage, self._folder, self._run.request.trace)
-        copy.unlink(missing_ok=True)
+        with copy.open("rb") as file:
+            return partials.digest(segment, file)[0]
 
-    def open(self, day: date | None) -> None:
-        """Create the views ``p_NAME``: partials of a day's segments (`inputs`) that have not been superseded."""
-        batches = [batch for (batch,) in self._ask(f"SELECT DISTINCT batch FROM live WHERE {inputs(day)}")]
-        self._unpack(batches)
-        for name in partials.PARTIALS:
-            source = self._source(name, batches)
-            self._ask(f"CREATE OR REPLACE TEMP VIEW p_{name} AS FROM {source} ANTI JOIN superseded USING (sid)")
+    def _entry(self, path: str) -> Entry | None:
+        folder = path.rpartition("/")[0]
+        return next((entry for entry in self._run.storage.entries(folder) if entry.path == path), None)
 
-    def _forget(self) -> None:
-        """Remove the partials of deleted segments for the requested days."""
+    def _can_be_read_again(self, units: Iterable[int]) -> bool:
+        return all(self._entry(row["path"]) for row in self._ledger(units))
+
+    def _forget(self, segments: Sequence[Entry], present: Mapping[str, Entry]) -> None:
+        """Remove deleted segments from the hours of the requested days."""
         request = self._run.request
         root = f"{self._run.storage.whole(request.input).rstrip('/')}/"
-        self._ask(self._sql["forget"], [root, request.since or date.min, request.until or date.max])
-        batches = {batch for (batch,) in self._ask("SELECT batch FROM segments SEMI JOIN forgotten USING (path)")}
-        paths = [path for path, (_, contained) in self._files.items() if contained & batches]
-        self._rewrite(paths, "ANTI JOIN forgotten USING (path)")
+        chosen = set(request.named_days() or filter(request.wants, self.days(segments)))
+        units = [unit for unit in self._hours if unit == LOOSE or unit_day(unit) in chosen]
+        deleted = {
+            unit
+            for unit in units
+            for row in self._ledger([unit])
+            if row["path"].startswith(root) and row["path"] not in present
+        }
+        if deleted:
+            again = {row["path"] for row in self._ledger(deleted)} & present.keys()
+            self._add([present[path] for path in sorted(again)], deleted)
 
-    def _rewrite(self, paths: Sequence[str], condition: str = "") -> None:
-        """Replace files with a new file that contains their latest partials. `condition` is SQL that filters them.
+    def _add(self, new: Sequence[Entry], rebuilt: set[int]) -> None:
+        """Add segments to their hours. Some hours are created again from the segments that they contain."""
+        if rebuilt:
+            again = {row["path"]: self._entry(row["path"]) for row in self._ledger(rebuilt)}
+            again |= {segment.path: segment for segment in new}
+            self._job([entry for entry in again.values() if entry is not None], rebuilt)
+        elif new:
+            for job in split(new, 1 + _cost(new) // _JOB_BYTES):
+                self._job(job, rebuilt)
 
-        The partials get new values of ``sid``, so that `_load` uses only one version even if a killed run left the old
-        files.
-        """
-        batches = {batch for path in paths for batch in self._files[path][1]}
-        if not batches:
-            return
-        self._unpack(batches)
-        shift, new = uuid.uuid4().int >> 66, uuid.uuid4().hex
-        kept = f"(SELECT sid FROM latest {condition} WHERE batch IN ({', '.join(map(repr, batches))}))"
-        target, piece = self._work / f"{new}.parquet", self._work / "piece"
+    def _job(self, segments: Sequence[Entry], rebuilt: set[int]) -> None:
+        """Read segments and merge them into their hours."""
+        self._run.progress.step("reading segments", len(segments))
+        segments = sorted(segments, key=lambda segment: (segment.unit, segment.path))
+        try:
+            if isinstance(self._run.storage, LocalFiles):
+                made = self._read_local(segments, rebuilt) if segments else []
+            else:
+                made = self._read_remote(segments, rebuilt) if segments else []
+        except (Py4JJavaError, PySparkException, duckdb.Error, OSError) as error:
+            raise ConfigError("oxproxy report", 0, "", _sentence(error)) from error
+        before = {unit: self._hours.get(unit) for unit in {hour.unit for hour in made} | rebuilt}
+        for unit in rebuilt:
+            self._hours.pop(unit, None)
+        self._hours |= {hour.unit: hour for hour in made}
+        self._commit()
+        for unit in before:
+            current = self._hours.get(unit)
+            for entry in self._run.storage.entries(f"{self._run.output}/{FOLDER}/{unit_folder(unit)}"):
+                if current is None or entry.name != current.version:
+                    self._run.storage.remove(entry.path)
 
-        def pieces() -> Iterator[partials.Piece]:
-            for name in partials.PARTIALS:
-                self._run.duck.execute(
-                    f"""COPY (SELECT * REPLACE ((sid + {shift}) % 4611686018427387904 AS sid)
-                        FROM {self._source(name, batches)} WHERE sid IN {kept})
-                        TO '{piece}' (FORMAT parquet, COMPRESSION zstd)"""
-                )
-                yield partials.Piece(new, name, piece.read_bytes())
+    def _commit(self) -> None:
+        rows = {
+            unit: {
+                "version": hour.version,
+                "tables": hour.tables,
+                "publishes": hour.publishes,
+                "days": hour.days,
+                "listing": self._listings.get(unit, ""),
+            }
+            for unit, hour in sorted(self._hours.items())
+        }
+        self._run.write_text(f"{self._run.output}/{_INDEX}", json.dumps({"hours": rows}))
 
-        partials.save(pieces(), target)
-        self._run.storage.put(target, f"{self._folder}/joined-{new}.parquet")
-        for path in paths:
-            self._run.storage.remove(path)
-            del self._files[path]
-        for batch in batches:
-            self._local("segments", batch).unlink()
-        self._load()
+    def _old(self, unit: int, rebuilt: set[int]) -> Hour | None:
+        return None if unit in rebuilt else self._hours.get(unit)
+
+    def _read_local(self, job: Sequence[Entry], rebuilt: set[int]) -> list[Hour]:
+        """Read segments on this machine. The tasks open the files, since a Spark query would take seconds to plan."""
+        session, cost = self._run.session, _cost(job)
+        count = 1
+        if session.needs_spark(cost):
+            cores = session.context.defaultParallelism
+            count = min(1 + cost // _LEAST_BYTES, cores * min(_TASKS_PER_CORE, 1 + cost // cores // _TASK_BYTES))
+        files = [[(segment, local_path(segment.path)) for segment in part] for part in split(job, count)]
+        read = functools.partial(partials.read_files, traced=self._run.request.trace, target=self._pieces)
+        pieces = [piece for part in session.mapped(read, files, cost, self._run.progress) for piece in part]
+        units = sorted({unit for touched, _, _ in pieces for unit in touched})
+        parallel = session.needs_spark(cost)
+        merges = []
+        for batch in _batches(units, session.context.defaultParallelism if parallel else 1, cost):
+            merge = Merge(batch)
+            for touched, name, path in pieces:
+                if not set(batch).isdisjoint(touched):
+                    merge.add(name, path)
+            for unit in batch:
+                if (old := self._old(unit, rebuilt)) is not None:
+                    for name in old.tables:
+                        merge.add_old(unit, name, local_path(f"{self._run.output}/{old.folder}/{name}.parquet"))
+            merges.append(merge)
+        self._run.progress.step("merging hours", len(units))
+        merging = functools.partial(merged_files, output=self._run.output)
+        made = [hour for part in session.mapped(merging, merges, cost, self._run.progress) for hour in part]
+        for _, _, path in pieces:
+            path.unlink()
+        return made
+
+    def _read_remote(self, job: Sequence[Entry], rebuilt: set[int]) -> list[Hour]:
+        """Read segments through Hadoop, and put the merged tables, which tasks return, into their place."""
+        old = {unit: hour for unit, hour in self._hours.items() if unit not in rebuilt}
+        made = []
+        for hour, files in self._run.session.merged(self._run, job, old):
+            for name, content in files.items():
+                local = self._run.work / "table"
+                local.write_bytes(content)
+                self._run.storage.put(local, f"{self._run.output}/{hour.folder}/{name}")
+            made.append(hour)
+        return made
+
+
+#: The segments whose bloom filters show that they don't contain a message.
+_WITHOUT = """SELECT path, size, modified FROM '{file}' WHERE is_home AND (bloom IS NULL OR list_contains([
+    get_bit(bloom::BIT, place::INTEGER)
+    FOR place IN bloom_places(md5_number_lower(?), octet_length(bloom) * 8)], 0))"""
 
 
 def _cost(segments: Sequence[Entry]) -> int:
@@ -223,7 +281,7 @@ def _cost(segments: Sequence[Entry]) -> int:
     return sum(segment.size + _OPEN_BYTES for segment in segments)
 
 
-def _parts(segments: Sequence[Entry], count: int) -> list[list[Entry]]:
+def split(segments: Sequence[Entry], count: int) -> list[list[Entry]]:
     """Divide segments into up to the given number of parts of about the same cost, each with successive segments."""
     parts: list[list[Entry]] = [[] for _ in range(count)]
     whole, done = _cost(segments), 0
@@ -233,6 +291,12 @@ def _parts(segments: Sequence[Entry], count: int) -> list[list[Entry]]:
     return [part for part in parts if part]
 
 
+def _batches(units: Sequence[int], cores: int, cost: int) -> list[list[int]]:
+    """Divide units into batches that are merged together: large hours are merged one at a time."""
+    count = min(len(units), max(cores, 1 + cost // _MERGED_BYTES))
+    return [list(units[number * len(units) // count : (number + 1) * len(units) // count]) for number in range(count)]
+
+
 def _sentence(error: Any) -> str:  # an exception from one of two libraries
     text = str(getattr(error, "java_exception", None) or error)
     if "No module named" in text:
@@ -240,7 +304,7 @@ def _sentence(error: Any) -> str:  # an exception from one of two libraries
         return f"Spark's executors have no Python module {module} (docs/reference/audit.md, On a cluster)"
     reasons = [line.strip() for line in text.splitlines() if line.startswith("Caused by: ")]
     if "Python worker" in text:
-        # The last unindented line of a traceback is the error.
-        reasons = [line for line in text.splitlines() if line and not line[0].isspace()]
+        # A traceback ends with the name of the error. Its message may have several lines, of which the first is used.
+        reasons = [line for line in text.splitlines() if _ERROR.match(line)]
     reason = reasons[-1].removeprefix("Caused by: ") if reasons else text.splitlines()[0]
     return f"reading the log failed: {reason}"

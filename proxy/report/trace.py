@@ -37,14 +37,15 @@ def trace(message_id: str, request: Request) -> Found:
     Raises:
         ConfigError: the directory does not exist or can't be read.
     """
-    with LazySession(request) as session, opened(session, request) as run:
+    with LazySession(request) as session, opened(session, request, "oxproxy trace") as run:
         segments = find_segments(run.storage, request.input, request.lists, with_open=True)
         searched = [at for at in segments if at.day is None or request.wants(at.day)]
         known = Partials(run).known_without(message_id) if request.output else set()
         possible = [at for at in searched if (at.path, at.size, at.modified) not in known]
+        run.progress.step("searching segments", len(possible))
         publishes = [
             (segment, record)
-            for segment in possible
+            for run.progress.done, segment in enumerate(possible)
             for record in _records(run, segment, [message_id])
             if record.get("message_id") == message_id
         ]

@@ -72,9 +72,9 @@ class Day:
         else:
             path.write_bytes(text)
 
-    def _decisions(self) -> tuple[list[tuple[str, str, bool]], list[float]]:
-        """Return constant parts of lines (exchange, other fields, whether it may be returned) and their weights."""
-        parts: list[tuple[str, str, bool]] = []
+    def _decisions(self) -> tuple[list[tuple[str, str, str]], list[float]]:
+        """Return constant parts of lines (exchange, other fields, outcome) and their weights."""
+        parts: list[tuple[str, str, str]] = []
         weights = []
         for number in range(DECISIONS):
             hot = number < 20
@@ -94,7 +94,7 @@ class Day:
                 "reason": "no destination" if outcome == "unrouted" else None,
                 "headers": {"type": f"t{number % 5}"},
             }
-            parts.append((exchange, json.dumps(constant, separators=(",", ":"))[1:-1], routed))
+            parts.append((exchange, json.dumps(constant, separators=(",", ":"))[1:-1], outcome))
             weights.append(HOT_SHARE / 20 if hot else (1 - HOT_SHARE) / (DECISIONS - 20))
         return parts, weights
 
@@ -110,7 +110,7 @@ class Day:
         proxy: str,
         count: int,
         channels: list[Channel],
-        decisions: list[tuple[str, str, bool]],
+        decisions: list[tuple[str, str, str]],
         weights: list[float],
     ) -> Iterator[str]:
         rnd = self.random
@@ -126,24 +126,28 @@ class Day:
             ts = f"{texts[second]}.{micros:06d}Z"
             channel = senders[number]
             channel.seq += 1
-            exchange, constant, routed = chosen[number]
+            exchange, constant, outcome = chosen[number]
             name = f"{exchange}-{proxy}-{hour:02d}-{number:08x}"
             if self.dirty:
                 yield from self._dirt(number, ts, channel)
                 name = self._name(name, number, hour)
             identity = "null" if number % 97 == 0 else f'"{name}"'
             timed = f',"decide_us":{times[number % 1009]:.1f}' if number % 50 == 0 else ""
+            rk = f"a.{number % 11}.key{number % 5}"
             yield (
-                f'{{"ts":"{ts}{channel.origin}{channel.seq},"rk":"a.{number % 11}.key{number % 5}"'
+                f'{{"ts":"{ts}{channel.origin}{channel.seq},"rk":"{rk}"'
                 f',"message_id":{identity},"size":{sizes[number % 997]},{constant}{timed}}}\n'
             )
             if number % 40 == 0:
-                yield self._settle(number, ts, channel, routed, times[number % 1009])
+                sent = f'"exchange":"{exchange}","rk":"{rk}","message_id":{identity},"outcome":"{outcome}"'
+                yield self._settle(number, ts, channel, sent, times[number % 1009])
 
     @staticmethod
-    def _settle(number: int, ts: str, channel: Channel, routed: bool, time: float) -> str:
+    def _settle(number: int, ts: str, channel: Channel, sent: str, time: float) -> str:
         result = ("acked", "acked", "returned", "acked", "nacked")[number // 40 % 5]
         timed = f',"confirm_us":{time * 100:.1f}' if result == "acked" else ""
+        if result == "returned":
+            timed = f',"reply_code":312,"vhost":"{channel.vhost}",{sent}'
         return (
             f'{{"ts":"{ts}","v":1,"kind":"settle","proxy":"{channel.proxy}","conn":"{channel.conn}"'
             f',"ch":{channel.ch},"seq":{channel.seq},"result":"{result}"{timed}}}\n'

@@ -13,9 +13,9 @@ import pytest
 
 #: Fields by name; other fields of a line are ignored.
 _FIELDS = {
-    **dict.fromkeys(("v", "ch", "seq", "size", "dropped"), "BIGINT"),
+    **dict.fromkeys(("v", "ch", "seq", "size", "dropped", "reply_code"), "BIGINT"),
     **dict.fromkeys(("kind", "ts", "proxy", "conn", "user", "vhost", "exchange", "rk", "message_id"), "VARCHAR"),
-    **dict.fromkeys(("outcome", "rules", "result"), "VARCHAR"),
+    **dict.fromkeys(("outcome", "reason", "rules", "result"), "VARCHAR"),
     **dict.fromkeys(("queues", "exchanges", "remotes", "bindings"), "VARCHAR[]"),
     **dict.fromkeys(("decide_us", "confirm_us"), "DOUBLE"),
 }
@@ -23,13 +23,24 @@ _FIELDS = {
 Row = tuple[Any, ...]  # values of any column
 
 #: The error stated in docs/reference/audit.md, with a margin for rounding.
-ERRORS = {"latency": 0.0005 + 1e-9, "producers": 0.005 + 1e-9}
+ERRORS = {"latency": 0.0005 + 1e-9, "producers": 0.005 + 1e-9, "producers by user": 0.005 + 1e-9}
 #: Used instead of a number of percentiles if the report's rows are a subset of the log's rows.
 PART = -1
 #: Variable words of a routing key, as defined in docs/reference/audit.md.
 _IDENTITY = re.compile(r"(?<![^.])(?:[^.]*[0-9][^.]*|[0-9a-fA-F-]{16,})(?![^.])")
 
-TABLES = ("traffic", "destinations", "bindings", "unroutable", "latency", "producers", "anomalies", "trace")
+TABLES = (
+    "traffic",
+    "destinations",
+    "bindings",
+    "flows",
+    "unroutable",
+    "latency",
+    "confirms",
+    "producers",
+    "anomalies",
+    "trace",
+)
 #: Queries on both: a name, the query on the log, the query on the report's tables, and how many of the
 #: last columns are percentiles, which may differ by the error that is stated (`ERRORS`).
 QUESTIONS: tuple[tuple[str, str, str, int], ...] = (
@@ -62,16 +73,46 @@ QUESTIONS: tuple[tuple[str, str, str, int], ...] = (
     ),
     (
         "unroutable",
-        """SELECT t::DATE, vhost, exchange, as_pattern(rk), count(*), count(*) FILTER (came_back), min(t) FROM (
-             SELECT *, EXISTS (FROM settles s WHERE s.result = 'returned' AND s.proxy = p.proxy AND s.conn = p.conn
-                               AND s.ch = p.ch AND s.seq = p.seq AND s.t >= p.t) AS came_back FROM publishes p)
-           WHERE came_back OR outcome = 'unrouted' GROUP BY ALL""",
-        """SELECT date, vhost, exchange, rk_pattern, publishes, returned, first_seen::TIMESTAMP FROM {unroutable}""",
+        """SELECT t::DATE, vhost, exchange, as_pattern(rk), outcome, reason, count(*), 0, min(t) FROM publishes
+           WHERE outcome IN ('unrouted', 'filtered', 'rejected') GROUP BY ALL
+           UNION ALL SELECT t::DATE, vhost, exchange, as_pattern(rk), 'returned', reply_code::VARCHAR,
+             count(*) FILTER (outcome NOT IN ('unrouted', 'filtered', 'rejected')), count(*), min(t)
+           FROM settles WHERE result = 'returned' GROUP BY ALL""",
+        """SELECT date, vhost, exchange, rk_pattern, outcome, reason, publishes, returned, first_seen::TIMESTAMP
+           FROM {unroutable}""",
+        0,
+    ),
+    (
+        "flows",
+        """SELECT t::DATE, hour(t), vhost, user, exchange, name, kind, outcome, reason, rules, count(*), sum(size)
+           FROM (SELECT DISTINCT * FROM (
+               SELECT id, vhost, user, exchange, outcome, reason, rules, t, size, 'queue' AS kind,
+                 unnest(queues) AS name FROM publishes
+               UNION ALL SELECT id, vhost, user, exchange, outcome, reason, rules, t, size, 'exchange',
+                 unnest(exchanges) FROM publishes
+               UNION ALL SELECT id, vhost, user, exchange, outcome, reason, rules, t, size, 'remote', unnest(remotes)
+                 FROM publishes)) GROUP BY ALL""",
+        """SELECT date, hour, vhost, "user", exchange, destination, kind, outcome, reason, rules, publishes, bytes
+           FROM {flows} WHERE destination IS NOT NULL""",
+        0,
+    ),
+    (
+        "flows of publishes",
+        """SELECT t::DATE, hour(t), vhost, user, exchange, outcome, reason, rules, count(*), sum(size) FROM publishes
+           GROUP BY ALL""",
+        """SELECT date, hour, vhost, "user", exchange, outcome, reason, rules, sum(messages), sum(message_bytes)
+           FROM {flows} GROUP BY ALL""",
+        0,
+    ),
+    (
+        "results of confirms",
+        "SELECT t::DATE, hour(t), result, count(*) FROM settles GROUP BY ALL",
+        "SELECT date, hour, result, records FROM {confirms}",
         0,
     ),
     (
         "examples of unroutable publishes",
-        "SELECT DISTINCT t::DATE, vhost, exchange, rk, message_id, t FROM publishes",
+        "SELECT DISTINCT t::DATE, vhost, exchange, rk, message_id, t FROM lines",
         """SELECT date, vhost, exchange, example_rk, example_message_id, first_seen::TIMESTAMP FROM {unroutable}""",
         PART,
     ),
@@ -96,7 +137,23 @@ QUESTIONS: tuple[tuple[str, str, str, int], ...] = (
            JOIN (SELECT t::DATE AS day, proxy, vhost, user, conn, quantile_cont(size, 0.5) AS p50,
                quantile_cont(size, 0.95) AS p95, max(size)::DOUBLE AS largest FROM publishes GROUP BY ALL)
            USING (day, proxy, vhost, user, conn) GROUP BY ALL""",
-        """SELECT date, proxy, vhost, "user", conn, publishes, bytes, peak_per_second, first_seen::TIMESTAMP,
+        """SELECT date, c.proxy, vhost, "user", c.conn, c.publishes, c.bytes, c.peak_per_second,
+             c.first_seen::TIMESTAMP, c.last_seen::TIMESTAMP, c.max_size, c.p50_size, c.p95_size
+           FROM (SELECT date, vhost, "user", unnest(connections) AS c FROM {producers})""",
+        2,
+    ),
+    (
+        "producers by user",
+        """SELECT day, vhost, user, sum(n), sum(b), max(n), min(a), max(z), any_value(largest), any_value(p50),
+             any_value(p95)
+           FROM (
+             SELECT t::DATE AS day, vhost, user, date_trunc('second', t) AS s, count(*) AS n,
+               sum(size) AS b, min(t) AS a, max(t) AS z
+             FROM publishes GROUP BY ALL)
+           JOIN (SELECT t::DATE AS day, vhost, user, quantile_cont(size, 0.5) AS p50,
+               quantile_cont(size, 0.95) AS p95, max(size)::DOUBLE AS largest FROM publishes GROUP BY ALL)
+           USING (day, vhost, user) GROUP BY ALL""",
+        """SELECT date, vhost, "user", publishes, bytes, peak_per_second, first_seen::TIMESTAMP,
              last_seen::TIMESTAMP, max_size, p50_size, p95_size FROM {producers}""",
         2,
     ),

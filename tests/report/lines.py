@@ -44,6 +44,12 @@ SETTLE: dict[str, Any] = {  # likewise
     "ch": 1,
     "seq": 1,
     "result": "returned",
+    "reply_code": 312,
+    "vhost": "/",
+    "exchange": "e",
+    "rk": "a.b",
+    "message_id": None,
+    "outcome": "routed",
 }
 GAP: dict[str, Any] = {  # likewise
     "ts": TS,

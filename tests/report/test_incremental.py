@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 import shutil
 import signal
@@ -38,20 +39,19 @@ def kill(step):
     if step == sys.argv[1]:
         os.killpg(0, signal.SIGKILL)
 before_changes(setattr, kill)
-store._MOST_FILES = 3
 sys.exit(main(["report", "--input", sys.argv[2], "--output", sys.argv[3], "--stream", "--once", "--forget"]))
 """
 #: Changes of the output by name, in the order of a run.
 STEPS = (
-    *("make output", "read segments", "put _partials", "remove _partials", "remove _days", "put _staging"),
-    *("remove traffic", "move traffic", "move _rejected", "put _days", "put pages", "put report.html"),
+    *("make output", "read segments", "put _partials", "remove _partials", "put _days.json", "put _staging"),
+    *("remove traffic", "move traffic", "move _rejected", "put pages", "put report.html"),
 )
-#: Runs a command with a task for each core, even for small segments.
+#: Runs a command in Spark with a task for each core, even for small segments.
 STREAM = """
 import sys
 from proxy.cli.main import main
-from proxy.report import store
-store._LEAST_BYTES = 1
+from proxy.report import session, store
+store._LEAST_BYTES = session._SMALL_BYTES = 1
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -155,55 +155,92 @@ def test_partials_of_removed_segments_are_kept_until_forget(place: Place) -> Non
     assert place.publishes() == {"2026-11-19": 1, "2026-11-20": 1}
 
 
-def test_a_return_is_matched_with_a_publish_in_another_segment_or_day(place: Place) -> None:
-    segment(
-        place.input, [publish(ts="2026-11-20T07:59:59.9Z", rk="k1"), publish(ts="2026-11-20T07:00:00Z", seq=5, rk="k5")]
-    )
-    segment(place.input, [publish(ts="2026-11-20T23:59:59.9Z", seq=2, rk="k2")], hour=23)
+def test_a_return_counts_in_its_own_hour_even_if_its_publish_is_in_another_segment(place: Place) -> None:
+    segment(place.input, [publish(ts="2026-11-20T23:59:59.9Z", rk="k2")], hour=23)
+    segment(place.input, [settle(ts="2026-11-21T00:00:00.1Z", rk="k2")], "2026-11-21", 0)
     place.run()
-    assert place.ask("SELECT * FROM {unroutable}") == []
-    segment(place.input, [settle(ts="2026-11-20T08:00:00Z"), settle(ts="2026-11-20T08:10:00Z", seq=5)], hour=8)
-    segment(
-        place.input,
-        [settle(ts="2026-11-21T00:00:00.1Z", seq=2), settle(ts="2026-11-21T00:00:01Z", seq=77)],
-        "2026-11-21",
-        0,
-    )
-    summary = place.run()
-    assert place.ask("SELECT date::VARCHAR, example_rk, publishes, returned FROM {unroutable}") == [
-        ("2026-11-20", "k5", 3, 3)
+    columns = "date::VARCHAR, rk_pattern, outcome, reason, publishes, returned"
+    assert place.ask(f"SELECT {columns} FROM {{unroutable}}") == [("2026-11-21", "*", "returned", "312", 1, 1)]
+
+
+def test_a_publish_without_destination_that_is_returned_counts_once(place: Place) -> None:
+    segment(place.input, [publish(outcome="unrouted", reason="unmatched"), settle(outcome="unrouted")])
+    place.run()
+    assert place.ask("SELECT outcome, reason, publishes, returned FROM {unroutable}") == [
+        ("returned", "312", 0, 1),
+        ("unrouted", "unmatched", 1, 0),
     ]
-    assert summary.unmatched == 1
-    assert "1 return without a publish in the log" in str(summary)
 
 
-def test_a_late_segment_of_the_previous_day_contains_the_publish_of_a_return(place: Place) -> None:
-    segment(place.input, [publish(ts="2026-11-20T07:00:00Z", ch=2)])
-    segment(place.input, [settle(ts="2026-11-21T00:00:00.1Z")], "2026-11-21", 0)
-    assert place.run().unmatched == 1
-    segment(place.input, [publish(ts="2026-11-20T23:59:59.9Z")], hour=23)
+def test_filtered_and_rejected_publishes_are_listed_with_their_reason(place: Place) -> None:
+    lines = [publish(seq=n, outcome=outcome, reason="max-size") for n, outcome in ((1, "filtered"), (2, "rejected"))]
+    segment(place.input, lines)
+    place.run()
+    assert place.ask("SELECT exchange, rk_pattern, outcome, reason, publishes FROM {unroutable}") == [
+        ("e", "a.b", "filtered", "max-size", 1),
+        ("e", "a.b", "rejected", "max-size", 1),
+    ]
+
+
+def test_returns_that_do_not_identify_their_message_are_counted_separately(place: Place) -> None:
+    segment(place.input, [publish(), settle(vhost=None, exchange=None, rk=None)])
     summary = place.run()
-    assert (summary.unmatched, summary.made) == (0, ["2026-11-20", "2026-11-21"])
+    assert (summary.unmatched, place.ask("SELECT * FROM {unroutable}")) == (1, [])
+    assert "1 return without its exchange and routing key" in str(summary)
 
 
-def test_a_late_segment_of_the_next_day_contains_the_last_publish_before_a_return(place: Place) -> None:
-    segment(place.input, [publish(ts="2026-11-20T23:59:59.9Z")], hour=23)
-    segment(place.input, [settle(ts="2026-11-21T00:00:02Z")], "2026-11-21", 0)
+def test_an_unpacked_or_recompressed_copy_of_a_segment_counts_once(place: Place) -> None:
+    packed = segment(place.input, [publish(), publish(seq=2)])
+    text = gzip.decompress(packed.read_bytes())
+    packed.with_name("audit-p-1-1.jsonl").write_bytes(text)
+    other = place.input / "copy/date=2026-11-20/hour=08"
+    other.mkdir(parents=True)
+    (other / packed.name).write_bytes(gzip.compress(text, 9))
+    summary = place.run()
+    assert (place.publishes(), len(summary.duplicates)) == ({"2026-11-20": 2}, 2)
+
+
+def test_a_late_segment_rebuilds_one_hour_and_one_day(place: Place) -> None:
+    for day in ("2026-11-19", "2026-11-20"):
+        for hour in (7, 8):
+            segment(place.input, [publish(ts=f"{day}T{hour:02d}:00:00Z", seq=hour)], day, hour)
     place.run()
-    assert place.ask("SELECT date::VARCHAR, returned FROM {unroutable}") == [("2026-11-20", 1)]
-    segment(place.input, [publish(ts="2026-11-21T00:00:01Z")], "2026-11-21", 0, "p-1-2")
+    hours = place.output / "_partials/2"
+    before = {path.parent: path.name for path in hours.glob("date=*/hour=*/*")}
+    assert len(before) == 4
+    segment(place.input, [publish(ts="2026-11-19T07:30:00Z", seq=5)], "2026-11-19", name="late")
+    assert place.run().made == ["2026-11-19"]
+    after = {path.parent: path.name for path in hours.glob("date=*/hour=*/*")}
+    changed = {str(folder.relative_to(hours)) for folder in after if after[folder] != before[folder]}
+    assert (len(after), changed) == (4, {"date=2026-11-19/hour=07"})
+    assert place.publishes() == {"2026-11-19": 3, "2026-11-20": 2}
+
+
+def test_a_touched_segment_does_not_count_again(place: Place) -> None:
+    path = segment(place.input, [publish()])
     place.run()
-    assert place.ask("SELECT date::VARCHAR, returned FROM {unroutable}") == [("2026-11-21", 1)]
+    os.utime(path, (1, 1))
+    assert [place.run().read, place.run().read] == [1, 0]
+    assert place.publishes() == {"2026-11-20": 1}
 
 
-def test_the_day_after_a_range_is_read_for_returns(place: Place) -> None:
-    segment(place.input, [publish(ts="2026-11-20T23:59:59.9Z")], hour=23)
-    segment(place.input, [settle(ts="2026-11-21T00:00:00.1Z")], "2026-11-21", 0)
-    segment(place.input, [publish(ts="2026-11-21T01:00:00.1Z")], "2026-11-21", 1)
-    day = datetime(2026, 11, 20, tzinfo=UTC).date()
-    summary = place.run(since=day, until=day)
-    assert summary.read == 2
-    assert place.ask("SELECT returned FROM {unroutable}") == [(1,)]
+def test_a_changed_segment_is_ignored_if_others_of_its_hour_were_deleted(place: Place) -> None:
+    deleted = segment(place.input, [publish(seq=7)], name="p-1-2")
+    path = segment(place.input, [publish(), publish(seq=2)])
+    place.run()
+    deleted.unlink()
+    segment(place.input, [publish(seq=9)])
+    summary = place.run()
+    assert (summary.ignored, place.publishes()) == ([f"file:{path}"], {"2026-11-20": 3})
+    assert "ignored because other segments of their hour were deleted" in str(summary)
+
+
+def test_a_second_report_with_the_same_output_is_an_error(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    with LocalFiles().locked(str(place.output)):
+        assert main(["report", "--input", str(place.input), "--output", str(place.output)]) == 2
+    expected = f"{place.output}: --output: another report with this directory is running\n"
+    assert capsys.readouterr().err == expected
+    assert [path.name for path in place.output.iterdir()] == ["_lock"]
 
 
 def test_a_record_in_the_directory_of_another_day_counts_for_its_own_day(place: Place) -> None:
@@ -231,45 +268,24 @@ def test_the_trace_table_is_created_only_on_request(place: Place) -> None:
     assert place.publishes() == {"2026-11-20": 1}
 
 
-def test_small_segments_are_read_by_one_task(place: Place) -> None:
-    for number in range(4):
-        segment(place.input, [publish(seq=number + 1)], name=f"p-1-{number}")
-    assert place.run().read == 4
-    assert len([*(place.output / "_partials/1").iterdir()]) == 1  # each task writes a file
-
-
-def test_small_files_of_partials_are_joined(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "_MOST_FILES", 2)
-    for number in range(4):
-        segment(place.input, [publish(seq=number + 1), settle(seq=number + 1)], name=f"p-1-{number}")
-        place.run()
-    files = sorted(path.name for path in (place.output / "_partials/1").glob("*.parquet"))
-    assert [name.partition("-")[0] for name in files] == ["joined", "part"]
-    # As if the process had been killed before the old files were removed.
-    shutil.copy(place.output / "_partials/1" / files[0], place.output / "_partials/1/again.parquet")
-    segment(place.input, [publish(seq=9)], name="p-1-9")
-    assert place.run().read == 1
-    assert place.publishes() == {"2026-11-20": 5}
-    assert place.ask("SELECT publishes, returned FROM {unroutable}") == [(4, 4)]
-
-
 def test_output_of_version_0_1_is_kept_or_rebuilt_and_reported(place: Place) -> None:
-    for day in ("2026-11-18", "2026-11-20"):
+    for day, number in (("2026-11-18", 11), ("2026-11-19", 12), ("2026-11-20", 1)):
         for name in ("traffic", "trace"):
             folder = place.output / name / f"date={day}"
             folder.mkdir(parents=True)
             with duckdb.connect() as duck:
                 duck.execute(
                     f"""COPY (SELECT 7::INTEGER AS hour, 1::INTEGER AS minute, '/' AS vhost, 'e' AS exchange,
-                    'routed' AS outcome, 'p' AS proxy, 11::BIGINT AS publishes, 1::BIGINT AS bytes)
+                    'routed' AS outcome, 'p' AS proxy, {number}::BIGINT AS publishes, 1::BIGINT AS bytes)
                     TO '{folder}/part-0.parquet'"""
                 )
     segment(place.input, [publish()])
+    segment(place.input, [publish(ts="2026-11-19T07:00:00Z")], "2026-11-19")  # the last of several segments
     summary = str(place.run())
     assert "tables of earlier versions, rebuilt from the log (trace only with --trace): 2026-11-20\n" in summary
-    assert "kept because their log was deleted: 2026-11-18\n" in summary
-    assert place.publishes() == {"2026-11-18": 11, "2026-11-20": 1}
-    assert [path.name for path in (place.output / "trace").iterdir()] == ["date=2026-11-18"]
+    assert "kept because their log was deleted: 2026-11-18, 2026-11-19\n" in summary
+    assert place.publishes() == {"2026-11-18": 11, "2026-11-19": 12, "2026-11-20": 1}
+    assert sorted(path.name for path in (place.output / "trace").iterdir()) == ["date=2026-11-18", "date=2026-11-19"]
     assert "earlier version" not in str(place.run())
 
 
@@ -310,7 +326,7 @@ def content(folder: Path) -> frozenset[tuple[str, bytes]]:
 
 
 def prepare_changes(place: Place, last: str) -> dict[str, int]:
-    """Create a report whose next run reads, joins and forgets segments, and creates the tables of one or two days.
+    """Create a report whose next run reads and forgets segments, and creates the tables of one or two days.
 
     Args:
         last: the last of these days. The first is 2026-11-20.
@@ -338,7 +354,7 @@ def check_after_another_run(place: Place, expected: dict[str, int], killed_at: s
 
 
 #: Changes to the second day's tables, which follow the last change to the first day's tables.
-BETWEEN_DAYS = ("remove _days", "put _staging", "remove traffic", "move traffic")
+BETWEEN_DAYS = ("put _days.json", "put _staging", "remove traffic", "move traffic")
 
 
 @pytest.mark.timeout(900)
@@ -349,14 +365,13 @@ def test_a_run_killed_before_any_change_loses_nothing_and_counts_nothing_twice(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str, fewest: int
 ) -> None:
     expected = prepare_changes(place, last)
-    monkeypatch.setattr(store, "_MOST_FILES", 3)
     # A killed process leaves the state before the next change, so one run provides the states for all kills.
     states: dict[frozenset[tuple[str, bytes]], tuple[str, Path]] = {}
     times: Counter[str] = Counter()
 
     def keep(name: str) -> None:
         times[name] += 1
-        if len(expected) > 1 and not (name in BETWEEN_DAYS and times["put _days"]):
+        if len(expected) > 1 and not (name in BETWEEN_DAYS and times["put _days.json"]):
             return
         _, state = states.setdefault(content(place.output), (name, tmp_path / f"state-{len(states)}"))
         if not state.exists():
@@ -395,7 +410,7 @@ def test_a_run_killed_during_tasks_loses_nothing_and_counts_nothing_twice(
     arguments = ["report", "--input", str(place.input), "--output", str(place.output), "--stream", "--once"]
     command = [sys.executable, "-c", STREAM, *arguments]
     process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    partials = place.output / "_partials/1"
+    partials = place.output / "_partials/2"
     try:
         until(lambda: process.poll() is not None or partials.exists(), 140)
     finally:
@@ -422,4 +437,4 @@ def test_stream_reports_new_segments(place: Place, monkeypatch: pytest.MonkeyPat
     assert ["read 1 new segment" in str(summary) for summary in summaries] == [True, False]
     assert [summary.read for summary in summaries] == [1, 0]
     assert (summaries[0].publishes, summaries[0].page) == (1, f"file:{place.output}/report.html")
-    assert PUBLISH["proxy"] in str(place.ask("SELECT proxy FROM {producers}"))
+    assert PUBLISH["proxy"] in str(place.ask("SELECT connections[1].proxy FROM {producers}"))

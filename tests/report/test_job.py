@@ -10,7 +10,7 @@ import duckdb
 import pytest
 
 from proxy.errors import ConfigError
-from proxy.report import store
+from proxy.report import session as report_session
 from proxy.report.job import run
 from proxy.report.request import KnownBinding, Request
 from proxy.report.session import LazySession
@@ -27,12 +27,17 @@ PROMISED = {
     "traffic": "hour minute vhost exchange outcome proxy publishes bytes",
     "destinations": "vhost destination kind publishes first_seen last_seen",
     "bindings": "vhost exchange binding rules matches last_match in_file",
-    "unroutable": "vhost exchange rk_pattern publishes returned example_message_id",
+    "flows": "hour vhost user exchange destination kind outcome reason rules publishes bytes messages message_bytes",
+    "unroutable": "vhost exchange rk_pattern outcome reason publishes returned example_message_id example_rk",
+    "confirms": "hour result records",
     "latency": "hour what p50_us p95_us p99_us samples",
-    "producers": "user conn publishes bytes p95_size peak_per_second",
-    "anomalies": "hour what seen expected score",
+    "producers": "vhost user publishes bytes p95_size peak_per_second sizes connections",
+    "anomalies": "hour what subject seen expected score deviation",
     "trace": "message_id ts proxy exchange rk outcome queues",
 }
+
+#: Files and directories that readers of the tables skip.
+INTERNAL = ("_rejected", "_partials", "_days.json", "_last", "_lock")
 
 
 class Place:
@@ -87,7 +92,7 @@ def done(session: LazySession, tmp_path_factory: pytest.TempPathFactory) -> tupl
     segment(place.input, [publish(proxy="p2", message_id="m1")], name="p2-1-1.jsonl")
     segment(
         place.input,
-        [publish(ts="2026-11-21T00:00:00Z", seq=10), settle(seq=9, ts="2026-11-21T00:00:00.5Z")],
+        [publish(ts="2026-11-21T00:00:00Z", seq=10), settle(seq=9, ts="2026-11-21T00:00:00.5Z", rk="late")],
         "2026-11-21",
         0,
     )
@@ -129,10 +134,18 @@ def test_each_table_has_the_expected_rows(done: tuple[Place, str]) -> None:
         (D21, "q", "queue", 1),
     ]
     assert (D20, "dead", 0, True) in place.rows("bindings", "date binding matches in_file")
-    # The last publish of this day was returned on the next day.
-    assert place.rows("unroutable", "date rk_pattern publishes returned") == [(D20, "a.*", 1, 0), (D20, "a.b", 2, 2)]
+    assert place.rows("unroutable", "date rk_pattern outcome publishes returned") == [
+        (D20, "a.*", "unrouted", 1, 0),
+        (D20, "a.b", "returned", 1, 1),
+        (D21, "late", "returned", 1, 1),
+    ]
+    assert place.rows("confirms", "date hour result records") == [
+        (D20, 7, "acked", 1),
+        (D20, 7, "returned", 1),
+        (D21, 0, "returned", 1),
+    ]
     assert place.rows("latency", "hour what p50_us samples") == [(7, "confirm", 800.0, 1), (7, "decide", 5.0, 1)]
-    assert place.rows("producers", "date proxy publishes") == [(D20, "p", 4), (D20, "p2", 1), (D21, "p", 1)]
+    assert place.rows("producers", "date user publishes") == [(D20, "u", 5), (D21, "u", 1)]
     assert [row[0] for row in place.rows("anomalies", "what")] == ["audit gap", "duplicate message_id", "seq gap"]
     assert place.rows("trace", "message_id proxy") == [("m1", "p"), ("m1", "p"), ("m1", "p2"), ("m3", "p")]
 
@@ -176,7 +189,7 @@ def test_each_day_has_a_page_with_links_to_adjacent_days_and_in_the_index(done: 
 
 def test_no_temporary_files_are_left(done: tuple[Place, str]) -> None:
     names = {path.name for path in done[0].output.iterdir()}
-    assert names == {*TABLES, "_rejected", "_partials", "_days", "report.html", "pages"}
+    assert names == {*TABLES, *INTERNAL, "report.html", "pages"}
     assert not [path for path in done[0].output.rglob("*") if path.suffix == ".crc" and "html" in path.name]
 
 
@@ -219,12 +232,28 @@ def test_days_with_a_removed_log_keep_their_tables(place: Place) -> None:
 def test_anomalies_are_computed_from_tables_of_removed_logs(place: Place) -> None:
     for number in range(14, 20):
         day = f"2026-11-{number}"
-        segment(place.input, [publish(ts=f"{day}T07:00:{second:02d}Z", seq=second + 1) for second in range(5)], day)
+        segment(
+            place.input,
+            [publish(ts=f"{day}T07:{number // 60:02d}:{number % 60:02d}Z", seq=number + 1) for number in range(120)],
+            day,
+        )
+    segment(place.input, [publish(ts="2026-11-13T09:00:00Z")], "2026-11-13")  # a stray record makes no day
     place.run()
-    segment(place.input, [publish(seq=number + 1) for number in range(500)])
+    segment(place.input, [publish(seq=number + 1) for number in range(1000)])
     place.run(since=D20, until=D20)
     assert 'rel="next" href="2026-11-20.html"' in (place.output / "pages/2026-11-19.html").read_text()
-    assert place.rows("anomalies", "date what seen expected")[-1] == (D20, "publishes", 500.0, 5.0)
+    assert place.rows("anomalies", "date hour what subject seen expected score") == [
+        (D20, 7, "publishes", "all", 1000.0, 120.0, 880.0),
+        (D20, 7, "publishes", "exchange e in /", 1000.0, 120.0, 880.0),
+    ]
+
+
+def test_stray_records_of_earlier_days_are_no_baseline(place: Place) -> None:
+    for number in range(14, 20):
+        segment(place.input, [publish(ts=f"2026-11-{number}T07:00:00Z")], f"2026-11-{number}")
+    segment(place.input, [publish(seq=number + 1) for number in range(1000)])
+    place.run()
+    assert place.rows("anomalies", "what") == []
 
 
 def test_an_empty_log_creates_a_page(place: Place) -> None:
@@ -244,7 +273,7 @@ def test_records_before_the_damage_of_a_segment_count(
     place: Place, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
     if not whole:
-        monkeypatch.setattr(store, "_WHOLE_BYTES", 0)
+        monkeypatch.setattr(report_session, "_WHOLE_BYTES", 0)
         monkeypatch.setenv("HADOOP_CONF_DIR", str(place.input))  # so that Hadoop accesses the files
     segment(place.input, [publish()])
     broken = segment(
@@ -262,7 +291,7 @@ def test_segments_without_compression_are_read_through_hadoop(
     place: Place, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
     if not whole:
-        monkeypatch.setattr(store, "_WHOLE_BYTES", 0)
+        monkeypatch.setattr(report_session, "_WHOLE_BYTES", 0)
     monkeypatch.setenv("HADOOP_CONF_DIR", str(place.input))  # so that Hadoop accesses the files
     for name, count in (("a.jsonl", 9000), ("b.jsonl", 30), ("c.jsonl", 2000)):
         segment(place.input, [publish(proxy=name, seq=seq) for seq in range(1, count + 1)], name=name)
@@ -308,4 +337,4 @@ def test_all_files_are_accessed_through_hadoop(place: Place) -> None:
     assert "read 0 new segments" in summary
     assert place.publishes()[D20] in (1, 2)
     shown = {path.name for path in place.output.iterdir() if not path.name.startswith(".")}
-    assert shown == {*TABLES, "_rejected", "_partials", "_days", "report.html", "pages"} - {"trace"}
+    assert shown == {*TABLES, *INTERNAL, "report.html", "pages"} - {"trace", "_lock"}

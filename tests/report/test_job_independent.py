@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from proxy.report import store
+from proxy.report import session as report_session
 from proxy.report.job import run
 from proxy.report.request import Request
 from proxy.report.session import LazySession
@@ -94,6 +94,8 @@ def random_records(rnd: random.Random, count: int, times: Sequence[datetime]) ->
             settle = SETTLE | place | {"result": rnd.choice(("returned", "returned", "acked", "nacked", "lost"))}
             if settle["result"] == "acked":
                 settle["confirm_us"] = rnd.uniform(0, 1e6)
+            if settle["result"] == "returned":
+                settle |= {name: record[name] for name in ("vhost", "exchange", "rk", "message_id", "outcome")}
             made += [(settled_at, settle)] * rnd.choice((1, 1, 2))
     made += [(rnd.choice(times), GAP | {"proxy": "edge-a", "dropped": number}) for number in range(5)]
     return made
@@ -133,7 +135,7 @@ def test_random_records_equal_the_independent_numbers(
     if way != "opened by tasks":
         monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
     if way.startswith("copied"):
-        monkeypatch.setattr(store, "_WHOLE_BYTES", 0)
+        monkeypatch.setattr(report_session, "_WHOLE_BYTES", 0)
     rnd = random.Random(way)
     made = random_records(rnd, 1500, times)
     bad = write_segments(rnd, tmp_path / "in", made)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.report import store
+from proxy.report import session as report_session
 from proxy.report.job import run
 from proxy.report.request import Request
 from proxy.report.session import LazySession
@@ -26,7 +26,7 @@ def test_log_and_output_can_be_on_hdfs(
     session: LazySession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
     if not whole:
-        monkeypatch.setattr(store, "_WHOLE_BYTES", 0)
+        monkeypatch.setattr(report_session, "_WHOLE_BYTES", 0)
     Day(2_000).write(tmp_path / "log")
     for hour in (tmp_path / "log").rglob("hour=*"):
         if hour.name != "hour=08":  # each file takes about ten requests
@@ -46,7 +46,7 @@ def test_log_and_output_can_be_on_hdfs(
 def test_large_segments_on_hdfs_are_copied_to_this_machine_one_at_a_time(
     session: LazySession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "_WHOLE_BYTES", 0)
+    monkeypatch.setattr(report_session, "_WHOLE_BYTES", 0)
     copies: list[Path] = []
     fetch = HadoopFiles.fetch
 

@@ -12,11 +12,29 @@ import pytest
 
 from proxy.report.figures import Figures
 from proxy.report.pages import Days, explain_command, relinked, render, render_index
-from tests.report.sample import DAY, Finding, Lost, Named, Sender, Sent, Stop, Timed, at, figures
+from tests.report.sample import (
+    DAY,
+    Compared,
+    Connection,
+    Finding,
+    Frequent,
+    Lost,
+    Named,
+    Queue,
+    Reason,
+    Sender,
+    Sent,
+    Stop,
+    Timed,
+    User,
+    Version,
+    at,
+    figures,
+)
 
 HOSTILE = '"><script>alert(1)</script>'
 #: Elements without an end tag.
-VOID = {"meta", "rect", "line", "circle", "polyline"}
+VOID = {"meta", "rect", "line", "circle", "polyline", "input"}
 
 
 class Outline(HTMLParser):
@@ -54,17 +72,18 @@ def outline(page: str) -> Outline:
 def test_the_sections_are_in_order() -> None:
     sections = [attributes.get("id") for tag, attributes in outline(render(figures())).elements if tag == "section"]
     assert sections == [
-        *("traffic", "destinations", "bindings", "unroutable", "latency", "producers", "anomalies", "trace")
+        *("traffic", "hours", "destinations", "users", "rules", "bindings", "unroutable", "confirms", "latency"),
+        *("producers", "comparison", "anomalies", "trace"),
     ]
 
 
 def test_every_chart_has_a_description() -> None:
     elements = outline(render(figures())).elements
     charts = [attributes for tag, attributes in elements if tag == "svg" and "aria-hidden" not in attributes]
-    assert len(charts) == 5
+    assert [chart.get("class") for chart in charts].count("marks") == 6
     assert all(chart["role"] == "img" and chart["aria-label"] for chart in charts)
     lists = [attributes for tag, attributes in elements if tag == "ol" and attributes.get("class") == "bars"]
-    assert len(lists) == 5
+    assert len(lists) == 5 + 24 * 3
     assert all(attributes["aria-label"] for attributes in lists)
 
 
@@ -88,8 +107,14 @@ def test_strings_of_the_log_are_escaped() -> None:
         figures(),
         exchanges=[Named(HOSTILE, 1, 1)],
         destinations=[Sent(HOSTILE, HOSTILE, HOSTILE, 1, at(0), at(1))],
-        unroutable=[Lost(HOSTILE, HOSTILE, HOSTILE, 1, 1, HOSTILE, HOSTILE, at(0))],
-        producers=[Sender(HOSTILE, HOSTILE, HOSTILE, 1, 1, 1.0, 1)],
+        unroutable=[Lost(HOSTILE, HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1, 1, HOSTILE, HOSTILE, at(0))],
+        producers=[Sender(HOSTILE, HOSTILE, 1, 1, 1.0, 1, [Connection(-1, HOSTILE, HOSTILE, 1, 1)], 1)],
+        users=[User(HOSTILE, HOSTILE, 1, 1, 1, 1, {1: 1})],
+        queues=[Queue(HOSTILE, HOSTILE, HOSTILE, 1, [HOSTILE], [HOSTILE], {1: 1})],
+        reasons=[Reason(HOSTILE, HOSTILE, HOSTILE, HOSTILE, 1, [HOSTILE], HOSTILE)],
+        versions=[Version(HOSTILE, HOSTILE, HOSTILE, 1, 1, 1, at(0), at(1))],
+        compared=[Compared(HOSTILE, HOSTILE, 1, 1, 0)],
+        hours=[Frequent(1, HOSTILE, HOSTILE, 1)],
         anomalies=[Finding(at(0), HOSTILE, HOSTILE, 1.0, 1.0, 1.0, HOSTILE)],
         ways=[(HOSTILE, [Stop(at(0), HOSTILE, HOSTILE, HOSTILE, HOSTILE, [HOSTILE])])],
         rejected={HOSTILE: 1},
@@ -210,17 +235,17 @@ def test_singular_and_plural_are_correct() -> None:
     assert "1 record in the directory of a different day" in text
 
 
-@pytest.mark.parametrize(("hours", "charts"), [(1, 3), (2, 3), (3, 5)])
+@pytest.mark.parametrize(("hours", "charts"), [(1, 4), (2, 4), (3, 6)])
 def test_latency_of_few_hours_is_shown_as_a_table(hours: int, charts: int) -> None:
     latency = [Timed(at(hour), what, 1.0, 2.0, 3.0, 1) for hour in range(hours) for what in ("decide", "confirm")]
     page = render(replace(figures(), latency=latency))
     assert page.count('class="chart"') == charts
-    assert ('<th class="n">p95</th>' in page) == (charts == 3)
+    assert ('<th class="n">p95</th>' in page) == (charts == 4)
 
 
 def test_a_line_has_a_dot_for_each_hour_and_strokes_between_them() -> None:
     latency = [Timed(at(hour), "decide", 1.0, 2.0, 3.0, 1) for hour in (0, 1, 5)]
-    page = render(replace(figures(), latency=latency))
+    page = render(replace(figures(), latency=latency, confirms=[]))
     assert page.count('<circle class="s5"') == 3
     assert re.findall(r'<line class="l5" x1="(.*?)%" y1=".*?" x2="(.*?)%"', page) == [("8.33", "25"), ("25", "91.67")]
     assert "2026-11-20 05:30 p99: 3 µs" in page
@@ -269,7 +294,7 @@ exchanges:
 
 def test_the_explain_command_of_an_unroutable_row_can_be_run(tmp_path: Path) -> None:
     key = "a.'$(touch oops)'.\\n\u00e4"
-    lost = Lost("/", 'it\'s "orders"', "a.*", 1, 0, key, None, at(7))
+    lost = Lost("/", 'it\'s "orders"', "a.*", "unrouted", "unmatched", 1, 0, key, None, at(7))
     command = explain_command(lost)
     assert "--at 2026-11-20T07:00:00Z" in command
     (tmp_path / "RULES.yaml").write_text(RULES)
@@ -282,3 +307,19 @@ def test_the_explain_command_of_an_unroutable_row_can_be_run(tmp_path: Path) -> 
     assert sorted(tmp_path.iterdir()) == [tmp_path / "RULES.yaml"]
     page = render(replace(figures(), unroutable=[lost]))
     assert command in outline(page).text
+
+
+def test_the_hours_of_the_day_can_be_selected_without_scripts() -> None:
+    page = outline(render(figures()))
+    choices = [attributes["id"] for tag, attributes in page.elements if attributes.get("type") == "radio"]
+    assert choices == ["hour-all", *(f"hour-{hour}" for hour in range(24))]
+    shown = [
+        attributes["class"] for tag, attributes in page.elements if str(attributes.get("class")).startswith("hour ")
+    ]
+    assert shown == [f"hour hour-{hour}" for hour in range(24)]
+
+
+def test_confirms_are_compared_with_an_objective() -> None:
+    page = outline(render(figures()))
+    assert "Objective: 99.9 % of the publishes are neither nacked nor lost" in page.text
+    assert "objective: at most 0.1 %" in page.text

@@ -13,8 +13,8 @@ from tests.report.sample import figures
 
 pytestmark = pytest.mark.matrix
 
-#: Widths of a phone, a tablet and two screens.
-WIDTHS = (360, 800, 1120, 1920)
+#: Widths of a phone, a tablet and three screens.
+WIDTHS = (360, 800, 1120, 1920, 2560)
 
 
 @pytest.fixture
@@ -23,7 +23,14 @@ async def tab(tmp_path: Path) -> AsyncIterator[Tab]:
     page.write_text(render(figures()))
     async with required_browser() as tab:
         await tab.open(page)
+        await unfold(tab)
         yield tab
+
+
+async def unfold(tab: Tab, *, is_open: bool = True) -> None:
+    """Show the content of all sections, or hide it, as their headings do on a narrow screen."""
+    state = str(is_open).lower()
+    await tab.value(f"document.querySelectorAll('.fold').forEach(box => {{ box.checked = {state} }})")
 
 
 async def test_the_page_requests_nothing_and_causes_no_errors(tab: Tab) -> None:
@@ -89,3 +96,31 @@ async def test_names_of_bars_do_not_overflow(tab: Tab, pixels: int) -> None:
         bar => [...bar.children].some(part => part.scrollWidth > part.clientWidth + 1 && part.clientWidth)).length"""
     assert await tab.value("document.querySelectorAll('.bars li').length") > 20
     assert await tab.value(over) == 0
+
+
+async def test_sections_are_folded_on_a_phone_only_and_a_link_shows_its_section(tab: Tab) -> None:
+    await unfold(tab, is_open=False)
+    visible = "[...document.querySelectorAll('section > .body')].filter(body => body.clientHeight).length"
+    every = await tab.value("document.querySelectorAll('section > .body').length")
+    await tab.width(800)
+    assert await tab.value(visible) == every
+    await tab.width(360)
+    assert await tab.value(visible) == 0
+    await tab.value("document.querySelector('h2 label').click()")
+    assert await tab.value(visible) == 1
+    await tab.value("document.querySelector('nav a[href=\"#users\"]').click()")
+    assert await tab.value("document.querySelector('#users > .body').clientHeight > 0")
+
+
+async def test_an_hour_can_be_selected(tab: Tab) -> None:
+    await tab.width(1120)
+    visible = "[...document.querySelectorAll('.hour')].filter(hour => hour.clientHeight).map(hour => hour.className)"
+    assert await tab.value(visible) == []
+    await tab.value("document.querySelector('label[for=hour-7]').click()")
+    assert await tab.value(visible) == ["hour hour-7"]
+
+
+async def test_the_width_of_a_large_screen_is_used(tab: Tab) -> None:
+    await tab.width(2560)
+    right = "Math.max(...[...document.querySelectorAll('section')].map(part => part.getBoundingClientRect().right))"
+    assert await tab.value(right) > 2500

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import gzip
+import io
 import time
+from datetime import date
 from pathlib import Path
 from typing import Any
-from unittest.mock import create_autospec
 
 import duckdb
 import pytest
 
+from proxy.report.days import made_files, parts
 from proxy.report.partials import KEPT_LINES, read
-from proxy.report.request import KnownBinding, Request
-from proxy.report.session import LazySession, Run
-from proxy.report.storage import LocalFiles
-from proxy.report.tables import Tables
+from proxy.report.request import KnownBinding
+from proxy.report.storage import Entry
 from tests.report.lines import TS, gap, publish, settle
 
 RECORD, TORN, FOREIGN, NEWER, BLANK = "records", "torn", "foreign", "version", "blank"
@@ -66,8 +66,6 @@ JUDGED = {
     gap(dropped=None): FOREIGN,
 }
 FOLDER = "/in/date=2026-11-20/hour=07"
-#: Documented number of publishes at the end of a segment to which returns in a later segment can refer.
-TAIL = 2_000
 
 Row = dict[str, Any]  # values of any column
 
@@ -75,14 +73,14 @@ Row = dict[str, Any]  # values of any column
 def partial(folder: Path, *segments: tuple[str, bytes]) -> dict[str, list[Row]]:
     """Return the tables of the partials of segments, given by name and content."""
     tables: dict[str, list[Row]] = {}
-    pieces = read(((f"{FOLDER}/{name}", 1, content) for name, content in segments), traced=True)
+    opened = ((Entry(f"{FOLDER}/{name}", False, len(content), 1), io.BytesIO(content)) for name, content in segments)
     with duckdb.connect() as duck:
-        for number, piece in enumerate(pieces):
-            file = folder / f"{number}.parquet"
-            file.write_bytes(piece.data)
+        for _, name, data in read(opened, True, folder):
+            file = folder / f"{name}.parquet"
+            file.write_bytes(data)
             result = duck.execute(f"FROM '{file}'")
             columns = [column[0] for column in result.description]
-            tables.setdefault(piece.name, []).extend(dict(zip(columns, row, strict=True)) for row in result.fetchall())
+            tables.setdefault(name, []).extend(dict(zip(columns, row, strict=True)) for row in result.fetchall())
     return tables
 
 
@@ -95,9 +93,9 @@ def test_every_line_is_a_record_or_rejected_with_a_reason(tmp_path: Path) -> Non
     made = partial(tmp_path, *((f"{number}.jsonl", text(line)) for number, line in enumerate(lines)))
     kinds = (RECORD, TORN, FOREIGN, NEWER)
     judged = {}
-    for row in made["segments"]:
+    for row in made["ledger"]:
         matching = [kind for kind in kinds if row[kind]]
-        judged[lines[int(row["name"].removesuffix(".jsonl"))]] = matching[0] if matching else BLANK
+        judged[lines[int(row["path"].rpartition("/")[2].removesuffix(".jsonl"))]] = matching[0] if matching else BLANK
     assert judged == JUDGED
     kept = {row["line"] for row in made["rejected"]}
     assert kept == {line.strip() for line, kind in JUDGED.items() if kind not in (RECORD, BLANK)}
@@ -105,13 +103,13 @@ def test_every_line_is_a_record_or_rejected_with_a_reason(tmp_path: Path) -> Non
 
 def test_a_line_of_invalid_utf_8_is_foreign(tmp_path: Path) -> None:
     made = partial(tmp_path, ("a.jsonl", b"\xff\xfe{}\n" + text(publish())))
-    assert [(row["records"], row["foreign"]) for row in made["segments"]] == [(1, 1)]
+    assert [(row["records"], row["foreign"]) for row in made["ledger"]] == [(1, 1)]
 
 
 def test_a_missing_line_end_and_several_gzip_members_are_valid(tmp_path: Path) -> None:
     packed = gzip.compress(text(publish())) + gzip.compress(publish(seq=2).encode()) + b"\0" * 100
     made = partial(tmp_path, ("a.jsonl.gz", packed), ("b.jsonl", publish().encode()), ("c.jsonl.gz", b""))
-    assert [(row["records"], row["damaged"]) for row in made["segments"]] == [(2, False), (1, False), (None, False)]
+    assert [(row["records"], row["damaged"]) for row in made["ledger"]] == [(2, False), (1, False), (0, False)]
 
 
 @pytest.mark.parametrize("cut", [-3, -9, -3000])
@@ -119,28 +117,22 @@ def test_records_before_the_damage_of_a_segment_are_read(tmp_path: Path, cut: in
     packed = gzip.compress(text(*(publish(seq=number, rk=f"k{number * 7919}") for number in range(1, 5001))))
     noise = b"\x1f\x8b\x08\x00 this is no gzip"
     made = partial(tmp_path, ("a.jsonl.gz", packed[:cut]), ("b.jsonl.gz", noise))
-    first, second = made["segments"]
-    assert (first["damaged"], second["damaged"], second["records"]) == (True, True, None)
+    first, second = made["ledger"]
+    assert (first["damaged"], second["damaged"], second["records"]) == (True, True, 0)
     assert 1 < first["records"] <= 5000
     assert first["torn"] == 0
 
 
 def test_all_rejected_lines_are_counted_and_a_bounded_number_is_kept(tmp_path: Path) -> None:
     made = partial(tmp_path, ("a.jsonl", text(*(f"rubbish {number}" for number in range(KEPT_LINES + 5)))))
-    assert made["segments"][0]["foreign"] == KEPT_LINES + 5
+    assert made["ledger"][0]["foreign"] == KEPT_LINES + 5
     assert len(made["rejected"]) == KEPT_LINES
 
 
-def test_a_large_segment_keeps_publishes_that_later_returns_can_refer_to(tmp_path: Path) -> None:
-    def at(number: int) -> str:
-        return f"2026-11-20T07:{number // 100:02d}:{number // 2 % 60:02d}.{number % 100:02d}Z"
-
-    lines = [publish(seq=number + 1, ts=at(number)) for number in range(TAIL + 500)]
-    made = partial(tmp_path, ("a.jsonl", text(*lines, settle(seq=7, ts=at(40)))))
-    kept = {row["seq"] for row in made["candidates"]}
-    assert len(kept) == TAIL + 1
-    assert 7 in kept
-    assert TAIL + 500 in kept
+def test_the_number_of_small_segments_is_not_limited_by_memory(tmp_path: Path) -> None:
+    made = partial(tmp_path, *((f"{number}.jsonl", text(publish(seq=number + 1))) for number in range(2_500)))
+    assert len(made["ledger"]) == 2_500
+    assert sum(row["n"] for row in made["traffic"]) == 2_500
 
 
 def test_routing_keys_are_grouped_by_pattern(tmp_path: Path) -> None:
@@ -156,7 +148,7 @@ def test_routing_keys_are_grouped_by_pattern(tmp_path: Path) -> None:
     }
     lines = [publish(outcome="unrouted", rk=key, seq=number) for number, key in enumerate(keys, 1)]
     made = partial(tmp_path, ("a.jsonl", text(*lines)))
-    assert {row["example"]["rk"]: row["rk_pattern"] for row in made["unrouted"]} == keys
+    assert {row["example"]["rk"]: row["rk_pattern"] for row in made["lost"]} == keys
 
 
 def test_sequence_numbers_of_a_channel_are_stored_as_ranges(tmp_path: Path) -> None:
@@ -165,15 +157,9 @@ def test_sequence_numbers_of_a_channel_are_stored_as_ranges(tmp_path: Path) -> N
     assert sorted((row["first"], row["last"]) for row in made["ranges"]) == [(1, 3), (7, 8), (20, 20)]
 
 
-def test_100000_bindings_of_rules_files_take_less_than_three_seconds_of_cpu(
-    tmp_path: Path,
-) -> None:
+def test_100000_bindings_of_rules_files_take_less_than_three_seconds_of_cpu(tmp_path: Path) -> None:
     known = tuple(KnownBinding("/", "orders", f"binding {number}", "r1") for number in range(100_000))
-    request = Request("in", "out", bindings=known)
-    with duckdb.connect() as duck:
-        begin = time.process_time()
-        Tables(Run(request, create_autospec(LazySession), create_autospec(LocalFiles), "out", tmp_path, duck))
-        assert time.process_time() - begin < 3
-        assert duck.execute("SELECT count(*), min(binding), max(rules) FROM m_known").fetchall() == [
-            (100_000, "binding 0", "r1")
-        ]
+    [main, *_] = parts(date(2026, 11, 20), [], known, False)
+    begin = time.process_time()
+    made_files(main, {}, "", tmp_path)
+    assert time.process_time() - begin < 3

@@ -7,12 +7,23 @@ from pathlib import Path
 
 import pytest
 
+from proxy.cli.main import main
 from proxy.errors import ConfigError
 from proxy.report.job import run
 from proxy.report.request import Request
 from proxy.report.session import CONFIGURATION, LOCAL, LazySession, chosen
 from proxy.report.storage import LocalFiles
+from tests.private_broker import free_port
 from tests.report.lines import publish, segment
+
+#: Runs a command in Spark, even for small segments.
+IN_SPARK = """
+import sys
+from proxy.cli.main import main
+from proxy.report import session
+session._SMALL_BYTES = 1
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 def request(master: str | None = None, *settings: tuple[str, str]) -> Request:
@@ -85,13 +96,19 @@ def test_without_new_segments_spark_is_not_started(session: LazySession, tmp_pat
     assert "read 0 new segments" in done.stdout
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["--master", "spark://nonsense"], ["--master", "spark://host:7077", "--conf", "spark.driver.memory=nonsense"]],
-)
-def test_an_invalid_setting_is_an_error_without_traceback(java: None, tmp_path: Path, arguments: list[str]) -> None:
+def test_an_unreachable_master_is_an_error_of_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for master in (f"spark://127.0.0.1:{free_port()}", "spark://nonsense"):
+        command = ["report", "--input", str(tmp_path), "--output", str(tmp_path / "out"), "--master", master]
+        assert main(command) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"oxproxy: --master: can't connect to {master}: ")
+        assert error.count("\n") == 1
+
+
+def test_an_invalid_setting_is_an_error_without_traceback(java: None, tmp_path: Path) -> None:
     program = str(Path(sys.executable).with_name("oxproxy"))
-    command = [program, "report", "--input", str(tmp_path), "--output", str(tmp_path / "out"), *arguments]
+    command = [program, "report", "--input", str(tmp_path), "--output", str(tmp_path / "out")]
+    command += ["--conf", "spark.hadoop.x=y", "--conf", "spark.driver.memory=nonsense"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ)
     assert done.returncode == 2
     assert "Spark does not start" in done.stderr
@@ -114,8 +131,8 @@ def test_an_archive_of_classes_can_be_written_and_used(java: None, tmp_path: Pat
     archive, log = tmp_path / "spark.jsa", tmp_path / "classes"
 
     def reported(options: str) -> subprocess.CompletedProcess[str]:
-        program = str(Path(sys.executable).with_name("oxproxy"))
-        command = [program, "report", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
+        arguments = ["report", "--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
+        command = [sys.executable, "-c", IN_SPARK, *arguments]
         # Java writes the archive after the command has ended, and closes its output only when it exits.
         environment = {**os.environ, "SPARK_SUBMIT_OPTS": f"-Xlog:disable {options}"}
         return subprocess.run(command, capture_output=True, text=True, check=True, env=environment)

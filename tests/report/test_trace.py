@@ -14,7 +14,7 @@ from proxy.cli.main import main
 from proxy.report.job import run
 from proxy.report.request import Request
 from proxy.report.session import LazySession
-from proxy.report.storage import Entry, LocalFiles
+from proxy.report.storage import LocalFiles
 from tests.report.lines import publish, segment, settle
 
 
@@ -73,23 +73,6 @@ def test_segments_without_the_message_in_their_partial_are_skipped(
     # Segments without a partial are read.
     segment(log, [publish(message_id="new")], hour=10)
     assert traced(capsys, log, "new", "--output", str(output))[1] == ["publish p 1"]
-
-
-def test_partials_are_listed_once_for_all_segments(
-    log: Path, session: LazySession, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = tmp_path / "out"
-    run(session, Request(str(log), str(output)))
-    listed: list[str] = []
-    entries = LocalFiles.entries
-
-    def counted(files: LocalFiles, path: str) -> list[Entry]:
-        listed.append(path)
-        return entries(files, path)
-
-    monkeypatch.setattr(LocalFiles, "entries", counted)
-    assert traced(capsys, log, "m11", "--output", str(output))[0] == 0
-    assert listed.count(f"{output}/_partials/1") == 1
 
 
 def test_segments_removed_during_the_search_are_skipped(
@@ -156,4 +139,4 @@ def test_a_missing_directory_is_an_error(name: str, tmp_path: Path) -> None:
 
 def test_an_unreadable_directory_is_named(log: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, _, errors = traced(capsys, log, "m11", "--output", str(log / ("x" * 300)))
-    assert (status, errors) == (2, f"{log / ('x' * 300)}/_partials/1: File name too long\n")
+    assert (status, errors) == (2, f"{log / ('x' * 300)}/_partials/2/index.json: File name too long\n")

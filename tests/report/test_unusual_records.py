@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from datetime import UTC, date, datetime
 from pathlib import Path
 
@@ -11,10 +10,8 @@ import duckdb
 import pytest
 
 from proxy.cli.main import main
-from proxy.report import partials, store
 from proxy.report.job import Summary, report
 from proxy.report.request import Request
-from proxy.report.storage import Entry, local_path
 from tests.report.lines import publish, segment, settle
 from tests.report.test_partials import partial
 
@@ -25,22 +22,10 @@ def at(second: int) -> str:
     return f"2026-11-20T07:30:{second:02d}.000000Z"
 
 
-@pytest.fixture
-def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the tasks in this process."""
-
-    def read_local(self: store.Partials, job: Sequence[Entry]) -> None:
-        files = [(segment, local_path(segment.path)) for segment in job]
-        partials.read_files(files, self._run.storage, self._folder, self._run.request.trace)
-
-    monkeypatch.setattr(store.Partials, "_read_local", read_local)
-
-
 def made(folder: Path, day: date | None = None) -> Summary:
     return report(Request(str(folder / "in"), str(folder / "out"), day, day, now=datetime(2026, 11, 30, tzinfo=UTC)))
 
 
-@pytest.mark.usefixtures("without_spark")
 @pytest.mark.parametrize(
     "odd",
     [
@@ -55,7 +40,6 @@ def test_a_record_with_extreme_values_does_not_make_a_run_fail(tmp_path: Path, o
     assert made(tmp_path).publishes >= 2
 
 
-@pytest.mark.usefixtures("without_spark")
 def test_numbers_missing_at_midnight_are_a_gap(tmp_path: Path) -> None:
     segment(tmp_path / "in", [publish(seq=n, ts="2026-11-20T23:59:59.000000Z") for n in (1, 2)], hour=23)
     segment(
@@ -68,7 +52,6 @@ def test_numbers_missing_at_midnight_are_a_gap(tmp_path: Path) -> None:
     assert rows == [(0, "seq gap", 2.0, 4.0, 2.0, "after number 2")]
 
 
-@pytest.mark.usefixtures("without_spark")
 def test_files_and_directories_that_no_sidecar_writes_do_not_make_a_run_fail(tmp_path: Path) -> None:
     segment(tmp_path / "in", [publish()])
     segment(tmp_path / "in", [publish()], name="\udcff")
@@ -114,11 +97,8 @@ def test_a_response_after_the_last_day_is_found(tmp_path: Path, capsys: pytest.C
 def test_a_message_id_that_is_not_utf_8_is_found_as_the_log_shows_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = segment(tmp_path / "in", [publish(message_id="\\xff")])
-    report_folder = tmp_path / "out" / partials.FOLDER
-    report_folder.mkdir(parents=True)
-    content = (f"file:{path}", path.stat().st_mtime_ns // 1_000_000, path.read_bytes())
-    partials.save(partials.read([content], False), report_folder / "part.parquet")
+    segment(tmp_path / "in", [publish(message_id="\\xff")])
+    made(tmp_path)
     assert traced(capsys, tmp_path / "in", "\udcff", "--output", str(tmp_path / "out")) == ["publish"]
 
 

@@ -79,7 +79,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def _refuse(self, status: int, name: str, message: str) -> None:
-        java = {"FileNotFoundException": "java.io.FileNotFoundException"}.get(name, f"java.lang.{name}")
+        java = {
+            "FileNotFoundException": "java.io.FileNotFoundException",
+            "FileAlreadyExistsException": "org.apache.hadoop.fs.FileAlreadyExistsException",
+        }.get(name, f"java.lang.{name}")
         self._json({"RemoteException": {"exception": name, "javaClassName": java, "message": message}}, status)
 
     def _redirect(self) -> bool:
@@ -155,6 +158,9 @@ class _Handler(BaseHTTPRequestHandler):
                 size -= len(chunk)
 
     def op_create(self) -> None:
+        if self.query.get("overwrite") == "false" and self.local.exists():
+            self._refuse(403, "FileAlreadyExistsException", f"{self.place} exists")
+            return
         if self._redirect():
             return
         self.local.parent.mkdir(parents=True, exist_ok=True)

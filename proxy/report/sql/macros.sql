@@ -10,8 +10,3 @@ CREATE MACRO IF NOT EXISTS bloom_place(id, number, bits) AS
     (((id & 4294967295) + number * (id >> 32)) % bits)::BIGINT;
 CREATE MACRO IF NOT EXISTS bloom_places(id, bits) AS
     [bloom_place(id, 0, bits), bloom_place(id, 1, bits), bloom_place(id, 2, bits), bloom_place(id, 3, bits)];
--- True if the tables of a day depend on a segment, given the days of its records and the time of its first record. Such
--- a segment has invalid lines or records of the day, publishes of the previous day that may be returned on this day, or
--- records of the first hour of the following day, during which the day's publishes may be returned.
-CREATE MACRO IF NOT EXISTS concerns(days, first, day) AS list_has_any(days, [day - 1, day])
-    OR list_contains(days, day + 1) AND first < day + INTERVAL 25 HOUR;
