@@ -112,6 +112,36 @@ def admitted_connections(connections: int, kept: int = 0, *, configured: bool = 
     return admitted
 
 
+async def listening_sockets(host: str, port: int, backlog: int, *, reuse_port: bool = False) -> list[socket.socket]:
+    """Return a listening socket for each address of a host.
+
+    Raises:
+        OSError: an address can't be bound.
+    """
+    look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    # uvloop's `getaddrinfo` removes the scope id of an address.
+    infos = await asyncio.get_running_loop().run_in_executor(None, look_up)
+    sockets: list[socket.socket] = []
+    absent: OSError | None = None
+    for family, _, _, _, address in dict.fromkeys(infos):
+        try:
+            listening = socket.create_server(
+                address, family=family, backlog=backlog, reuse_port=reuse_port, dualstack_ipv6=False
+            )
+        except OSError as error:
+            if error.errno not in _NO_SUCH_FAMILY:
+                for earlier in sockets:
+                    earlier.close()
+                raise
+            absent = error  # `localhost` resolves to an IPv6 address even if IPv6 is disabled
+            continue
+        listening.setblocking(False)
+        sockets.append(listening)
+    if absent is not None and not sockets:
+        raise absent
+    return sockets
+
+
 class Listener:
     """Accepts producers on all listening addresses.
 
@@ -157,32 +187,11 @@ class Listener:
         return bound
 
     async def _listen(self, host: str, port: int, tls: ContextProvider | None) -> list[tuple[str, int]]:
-        loop = asyncio.get_running_loop()
-        look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        infos = await loop.run_in_executor(None, look_up)  # uvloop's `getaddrinfo` removes the scope id of an address
-        bound: list[tuple[str, int]] = []
-        absent: OSError | None = None
-        for family, _, _, _, address in dict.fromkeys(infos):
-            try:
-                listening = socket.create_server(
-                    address,
-                    family=family,
-                    backlog=_BACKLOG,
-                    reuse_port=self._limits.shared,
-                    dualstack_ipv6=False,
-                )
-            except OSError as error:
-                if error.errno not in _NO_SUCH_FAMILY:
-                    raise
-                absent = error  # `localhost` resolves to an IPv6 address even if IPv6 is disabled
-                continue
-            listening.setblocking(False)
-            self._sockets.append(listening)
-            loop.add_reader(listening, self._accept, listening, tls)
-            bound.append(listening.getsockname()[:2])
-        if absent is not None and not bound:
-            raise absent
-        return bound
+        listening = await listening_sockets(host, port, _BACKLOG, reuse_port=self._limits.shared)
+        self._sockets += listening
+        for sock in listening:
+            asyncio.get_running_loop().add_reader(sock, self._accept, sock, tls)
+        return [sock.getsockname()[:2] for sock in listening]
 
     def audit_durable(self, sequence: int) -> None:
         for session in tuple(self._sessions):
