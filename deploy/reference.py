@@ -31,12 +31,13 @@ class KeyEntry(NamedTuple):
 def entries(section: FileModel, path: str = "") -> Iterator[KeyEntry]:
     """Yield every key of a section; the values in the section are the defaults."""
     for key, (attribute, field) in key_names(type(section)).items():
-        value, entry_path = getattr(section, attribute), join(path, key)
+        value, entry_path = getattr(section, attribute, None), join(path, key)
         kind = key_type(type(section), key)
         if not kind.is_section:
-            yield KeyEntry(entry_path, _written(attribute, value), field.description or "")
+            default = "" if field.is_required() else f"`{_written(attribute, value)}`"
+            yield KeyEntry(entry_path, default, field.description or "")
         elif kind.several:
-            yield from entries(value[0] if value else kind.item(), entry_path + "[]")
+            yield from entries(value[0] if value else kind.item.model_construct(), entry_path + "[]")
         else:
             yield from entries(kind.item() if value is None else value, entry_path)
 
@@ -53,7 +54,7 @@ def _written(attribute: str, value: object) -> str:
 
 def settings() -> str:
     """Return the rows of every key of the configuration."""
-    return _rows((f"`{entry.path}`", f"`{entry.default}`", entry.doc) for entry in entries(Settings()))
+    return _rows((f"`{entry.path}`", entry.default, entry.doc) for entry in entries(Settings()))
 
 
 def metrics() -> str:

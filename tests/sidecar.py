@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import ssl
 import subprocess
 import sys
 import tempfile
@@ -55,6 +56,7 @@ class Sidecar:
         program: command to run as ``oxproxy``; by default the value of PROGRAM at the time of the call, since tests
             replace it.
         ready_seconds: timeout for /readyz.
+        tls: context for connections to the admin address as ``localhost``; None if it is plain TCP.
     """
 
     def __init__(
@@ -65,14 +67,16 @@ class Sidecar:
         folder: Path | None = None,
         program: Sequence[str] | None = None,
         ready_seconds: float = READY_SECONDS,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
+        self._tls = tls
         self._ready_seconds = ready_seconds
         self._program = program or (str(PROGRAM),)
         self.port = free_port()
         workers = (settings or {}).get("workers", 1)
         assert isinstance(workers, int)
         self.admin_port = free_ports(workers, self.port)
-        self.admin = f"http://127.0.0.1:{self.admin_port}"
+        self.admin = f"http://127.0.0.1:{self.admin_port}" if tls is None else f"https://localhost:{self.admin_port}"
         self.folder = (folder or Path(tempfile.mkdtemp(prefix="oxproxy-sidecar-"))).resolve()
         self._keep = folder is not None
         self._broker = broker
@@ -158,13 +162,13 @@ class Sidecar:
             "listen": [{"address": self.address}],
             "upstream": self._broker.upstream,
             "rules": self._rules,
-            "admin": {"address": self.admin.removeprefix("http://")},
+            "admin": {"address": f"127.0.0.1:{self.admin_port}"},
         }
         return merged(settings, self._settings)
 
     def _await_ready(self) -> None:
         deadline = time.monotonic() + self._ready_seconds
-        while not is_ready(f"{self.admin}/readyz"):
+        while not is_ready(f"{self.admin}/readyz", self._tls):
             if self._processes is None or not self._processes.running:
                 raise SidecarFailed(f"oxproxy ended at its start:\n{self.last_words()}")
             if time.monotonic() > deadline:
@@ -216,10 +220,10 @@ def request_page(url: str, body: bytes | None = None, method: str | None = None,
             return error.code, error.read().decode()
 
 
-def is_ready(url: str) -> bool:
+def is_ready(url: str, tls: ssl.SSLContext | None = None) -> bool:
     """Return whether a page returns status 200."""
-    with contextlib.suppress(OSError):
-        return request_page(url)[0] == 200
+    with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=30, context=tls) as answer:
+        return bool(answer.status == 200)
     return False
 
 

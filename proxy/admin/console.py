@@ -35,6 +35,7 @@ def console_routes() -> list[GuardedRoute]:
             "GET",
             _PATHS.get(file.name, f"/{file.name}"),
             partial(_answer, file.read_bytes(), _TYPES[PurePath(file.name).suffix]),
+            is_data=False,
         )
         for file in (files("proxy.admin") / "static").iterdir()
     ]

@@ -127,8 +127,12 @@ class LiveFeed:
                 else:
                     await asyncio.sleep(max(SAMPLE_SECONDS, PAUSE_FACTOR * spent))
         finally:
-            for stream in tuple(self._streams):
-                stream.end()
+            self.end_streams()
+
+    def end_streams(self) -> None:
+        """End all streams. Their clients connect again, if they are still permitted to."""
+        for stream in tuple(self._streams):
+            stream.end()
 
     async def _turn(self) -> None:
         followed = {topic for stream in self._streams for topic in stream.topics}

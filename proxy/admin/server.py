@@ -5,6 +5,7 @@ connect) and ``/status``. The server calls functions of the application and does
 requests from the start of the process to the end of the drain.
 
 Connections are limited in number and duration, so that they don't exhaust the file descriptors that producers need.
+With TLS, this includes the handshake, so connections are accepted here and not by the event loop.
 """
 
 from __future__ import annotations
@@ -12,12 +13,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import TypeAlias, cast
 
 import structlog
@@ -25,7 +23,10 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 from prometheus_client.exposition import gzip_accepted
 
-from proxy.errors import ConfigErrors
+from proxy.admin.access import Access, Handler, Role
+from proxy.errors import ConfigError, ConfigErrors
+from proxy.net.listener import listening_sockets
+from proxy.net.tls import ContextProvider, words
 from proxy.observe.exposition import Exposition
 
 _log = structlog.get_logger(__name__)
@@ -44,11 +45,6 @@ def _is_error(record: logging.LogRecord) -> bool:
 _http_log = logging.getLogger(f"{__name__}.http")
 _http_log.addFilter(_is_error)
 
-Handler: TypeAlias = Callable[[web.Request], Awaitable[web.StreamResponse]]
-Network: TypeAlias = IPv4Network | IPv6Network
-
-#: Networks from which guarded pages are available even if `admin.allow` does not contain them.
-LOOPBACK: tuple[Network, ...] = (ip_network("127.0.0.0/8"), ip_network("::1/128"))
 #: Time for which `stop` waits for responses in progress, in seconds. A client must not delay the exit of the process.
 STOP_SECONDS = 1.0
 #: Maximum size of a request's body, such as a message for `/explain` with its headers. Larger requests get 413.
@@ -66,30 +62,40 @@ MOST_REFUSED, REFUSED_SECONDS = 32, 1.0
 #: Seconds within which the first request of a connection must be received, and within which each response must be read
 #: and the next request received. There is no deadline while a page is being rendered.
 REQUEST_SECONDS = 30.0
+_BACKLOG = 128
+#: Maximum number of connections accepted in one iteration of the event loop, and pause after an accept has failed.
+_ACCEPTED_AT_ONCE, _ACCEPT_PAUSE_SECONDS = 16, 1.0
+#: Timeout of a TLS handshake in seconds.
+HANDSHAKE_SECONDS = 10.0
 #: Sent with every response, since names and values from messages may look like HTML or scripts.
 _NO_SNIFFING = {"X-Content-Type-Options": "nosniff"}
 _NO_ROOM = (
     b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 5\r\nContent-Length: 0\r\nConnection: close\r\n"
     b"X-Content-Type-Options: nosniff\r\n\r\n"
 )
-#: A Host header: a name or an address, which is in brackets if it contains colons, and optionally a port.
-_HOST = re.compile(r"(\[[^]]*\]|[^][:@/]*)(?::[0-9]*)?")
-#: Host names accepted for guarded pages, in addition to addresses and `admin.hosts`.
-_LOCAL_NAMES = ("localhost", "localhost.localdomain", "ip6-localhost")
 
 
 @dataclass(frozen=True, slots=True)
 class GuardedRoute:
-    """A page that is available only from loopback and from the networks in `admin.allow`.
+    """A page with a guard (see `Access.guarded`).
 
     Args:
         path: path with a leading slash.
         handler: handles requests; exceptions become a 500 response without text.
+        change: the change that the page makes, for records; empty if it makes none.
+        is_data: whether the page shows or changes anything; False for the files of the console.
     """
 
     method: str
     path: str
     handler: Handler
+    change: str = ""
+    is_data: bool = True
+
+    @property
+    def role(self) -> Role | None:
+        """The role that a token needs; None if no token is needed."""
+        return Role.OPERATE if self.change else Role.VIEW if self.is_data else None
 
 
 class AdminServer:
@@ -99,13 +105,11 @@ class AdminServer:
         exposition: renders the metrics page.
         readiness: returns the reasons why the sidecar is not ready; empty if it is ready.
         status: returns the content of `/status`, as plain data for JSON.
-        allow: networks other than loopback from which guarded pages are available, as addresses or in CIDR notation.
+        access: guards pages.
         routes: further guarded pages.
         degraded: returns limitations that don't prevent readiness.
-        hosts: additional host names accepted for guarded pages.
-
-    Raises:
-        ValueError: a network of `allow` is invalid.
+        metrics_role: role that the metrics page requires; None if it requires no token.
+        tls: provides the TLS context for each new connection; None for plain TCP.
     """
 
     def __init__(
@@ -113,13 +117,14 @@ class AdminServer:
         exposition: Exposition,
         readiness: Callable[[], Sequence[str]],
         status: Callable[[], Mapping[str, object]],
-        allow: Iterable[str] = (),
+        access: Access,
         routes: Iterable[GuardedRoute] = (),
         degraded: Callable[[], Sequence[str]] = tuple,
-        hosts: Iterable[str] = (),
+        metrics_role: Role | None = None,
+        tls: ContextProvider | None = None,
     ) -> None:
-        self._hosts = frozenset(name.lower() for name in (*_LOCAL_NAMES, socket.gethostname(), *hosts))
-        self._servers: list[asyncio.Server] = []
+        self._tls = tls
+        self._sockets: list[socket.socket] = []
         #: connections by aiohttp's protocol, starting with the connection that has been idle for the longest time
         self._connections: dict[asyncio.BaseProtocol, _Connection] = {}
         self._refused: set[_Refused] = set()
@@ -127,14 +132,14 @@ class AdminServer:
         self._readiness = readiness
         self._degraded = degraded
         self._status = status
-        self._allowed = (*LOOPBACK, *map(ip_network, allow))
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._watched])
         app.on_response_prepare.append(_forbid_sniffing)
-        app.router.add_get("/metrics", self._get_metrics)
+        metrics = self._get_metrics if metrics_role is None else access.with_token(self._get_metrics, metrics_role)
+        app.router.add_get("/metrics", metrics)
         app.router.add_get("/livez", self._get_livez)
         app.router.add_get("/readyz", self._get_readyz)
         for route in (GuardedRoute("GET", "/status", self._get_status), *routes):
-            app.router.add_route(route.method, route.path, self._guarded(route.handler))
+            app.router.add_route(route.method, route.path, access.guarded(route.handler, route.role, route.change))
         self._runner = web.AppRunner(app, access_log=None, logger=_http_log, shutdown_timeout=STOP_SECONDS)
 
     async def start(self, host: str, port: int) -> tuple[str, int]:
@@ -147,21 +152,47 @@ class AdminServer:
             OSError: the address can't be bound.
         """
         await self._runner.setup()
-        server = await asyncio.get_running_loop().create_server(self._connect, host, port)
-        self._servers.append(server)
-        bound = server.sockets[0].getsockname()
+        self._sockets = await listening_sockets(host, port, _BACKLOG)
+        for listening in self._sockets:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+        bound = self._sockets[0].getsockname()
         return bound[0], bound[1]
 
     async def stop(self) -> None:
         """Close the socket, wait for responses in progress until a deadline, then abort them."""
-        for server in self._servers:
-            server.close()
-        self._servers.clear()
+        for listening in self._sockets:
+            asyncio.get_running_loop().remove_reader(listening)
+            listening.close()
+        self._sockets.clear()
         await self._runner.cleanup()
         for connection in tuple(self._connections.values()):
             connection.abort()
 
-    def _connect(self) -> asyncio.Protocol:
+    def _accept(self, listening: socket.socket) -> None:
+        """Accept pending connections up to a limit; the others are accepted in the next iteration of the event loop."""
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                accepted, _address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                _log.warning("no admin connection can be accepted", error=error.strerror or str(error), repeat="admin")
+                loop = asyncio.get_running_loop()
+                loop.remove_reader(listening)
+                loop.call_later(_ACCEPT_PAUSE_SECONDS, self._accept_again, listening)
+                return
+            accepted.setblocking(False)
+            protocol = self._connect()
+            if isinstance(protocol, _Refused) and self._tls is not None:
+                accepted.close()  # a response would need a handshake
+            else:
+                protocol.join(accepted, self._tls)
+
+    def _accept_again(self, listening: socket.socket) -> None:
+        if listening in self._sockets:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    def _connect(self) -> _Connection | _Refused:
         server = self._runner.server
         assert server is not None  # noqa: S101 -- set while listening
         handler = server()
@@ -190,50 +221,6 @@ class AdminServer:
             return await handler(request)
         finally:
             connection.wait()
-
-    def _guarded(self, handler: Handler) -> Handler:
-        async def guarded(request: web.Request) -> web.StreamResponse:
-            if not self._is_allowed(request.remote):
-                raise web.HTTPForbidden(text="available only from loopback and from the networks in admin.allow\n")
-            host = request.headers.get("Host", "")
-            # Any web page in an operator's browser can reach loopback. Browsers send an Origin header; tools do not.
-            if request.headers.get("Origin", f"http://{host}") != f"http://{host}":
-                raise web.HTTPForbidden(text="refused, because the request comes from another web page\n")
-            site, mode = request.headers.get("Sec-Fetch-Site", "none"), request.headers.get("Sec-Fetch-Mode")
-            if site not in ("none", "same-origin") and mode != "navigate":  # links to the console are allowed
-                raise web.HTTPForbidden(text="refused, because the request comes from another web page\n")
-            if not self._is_named(host):
-                text = (
-                    f"Host {host}: expected localhost, an IP address, the name of this host, or a name in admin.hosts\n"
-                )
-                raise web.HTTPForbidden(text=text)
-            return await handler(request)
-
-        return guarded
-
-    def _is_allowed(self, remote: str | None) -> bool:
-        try:
-            address = ip_address(remote or "")
-        except ValueError:
-            return False
-        if isinstance(address, IPv6Address) and address.ipv4_mapped:
-            address = address.ipv4_mapped
-        return any(address in network for network in self._allowed)
-
-    def _is_named(self, host: str) -> bool:
-        """Return True if a Host header is an address or a permitted name. Other sites' pages can't send such a header.
-
-        This prevents DNS rebinding, in which the host name of another site resolves to this address. A missing header
-        is accepted, because HTTP/1.0, which browsers do not use, does not require it.
-        """
-        parts = _HOST.fullmatch(host)
-        if parts is None:
-            return False
-        name = parts[1]
-        with suppress(ValueError):
-            ip_address(name.removeprefix("[").removesuffix("]"))
-            return True
-        return not host or name.lower().removesuffix(".") in self._hosts
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
         page, content_type = await self._exposition.render(request.headers.get("Accept", ""))
@@ -291,6 +278,12 @@ class _Refused(asyncio.Protocol):
         self._among = among
         self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
+        self._joining: asyncio.Task[object] | None = None
+
+    def join(self, accepted: socket.socket, _tls: ContextProvider | None) -> None:
+        """Connect an accepted socket, in the background."""
+        connecting = asyncio.get_running_loop().connect_accepted_socket(lambda: self, accepted)
+        self._joining = asyncio.create_task(connecting)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Wait for the request, since a client that is still sending would not read a response."""
@@ -324,6 +317,8 @@ class _Connection(asyncio.Protocol):
         self._inner = inner
         self._among = among
         self._transport: asyncio.Transport | None = None
+        #: connects the accepted socket; with TLS, after the handshake
+        self._joining: asyncio.Task[None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
         #: start of the current wait, in seconds of the event loop's clock
         self.since = 0.0
@@ -356,6 +351,28 @@ class _Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self._inner.resume_writing()
 
+    def join(self, accepted: socket.socket, tls: ContextProvider | None) -> None:
+        """Connect an accepted socket, in the background."""
+        self.wait()
+        self._joining = asyncio.create_task(self._join(accepted, tls))
+
+    async def _join(self, accepted: socket.socket, tls: ContextProvider | None) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            if tls is None:
+                await loop.connect_accepted_socket(lambda: self, accepted)
+            else:
+                await loop.connect_accepted_socket(
+                    lambda: self, accepted, ssl=tls(), ssl_handshake_timeout=HANDSHAKE_SECONDS
+                )
+        except (OSError, ConfigError) as error:
+            _log.info("admin connection not established", reason=words(error), repeat="admin")
+        finally:
+            self._joining = None
+            if self._transport is None:
+                accepted.close()
+                self.abort()
+
     def wait(self) -> None:
         """Start the deadline for sending the rest of the response and receiving the next request."""
         self.answering()
@@ -376,6 +393,8 @@ class _Connection(asyncio.Protocol):
         self._among.pop(self._inner, None)
         if self._transport is not None:
             self._transport.abort()
+        elif self._joining is not None:
+            self._joining.cancel()
 
 
 def json_response(value: object, status: int = 200) -> web.Response:
@@ -393,12 +412,18 @@ Answering: TypeAlias = Callable[[bytes], Awaitable[tuple[int, object]]]
 
 
 def json_route(
-    method: str, path: str, answering: Answering, body_bytes: int = MAX_BODY_BYTES, texting: Answering | None = None
+    method: str,
+    path: str,
+    answering: Answering,
+    body_bytes: int = MAX_BODY_BYTES,
+    texting: Answering | None = None,
+    change: str = "",
 ) -> GuardedRoute:
     """Create the route of a page.
 
     Args:
         body_bytes: maximum size of a request's body; larger requests get 413.
+        change: the change that the page makes, for records; empty if it makes none.
         texting: handler for text (``Accept: text/plain``). A response that is not a string is sent as JSON.
     """
 
@@ -423,4 +448,4 @@ def json_route(
         text = content if isinstance(content, str) else json_text(content)
         return web.Response(status=status, text=text + "\n", content_type="application/json")
 
-    return GuardedRoute(method, path, handle)
+    return GuardedRoute(method, path, handle, change)

@@ -10,10 +10,13 @@ from __future__ import annotations
 import hashlib
 import socket
 from collections.abc import Collection, Mapping
+from pathlib import Path
 
+from proxy.admin.access import AdminToken, Role
 from proxy.audit.policy import AuditMode, AuditPolicy
 from proxy.audit.retention import Retention
 from proxy.broker.connection import ControlSettings, DeclaredSettings
+from proxy.config.secrets import read_tokens
 from proxy.config.settings import Settings
 from proxy.net.context import SessionLimits
 from proxy.net.listener import ListenerLimits
@@ -135,6 +138,23 @@ def audit_privacy(settings: Settings) -> Privacy:
     audit = settings.audit
     shown = frozenset(name.encode() for name in audit.headers)
     return Privacy(shown, frozenset(audit.hash), audit.hash_key)
+
+
+def admin_tokens(settings: Settings) -> list[AdminToken]:
+    """Read the tokens for the admin address.
+
+    Raises:
+        ConfigErrors: a token is unusable.
+    """
+    faults = Faults()
+    tokens = read_tokens(settings, faults)
+    faults.check()
+    sections = zip(settings.admin.tokens, tokens, strict=True)
+    return [AdminToken.of(section.name, Role(section.role), token) for section, token in sections]
+
+
+def token_files(settings: Settings) -> list[Path]:
+    return [settings.folder / section.token_file for section in settings.admin.tokens]
 
 
 def remote_brokers(

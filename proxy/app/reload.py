@@ -102,9 +102,9 @@ class Reload:
         files: lists the rules files of the configuration.
         state_of: returns the shared state of a virtual host, and creates the state if there is none.
         tasks: runs reloads, and the cleanup after a reload, in the background.
-        brokers_of: reads the brokers named by the rules, and the TLS files, in a thread; returns a function that
-            activates them.
-        tls_files: lists the TLS files, which are also watched.
+        brokers_of: reads the brokers named by the rules, the TLS files and the tokens, in a thread; returns a function
+            that activates them.
+        other_files: lists TLS files and files with tokens, which are also watched.
         settings: compares the configuration file with the configuration in use; called in a thread.
     """
 
@@ -117,20 +117,20 @@ class Reload:
         counters: Counters,
         tasks: Tasks,
         brokers_of: Callable[[LoadedRules], Activation],
-        tls_files: Files = tuple,
+        other_files: Files = tuple,
         settings: Callable[[], ChangedSettings] = ChangedSettings,
     ) -> None:
         self.loaded = loaded
         self.last: ReloadReport | None = None
         self._files = files
-        self._tls_files = tls_files
+        self._other_files = other_files
         self._settings = settings
         self._brokers_of = brokers_of
         self._state_of = state_of
         self._topology = topology
         self._counters = counters
         self._tasks = tasks
-        self._watches = (FileWatch(files, loaded.rules.version), FileWatch(tls_files, ""))
+        self._watches = (FileWatch(files, loaded.rules.version), FileWatch(other_files, ""))
         self._watches[1].take()
         self._one_at_a_time = asyncio.Lock()
         #: event loop time of the next attempt to activate valid rules; None if no attempt is due
@@ -149,7 +149,7 @@ class Reload:
     @property
     def route(self) -> GuardedRoute:
         """``POST /-/reload``: 200; 422 if `ReloadReport.invalid` is set; 503 if the broker is unreachable."""
-        return json_route("POST", "/-/reload", self._answer)
+        return json_route("POST", "/-/reload", self._answer, change="reload")
 
     async def _answer(self, _body: bytes) -> tuple[int, object]:
         report = await self.reload("request")
@@ -222,7 +222,7 @@ class Reload:
 
     def _lone_mounts(self) -> list[str]:
         try:
-            files = [*self._files(), *self._tls_files()]
+            files = [*self._files(), *self._other_files()]
             return [str(path) for path in lone_mounts(files, _MOUNTINFO.read_text("utf-8", "surrogateescape"))]
         except (OSError, ConfigErrors):  # not Linux, or a missing file, which the next load reports
             return []

@@ -106,9 +106,9 @@ class Shadow:
     @property
     def routes(self) -> list[GuardedRoute]:
         return [
-            json_route("POST", "/-/shadow", self.begin, RULES_BYTES),
+            json_route("POST", "/-/shadow", self.begin, RULES_BYTES, change="shadow start"),
             json_route("GET", "/-/shadow", self.report),
-            json_route("DELETE", "/-/shadow", self.end),
+            json_route("DELETE", "/-/shadow", self.end, change="shadow stop"),
         ]
 
     @property

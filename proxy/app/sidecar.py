@@ -17,10 +17,12 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import structlog
 
 from proxy.addressing.targets import Remote
+from proxy.admin.access import Access, AdminChange, Role
 from proxy.admin.console import console_routes
 from proxy.admin.explain import ExplainPage
 from proxy.admin.live import LiveFeed, LiveTopic
@@ -29,6 +31,7 @@ from proxy.admin.rules_pages import RulesPages
 from proxy.admin.server import AdminServer
 from proxy.admin.traffic import TrafficSampler
 from proxy.app.composition import (
+    admin_tokens,
     audit_policy,
     audit_privacy,
     client_rules,
@@ -38,6 +41,7 @@ from proxy.app.composition import (
     remote_brokers,
     secrets_of,
     session_limits,
+    token_files,
 )
 from proxy.app.reload import Reload, declared_queues, traffic_labels
 from proxy.app.shadow import Shadow
@@ -129,6 +133,7 @@ class Sidecar:
         self._reload: Reload
         self._shadow: Shadow
         self._live: LiveFeed
+        self._access: Access
         self._admin: AdminServer
         self._stopping = asyncio.Event()
         #: event-loop time of the first signal to stop
@@ -230,6 +235,7 @@ class Sidecar:
         self._shadow = Shadow(self._reload, vhosts, privacy, tasks)
         recent = RecentPublishes(privacy, vhosts.set_failures)
         vhosts.set_failures(recent)
+        self._access = self._make_access(publish_log)
         self._admin = self._make_admin(vhosts, recent)
         listener = self._make_listener(vhosts)
         if self._audit is not None:
@@ -369,19 +375,34 @@ class Sidecar:
         def brokers_of(loaded: LoadedRules) -> Callable[[], None]:
             brokers = remote_brokers(loaded, self._environ, self._remotes.listening)
             use_contexts = self._tls.read(brokers)
+            tokens = admin_tokens(self._settings)
 
             def use() -> None:
                 use_contexts()
                 self._remotes.use(brokers)
+                if self._access.use(tokens):
+                    self._live.end_streams()
 
             return use
 
         changed = partial(changed_since, self._written, self._environ)
+
+        def other_files() -> list[Path]:
+            return [*self._tls.files(), *token_files(self._settings)]
+
         reload = Reload(
-            files, self._loaded, state_of, self._topology, self._counters, tasks, brokers_of, self._tls.files, changed
+            files, self._loaded, state_of, self._topology, self._counters, tasks, brokers_of, other_files, changed
         )
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.request)
         return reload
+
+    def _make_access(self, publish_log: PublishLog | None) -> Access:
+        def record(change: AdminChange) -> None:
+            if publish_log is not None:
+                publish_log.admin(change.as_json())
+
+        admin = self._settings.admin
+        return Access(admin.allow, admin.hosts, admin_tokens(self._settings), record)
 
     def _make_admin(self, vhosts: Vhosts, recent: RecentPublishes) -> AdminServer:
         reload, shadow = self._reload, self._shadow
@@ -394,15 +415,17 @@ class Sidecar:
             "shadow": LiveTopic(shadow.state),
         }
         self._live = LiveFeed(TrafficSampler(self._counters), topics)
+        metrics_role = self._settings.admin.metrics_role
         pages = [reload.route, explain.route, *rules.routes, *shadow.routes, recent.route, *self._live.routes]
         return AdminServer(
             Exposition(self._counters, None if self._slot is None else self._slot.number),
             self.not_ready,
             self.status,
-            self._settings.admin.allow,
+            self._access,
             [*pages, *console_routes()],
             lambda: self._topology.degraded,
-            self._settings.admin.hosts,
+            None if metrics_role is None else Role(metrics_role),
+            self._tls.admin_provider(),
         )
 
     def _missing(self) -> dict[str, Mapping[str, str]]:

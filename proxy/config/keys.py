@@ -16,6 +16,7 @@ from pydantic import SecretStr
 from proxy.config.settings import Settings
 from proxy.yamlfile.document import Faults, Mapping, Node, Place, Scalar, Sequence, join, read_document, walk
 from proxy.yamlfile.models import FileModel, key_names, key_type
+from proxy.yamlfile.secret_sources import TOKEN_VARIABLE
 
 
 def differences(before: FileModel, after: FileModel, path: str = "") -> Iterator[str]:
@@ -64,7 +65,9 @@ def override(root: Node, environ: Environment[str, str], faults: Faults) -> Node
     """
     named = set(_named_variables(root)) | {environ[name] for name in environ if name.endswith(_NAMES_VARIABLE.upper())}
     for name in sorted(environ):
-        if not name.startswith(PREFIX) or not environ[name] or _KUBERNETES.fullmatch(name) or name in named:
+        if not name.startswith(PREFIX) or not environ[name] or name in named:
+            continue
+        if name == TOKEN_VARIABLE or _KUBERNETES.fullmatch(name):
             continue
         keys = name.removeprefix(PREFIX).lower().split("__")
         try:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from proxy.config.keys import differences, override
-from proxy.config.secrets import read_secrets
+from proxy.config.secrets import read_secrets, read_tokens
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.values import remember_secret
@@ -90,6 +90,7 @@ def read_settings(root: Node | None, path: Path, environ: Environment[str, str],
     settings = read_secrets(settings.model_copy(update={"file": path, "places": places}), environ, faults)
     _check_addresses(settings, faults)
     _check_tls(settings, faults)
+    _check_tokens(settings, faults)
     if settings.audit.directory is not None:
         _check_audit_directory(settings, path.parent / settings.audit.directory, faults)
     faults.check()
@@ -133,8 +134,8 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
 
 def _check_tls(settings: Settings, faults: Faults) -> None:
     """Report incomplete or insecure TLS settings, and missing files."""
-    for index, listener in enumerate(settings.listen):
-        server, section = listener.tls, f"listen[{index}].tls"
+    servers = [(f"listen[{index}].tls", listener.tls) for index, listener in enumerate(settings.listen)]
+    for section, server in (*servers, ("admin.tls", settings.admin.tls)):
         if server is None:
             continue
         for key in ("certificate", "key"):
@@ -160,6 +161,24 @@ def _check_tls(settings: Settings, faults: Faults) -> None:
         faults.warn(settings.place("upstream.tls.verify", section), "upstream.tls.verify", message)
     files = {"ca": client.ca, "certificate": client.certificate, "key": client.key}
     _check_files(settings, section, files, faults)
+
+
+def _check_tokens(settings: Settings, faults: Faults) -> None:
+    """Report unusable tokens for the admin address, and settings that depend on tokens."""
+    admin = settings.admin
+    names = [section.name for section in admin.tokens]
+    for index, name in enumerate(names):
+        key = f"admin.tokens[{index}].name"
+        if not name or name in names[:index]:
+            seen = f'"{name}" again' if name else "an empty string"
+            faults.error(settings.place(key), key, f"got {seen}, expected a different name for each token")
+    read_tokens(settings, faults)
+    if admin.metrics_role is not None and not admin.tokens:
+        key = "admin.metrics_role"
+        faults.error(settings.place(key), key, "has no effect without admin.tokens")
+    if admin.tokens and admin.tls is None and admin.address is not None and not admin.address.loopback:
+        message = f"without admin.tls, tokens are sent to {admin.address} in plain text"
+        faults.warn(settings.place("admin.tokens"), "admin.tokens", message)
 
 
 def _check_audit_directory(settings: Settings, directory: Path, faults: Faults) -> None:

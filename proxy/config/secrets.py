@@ -1,7 +1,8 @@
-"""Reads passwords, the secrets that sign client bindings, and the key for the hashes in the audit log.
+"""Reads passwords, tokens, the secrets that sign client bindings, and the key for the hashes in the audit log.
 
 Each value is stored in an environment variable or in a file; a password may also be part of the configuration. Errors
-never contain a value.
+never contain a value. Tokens for the admin address are not part of the settings, since they are read again at each
+reload.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from proxy.config.settings import ControlSection, SecretSource, Settings
-from proxy.values import shown_user
+from proxy.values import remember_secret, shown_user
 from proxy.yamlfile.document import Faults
 from proxy.yamlfile.models import FileModel, path_in
 from proxy.yamlfile.secret_sources import MissingSecret, read_password_source, read_secret_source
@@ -23,6 +24,8 @@ from proxy.yamlfile.secret_sources import MissingSecret, read_password_source, r
 SECRET_BYTES = 32
 #: Size limits of the key for the hashes in the audit log, the same as in `relay.audit_record`.
 HASH_KEY_BYTES = (16, 64)
+#: Size limits of a token for the admin address. A shorter token could be guessed.
+TOKEN_BYTES = (32, 512)
 _NO_SECRETS = (
     "missing, expected a secret, because the broker is not on loopback: without a secret, the key that signs client "
     "bindings is derived from the control user's password"
@@ -45,6 +48,29 @@ def read_secret(data: bytes) -> bytes | None:
     except ValueError:
         return None
     return secret if len(secret) == SECRET_BYTES else None
+
+
+def read_tokens(settings: Settings, faults: Faults) -> list[bytes]:
+    """Return the tokens for the admin address, in the order of `admin.tokens`, and report unusable tokens."""
+    tokens: list[bytes] = []
+    least, most = TOKEN_BYTES
+    for index, section in enumerate(settings.admin.tokens):
+        key = f"admin.tokens[{index}].token_file"
+        try:
+            token = read_secret_source(settings.folder / section.token_file, {}).strip()
+        except MissingSecret as missing:
+            faults.missing(settings.place(key), key, str(missing))
+            token = b""
+        else:
+            if not least <= len(token) <= most or not all(0x20 < byte < 0x7F for byte in token):
+                expected = f"expected {least} to {most} printable ASCII characters without spaces"
+                faults.error(settings.place(key), key, f"got a token of {len(token)} bytes, {expected}")
+            elif token in tokens:
+                other = settings.admin.tokens[tokens.index(token)].name
+                faults.error(settings.place(key), key, f'got the token of "{other}", expected a token of its own')
+        remember_secret(token.decode("ascii", "replace"))
+        tokens.append(token)
+    return tokens
 
 
 def read_secrets(settings: Settings, environ: Environment[str, str], faults: Faults) -> Settings:

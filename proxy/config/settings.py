@@ -22,6 +22,7 @@ from proxy.yamlfile.models import (
     ONE_OR_MORE,
     Address,
     Duration,
+    Expected,
     FileModel,
     HostName,
     HttpUrl,
@@ -42,16 +43,16 @@ _GUEST = SecretStr("guest")
 
 
 class ListenTls(FileModel):
-    """TLS settings for connections from producers."""
+    """TLS settings for connections from producers, and for the admin address."""
 
     certificate: Text | None = None
     """file with the sidecar's certificate chain (PEM); required with `tls`"""
     key: Text | None = None
     """file with the certificate's private key (PEM, no passphrase); required with `tls`"""
     client_ca: Text | None = None
-    """file with CA certificates (PEM) for verifying producers' certificates; `null`: not verified"""
+    """file with CA certificates (PEM) for verifying clients' certificates; `null`: not verified"""
     client_verify: Literal["required", "optional"] = "required"
-    """with `client_ca`: whether producers without a certificate are refused (`required`) or accepted (`optional`)"""
+    """with `client_ca`: whether clients without a certificate are refused (`required`) or accepted (`optional`)"""
 
 
 class UpstreamTls(FileModel):
@@ -148,6 +149,17 @@ class DeclaredSection(FileModel):
     secrets: Annotated[tuple[SecretSource, ...], Field(min_length=1), LISTED] = ()
 
 
+class AdminTokenSection(FileModel):
+    """One token for the admin address."""
+
+    name: Annotated[str, Expected("the name of the holder")]
+    """name of the holder, for the log and the audit log; required"""
+    role: Literal["view", "operate"]
+    """`view`: status, rules, explanations, recent publishes; `operate`: also reload and shadow rules; required"""
+    token_file: Text
+    """file that contains the token: 32 to 512 printable ASCII characters; required"""
+
+
 class AdminSection(FileModel):
     """The admin address, which operators and Prometheus use."""
 
@@ -159,6 +171,10 @@ class AdminSection(FileModel):
     hosts: Annotated[tuple[HostName, ...], ONE_OR_MORE] = ()
     """host names accepted by the restricted endpoints, in addition to `localhost`, IP addresses and the name of this
     host"""
+    tls: ListenTls | None = None
+    tokens: Annotated[tuple[AdminTokenSection, ...], LISTED] = ()
+    metrics_role: Literal["view"] | None = None
+    """with `tokens`: `view` if `/metrics` requires a token; `null`: it requires none"""
 
 
 class AuditSection(FileModel):

@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from proxy.broker.connection import TlsSettings
-from proxy.config.settings import Settings
+from proxy.config.settings import ListenTls, Settings
 from proxy.errors import ConfigError
 from proxy.net.remote.endpoints import RemoteBroker
 from proxy.net.tls import ClientTls, ContextProvider, ServerTls, TlsContexts
@@ -35,15 +35,14 @@ class SidecarTls:
         #: TLS settings of the listeners with TLS, by index in `listen`
         self.listeners: dict[int, ServerTls] = {}
         for index, listener in enumerate(settings.listen):
-            if listener.tls is not None and listener.tls.certificate is not None and listener.tls.key is not None:
-                server_tls = ServerTls(
-                    settings.folder / listener.tls.certificate,
-                    settings.folder / listener.tls.key,
-                    path_in(settings.folder, listener.tls.client_ca),
-                    listener.tls.client_verify == "required",
-                )
+            server_tls = _server_tls(settings.folder, listener.tls)
+            if server_tls is not None:
                 self.listeners[index] = server_tls
                 self.sections[f"listen[{index}].tls"] = server_tls
+        #: TLS settings of the admin address; None for plain TCP
+        self.admin = _server_tls(settings.folder, settings.admin.tls)
+        if self.admin is not None:
+            self.sections["admin.tls"] = self.admin
         #: TLS settings of the connection to the broker; None for plain TCP
         self.upstream: ClientTls | None = None
         tls = settings.upstream.tls
@@ -80,6 +79,9 @@ class SidecarTls:
         """Return providers of contexts for producers, by index of the listener."""
         return {index: partial(self.contexts.of, tls) for index, tls in self.listeners.items()}
 
+    def admin_provider(self) -> ContextProvider | None:
+        return None if self.admin is None else partial(self.contexts.of, self.admin)
+
     def client(self, tls: ClientTls, server_name: str | None) -> TlsSettings:
         """Return TLS settings for the client libraries.
 
@@ -100,6 +102,13 @@ class SidecarTls:
             return None
         same = any(address.host == parts.hostname for address in self._addresses)
         return self.client(self.upstream, self.upstream.server_name if same else None)
+
+
+def _server_tls(folder: Path, tls: ListenTls | None) -> ServerTls | None:
+    if tls is None or tls.certificate is None or tls.key is None:
+        return None
+    ca = path_in(folder, tls.client_ca)
+    return ServerTls(folder / tls.certificate, folder / tls.key, ca, tls.client_verify == "required")
 
 
 #: Keys that name files; they are also fields of `ServerTls` and `ClientTls`.

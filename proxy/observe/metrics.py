@@ -212,7 +212,7 @@ METRICS: tuple[MetricSpec, ...] = (
         "certificate_expiry_timestamp_seconds",
         "side file",
         lambda counters: counters.certificates.copy().items(),
-        "Expiry time of a certificate that the sidecar presents to producers (downstream) or brokers (upstream).",
+        "Expiry time of a certificate that the sidecar presents to its clients (downstream) or to brokers (upstream).",
     ),
     _number("channels", relays("channels"), "Open channels of producers."),
     _metric(

@@ -10,7 +10,7 @@ Bytes are shown as UTF-8. Invalid bytes appear as ``\xNN`` and can't be distingu
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
@@ -295,13 +295,17 @@ class PublishLog:
             fields["reason"] = reason
         self._append(_record(self._text(self._wall()), "settle", self._instance, fields), 1)
 
+    def admin(self, change: Mapping[str, object]) -> None:
+        """Record a change made through the admin address."""
+        self._append(_record(self._text(self._wall()), "admin", self._instance, change), 1)
+
 
 def gap_record(ts: str, instance: str, dropped: int, since: str, until: str) -> bytes:
     """Render a record that reports dropped lines; `since` and `until` are the times of the first and last such line."""
     return _record(ts, "gap", instance, {"dropped": dropped, "from": since, "to": until})
 
 
-def _record(ts: str, kind: str, instance: str, fields: dict[str, object]) -> bytes:
+def _record(ts: str, kind: str, instance: str, fields: Mapping[str, object]) -> bytes:
     return f"{_json({'ts': ts, 'v': VERSION, 'kind': kind, 'proxy': instance, **fields})}\n".encode()
 
 

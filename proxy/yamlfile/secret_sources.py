@@ -8,6 +8,9 @@ from pathlib import Path
 
 from proxy.values import remember_secret
 
+#: The variable with the token that commands present to the admin address. It does not override a key.
+TOKEN_VARIABLE = "OXPROXY_TOKEN"  # noqa: S105 -- the name of a variable
+
 
 class MissingSecret(Exception):  # noqa: N818 - an operator's mistake, not a program error
     """A secret can't be read; the message contains no part of the secret."""

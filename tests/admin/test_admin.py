@@ -5,6 +5,7 @@ import contextlib
 import json
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import aiohttp
 import pytest
@@ -12,6 +13,7 @@ from aiohttp import web
 from structlog.testing import capture_logs
 
 from proxy.admin import server as admin
+from proxy.admin.access import Access
 from proxy.admin.console import console_routes
 from proxy.admin.server import AdminServer, GuardedRoute, json_route
 from proxy.app.shadow import RULES_BYTES, _compiled, uploaded_files
@@ -34,8 +36,11 @@ async def start() -> AsyncIterator[Start]:
         routes: Iterable[GuardedRoute] = (),
         degraded: Callable[[], Sequence[str]] = tuple,
         hosts: Iterable[str] = (),
+        access: Access | None = None,
+        **more: Any,
     ) -> str:
-        made = AdminServer(Exposition(Counters(version="1.2.3")), readiness, status, allow, routes, degraded, hosts)
+        access = access or Access(allow, hosts)
+        made = AdminServer(Exposition(Counters(version="1.2.3")), readiness, status, access, routes, degraded, **more)
         running.append(made)
         host, port = await made.start("127.0.0.1", 0)
         return f"http://{host}:{port}"
@@ -204,14 +209,14 @@ async def test_json_and_text_responses_are_negotiated(start: Start, http: aiohtt
 
 def test_an_invalid_network_is_an_error() -> None:
     with pytest.raises(ValueError, match="everybody"):
-        AdminServer(Exposition(Counters()), tuple, dict, ["everybody"])
+        Access(["everybody"])
 
 
 async def test_a_port_in_use_is_an_error_and_the_server_can_be_stopped() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        admin = AdminServer(Exposition(Counters()), tuple, dict)
+        admin = AdminServer(Exposition(Counters()), tuple, dict, Access())
         with pytest.raises(OSError, match="in use"):
             await admin.start("127.0.0.1", taken.getsockname()[1])
         await admin.stop()
@@ -225,7 +230,7 @@ async def test_stop_ends_a_request_without_response(http: aiohttp.ClientSession)
         await asyncio.Event().wait()
         raise AssertionError
 
-    admin = AdminServer(Exposition(Counters()), tuple, dict, (), [GuardedRoute("GET", "/never", never)])
+    admin = AdminServer(Exposition(Counters()), tuple, dict, Access(), [GuardedRoute("GET", "/never", never)])
     host, port = await admin.start("127.0.0.1", 0)
     pending = asyncio.ensure_future(http.get(f"http://{host}:{port}/never"))
     await received.wait()

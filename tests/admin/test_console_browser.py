@@ -340,6 +340,39 @@ async def test_each_worker_shows_its_number_and_links_to_the_others(
             assert await tab.value("location.port") == str(site.sidecar.admin_port + 1)
 
 
+async def test_the_console_asks_once_for_a_token_and_never_puts_it_into_a_url(
+    broker: Broker, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("tokens")
+    (folder / "token").write_text("v" * 40)
+    tokens = [{"name": "vera", "role": "view", "token_file": "token"}]
+    with standing(broker, folder, RULES, {"admin": {"tokens": tokens}}) as site:
+        async with console(site) as tab:
+            await shows(tab, "document.getElementById('login').hidden", False)
+            assert await tab.value("document.querySelector('main').checkVisibility()") is False
+            assert await tab.value("document.getElementById('login-fault').hidden") is True
+            await tab.page.keyboard.type("wrong")
+            await tab.page.keyboard.press("Enter")
+            await shows(tab, "document.getElementById('login-fault').textContent.trim()", "the token is not valid")
+            assert await tab.value("document.querySelector('[name=token]').value") == ""
+            await tab.page.keyboard.type("v" * 40)
+            await tab.page.keyboard.press("Enter")
+            await see(tab, "overview")
+            assert await tab.value("document.getElementById('login').hidden") is True
+            await tab.page.reload()
+            for view in VIEWS:
+                await see(tab, view)
+            await tab.value("document.querySelector('#candidate textarea').value = 'queues: [a]'")
+            await tab.value("document.querySelector('#candidate button').click()")
+            await shows(
+                tab, "/role view, expected operate/.test(document.querySelector('#comparison .bad')?.textContent)"
+            )
+            assert "v" * 40 not in "".join(tab.requested)
+            assert await tab.value("localStorage.length + document.cookie.length") == 0
+            (folder / "token").write_text("n" * 40)  # the stream ends, and the token is not valid any more
+            await shows(tab, "document.getElementById('login').hidden", False)
+
+
 # -- layout and keyboard -----------------------------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ import aiohttp
 import pytest
 
 from proxy.admin import live, server
+from proxy.admin.access import Access
 from proxy.admin.live import MOST_STREAMS, LiveFeed, LiveTopic
 from proxy.admin.server import MOST_CONNECTIONS, AdminServer
 from proxy.admin.traffic import TrafficSampler, quantile
@@ -136,7 +137,7 @@ async def running(counters: Counters, monkeypatch: pytest.MonkeyPatch) -> AsyncI
     monkeypatch.setattr(live, "PAUSE_FACTOR", 1)
     status: dict[str, object] = {"ready": True}
     feed = LiveFeed(TrafficSampler(counters), {"status": LiveTopic(lambda: status)})
-    admin = AdminServer(Exposition(counters), tuple, dict, routes=feed.routes)
+    admin = AdminServer(Exposition(counters), tuple, dict, Access(), routes=feed.routes)
     host, port = await admin.start("127.0.0.1", 0)
     task = asyncio.ensure_future(feed.run())
     yield Running(f"http://{host}:{port}", status)
@@ -254,7 +255,7 @@ async def test_a_client_that_does_not_read_is_disconnected(running: Running, cou
 
 async def test_streams_end_with_the_feed(counters: Counters) -> None:
     feed = LiveFeed(TrafficSampler(counters), {})
-    admin = AdminServer(Exposition(counters), tuple, dict, routes=feed.routes)
+    admin = AdminServer(Exposition(counters), tuple, dict, Access(), routes=feed.routes)
     host, port = await admin.start("127.0.0.1", 0)
     task = asyncio.ensure_future(feed.run())
     async with aiohttp.ClientSession() as http, http.get(f"http://{host}:{port}/api/live") as answer:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
+from proxy.admin.access import Access
 from proxy.admin.server import AdminServer
 from proxy.app import reload as reloading
 from proxy.app.reload import Activation, Reload, ReloadReport, free_exchanges
@@ -141,7 +142,7 @@ async def test_the_http_status_distinguishes_invalid_files_from_an_unreachable_b
     reload: ScriptedReload, result: ReloadReport, status: int
 ) -> None:
     reload.results = [result]
-    admin = AdminServer(Exposition(Counters()), tuple, dict, routes=[reload.route])
+    admin = AdminServer(Exposition(Counters()), tuple, dict, Access(), routes=[reload.route])
     host, port = await admin.start("127.0.0.1", 0)
     try:
         async with aiohttp.ClientSession() as http, http.post(f"http://{host}:{port}/-/reload") as answer:

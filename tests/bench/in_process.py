@@ -22,6 +22,7 @@ import uvloop
 
 from proxy.addressing.table import AddressRule, AddressTable
 from proxy.addressing.targets import AddressBook, Target
+from proxy.admin.access import Access
 from proxy.admin.live import QUIET_SECONDS
 from proxy.admin.server import AdminServer
 from proxy.admin.traffic import SAMPLE_SECONDS, TrafficSampler
@@ -100,7 +101,7 @@ HELD_ROWS = (Row("metrics", "CPU time for which that page blocks the event loop"
 
 async def longest_turn_seconds(counters: Counters) -> tuple[float, int]:
     """Have the page read once; return the CPU time of the longest iteration, and the number of series on the page."""
-    admin = AdminServer(Exposition(counters), list, dict)
+    admin = AdminServer(Exposition(counters), list, dict, Access())
     try:
         _, port = await admin.start("127.0.0.1", 0)
         code = (sys.executable, "-c", SCRAPE_CODE, str(port))

@@ -344,6 +344,51 @@ def test_check_reports_an_audit_directory_that_can_not_be_created(tmp_path: Path
     assert load_settings(path, {}, secrets_required=False)[1] == []
 
 
+def test_unusable_tokens_are_errors_that_do_not_show_them(tmp_path: Path) -> None:
+    (tmp_path / "good").write_text("g" * 32 + "\n")
+    (tmp_path / "same").write_text("g" * 32)
+    (tmp_path / "short").write_text("hunter2" * 4)
+    (tmp_path / "spaced").write_text("hunter2 " * 8)
+    text = """\
+admin:
+  metrics_role: view
+  tokens:
+    - {name: vera, role: view, token_file: good}
+    - {name: vera, role: operate, token_file: same}
+    - {name: "", role: view, token_file: short}
+    - {name: otto, role: view, token_file: spaced}
+    - {name: oda, role: view, token_file: nowhere}
+    - {name: ole, role: admin, token_file: good}
+    - {role: view, token_file: good}
+"""
+    size = "expected 32 to 512 printable ASCII characters without spaces"
+    name = "expected a different name for each token"
+    reported = faults(tmp_path, text)
+    assert sorted(fault.partition(": ")[2] for fault in reported) == [
+        f'admin.tokens[1].name: got "vera" again, {name}',
+        'admin.tokens[1].token_file: got the token of "vera", expected a token of its own',
+        f"admin.tokens[2].name: got an empty string, {name}",
+        f"admin.tokens[2].token_file: got a token of 28 bytes, {size}",
+        f"admin.tokens[3].token_file: got a token of 63 bytes, {size}",
+        "admin.tokens[4].token_file: nowhere can't be read: No such file or directory",
+        'admin.tokens[5].role: got the string "admin", expected one of view, operate',
+        "admin.tokens[6].name: missing, expected the name of the holder",
+    ]
+    assert "hunter2" not in str(reported)
+    assert faults(tmp_path, "admin: {metrics_role: view}") == [
+        "oxproxy.yaml:1:9: admin.metrics_role: has no effect without admin.tokens"
+    ]
+
+
+def test_tokens_over_plain_tcp_to_a_remote_client_are_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "good").write_text("g" * 32)
+    text = 'admin: {address: "0.0.0.0:1", tokens: [{name: vera, role: view, token_file: good}]}'
+    assert warnings(tmp_path, text) == [
+        "oxproxy.yaml:1:31: admin.tokens: warning: without admin.tls, tokens are sent to 0.0.0.0:1 in plain text"
+    ]
+    assert load(tmp_path, text, OXPROXY_TOKEN="g" * 32).admin.tokens[0].name == "vera"
+
+
 def test_the_directory_of_the_snapshot_must_exist(tmp_path: Path) -> None:
     path = write(tmp_path, "declared: {snapshot: state/declared}")
     expected = f"{path}:1:12: declared.snapshot: the directory {tmp_path / 'state'} does not exist"

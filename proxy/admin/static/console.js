@@ -1,7 +1,8 @@
 // The console: one page with six views, which uses the documented pages of the admin address.
 
 import { at, element } from './dom.js'
-import { follow, state } from './feed.js'
+import { follow, state, unfollow } from './feed.js'
+import * as login from './login.js'
 import * as overview from './overview.js'
 import * as map from './map.js'
 import * as rules from './rules.js'
@@ -49,6 +50,10 @@ function go() {
 }
 
 for (const page of Object.values(VIEWS)) page.start()
+login.start(() => {
+  unfollow()
+  go()
+})
 addEventListener('hashchange', go)
 document.addEventListener('visibilitychange', go)
 go()

@@ -1,20 +1,23 @@
 // Requests to the sidecar: documented pages, and the stream of events at api/live.
 
+import { ask, authorization } from './login.js'
+
 export const state = { status: null, traffic: null, publishes: [], shadow: undefined }
 const AGAIN = 3000
 let source = null
 let followed = ''
 let timer = 0
 
-async function get(page, options) {
-  const answer = await fetch(page, { cache: 'no-store', ...options })
+async function request(page, options) {
+  const answer = await fetch(page, { cache: 'no-store', ...options, headers: authorization() })
+  if (answer.ok) return answer
   const text = await answer.text()
+  if (answer.status === 401) ask(text)
   if (answer.status === 422) throw new Error(JSON.parse(text).errors.join('\n'))
-  if (!answer.ok) throw new Error(`${page}: ${answer.status} ${text}`)
-  return text
+  throw Object.assign(new Error(`${page}: ${answer.status} ${text}`), { status: answer.status, text })
 }
 
-export const json = async (page, options) => JSON.parse(await get(page, options))
+export const json = async (page, options) => (await request(page, options)).json()
 
 const TAKE = {
   status(data) { state.status = data },
@@ -46,26 +49,54 @@ export function follow(topics, changed, fault) {
   if (wanted === followed && (source || !wanted)) return
   followed = wanted
   clearTimeout(timer)
-  source?.close()
+  source?.abort()
   source = null
-  if (!wanted) return
-  const stream = source = new EventSource(`api/live?topics=${wanted}`)
-  for (const topic of topics) {
-    stream.addEventListener(topic, event => {
-      TAKE[topic](JSON.parse(event.data))
+  if (wanted) read(source = new AbortController(), topics, changed, fault)
+}
+
+export function unfollow() {
+  followed = ''
+  clearTimeout(timer)
+  source?.abort()
+  source = null
+}
+
+// An EventSource can't send the token.
+async function read(stream, topics, changed, fault) {
+  let failure = null
+  try {
+    const answer = await request(`api/live?topics=${topics.join(',')}`, { signal: stream.signal })
+    for await (const [topic, data] of events(answer.body)) {
+      if (stream.signal.aborted) return
+      TAKE[topic](JSON.parse(data))
       fault('')
       changed(topic)
-    })
+    }
+  } catch (error) {
+    failure = error
   }
-  stream.addEventListener('error', () => {
-    const closed = stream.readyState === EventSource.CLOSED
-    get('livez').then(
-      () => fault(closed ? 'The limit on open event streams has been reached. Retrying.' : ''),
-      () => fault('The sidecar does not respond. The data shown is from its last response. Retrying.'))
-    if (!closed) return
-    timer = setTimeout(() => {
-      source = null
-      follow(topics, changed, fault)
-    }, AGAIN)
-  })
+  if (stream.signal.aborted || failure?.status === 401) return
+  if (failure?.status === 503) fault('The limit on open event streams has been reached. Retrying.')
+  else if (failure?.status) fault(failure.text)
+  else await request('livez').then(() => fault(''), () => fault('The sidecar does not respond. The data shown is from its last response. Retrying.'))
+  if (stream.signal.aborted) return
+  timer = setTimeout(() => {
+    source = null
+    follow(topics, changed, fault)
+  }, AGAIN)
+}
+
+async function* events(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader()
+  let text = ''
+  for (;;) {
+    const { done, value } = await reader.read()
+    if (done) return
+    const blocks = (text + value).split('\n\n')
+    text = blocks.pop()
+    for (const block of blocks) {
+      const [, topic, data] = /^event: (.*)\ndata: (.*)$/.exec(block) ?? []
+      if (topic) yield [topic, data]
+    }
+  }
 }
