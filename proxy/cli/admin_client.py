@@ -6,17 +6,19 @@ import argparse
 import http.client
 import os
 import re
+import ssl
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from proxy.cli.console import print_errors, read_settings
+from proxy.cli.console import print_errors, read_input, read_settings
 from proxy.errors import ConfigError, ConfigErrors
+from proxy.yamlfile.secret_sources import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample
@@ -39,6 +41,9 @@ _PLACE = re.compile(r"(.*?)(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?", re.DOTALL)
 #: Wildcard addresses, each with the loopback address to use instead. On some systems, clients can't connect to a
 #: wildcard address.
 _UNSPECIFIED = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 -- nothing is bound
+#: Size limit for a token, above those that a sidecar accepts.
+_TOKEN_CHARACTERS = 4096
+_END_OF_CERTIFICATE = "-----END CERTIFICATE-----"
 
 
 def add_admin_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,6 +59,23 @@ def add_admin_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="configuration file; - for standard input; default: oxproxy.yaml, then /etc/oxproxy/oxproxy.yaml",
     )
+    parser.add_argument(
+        "--token-file",
+        metavar="FILE",
+        help="file with a token of admin.tokens; - for standard input; default: the environment variable OXPROXY_TOKEN",
+    )
+    parser.add_argument(
+        "--ca-file",
+        metavar="PEM",
+        type=Path,
+        help="CA certificates for an https URL; default: the certificate in the configuration, or the system's CAs",
+    )
+    parser.add_argument(
+        "--certificate-file",
+        metavar="PEM",
+        type=Path,
+        help="client certificate and its key in one PEM file, for a sidecar that requires one (admin.tls.client_ca)",
+    )
 
 
 def admin_clients(options: argparse.Namespace, command: str) -> list[AdminClient]:
@@ -62,13 +84,70 @@ def admin_clients(options: argparse.Namespace, command: str) -> list[AdminClient
     The default is the workers in the configuration, or the default admin address if there is no configuration.
 
     Raises:
-        ConfigErrors: the configuration is invalid, or has no admin address.
+        ConfigErrors: the configuration is invalid or has no admin address, or a token or certificate is unusable.
     """
     urls: list[str] = options.admin
+    certificate = None
     if not urls:
         config = configuration(options)
-        urls = [_DEFAULT_URL] if config is None else admin_urls(read_settings(config, secrets_required=False))
-    return [AdminClient(url, command) for url in urls]
+        if config is None:
+            urls = [_DEFAULT_URL]
+        else:
+            settings = read_settings(config, secrets_required=False)
+            urls = admin_urls(settings)
+            tls = settings.admin.tls
+            certificate = settings.folder / tls.certificate if tls is not None and tls.certificate else None
+    token = _token(options.token_file, command)
+    secure = any(url.startswith("https:") for url in urls)
+    context = _tls_context(options.ca_file, options.certificate_file, certificate) if secure else None
+    return [AdminClient(url, command, token, context) for url in urls]
+
+
+def _token(name: str | None, command: str) -> str | None:
+    """Return the token to present; None if there is none."""
+    if name is None:
+        source, text = TOKEN_VARIABLE, os.environ.get(TOKEN_VARIABLE, "").strip()
+        if not text:
+            return None
+    else:
+        source, text = name, read_input(name).decode("ascii", "replace").strip()
+    # A header must not contain other characters. The text is not shown, since it may be a secret.
+    if not text or len(text) > _TOKEN_CHARACTERS or not all("!" <= char <= "~" for char in text):
+        message = f"{source}: got {len(text)} characters, expected a token of printable ASCII characters without spaces"
+        raise ConfigErrors([ConfigError(command, 0, "", message)])
+    return text
+
+
+def _tls_context(ca: Path | None, own: Path | None, certificate: Path | None) -> ssl.SSLContext:
+    """Return a context for requests over TLS.
+
+    Args:
+        ca: file with trusted CA certificates.
+        own: file with our certificate and its key.
+        certificate: the certificate in the sidecar's configuration, which is trusted directly unless `ca` is given. Its
+            name need not be the address over which a command on the same host connects.
+
+    Raises:
+        ConfigErrors: a file is unusable.
+    """
+    context = ssl.create_default_context()
+    file = ca or certificate
+    try:
+        if ca is not None:
+            context = ssl.create_default_context(cafile=ca)
+        elif certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False
+            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+            first, end, _ = certificate.read_text("ascii", "replace").partition(_END_OF_CERTIFICATE)
+            context.load_verify_locations(cadata=first + end)
+        if own is not None:
+            file = own
+            context.load_cert_chain(own)
+    except (OSError, ValueError) as error:
+        message = f"can't be used: {getattr(error, 'strerror', None) or error}"
+        raise ConfigErrors([ConfigError(str(file), 0, "", message)]) from error
+    return context
 
 
 def ask_workers(clients: Iterable[AdminClient], ask: Callable[[AdminClient], T]) -> tuple[dict[AdminClient, T], bool]:
@@ -109,7 +188,8 @@ def admin_urls(settings: Settings) -> list[str]:
     if not settings.admin_addresses:
         raise ConfigErrors([settings.fault("admin.address", "not set, expected the address of a running sidecar")])
     hosts = [(_UNSPECIFIED.get(address.host, address.host), address.port) for address in settings.admin_addresses]
-    return [f"http://{f'[{host}]' if ':' in host else host}:{port}" for host, port in hosts]
+    scheme = "http" if settings.admin.tls is None else "https"
+    return [f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}" for host, port in hosts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +199,14 @@ class AdminClient:
     Args:
         url: base URL such as http://127.0.0.1:15693.
         command: name of the calling command, for errors.
+        token: token to present, if there is one.
+        tls: context for an https URL.
     """
 
     url: str
     command: str
+    token: str | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = None
 
     def metrics(self) -> list[Sample]:
         """Request the metrics page and return its samples.
@@ -165,7 +249,9 @@ class AdminClient:
             raise self._failed(f"got {self.url}, expected a URL such as {_DEFAULT_URL}")
         try:
             request = urllib.request.Request(address, body, {"Accept": accept}, method=method)  # noqa: S310 -- checked above
-            with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS) as answer:  # noqa: S310
+            if self.token is not None:  # not sent to another server if the response is a redirect
+                request.add_unredirected_header("Authorization", f"Bearer {self.token}")
+            with urllib.request.urlopen(request, timeout=_ANSWER_SECONDS, context=self.tls) as answer:  # noqa: S310
                 text: str = answer.read().decode()
         except urllib.error.HTTPError as error:
             raise self._refused(address, error) from error
@@ -183,7 +269,12 @@ class AdminClient:
         if refusal.code == HTTPStatus.NOT_FOUND or refusal.headers.get_content_type() == "text/html" or not text:
             return self._failed(f"{address}: {refusal.code} {refusal.reason}; {_CHECK_ADDRESS}")
         if refusal.code != HTTPStatus.UNPROCESSABLE_ENTITY:
-            return self._failed(f"{address}: {refusal.code} {text}")
+            advice = (
+                f"; use --token-file or {TOKEN_VARIABLE}"
+                if refusal.code == HTTPStatus.UNAUTHORIZED and self.token is None
+                else ""
+            )
+            return self._failed(f"{address}: {refusal.code} {text}{advice}")
         return ConfigErrors([_fault(str(error)) for error in loads(text)["errors"]])
 
     def _failed(self, text: str) -> ConfigErrors:

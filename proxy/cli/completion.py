@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from proxy.cli.commands import COMMANDS, make_parser
 from proxy.cli.console import DONE, print_line
 
-_FILES = frozenset({"FILE", "DIR", "RULES"})
+_FILES = frozenset({"FILE", "DIR", "RULES", "PEM"})
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

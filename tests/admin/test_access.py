@@ -30,7 +30,7 @@ from tests.admin.test_openapi import DESCRIBED
 from tests.certificates import Authority
 from tests.producer import until
 from tests.rabbitmq import Broker
-from tests.sidecar import Sidecar, request_page
+from tests.sidecar import Sidecar, oxproxy, request_page
 
 VIEW, OPERATE = "v" * 20 + secrets.token_hex(16), "o" * 20 + secrets.token_hex(16)
 RULES = "exchanges: [{name: orders, bindings: [{queue: lost}]}]\n"
@@ -407,3 +407,42 @@ async def ended(reader: asyncio.StreamReader, end: bytes | None = None) -> Any:
         except ConnectionResetError:
             data = b""
     return True if end is None else data
+
+
+def test_a_sidecar_serves_its_admin_address_over_tls_and_reloads_its_certificate(
+    broker: Broker, tmp_path: Path, authority: Authority
+) -> None:
+    certificate, key = authority.certificate("localhost")
+    for name, source in (("cert.pem", certificate), ("key.pem", key)):
+        (tmp_path / name).write_bytes(source.read_bytes())
+    (tmp_path / "token").write_text(OPERATE)
+    settings = {
+        "admin": {
+            "tls": {"certificate": "cert.pem", "key": "key.pem"},
+            "tokens": [{"name": "otto", "role": "operate", "token_file": "token"}],
+        }
+    }
+    with Sidecar(broker, [], settings, tmp_path, tls=authority.client()) as sidecar:
+        status = oxproxy("status", "--config", sidecar.configuration, "--token-file", tmp_path / "token")
+        assert (status.returncode, status.stderr) == (0, "")
+        assert "https://127.0.0.1" in status.stdout
+        url = sidecar.admin
+        known = oxproxy("status", "--admin", url, "--ca-file", authority.ca, env={"OXPROXY_TOKEN": OPERATE})
+        assert known.stderr == ""
+        unknown = oxproxy("status", "--admin", url, "--token-file", tmp_path / "token")
+        assert (unknown.returncode, "certificate verify failed" in unknown.stderr) == (2, True)
+        without = oxproxy("status", "--config", sidecar.configuration)
+        assert (without.returncode, without.stderr) == (
+            2,
+            f"oxproxy status: https://127.0.0.1:{sidecar.admin_port}/status: 401 expected the header Authorization: "
+            "Bearer TOKEN, with a token of admin.tokens; use --token-file or OXPROXY_TOKEN\n",
+        )
+        for name, source in zip(("cert.pem", "key.pem"), authority.certificate("other"), strict=True):
+            (tmp_path / name).write_bytes(source.read_bytes())
+        until(lambda: _subject(sidecar.admin_port) == "other")
+
+
+def _subject(port: int) -> str:
+    """Return the name in the certificate of a server."""
+    text = ssl.get_server_certificate(("127.0.0.1", port), timeout=30)
+    return "other" if b"other" in ssl.PEM_cert_to_DER_cert(text) else "localhost"
