@@ -19,14 +19,15 @@ ports:
   {{- end }}
 securityContext:
   {{- toYaml .Values.securityContext | nindent 2 }}
+{{- $scheme := include "oxproxy.adminScheme" . | upper }}
 startupProbe:
-  httpGet: {path: /livez, port: oxproxy-admin}
+  httpGet: {path: /livez, port: oxproxy-admin, scheme: {{ $scheme }}}
   {{- toYaml .Values.startupProbe | nindent 2 }}
 livenessProbe:
-  httpGet: {path: /livez, port: oxproxy-admin}
+  httpGet: {path: /livez, port: oxproxy-admin, scheme: {{ $scheme }}}
   {{- toYaml .Values.livenessProbe | nindent 2 }}
 readinessProbe:
-  httpGet: {path: /readyz, port: oxproxy-admin}
+  httpGet: {path: /readyz, port: oxproxy-admin, scheme: {{ $scheme }}}
   {{- toYaml .Values.readinessProbe | nindent 2 }}
 resources:
   {{- toYaml .Values.resources | nindent 2 }}
@@ -44,6 +45,12 @@ volumeMounts:
   {{- end }}
   {{- if .Values.tls.secretName }}
   - {name: oxproxy-tls, mountPath: /etc/oxproxy/tls, readOnly: true}
+  {{- end }}
+  {{- if .Values.admin.tlsSecret }}
+  - {name: oxproxy-admin-tls, mountPath: /etc/oxproxy/admin-tls, readOnly: true}
+  {{- end }}
+  {{- if include "oxproxy.tokensSecret" . }}
+  - {name: oxproxy-admin-tokens, mountPath: /etc/oxproxy/admin-tokens, readOnly: true}
   {{- end }}
   {{- if .Values.trust }}
   - {name: oxproxy-trust, mountPath: /etc/oxproxy/trust, readOnly: true}
@@ -91,6 +98,19 @@ volumeMounts:
 {{- with .Values.tls.secretName }}
 - name: oxproxy-tls
   secret: {secretName: {{ . | quote }}}
+{{- end }}
+{{- with .Values.admin.tlsSecret }}
+- name: oxproxy-admin-tls
+  secret: {secretName: {{ . | quote }}}
+{{- end }}
+{{- with include "oxproxy.tokensSecret" . }}
+- name: oxproxy-admin-tokens
+  secret:
+    secretName: {{ . | quote }}
+    items:
+      {{- range $.Values.admin.tokens }}
+      - {key: {{ .key | quote }}, path: {{ .key | quote }}}
+      {{- end }}
 {{- end }}
 {{- with .Values.trust }}
 - name: oxproxy-trust

@@ -148,7 +148,7 @@ scraped. Kubernetes permits 15 characters in the name of a port.
 {{- if gt (int .Values.workers) 1 -}}
 {{- $_ := set $config "workers" (int .Values.workers) -}}
 {{- end -}}
-{{- $_ := set $config "admin" (dict "address" (printf "0.0.0.0:%v" (int .Values.ports.admin))) -}}
+{{- $_ := set $config "admin" (include "oxproxy.admin" . | fromJson) -}}
 {{- $_ := set $config "shutdown" (dict "deadline" (printf "%vs" (int .Values.drain.deadlineSeconds))) -}}
 {{- if include "oxproxy.rulesSources" . -}}
 {{- $_ := set $config "rules" (list "/etc/oxproxy/rules/*") -}}
@@ -178,7 +178,64 @@ scraped. Kubernetes permits 15 characters in the name of a port.
 {{- end -}}
 {{- $config = mergeOverwrite $config (dict "declared" (dict "secrets" $secrets)) -}}
 {{- end -}}
+{{- $tls := default dict (default dict $config.admin).tls -}}
+{{- if and $tls.client_ca (ne (default "required" $tls.client_verify) "optional") -}}
+{{- fail "config.admin.tls.client_ca: requires client_verify: optional, since the probes of Kubernetes have no certificate" -}}
+{{- end -}}
 {{- $config | toYaml -}}
+{{- end -}}
+
+{{/* The section `admin` of the configuration, as JSON. */}}
+{{- define "oxproxy.admin" -}}
+{{- $admin := dict "address" (printf "0.0.0.0:%v" (int .Values.ports.admin)) -}}
+{{- if .Values.admin.tlsSecret -}}
+{{- $_ := set $admin "tls" (dict "certificate" "/etc/oxproxy/admin-tls/tls.crt" "key" "/etc/oxproxy/admin-tls/tls.key") -}}
+{{- end -}}
+{{- if include "oxproxy.tokensSecret" . -}}
+{{- $tokens := list -}}
+{{- range .Values.admin.tokens -}}
+{{- $tokens = append $tokens (dict "name" .name "role" .role "token_file" (printf "/etc/oxproxy/admin-tokens/%s" .key)) -}}
+{{- end -}}
+{{- $_ := set $admin "tokens" $tokens -}}
+{{- if .Values.admin.metricsKey -}}
+{{- $_ := set $admin "metrics_role" "view" -}}
+{{- end -}}
+{{- end -}}
+{{- $admin | toJson -}}
+{{- end -}}
+
+{{/* Secret with tokens for the admin address; empty if there are none. */}}
+{{- define "oxproxy.tokensSecret" -}}
+{{- $admin := .Values.admin -}}
+{{- if ne (empty $admin.tokens) (empty $admin.tokensSecret) -}}
+{{- fail "admin: got one of tokens and tokensSecret, expected both or neither" -}}
+{{- end -}}
+{{- $keys := list -}}
+{{- range $admin.tokens }}{{ $keys = append $keys .key }}{{ end -}}
+{{- if and $admin.metricsKey (not (has $admin.metricsKey $keys)) -}}
+{{- fail (printf "admin.metricsKey: got %s, expected the key of a token in admin.tokens" $admin.metricsKey) -}}
+{{- end -}}
+{{- $admin.tokensSecret -}}
+{{- end -}}
+
+{{- define "oxproxy.adminScheme" -}}
+{{- if .Values.admin.tlsSecret }}https{{ else }}http{{ end -}}
+{{- end -}}
+
+{{/* How Prometheus connects to the admin address: scheme, verification and token of an endpoint. */}}
+{{- define "oxproxy.scrape" -}}
+{{- if .Values.admin.tlsSecret }}
+{{- if not .Values.admin.monitorTls }}
+{{- fail "admin.monitorTls: not set, expected how Prometheus verifies the certificate of admin.tlsSecret" }}
+{{- end }}
+scheme: https
+tlsConfig:
+  {{- toYaml .Values.admin.monitorTls | nindent 2 }}
+{{- end }}
+{{- if and (include "oxproxy.tokensSecret" .) .Values.admin.metricsKey }}
+authorization:
+  credentials: {name: {{ .Values.admin.tokensSecret | quote }}, key: {{ .Values.admin.metricsKey | quote }}}
+{{- end }}
 {{- end -}}
 
 {{/* Sources of the projected volume with rules files; empty if there are none. */}}

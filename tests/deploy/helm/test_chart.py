@@ -79,6 +79,7 @@ def test_the_schema_contains_exactly_the_existing_values() -> None:
 
 #: Values that the chart passes to Kubernetes or to the sidecar unchanged.
 FREE = {
+    "admin",
     "affinity",
     "audit",
     "autoscaling",

@@ -33,6 +33,7 @@ from tests.deploy.helm.rendering import (
     variants,
 )
 
+TOKENS: JSON = {"tokensSecret": "tokens", "tokens": [{"name": "alice", "role": "view", "key": "alice"}]}
 #: Values in addition to the variants in ci/, one set for each option.
 SWITCHES: dict[str, JSON] = {
     "defaults": {},
@@ -201,6 +202,8 @@ def test_probes_request_livez_and_readyz_on_the_admin_port(values: JSON) -> None
             "readiness": "/readyz",
         }
         assert {probe["port"] for probe in probes.values()} == {"oxproxy-admin"}
+        scheme = "HTTPS" if values.get("admin", {}).get("tlsSecret") else "HTTP"
+        assert {probe["scheme"] for probe in probes.values()} == {scheme}
 
 
 @every_case
@@ -332,6 +335,22 @@ def test_values_in_config_override_those_of_the_chart() -> None:
     assert (settings["listen"], settings["admin"]) == (listen, {"address": "[::]:15693"})
 
 
+def test_prometheus_presents_its_token_and_verifies_the_certificate() -> None:
+    values = variant("gateway-admin")
+    for kind, endpoints in (("ServiceMonitor", "endpoints"), ("PodMonitor", "podMetricsEndpoints")):
+        for endpoint in the(kind, values)["spec"][endpoints]:
+            assert endpoint["scheme"] == "https"
+            assert endpoint["tlsConfig"]["serverName"] == "oxproxy.example"
+            assert endpoint["authorization"] == {"credentials": {"name": "admin-tokens", "key": "prometheus"}}
+    admin = configuration(values)["admin"]
+    assert admin["metrics_role"] == "view"
+    assert [token["token_file"] for token in admin["tokens"]] == [
+        "/etc/oxproxy/admin-tokens/alice",
+        "/etc/oxproxy/admin-tokens/prometheus",
+    ]
+    assert "metrics_role" not in configuration({"admin": TOKENS})["admin"]
+
+
 def test_a_password_is_only_in_the_secret() -> None:
     text = rendered({"control": {"password": "not-a-secret"}})
     assert [path for path, content in text.items() if "not-a-secret" in content] == []
@@ -426,6 +445,16 @@ def test_restarts_on_changed_rules_can_be_disabled() -> None:
         ({"config": {"workers": 2}}, "config.workers: use workers"),
         ({"drain": {"terminationGracePeriodSeconds": 35}}, "expected more than 35"),
         ({"tls": {"clientCa": "ca.crt"}}, "tls.clientCa: requires tls.secretName"),
+        ({"admin": {"tokensSecret": "tokens"}}, "admin: got one of tokens and tokensSecret"),
+        ({"admin": {**TOKENS, "metricsKey": "bob"}}, "admin.metricsKey: got bob, expected the key of a token"),
+        (
+            {"admin": {"tlsSecret": "tls"}, "serviceMonitor": {"enabled": True}},
+            "admin.monitorTls: not set, expected how Prometheus verifies",
+        ),
+        (
+            {"config": {"admin": {"tls": {"certificate": "a", "key": "b", "client_ca": "c"}}}},
+            "config.admin.tls.client_ca: requires client_verify: optional",
+        ),
         (
             {"service": {"loadBalancerSourceRanges": ["192.0.2.0/24"]}},
             "service.loadBalancerSourceRanges: got the type Cl",
@@ -590,7 +619,9 @@ def test_helm_test_connects_to_the_services_of_the_release(values: JSON) -> None
         assert script.strip() == (CHART / "files" / "test" / "handshake.py").read_text().strip()
         services = {service["metadata"]["name"]: service["spec"]["ports"][0] for service in of_kind("Service", values)}
         assert services[host]["port"] == int(port)
-        name, _, path = readiness.removeprefix("http://").partition(":")
+        scheme, _, there = readiness.partition("://")
+        assert scheme == ("https" if values.get("admin", {}).get("tlsSecret") else "http")
+        name, _, path = there.partition(":")
         assert path == f"{services[name]['port']}/readyz"
         tls = values.get("tls", {})
         assert security == ("mutual" if "clientCa" in tls else "tls" if tls else "plain")
