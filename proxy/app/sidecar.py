@@ -342,6 +342,8 @@ class Sidecar:
         listening = self._settings.listen_addresses
         brokers = remote_brokers(self._loaded, self._environ, listening)
         self._tls.read(brokers)()
+        for section, policy in self._tls.policies().items():
+            _log.info("TLS policy", section=section, **policy)
         remotes = RemotePool(brokers, self._counters, self._version, tasks, self._tls.contexts)
         remotes.listening = listening
         return remotes

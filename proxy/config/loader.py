@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from proxy.config.keys import differences, override
 from proxy.config.secrets import read_secrets, read_tokens
-from proxy.config.settings import Settings
+from proxy.config.settings import ListenTls, Settings, UpstreamTls
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.values import remember_secret
 from proxy.yamlfile.document import (
@@ -138,6 +138,7 @@ def _check_tls(settings: Settings, faults: Faults) -> None:
     for section, server in (*servers, ("admin.tls", settings.admin.tls)):
         if server is None:
             continue
+        _check_policy(settings, section, server, faults)
         for key in ("certificate", "key"):
             if getattr(server, key) is None:
                 place = settings.place(join(section, key), section)
@@ -154,6 +155,7 @@ def _check_tls(settings: Settings, faults: Faults) -> None:
             message = f"without upstream.tls, passwords are sent to {far[0]} in plain text"
             faults.warn(settings.place("upstream.address", "upstream"), "upstream.address", message)
         return
+    _check_policy(settings, section, client, faults)
     if (client.certificate is None) != (client.key is None):
         faults.error(settings.place(section), section, "certificate and key must be given together")
     if not client.verify:
@@ -161,6 +163,12 @@ def _check_tls(settings: Settings, faults: Faults) -> None:
         faults.warn(settings.place("upstream.tls.verify", section), "upstream.tls.verify", message)
     files = {"ca": client.ca, "certificate": client.certificate, "key": client.key}
     _check_files(settings, section, files, faults)
+
+
+def _check_policy(settings: Settings, section: str, tls: ListenTls | UpstreamTls, faults: Faults) -> None:
+    if tls.ciphers is not None and tls.minimum_version == "TLSv1.3":
+        key = join(section, "ciphers")
+        faults.error(settings.place(key), key, "has no effect with minimum_version: TLSv1.3")
 
 
 def _check_tokens(settings: Settings, faults: Faults) -> None:

@@ -34,6 +34,7 @@ from proxy.yamlfile.models import (
     Whole,
 )
 
+TlsVersion: TypeAlias = Literal["TLSv1.2", "TLSv1.3"]
 Wait: TypeAlias = Annotated[float, Duration(0.01, 3600)]
 Places: TypeAlias = Environment[str, Place]
 _HERE = HostPort("127.0.0.1", 5673)
@@ -53,6 +54,10 @@ class ListenTls(FileModel):
     """file with CA certificates (PEM) for verifying clients' certificates; `null`: not verified"""
     client_verify: Literal["required", "optional"] = "required"
     """with `client_ca`: whether clients without a certificate are refused (`required`) or accepted (`optional`)"""
+    minimum_version: TlsVersion = "TLSv1.2"
+    """oldest accepted version of TLS: `TLSv1.2` or `TLSv1.3`"""
+    ciphers: Text | None = None
+    """cipher suites of TLS 1.2, as an OpenSSL cipher list; `null`: Python's defaults. Those of TLS 1.3 are fixed"""
 
 
 class UpstreamTls(FileModel):
@@ -68,6 +73,10 @@ class UpstreamTls(FileModel):
     """file with a client certificate (PEM), for a broker that requests one"""
     key: Text | None = None
     """file with the certificate's private key (PEM, no passphrase)"""
+    minimum_version: TlsVersion = "TLSv1.2"
+    """oldest accepted version of TLS: `TLSv1.2` or `TLSv1.3`"""
+    ciphers: Text | None = None
+    """cipher suites of TLS 1.2, as an OpenSSL cipher list; `null`: Python's defaults. Those of TLS 1.3 are fixed"""
 
 
 class ControlSection(FileModel):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import re
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,14 +71,16 @@ def _der_content(der: bytes, at: int) -> tuple[int, int]:
 #: Returns the context for a new connection.
 ContextProvider: TypeAlias = Callable[[], ssl.SSLContext]
 
-_OLDEST = ssl.TLSVersion.TLSv1_2
+#: The key with the cipher list, in place of a file name in errors.
+CIPHERS = "ciphers"
+_VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
 #: OpenSSL's verification errors for a chain that does not lead to a trusted CA.
 _UNTRUSTED = frozenset((18, 19, 20, 21))
 #: Explanations for unclear OpenSSL errors.
 _MEANING = {
     "WRONG_VERSION_NUMBER": " (the other side does not speak TLS)",
     "HTTP_REQUEST": " (the other side speaks HTTP without TLS)",
-    "UNSUPPORTED_PROTOCOL": " (older than TLS 1.2)",
+    "UNSUPPORTED_PROTOCOL": " (older than minimum_version)",
     "TLSV13_ALERT_CERTIFICATE_REQUIRED": " (the other side requires a client certificate: upstream.tls.certificate)",
     # Until TLS 1.2, the alert for a missing client certificate is also that for other failures (RFC 5246, 7.4.6).
     "SSLV3_ALERT_HANDSHAKE_FAILURE": " (the other side may require a client certificate: upstream.tls.certificate)",
@@ -87,20 +89,71 @@ _MEANING = {
 
 
 @dataclass(frozen=True, slots=True)
+class TlsPolicy:
+    """Accepted versions and cipher suites.
+
+    Args:
+        minimum_version: ``TLSv1.2`` or ``TLSv1.3``.
+        ciphers: OpenSSL cipher list for TLS 1.2; None for Python's defaults.
+    """
+
+    minimum_version: str = "TLSv1.2"
+    ciphers: str | None = None
+
+    def apply(self, context: ssl.SSLContext) -> None:
+        """Restrict a context.
+
+        Raises:
+            ConfigError: the list selects no cipher suite, or one without authentication or encryption. In the
+                error, `CIPHERS` replaces the name of a file.
+        """
+        context.minimum_version = _VERSIONS[self.minimum_version]
+        if self.ciphers is None:
+            return
+        try:
+            context.set_ciphers(self.ciphers)
+        except (ssl.SSLError, ValueError) as error:  # ValueError: NUL in the list
+            expected = "expected an OpenSSL cipher list such as ECDHE+AESGCM"
+            raise ConfigError(
+                CIPHERS, 0, "", f'"{self.ciphers}" selects no cipher suite of TLS 1.2, {expected}'
+            ) from error
+        weak = [str(cipher["name"]) for cipher in context.get_ciphers() if _is_open(cipher)]
+        if weak:
+            message = f'"{self.ciphers}" selects {weak[0]}, which has no authentication or no encryption'
+            raise ConfigError(CIPHERS, 0, "", message)
+
+
+def _is_open(cipher: Mapping[str, object]) -> bool:
+    return not cipher["strength_bits"] or cipher.get("auth") == "auth-null"
+
+
+def policy_words(context: ssl.SSLContext) -> dict[str, object]:
+    """Describe what is in force for new connections with a context, for the log."""
+    minimum = next(name for name, version in _VERSIONS.items() if version == context.minimum_version)
+    ciphers = [cipher for cipher in context.get_ciphers() if minimum == "TLSv1.2" or cipher["protocol"] == minimum]
+    return {
+        "minimum_version": minimum,
+        "ciphers": [str(cipher["name"]) for cipher in ciphers],
+        "peer_certificate": context.verify_mode.name.removeprefix("CERT_").lower(),
+    }
+
+
+@dataclass(frozen=True, slots=True)
 class ServerTls:
-    """TLS settings for connections from producers.
+    """TLS settings for connections from producers, and to the admin address.
 
     Args:
         certificate: our certificate chain (PEM).
         key: private key of the certificate (PEM), without a passphrase.
-        client_ca: CA certificates for verifying producers; None to request no certificates.
-        clients_required: whether a producer without a certificate is refused.
+        client_ca: CA certificates for verifying clients; None to request no certificates.
+        clients_required: whether a client without a certificate is refused.
     """
 
     certificate: Path
     key: Path
     client_ca: Path | None = None
     clients_required: bool = True
+    policy: TlsPolicy = TlsPolicy()
 
     def context(self) -> ssl.SSLContext:
         """Read the files.
@@ -109,7 +162,7 @@ class ServerTls:
             ConfigError: a file can't be used; the message contains the reason.
         """
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-        context.minimum_version = _OLDEST
+        self.policy.apply(context)
         _prove(context, self.certificate, self.key)
         if self.client_ca is not None:
             _trust(context, self.client_ca)
@@ -134,11 +187,12 @@ class ClientTls:
     certificate: Path | None = None
     key: Path | None = None
     verify: bool = True
+    policy: TlsPolicy = TlsPolicy()
 
     def context(self) -> ssl.SSLContext:
         """Read the files; see `ServerTls.context`."""
         context = ssl.create_default_context() if self.ca is None else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.minimum_version = _OLDEST
+        self.policy.apply(context)
         if self.ca is not None:
             _trust(context, self.ca)
         if not self.verify:

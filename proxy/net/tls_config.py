@@ -14,10 +14,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from proxy.broker.connection import TlsSettings
-from proxy.config.settings import ListenTls, Settings
+from proxy.config.settings import ListenTls, Settings, UpstreamTls
 from proxy.errors import ConfigError
 from proxy.net.remote.endpoints import RemoteBroker
-from proxy.net.tls import ClientTls, ContextProvider, ServerTls, TlsContexts
+from proxy.net.tls import CIPHERS, ClientTls, ContextProvider, ServerTls, TlsContexts, TlsPolicy, policy_words
 from proxy.rules.addresses import BrokerRule
 from proxy.yamlfile.document import Faults, Place, join
 from proxy.yamlfile.models import path_in
@@ -48,7 +48,7 @@ class SidecarTls:
         tls = settings.upstream.tls
         if tls is not None:
             ca, certificate, key = (path_in(settings.folder, name) for name in (tls.ca, tls.certificate, tls.key))
-            self.upstream = ClientTls(ca, tls.server_name, certificate, key, tls.verify)
+            self.upstream = ClientTls(ca, tls.server_name, certificate, key, tls.verify, _policy(tls))
             self.sections["upstream.tls"] = self.upstream
         #: TLS settings of connections to brokers named by the active rules
         self._remote: list[ClientTls] = []
@@ -70,6 +70,10 @@ class SidecarTls:
             use_contexts()
 
         return use
+
+    def policies(self) -> dict[str, dict[str, object]]:
+        """Describe what is in force for each section of the configuration."""
+        return {section: policy_words(self.contexts.of(tls)) for section, tls in self.sections.items()}
 
     def files(self) -> list[Path]:
         """List the files named by TLS settings in the configuration and by brokers in the active rules."""
@@ -108,7 +112,12 @@ def _server_tls(folder: Path, tls: ListenTls | None) -> ServerTls | None:
     if tls is None or tls.certificate is None or tls.key is None:
         return None
     ca = path_in(folder, tls.client_ca)
-    return ServerTls(folder / tls.certificate, folder / tls.key, ca, tls.client_verify == "required")
+    required = tls.client_verify == "required"
+    return ServerTls(folder / tls.certificate, folder / tls.key, ca, required, _policy(tls))
+
+
+def _policy(tls: ListenTls | UpstreamTls) -> TlsPolicy:
+    return TlsPolicy(tls.minimum_version, tls.ciphers)
 
 
 #: Keys that name files; they are also fields of `ServerTls` and `ClientTls`.
@@ -143,6 +152,10 @@ def _check(tls: ServerTls | ClientTls, path: str, places: Mapping[str, Place], a
     try:
         tls.context()
     except ConfigError as error:
+        if error.file == CIPHERS:
+            key = join(path, CIPHERS)
+            faults.error(places.get(key, above), key, error.message)
+            return
         key = join(path, next(key for key in _KEYS if str(getattr(tls, key, None)) == error.file))
         report = faults.missing if isinstance(error.__cause__, OSError) else faults.error
         report(places.get(key, above), key, str(error))

@@ -418,7 +418,7 @@ def test_a_sidecar_serves_its_admin_address_over_tls_and_reloads_its_certificate
     (tmp_path / "token").write_text(OPERATE)
     settings = {
         "admin": {
-            "tls": {"certificate": "cert.pem", "key": "key.pem"},
+            "tls": {"certificate": "cert.pem", "key": "key.pem", "minimum_version": "TLSv1.3"},
             "tokens": [{"name": "otto", "role": "operate", "token_file": "token"}],
         }
     }
@@ -426,6 +426,9 @@ def test_a_sidecar_serves_its_admin_address_over_tls_and_reloads_its_certificate
         status = oxproxy("status", "--config", sidecar.configuration, "--token-file", tmp_path / "token")
         assert (status.returncode, status.stderr) == (0, "")
         assert "https://127.0.0.1" in status.stdout
+        (policy,) = sidecar.logged("TLS policy")
+        assert "section=admin.tls minimum_version=TLSv1.3 ciphers=" in policy
+        assert ("TLS_AES_256_GCM_SHA384" in policy, "ECDHE" in policy) == (True, False)
         url = sidecar.admin
         known = oxproxy("status", "--admin", url, "--ca-file", authority.ca, env={"OXPROXY_TOKEN": OPERATE})
         assert known.stderr == ""

@@ -97,6 +97,17 @@ def test_an_empty_tls_mapping_trusts_the_system_authorities(folder: Path) -> Non
             ["oxproxy.yaml:1:18: upstream.tls.ca: none.pem: file does not exist"],
         ),
         (
+            "listen: [{tls: {certificate: cert.pem, key: key.pem, minimum_version: TLSv1.1}}]",
+            [
+                'oxproxy.yaml:1:71: listen[0].tls.minimum_version: got the string "TLSv1.1", expected one of TLSv1.2, '
+                "TLSv1.3"
+            ],
+        ),
+        (
+            "admin: {tls: {certificate: cert.pem, key: key.pem, minimum_version: TLSv1.3, ciphers: ECDHE}}",
+            ["oxproxy.yaml:1:78: admin.tls.ciphers: has no effect with minimum_version: TLSv1.3"],
+        ),
+        (
             "upstream: {tls: {verfy: true}}",
             ["oxproxy.yaml:1:18: upstream.tls.verfy: unknown key; did you mean verify?"],
         ),

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from proxy.errors import ConfigError, ConfigErrors
-from proxy.net.tls import ClientTls, ServerTls, TlsContexts, words
+from proxy.net.tls import ClientTls, ServerTls, TlsContexts, TlsPolicy, words
 from tests.certificates import Authority
 
 
@@ -39,6 +39,37 @@ def test_with_configured_authorities_those_of_the_system_are_not_trusted(authori
 def test_the_minimum_version_is_tls_1_2(pair: tuple[Path, Path]) -> None:
     for context in (ClientTls().context(), ServerTls(*pair).context()):
         assert context.minimum_version is ssl.TLSVersion.TLSv1_2
+
+
+def agreed(client: ssl.SSLContext, server: ssl.SSLContext) -> tuple[str, str]:
+    """Do a TLS handshake in memory; return the version and the cipher suite."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = (
+        client.wrap_bio(to_client, to_server, server_hostname="localhost"),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    )
+    for _ in range(4):
+        for side in sides:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    cipher = sides[0].cipher()
+    assert cipher
+    return str(sides[0].version()), cipher[0]
+
+
+def test_a_policy_limits_versions_and_ciphers_on_both_sides(authority: Authority, pair: tuple[Path, Path]) -> None:
+    old = authority.client()
+    old.maximum_version = ssl.TLSVersion.TLSv1_2
+    suite = "ECDHE-ECDSA-CHACHA20-POLY1305"
+    only = TlsPolicy("TLSv1.2", suite)
+    assert agreed(old, ServerTls(*pair, policy=only).context()) == ("TLSv1.2", suite)
+    with pytest.raises(ssl.SSLError, match=r"(?i)protocol"):
+        agreed(old, ServerTls(*pair, policy=TlsPolicy("TLSv1.3")).context())
+    server = ServerTls(*pair).context()
+    server.maximum_version = ssl.TLSVersion.TLSv1_2
+    assert agreed(ClientTls(authority.ca, policy=only).context(), server) == ("TLSv1.2", suite)
+    with pytest.raises(ssl.SSLError, match=r"(?i)protocol|version"):
+        agreed(ClientTls(authority.ca, policy=TlsPolicy("TLSv1.3")).context(), server)
 
 
 Files = Callable[[Path, Authority, Path, Path], ServerTls | ClientTls]

@@ -65,6 +65,25 @@ def test_files_of_brokers_in_rules_are_watched_while_the_rules_are_in_force(tmp_
     assert config.files() == []
 
 
+@pytest.mark.parametrize(
+    ("ciphers", "seen"),
+    [
+        ("ECDHE+NOTHING", "selects no cipher suite of TLS 1.2, expected an OpenSSL cipher list such as ECDHE+AESGCM"),
+        ("TLS_AES_128_GCM_SHA256", "selects no cipher suite of TLS 1.2, expected an OpenSSL cipher list such as "),
+        ("aNULL:@SECLEVEL=0", "which has no authentication or no encryption"),
+        ("eNULL:@SECLEVEL=0", "which has no authentication or no encryption"),
+    ],
+)
+def test_unusable_ciphers_are_reported_at_their_key(ciphers: str, seen: str) -> None:
+    faults = Faults()
+    check_settings(
+        parse_settings(f'upstream: {{tls: {{ciphers: "{ciphers}"}}}}'.encode(), Path("o.yaml"), {}, Faults()), faults
+    )
+    [error] = faults.errors
+    assert str(error).startswith(f'o.yaml:1:18: upstream.tls.ciphers: "{ciphers}" selects ')
+    assert seen in str(error)
+
+
 def test_an_error_names_the_environment_variable_of_the_file(tmp_path: Path) -> None:
     (tmp_path / "ca").write_text("none")
     environ = {"OXPROXY_UPSTREAM__TLS__CA": str(tmp_path / "ca")}
