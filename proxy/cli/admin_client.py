@@ -16,7 +16,7 @@ from json import loads
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from proxy.cli.console import print_errors, read_input, read_settings
+from proxy.cli.console import add_config_argument, configuration, print_errors, read_input, read_settings
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.yamlfile.secret_sources import TOKEN_VARIABLE
 
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _DEFAULT_URL = "http://127.0.0.1:15693"
-#: Default locations of the configuration.
-_CONFIGURATIONS = (Path("oxproxy.yaml"), Path("/etc/oxproxy/oxproxy.yaml"))
-
 #: Timeout for a response, in seconds. For some requests, the sidecar compiles rules, which takes one second for ten
 #: thousand bindings.
 _ANSWER_SECONDS = 60.0
@@ -53,12 +50,7 @@ def add_admin_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="admin address of the running sidecar; repeat for several workers; default: from the configuration",
     )
-    parser.add_argument(
-        "--config",
-        metavar="FILE",
-        type=Path,
-        help="configuration file; - for standard input; default: oxproxy.yaml, then /etc/oxproxy/oxproxy.yaml",
-    )
+    add_config_argument(parser)
     parser.add_argument(
         "--token-file",
         metavar="FILE",
@@ -170,13 +162,6 @@ def ask_workers(clients: Iterable[AdminClient], ask: Callable[[AdminClient], T])
         raise faults[0]
     print_errors(fault for errors in faults for fault in errors.errors)
     return answers, not faults
-
-
-def configuration(options: argparse.Namespace) -> Path | None:
-    """Return the configuration file given in the options, or else the first existing file in the default locations."""
-    config: Path | None = options.config
-    # os.path.isfile raises no error for a directory without permission.
-    return config or next((path for path in _CONFIGURATIONS if os.path.isfile(path)), None)
 
 
 def admin_urls(settings: Settings) -> list[str]:

@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import contextlib
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 
 from proxy.app.composition import control_settings, secrets_of
 from proxy.broker.cleanup import Rows, find_leftovers, find_stale, find_unused, remove_leftover, remove_rows
@@ -17,7 +16,16 @@ from proxy.broker.connection import ControlSettings
 from proxy.broker.management_api import ManagementApi
 from proxy.cli.admin_client import AdminClient, admin_urls
 from proxy.cli.commands import add_repeatable
-from proxy.cli.console import DONE, NO, print_json, print_line, printable, read_settings
+from proxy.cli.console import (
+    DONE,
+    NO,
+    add_config_argument,
+    print_json,
+    print_line,
+    printable,
+    read_settings,
+    required_configuration,
+)
 from proxy.config.loader import rules_files
 from proxy.config.settings import Settings
 from proxy.errors import ConfigError, ConfigErrors, UpstreamError
@@ -39,9 +47,7 @@ _BEFORE_UNUSED = (
 
 def add_broker_arguments(parser: argparse.ArgumentParser) -> None:
     """Define the arguments that select the broker and its virtual hosts."""
-    parser.add_argument(
-        "--config", metavar="FILE", type=Path, required=True, help="configuration file; - for standard input"
-    )
+    add_config_argument(parser)
     add_repeatable(parser, "--vhost", "NAME", "only this virtual host")
 
 
@@ -65,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """List the objects that sidecars created and, with ``--yes``, remove them."""
-    settings = read_settings(options.config)
+    settings = read_settings(required_configuration(options, "oxproxy cleanup"))
     control, management = control_of(settings)
     states = _states(settings) if options.unused else {}
     if options.yes and not (options.stale or options.unused):

@@ -54,7 +54,7 @@ COMMANDS = {
         "run the sidecar until SIGTERM",
         "Runs the sidecar: reads configuration and rules, declares exchanges and queues on the broker, accepts "
         "producers, and drains on SIGTERM or SIGINT. Changed rules files are reloaded automatically and on SIGHUP.",
-        (("oxproxy serve --config oxproxy.yaml", "runs until Ctrl-C"),),
+        (("oxproxy serve --config oxproxy.yaml", "runs until Ctrl-C; this file is also the default"),),
         no="internal error",
         done="drained",
         wrong="invalid configuration or rules, an address that can't be bound, or a refusal by the broker",
@@ -106,9 +106,10 @@ COMMANDS = {
         (
             ("oxproxy status", "the sidecar configured in ./oxproxy.yaml or /etc/oxproxy/oxproxy.yaml"),
             ("oxproxy status --admin http://127.0.0.1:15693 --json", "the response of /status"),
+            ("oxproxy status --watch", "every two seconds until Ctrl-C"),
         ),
-        no="a sidecar or worker is not ready, or a worker is unreachable",
-        done="ready",
+        no="a sidecar or worker is not ready, or a worker is unreachable; with --watch, when Ctrl-C was pressed",
+        done="ready; with --watch, when Ctrl-C was pressed",
         wrong=_ASKED,
     ),
     "top": CommandEntry(

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 #: Exit statuses: success; negative result; invalid usage, configuration or rules.
 DONE, NO, WRONG = 0, 1, 2
 
+#: Default locations of the configuration.
+_CONFIGURATIONS = (Path("oxproxy.yaml"), Path("/etc/oxproxy/oxproxy.yaml"))
+
 _Number = TypeVar("_Number", int, float)
 
 #: Line width if the output is not a terminal. Scripts need unbroken lines.
@@ -87,6 +90,35 @@ def rich_console() -> Console:
     if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit():
         return Console(highlight=False, markup=False, emoji=False)
     return Console(highlight=False, markup=False, emoji=False, width=_UNBROKEN)
+
+
+def add_config_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--config",
+        metavar="FILE",
+        type=Path,
+        help="configuration file; - for standard input; default: oxproxy.yaml, then /etc/oxproxy/oxproxy.yaml",
+    )
+
+
+def configuration(options: argparse.Namespace) -> Path | None:
+    """Return the configuration file given in the options, or else the first existing file in the default locations."""
+    config: Path | None = options.config
+    # os.path.isfile raises no error for a directory without permission.
+    return config or next((path for path in _CONFIGURATIONS if os.path.isfile(path)), None)
+
+
+def required_configuration(options: argparse.Namespace, command: str) -> Path:
+    """Return the configuration file, as `configuration` does.
+
+    Raises:
+        ConfigErrors: there is none.
+    """
+    config = configuration(options)
+    if config is None:
+        message = f"no configuration, expected --config FILE, {' or '.join(map(str, _CONFIGURATIONS))}"
+        raise ConfigErrors([ConfigError(command, 0, "", message)])
+    return config
 
 
 def read_bytes(name: str) -> bytes:

@@ -12,8 +12,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from proxy.cli.admin_client import add_admin_arguments, admin_clients, configuration
-from proxy.cli.console import DONE, NO, print_errors, print_json, print_line, printable, read_input, read_settings
+from proxy.cli.admin_client import add_admin_arguments, admin_clients
+from proxy.cli.console import (
+    DONE,
+    NO,
+    configuration,
+    print_errors,
+    print_json,
+    print_line,
+    printable,
+    read_input,
+    read_settings,
+)
 from proxy.errors import ConfigError, ConfigErrors
 
 _COLORS = {"+": "32", "-": "31", "@": "36"}

@@ -6,13 +6,12 @@ import argparse
 import os
 import signal
 import sys
-from pathlib import Path
+
+from proxy.cli.console import add_config_argument, required_configuration
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--config", metavar="FILE", type=Path, required=True, help="configuration file; - for standard input"
-    )
+    add_config_argument(parser)
     # A supervisor of several workers passes these options: the worker's number and how often it was restarted, or
     # `--dry-run` to check all files.
     parser.add_argument("--worker", type=int, nargs=2, help=argparse.SUPPRESS)
@@ -20,6 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    config = required_configuration(options, "oxproxy serve")
     # SIGHUP stays pending until it can be handled; by default, it would end the process.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))
     # structlog would import rich for colored tracebacks, which would take 5 MiB of memory and are not needed.
@@ -28,4 +28,4 @@ def run(options: argparse.Namespace) -> int:
     from proxy.app.workers import WorkerSlot
 
     slot = None if options.worker is None else WorkerSlot(*options.worker)
-    return process.run(options.config, os.environ, slot, options.dry_run)
+    return process.run(config, os.environ, slot, options.dry_run)

@@ -32,6 +32,7 @@ _POLL_SECONDS = 30.0
 _MOST_SECONDS = 30 * 86400.0
 #: Maximum number of bindings in a table; JSON output contains all bindings.
 _BINDINGS = 30
+_COLUMNS = ("compared", "equal", "different", "random")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
         for admin, report in zip(admins, reports, strict=True):
             if len(admins) > 1:
                 print_line(f"{admin.url}:")
-            print_tables(report)
+            (print_tables if sys.stdout.isatty() else print_lines)(report)
     return NO if any(report["different"] for report in reports) else DONE
 
 
@@ -103,18 +104,9 @@ def _wait(admins: Sequence[AdminClient], seconds: float | None) -> None:
 
 def print_tables(report: Report, console: Console | None = None) -> None:
     console = console or rich_console()
-    console.print(
-        f"candidate {report['candidate']} compared with the active rules {report['live']} for "
-        f"{report['seconds']:.0f} s: {report['compared']} publish{'' if report['compared'] == 1 else 'es'} compared, "
-        f"{report['equal']} equal, {report['different']} different",
-        soft_wrap=True,
-    )
-    for count, outcome in (
-        (report["random"], "not comparable: a rule picks a queue at random"),
-        (report["skipped"], "skipped: too many publishes to compare them all, or a malformed header"),
-    ):
-        if count:
-            console.print(f"{count} {outcome}", soft_wrap=True)
+    console.print(_summary(report), soft_wrap=True)
+    for count, outcome in _not_compared(report):
+        console.print(f"{count} {outcome}", soft_wrap=True)
     if report["exchanges"]:
         console.print(_exchanges(report["exchanges"]))
     for exchange in report["exchanges"]:
@@ -124,13 +116,58 @@ def print_tables(report: Report, console: Console | None = None) -> None:
         console.print(_bindings(report["bindings"]))
 
 
+def print_lines(report: Report) -> None:
+    """Print one line for each row of the tables, for pipes."""
+    print_line(_summary(report))
+    for count, outcome in _not_compared(report):
+        print_line(f"{count} {outcome}")
+    for exchange in report["exchanges"]:
+        name = printable(f"vhost {exchange['vhost']}, exchange {exchange['exchange']}")
+        print_line(f"{name}: " + ", ".join(f"{column} {exchange[column]}" for column in _COLUMNS))
+        for kind in exchange["differences"]:
+            live, candidate = destinations_text(kind["live"]), destinations_text(kind["candidate"])
+            publishes = counted_publishes(kind["publishes"])
+            print_line(
+                printable(f"{name}: {publishes}: live {live}; candidate {candidate}; for example {_example(kind)}")
+            )
+        if exchange["further_differences"]:
+            print_line(f"{name}: {counted_publishes(exchange['further_differences'])} with other differences")
+    for binding in sorted(report["bindings"], key=lambda binding: -binding["matches"]):
+        name = f"vhost {binding['vhost']}, exchange {binding['exchange']}, candidate's binding {binding['binding']}"
+        print_line(printable(f"{name}: matches {binding['matches']}"))
+
+
+def _summary(report: Report) -> str:
+    return (
+        f"candidate {report['candidate']} compared with the active rules {report['live']} for "
+        f"{report['seconds']:.0f} s: {counted_publishes(report['compared'])} compared, "
+        f"{report['equal']} equal, {report['different']} different"
+    )
+
+
+def counted_publishes(count: int) -> str:
+    return f"{count} publish{'' if count == 1 else 'es'}"
+
+
+def _not_compared(report: Report) -> list[tuple[int, str]]:
+    reasons = [
+        (report["random"], "not comparable: a rule picks a queue at random"),
+        (report["skipped"], "skipped: too many publishes to compare them all, or a malformed header"),
+    ]
+    return [(count, reason) for count, reason in reasons if count]
+
+
+def _example(kind: Report) -> str:
+    headers = [f"{name}: {value}" for name, value in kind["example"]["headers"].items()]
+    return ", ".join([f"key {kind['example']['routing_key']!r}", *headers])
+
+
 def _exchanges(exchanges: Sequence[Report]) -> Table:
-    columns = ("compared", "equal", "different", "random")
-    table = _table("exchange", right=columns)
+    table = _table("exchange", right=_COLUMNS)
     several = len({exchange["vhost"] for exchange in exchanges}) > 1
     for exchange in exchanges:
         name = f"{exchange['vhost']} {exchange['exchange']}" if several else exchange["exchange"]
-        counts = [str(exchange[column]) for column in columns]
+        counts = [str(exchange[column]) for column in _COLUMNS]
         table.add_row(_printable(name), *counts, style="bold red" if exchange["different"] else None)
     return table
 
@@ -140,10 +177,8 @@ def _differences(exchange: Report) -> Table:
     table.title = _printable(f"differences for {exchange['exchange']}")
     table.title_justify = "left"
     for kind in exchange["differences"]:
-        headers = [f"{name}: {value}" for name, value in kind["example"]["headers"].items()]
-        example = ", ".join([f"key {kind['example']['routing_key']!r}", *headers])
         live, candidate = destinations_text(kind["live"]), destinations_text(kind["candidate"])
-        table.add_row(_printable(live), _printable(candidate), _printable(example), str(kind["publishes"]))
+        table.add_row(_printable(live), _printable(candidate), _printable(_example(kind)), str(kind["publishes"]))
     if exchange["further_differences"]:
         table.add_row("others", "", "", str(exchange["further_differences"]))
     return table

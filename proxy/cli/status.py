@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients, ask_workers
-from proxy.cli.console import DONE, NO, json_line, print_json, print_line, printable
+from proxy.cli.console import DONE, NO, between, json_line, print_errors, print_json, print_line, printable
+from proxy.errors import ConfigErrors
 from proxy.values import counted
 
 if TYPE_CHECKING:
     from prometheus_client.samples import Sample
 
+#: Interval of ``--watch`` in seconds: default, minimum and maximum.
+_WATCH_SECONDS, _LEAST_SECONDS, _MOST_SECONDS = 2.0, 0.1, 86400.0
+#: Moves the cursor to the top left corner of a terminal, and clears the screen.
+_CLEAR = "\x1b[H\x1b[2J"
 #: Lists that `/status` contains for a virtual host, with their titles.
 _FINDINGS = (
     ("missing", "missing"),
@@ -39,10 +46,38 @@ _COLUMN = max(len(f"  {name}") for _, name in (*_FINDINGS, *_RELOAD_FINDINGS)) +
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_admin_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the response of /status")
+    seconds = between(_LEAST_SECONDS, _MOST_SECONDS, f"{_LEAST_SECONDS} to {_MOST_SECONDS:.0f} seconds")
+    parser.add_argument(
+        "--watch",
+        metavar="SECONDS",
+        type=seconds,
+        nargs="?",
+        const=_WATCH_SECONDS,
+        help=f"print the state every SECONDS until Ctrl-C; default: {_WATCH_SECONDS:g}",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the state of each worker."""
+    """Print the state of each worker, once or until Ctrl-C."""
+    if options.watch is None:
+        return _print_state(options)
+    status = NO
+    try:
+        while True:
+            if sys.stdout.isatty():
+                sys.stdout.write(_CLEAR)
+            try:
+                status = _print_state(options)
+            except ConfigErrors as errors:  # the sidecar may be restarting
+                print_errors(errors.errors)
+                status = NO
+            sys.stdout.flush()
+            time.sleep(options.watch)
+    except KeyboardInterrupt:
+        return status
+
+
+def _print_state(options: argparse.Namespace) -> int:
     states: dict[AdminClient, dict[str, Any]]
     states, complete = ask_workers(admin_clients(options, "oxproxy status"), lambda admin: admin.json("/status"))
     if options.json:

@@ -9,9 +9,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients
-from proxy.cli.console import DONE, json_line, print_line, printable
+from proxy.cli.console import DONE, json_line, print_errors, print_line, printable
 
 _INTERVAL_SECONDS = 1.0
+_NOTHING = "no failed publishes are recorded"
+_FROM_NOW_ON = (
+    "unroutable publishes are recorded from now on, for five minutes after the last request; rejected, nacked and "
+    "returned publishes are always recorded"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,9 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     admins = admin_clients(options, "oxproxy tail")
     counts = [0] * len(admins)
+    first = True
     try:
         while True:
-            counts = _print_new(admins, counts, as_json=options.json)
+            counts = _print_new(admins, counts, as_json=options.json, first=first)
+            first = False
             sys.stdout.flush()
             if not options.follow:
                 return DONE
@@ -36,12 +43,19 @@ def run(options: argparse.Namespace) -> int:
     return DONE
 
 
-def _print_new(admins: Sequence[AdminClient], counts: Sequence[int], *, as_json: bool) -> list[int]:
-    """Print the publishes that are newer than each worker's given count, by time; return the new counts."""
+def _print_new(admins: Sequence[AdminClient], counts: Sequence[int], *, as_json: bool, first: bool) -> list[int]:
+    """Print the publishes that are newer than each worker's given count, by time; return the new counts.
+
+    At the first call, what is not shown is stated on standard error.
+    """
     answers = [admin.json(f"/api/recent?after={count}") for admin, count in zip(admins, counts, strict=True)]
     new = sorted(
         (publish for answer in answers for publish in answer["publishes"]), key=lambda publish: str(publish["at"])
     )
+    if first and not new:
+        print_errors([_NOTHING])
+    if first and not all(answer["watched"] for answer in answers):
+        print_errors([_FROM_NOW_ON])
     for publish in new:
         print_line(json_line(publish) if as_json else _line(publish))
     return [int(answer["count"]) for answer in answers]

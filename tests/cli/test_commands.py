@@ -16,7 +16,7 @@ import pytest
 from proxy.app import process
 from proxy.app.workers import WorkerSlot
 from proxy.cli import main as cli
-from proxy.cli.admin_client import configuration
+from proxy.cli.console import configuration
 from proxy.cli.main import main
 from proxy.config.loader import load_settings, parse_settings
 from proxy.errors import ConfigErrors
@@ -182,7 +182,6 @@ def test_an_unreadable_message_is_status_2(
         [],
         ["no-such-command"],
         ["check"],
-        ["serve"],
         ["schema"],
         ["schema", "message"],
         ["explain", "--rules", "a"],
@@ -425,7 +424,7 @@ def test_an_unusable_file_name_is_reported_at_its_key(
 
 
 def test_a_configuration_in_a_directory_without_permission_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.cli.admin_client._CONFIGURATIONS", [Path("a" * 300)])  # as with EACCES, is_file() raises
+    monkeypatch.setattr("proxy.cli.console._CONFIGURATIONS", [Path("a" * 300)])  # as with EACCES, is_file() raises
     assert configuration(argparse.Namespace(config=None)) is None
 
 

@@ -98,8 +98,12 @@ def test_bash_completes_commands_options_values_and_files(tmp_path: Path) -> Non
     (tmp_path / "orders.yaml").touch()
     assert completed("oxproxy", "ru") == ["rules"]
     assert completed("oxproxy", "explain", "--he") == ["--help", "--header"]
-    assert completed("oxproxy", "completion", "") == ["--help", "bash", "zsh", "fish"]
+    assert completed("oxproxy", "completion", "") == ["bash", "zsh", "fish"]
+    assert completed("oxproxy", "rules", "", at=tmp_path) == ["show", "diff"]
     assert completed("oxproxy", "rules", "d", at=tmp_path) == ["diff"]
+    assert completed("oxproxy", "rules", "diff", "ord", at=tmp_path) == ["orders.yaml"]
+    assert completed("oxproxy", "operators", "x-?hkv>") == [r"x-\?hkv\>", r"x-\?hkv\>="]
+    assert "x-match:" not in completed("oxproxy", "operators", "")
     assert completed("oxproxy", "check", "ord", at=tmp_path) == ["orders.yaml"]
     assert completed("oxproxy", "explain", "--rules", "ord", at=tmp_path) == ["orders.yaml"]
     assert completed("oxproxy", "explain", "--exchange", "ord", at=tmp_path) == []

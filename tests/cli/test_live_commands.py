@@ -75,6 +75,42 @@ def test_status_is_ready_and_lists_missing_destinations(site: Site) -> None:
     assert re.search(r"^  missing       queue nowhere: ", out, re.MULTILINE)
 
 
+def test_status_is_printed_again_until_ctrl_c(site: Site) -> None:
+    command = [str(PROGRAM), "status", "--admin", site.sidecar.admin, "--watch", "0.1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+        assert watching.stdout is not None
+        seen = 0
+        while seen < 3:
+            line = watching.stdout.readline()
+            assert "\x1b" not in line
+            seen += line.startswith("oxproxy ")
+        watching.send_signal(signal.SIGINT)
+        watching.stdout.read()
+        assert watching.wait(20) == 0
+
+
+def test_tail_states_what_is_not_recorded(site: Site) -> None:
+    nothing, from_now_on = (
+        "no failed publishes are recorded\n",
+        "unroutable publishes are recorded from now on, for five ",
+    )
+    first = run(site, "tail")
+    assert (first[:2], first[2].startswith(nothing + from_now_on)) == ((0, ""), True)
+    assert run(site, "tail") == (0, "", nothing)
+
+
+def test_serve_finds_its_configuration_like_other_commands(tmp_path: Path) -> None:
+    (tmp_path / "oxproxy.yaml").write_text("nonsense: 1\n")
+    found = oxproxy("serve", cwd=tmp_path)
+    assert (found.returncode, found.stderr.partition(":")[0]) == (2, "oxproxy.yaml")
+    for command in ("serve", "cleanup"):
+        none = oxproxy(command, cwd="/")
+        assert (none.returncode, none.stderr) == (
+            2,
+            f"oxproxy {command}: no configuration, expected --config FILE, oxproxy.yaml or /etc/oxproxy/oxproxy.yaml\n",
+        )
+
+
 def test_status_shows_the_last_reload_and_lists_missing_destinations_once(site: Site) -> None:
     urllib.request.urlopen(f"{site.sidecar.admin}/-/reload", data=b"").close()
     out = run(site, "status")[1]

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from proxy.cli.admin_client import AdminClient
-from proxy.cli.shadow import Report, compare, destinations_text, print_tables
+from proxy.cli.shadow import Report, compare, destinations_text, print_lines, print_tables
 from proxy.errors import ConfigErrors
 
 UNROUTED: Report = {"outcome": "unrouted", "queues": [], "exchanges": [], "remotes": [], "error": None, "failed": []}
@@ -66,6 +66,21 @@ def test_the_report_has_totals_exchanges_examples_and_bindings() -> None:
     assert "type: bill 3 others 1 " in text
     assert " letters: b32 32 letters: b31 31 " in text
     assert "and 3 more 3 " in text
+
+
+def test_in_a_pipe_each_row_is_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    print_lines(REPORT)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:7] == [
+        "5 not comparable: a rule picks a queue at random",
+        "7 skipped: too many publishes to compare them all, or a malformed header",
+        "vhost /, exchange letters: compared 12, equal 8, different 4, random 5",
+        "vhost /, exchange letters: 3 publishes: live unrouted; candidate routed: queue bills, queue all; for example "
+        "key 'a\\x1b[2Jb', type: bill",
+        "vhost /, exchange letters: 1 publish with other differences",
+        "vhost /, exchange letters, candidate's binding b32: matches 32",
+    ]
+    assert len(lines) == 6 + 33
 
 
 def test_the_report_counts_a_single_publish() -> None:
