@@ -2,6 +2,7 @@
 
 The keys in a file determine whether it is a configuration or a rules file. A configuration is checked together with the
 rules files that it names. Other rules files are checked as one set, as a sidecar would load them.
+`proxy.cli.check_helm` reads both from the values of the Helm chart.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from proxy.cli.console import DONE, NO, WRONG, between, print_errors, print_json
 from proxy.cli.findings import Findings
 from proxy.config.loader import read_settings, rules_files, tests_files
 from proxy.config.settings import Settings
-from proxy.errors import ConfigErrors
+from proxy.errors import ConfigError, ConfigErrors
 from proxy.rules.addresses import broker_password
 from proxy.rules.file_tests import TestFailure
 from proxy.rules.lint.addresses import check_loops
@@ -38,7 +39,16 @@ _SETTINGS_KEYS = tuple(key_names(Settings))
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "files", metavar="FILE", type=Path, nargs="+", help="configuration or rules file; - for standard input"
+        "files", metavar="FILE", type=Path, nargs="*", help="configuration or rules file; - for standard input"
+    )
+    parser.add_argument(
+        "-f",
+        "--values",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        default=[],
+        help="values of the Helm chart; checks config and rules.files; - for standard input; can be repeated",
     )
     parser.add_argument(
         "--format", choices=FORMATS, default="text", help="output format; default: text, with errors on standard error"
@@ -64,9 +74,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the findings."""
+    if not options.files and not options.values:
+        raise ConfigErrors([ConfigError("oxproxy check", 0, "", "got no file, expected FILE or --values FILE")])
     findings = check_files(options.files, os.environ, lambda path: read_bytes(str(path)))
     if findings.uses_tls:
         _check_tls_files(findings)
+    for values in options.values:
+        # Imported here because most runs check no values.
+        from proxy.cli.check_helm import check_values
+
+        check_values(values, read_bytes(str(values)), findings)
     if options.broker is not None:
         _check_broker(options.broker, findings)
     findings.strict = options.strict
@@ -223,6 +240,27 @@ def _rules(
     if not paths:
         return
     findings.files.update(paths)
+    faults = Faults()
+    sources = [source for path in paths if (source := _source(path, files, faults)) is not None]
+    check_sources(sources, faults, files.read, environ, listening, findings)
+
+
+def check_sources(
+    sources: Sequence[RulesSource],
+    faults: Faults,
+    read: Callable[[Path], bytes],
+    environ: Environment[str, str] | None,
+    listening: Collection[HostPort],
+    findings: Findings,
+) -> None:
+    """Check rules files as one set.
+
+    Args:
+        faults: errors found so far.
+        read: reads test files.
+        environ: environment variables, for passwords of brokers; None if passwords can't be read here.
+        listening: addresses on which the sidecar listens.
+    """
 
     def lint(parsed: Sequence[ParsedFile], loaded: LoadedRules) -> None:
         findings.warnings += [*loaded.warnings, *lint_bindings(parsed, loaded)]
@@ -232,20 +270,18 @@ def _rules(
         findings.exchanges += evaluated_exchanges(parsed, loaded)
         findings.files.update(file.tests_file.path for file in parsed if file.tests_file is not None)
 
-    faults = Faults()
-    sources = [source for path in paths if (source := _source(path, files, faults)) is not None]
     try:
-        loaded = compile_sources(sources, faults, lint, files.read)
+        loaded = compile_sources(sources, faults, lint, read)
     except ConfigErrors as error:
         findings.add(Faults([*error.errors]))
         return
     findings.failures += [(failure, _walk(loaded, failure)) for failure in loaded.failures()]
     findings.sets.append(loaded)
-    faults = Faults(secrets_required=False)
+    faults = Faults(secrets_required=None if environ is None else False)
     check_loops(loaded.rules, listening, faults)
     for vhost in loaded.rules.vhosts.values():
         for broker in vhost.brokers:
-            broker_password(broker, environ, faults)
+            broker_password(broker, environ or {}, faults)
     findings.add(faults)
 
 

@@ -69,6 +69,7 @@ COMMANDS = {
         (
             ("oxproxy check oxproxy.yaml", "the configuration and its rules files"),
             ("oxproxy check rules/*.yaml", "only rules files, checked together"),
+            ("oxproxy check --values values.yaml", "configuration and rules in the values of the Helm chart"),
             ("oxproxy check --strict --fail-under 90 --format junit oxproxy.yaml > report.xml", "in a pipeline"),
             (
                 "oxproxy check --broker http://guest:guest@127.0.0.1:15672 oxproxy.yaml",

@@ -193,7 +193,9 @@ def _check_audit_directory(settings: Settings, directory: Path, faults: Faults) 
     key = "audit.directory"
     if os.path.lexists(directory) and not os.path.isdir(directory):
         faults.error(settings.place(key), key, f"{directory}: got a file, expected a directory")
-    elif not faults.secrets_required and not os.path.isdir(directory.parent):  # at startup, the audit log reports it
+    elif faults.secrets_required is False and not os.path.isdir(
+        directory.parent
+    ):  # at startup, the audit log reports it
         faults.warn(settings.place(key), key, f"{directory}: the parent directory does not exist")
 
 

@@ -74,12 +74,12 @@ class Faults:
 
     Args:
         secrets_required: whether passwords and files that only the sidecar needs must exist. False is for checks on
-            other machines, where a missing password or file is only a warning.
+            other machines, where a missing password or file is only a warning. With None, it is not reported.
     """
 
     errors: list[ConfigError] = field(default_factory=list)
     warnings: list[ConfigWarning] = field(default_factory=list)
-    secrets_required: bool = True
+    secrets_required: bool | None = True
     #: number of errors beyond `MAX_ERRORS`
     more: int = 0
 
@@ -103,8 +103,9 @@ class Faults:
 
     def missing(self, place: Place, key: str, message: str) -> None:
         """Report that a password or file that only the sidecar needs is missing or can't be read."""
-        report = self.error if self.secrets_required else self.warn
-        report(place, key, message)
+        if self.secrets_required is not None:
+            report = self.error if self.secrets_required else self.warn
+            report(place, key, message)
 
     def check(self) -> None:
         if self.errors:

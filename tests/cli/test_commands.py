@@ -181,7 +181,6 @@ def test_an_unreadable_message_is_status_2(
     [
         [],
         ["no-such-command"],
-        ["check"],
         ["schema"],
         ["schema", "message"],
         ["explain", "--rules", "a"],
