@@ -22,7 +22,7 @@ from tests.sidecar import PROGRAM, pika_channel
 ROOT = Path(__file__).resolve().parents[2]
 (PART,) = re.findall(r"^## With your own broker$(.*?)^## ", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
 CONFIGURATION, RULES = re.findall(r"```yaml\n(.*?)```", PART, re.DOTALL)
-CHECK, SERVE, EXPLAIN = (
+CHECK, SERVE, PLAN, EXPLAIN = (
     shlex.split(line, comments=True) for line in re.findall(r"^    (oxproxy .*)$", PART, re.MULTILINE)
 )
 (PRODUCER,) = re.findall(r"```python\n(.*?)```", PART, re.DOTALL)
@@ -57,6 +57,20 @@ def test_the_check_accepts_both_files_and_runs_the_test(place: Place) -> None:
     done = place.run(CHECK)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("ok: 2 files, 1 exchange, 2 bindings, 1 test;")
+
+
+def test_the_list_of_declarations_is_that_of_the_page_and_empty_after_a_start(place: Place) -> None:
+    command = [place.broker.management.replace("://", "://guest:guest@") if "://" in word else word for word in PLAN]
+    shown = re.findall(r"^    (plan: .*)$", PART, re.MULTILINE)
+
+    def listed() -> list[str]:
+        done = place.run(command)
+        assert (done.returncode, done.stderr) == (0, "")
+        return [line.replace(f"vhost {place.vhost}:", "vhost /:") for line in done.stdout.splitlines()[:-1]]
+
+    assert listed() == shown
+    with place.serving(SERVE):
+        assert listed() == ["plan: nothing to declare, bind or unbind"]
 
 
 def test_messages_are_routed_by_amount_and_changed_rules_are_reloaded(serving: Place) -> None:
