@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from proxy.admin.server import GuardedRoute, json_response
-from proxy.admin.traffic import SAMPLE_SECONDS, TrafficSampler
+from proxy.admin.traffic import LEAST_SECONDS, SAMPLE_SECONDS, TrafficSampler
 
 #: Maximum number of streams: half of the admin address's connections. The other half is for probes and Prometheus.
 MOST_STREAMS = 32
@@ -125,7 +125,9 @@ class LiveFeed:
                         async with asyncio.timeout(max(QUIET_SECONDS, QUIET_FACTOR * spent)):
                             await self._looked_at.wait()
                 else:
-                    await asyncio.sleep(max(SAMPLE_SECONDS, PAUSE_FACTOR * spent))
+                    # The first rates need a second sample.
+                    seconds = SAMPLE_SECONDS if self._traffic.rated else LEAST_SECONDS
+                    await asyncio.sleep(max(seconds, PAUSE_FACTOR * spent))
         finally:
             self.end_streams()
 

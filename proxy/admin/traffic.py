@@ -66,6 +66,8 @@ class TrafficSampler:
         self._numbers: _Numbers = {}
         self._numbers_at: float | None = None
         self._changed: list[tuple[str, tuple[str, ...]]] = []
+        #: whether the rates of bindings and destinations are known
+        self.rated = False
         self._one_at_a_time = asyncio.Lock()
 
     async def sample(self, detailed: bool) -> None:
@@ -77,7 +79,7 @@ class TrafficSampler:
             if detailed:
                 await asyncio.to_thread(self._read)
             else:
-                self._numbers_at = None
+                self._numbers_at, self.rated = None, False
 
     async def look(self) -> dict[str, object]:
         """Return all data, for a new client."""
@@ -122,6 +124,10 @@ class TrafficSampler:
         now, before, numbers = self._timer(), self._numbers, _Numbers()
         known = self._numbers_at is not None
         seconds = max(now - (self._numbers_at or 0.0), 1e-9)
+        if known and seconds < 0.9 * LEAST_SECONDS:  # a new client has just read them; a rate would be inexact
+            self._changed = []
+            return
+        self.rated = known
         changed = []
         for name, _, read in _LISTS:
             for labels, total in read(self._counters):

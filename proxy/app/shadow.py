@@ -27,7 +27,9 @@ from proxy.relay.vhost import OwnedExchange
 from proxy.rules.comparison import ComparedRules, ObservedPublish, RulesComparison
 from proxy.rules.loader import LoadedRules, compile_rules
 from proxy.rules.message import DescribedMessage
+from proxy.rules.ruleset import VhostRules
 from proxy.rules.wire import owned_exchanges
+from proxy.values import text
 
 _log = structlog.get_logger(__name__)
 
@@ -257,7 +259,18 @@ class Shadow:
 
     def _report(self, run: _Run) -> dict[str, object]:
         seconds = round(self._wall() - run.began, 3)
-        return {"seconds": seconds, "skipped": run.skipped, "waiting": len(run.waiting), **run.differences.as_json()}
+        progress = {"seconds": seconds, "skipped": run.skipped, "waiting": len(run.waiting)}
+        return {**progress, "absent": self._absent(run), **run.differences.as_json()}
+
+    def _absent(self, run: _Run) -> list[dict[str, str]]:
+        """Return the exchanges of the active rules that the candidate does not contain."""
+        candidate = run.candidate.loaded.rules.vhosts
+        absent: list[dict[str, str]] = []
+        for name, vhost in self._reload.loaded.rules.vhosts.items():
+            present = {rule.name for rule in candidate.get(name, VhostRules(name)).exchanges}
+            lacking = (rule.name for rule in vhost.exchanges if rule.name not in present)
+            absent += [{"vhost": name, "exchange": text(exchange)} for exchange in lacking]
+        return absent
 
 
 def uploaded_files(body: bytes) -> list[tuple[str, bytes]]:

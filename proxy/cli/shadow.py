@@ -32,6 +32,7 @@ _POLL_SECONDS = 30.0
 _MOST_SECONDS = 30 * 86400.0
 #: Maximum number of bindings in a table; JSON output contains all bindings.
 _BINDINGS = 30
+_ABSENT = "vhost {vhost}, exchange {exchange}: not in the candidate, which would pass its messages on unchanged"
 _COLUMNS = ("compared", "equal", "different", "random")
 
 
@@ -107,6 +108,8 @@ def print_tables(report: Report, console: Console | None = None) -> None:
     console.print(_summary(report), soft_wrap=True)
     for count, outcome in _not_compared(report):
         console.print(f"{count} {outcome}", soft_wrap=True)
+    for exchange in report.get("absent", ()):
+        console.print(_printable(_ABSENT.format(**exchange)), soft_wrap=True)
     if report["exchanges"]:
         console.print(_exchanges(report["exchanges"]))
     for exchange in report["exchanges"]:
@@ -121,6 +124,8 @@ def print_lines(report: Report) -> None:
     print_line(_summary(report))
     for count, outcome in _not_compared(report):
         print_line(f"{count} {outcome}")
+    for exchange in report.get("absent", ()):
+        print_line(printable(_ABSENT.format(**exchange)))
     for exchange in report["exchanges"]:
         name = printable(f"vhost {exchange['vhost']}, exchange {exchange['exchange']}")
         print_line(f"{name}: " + ", ".join(f"{column} {exchange[column]}" for column in _COLUMNS))

@@ -122,7 +122,9 @@ async def test_the_console_requests_only_the_sidecar_and_causes_no_errors(tab: T
 
 
 async def test_the_overview_shows_readiness_and_the_rate_by_outcome(tab: Tab, site: Site) -> None:
-    await shows(tab, "document.querySelector('#tiles .good dd')?.textContent", "ready")
+    await shows(tab, "document.querySelector('#tiles .bad dd')?.textContent", "2 destinations missing")
+    await shows(tab, "document.getElementById('state').textContent", "2 destinations missing")
+    assert "missing queue nowhere" in await tab.value("document.getElementById('alerts').textContent")
     await shows(tab, "/missing queue nowhere/.test(document.getElementById('vhosts').textContent)")
     version = ".".join(map(str, site.broker.version))
     await shows(tab, "document.querySelector('#vhosts td[data-name=broker]').textContent", f"RabbitMQ {version}")
@@ -199,6 +201,67 @@ async def test_differences_to_the_files_are_shown(tab: Tab, site: Site) -> None:
         await shows(tab, "/^\\+nonsense: password$/m.test(document.querySelector('.diff')?.textContent)")
     finally:
         file.write_text(written)
+
+
+async def test_rules_follow_the_files_on_disk(tab: Tab, site: Site) -> None:
+    (file,) = [Path(entry["name"]) for entry in json.loads(site.sidecar.get("/api/rules"))["files"]]
+    written = file.read_text()
+    await see(tab, "rules")
+    try:
+        file.write_text(written + "nonsense: 1\n")  # the reload is refused
+        await shows(tab, "/^\\+nonsense: 1$/m.test(document.querySelector('.diff')?.textContent)")
+    finally:
+        file.write_text(written)
+    await shows(tab, "document.querySelector('.diff')", None)
+
+
+async def test_below_480_pixels_the_map_is_a_list(tab: Tab, site: Site) -> None:
+    await tab.width(400)
+    await see(tab, "map")
+    assert await tab.value("document.querySelectorAll('#graph svg').length") == 0
+    texts = "[...document.querySelectorAll('.map-list > li')].map(each => each.textContent).join('\\n')"
+    publish(site, "order")
+    await shows(tab, f"/^orders .*→ orders\\.all .*\\/s.*→ nowhere .*missing/m.test({texts})")
+    await tab.page.locator(".map-list .edge").first.focus()
+    await shows(tab, "/→/.test(document.querySelector('#map-detail h3').textContent)")
+    await tab.width(1280)
+    await shows(tab, "document.querySelectorAll('#graph svg').length", 1)
+    assert_no_errors(tab)
+
+
+async def test_explain_offers_known_names_and_hides_bindings_that_are_not_nearly_true(tab: Tab, site: Site) -> None:
+    await see(tab, "explain")
+    offered = "[...document.querySelectorAll('#known-{} option')].map(each => each.value).includes('{}')"
+    for kind, text in (("vhosts", site.vhost), ("exchanges", "inner"), ("headers", "kind")):
+        await shows(tab, offered.format(kind, text))
+    for field, text in {"exchange": "orders", "header": "kind"}.items():
+        await tab.value(f"document.querySelector('#message [name={field}]').value = {json.dumps(text)}")
+    await tab.value("document.querySelector('#headers [name=value]').value = 'order'")
+    await tab.value("document.querySelector('#message button.main').click()")
+    seen = "[...document.querySelectorAll('.walk > li')].filter(each => each.checkVisibility()).length"
+    await shows(tab, seen, 6)
+    await tab.page.locator("#answer .head input[type=checkbox]").check()
+    await shows(tab, f"{seen} < 6")
+    assert "all orders" in await tab.value("document.querySelector('.walk').innerText")
+    assert "both" in await tab.value("document.querySelector('.walk').innerText")  # only one of two conditions is false
+    assert_no_errors(tab)
+
+
+async def test_shadow_names_exchanges_that_the_candidate_does_not_contain(tab: Tab, site: Site) -> None:
+    await see(tab, "shadow")
+    rules = f"vhost: {site.vhost}\nexchanges: [{{name: orders, bindings: [{{queue: orders.all}}]}}]\n"
+    await tab.value(f"document.querySelector('#candidate textarea').value = {json.dumps(rules)}")
+    await tab.value("document.querySelector('#candidate button').click()")
+    await shows(tab, "/does not contain.*inner/.test(document.querySelector('#comparison .warn')?.textContent)")
+    await tab.value("document.getElementById('stop').click()")
+    await shows(tab, "document.getElementById('candidate').hidden", False)
+
+
+async def test_the_header_is_aligned_with_the_content_of_a_wide_screen(tab: Tab) -> None:
+    await tab.width(2560)
+    await see(tab, "overview")
+    left = "document.querySelector('{}').getBoundingClientRect().left"
+    assert await tab.value(left.format("h1")) == pytest.approx(await tab.value(left.format("#tiles")), abs=1)
 
 
 async def test_a_failed_publish_is_shown_and_loaded_into_the_form_by_keyboard(tab: Tab, site: Site) -> None:

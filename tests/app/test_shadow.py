@@ -345,7 +345,7 @@ def test_the_command_reports_when_it_is_interrupted_and_ends_the_comparison(site
         output, _ = running.communicate(timeout=30)
     assert running.returncode == 1
     assert "5 publishes compared, 3 equal, 2 different" in output
-    assert "differences for letters" in output
+    assert "exchange letters: 2 publishes: live" in output
     assert ask(site, "GET")[0] == 404
 
 

@@ -3,6 +3,7 @@
 import { at, element } from './dom.js'
 import { follow, state, unfollow } from './feed.js'
 import * as login from './login.js'
+import { problems } from './problems.js'
 import * as overview from './overview.js'
 import * as map from './map.js'
 import * as rules from './rules.js'
@@ -24,9 +25,9 @@ function header() {
   const { status } = state
   const stale = document.body.classList.contains('stale')
   if (!status) return
-  const kind = stale ? 'bad' : !status.ready ? 'bad' : status.degraded.length ? 'warn' : 'good'
-  at('state').className = `badge ${kind}`
-  at('state').textContent = stale ? 'no response' : !status.ready ? 'not ready' : status.degraded.length ? 'degraded' : 'ready'
+  const [[title, severity] = ['ready', 'good']] = stale ? [['no response', 'bad']] : problems(status)
+  at('state').className = `badge ${severity}`
+  at('state').textContent = title
   at('worker').hidden = status.worker === null
   if (status.worker === null) return
   at('worker').replaceChildren(`worker ${status.worker} `, ...status.worker_ports.flatMap((port, number) =>

@@ -15,7 +15,7 @@ function filled(made, options, parts) {
   for (const [key, value] of Object.entries(options)) {
     if (key === 'class') made.setAttribute('class', value)
     else if (value === null || value === undefined) continue
-    else if (key in made && made.namespaceURI !== SVG) made[key] = value
+    else if (key in made && key !== 'list' && made.namespaceURI !== SVG) made[key] = value
     else if (key.startsWith('on')) made[key] = value
     else made.setAttribute(key, value)
   }

@@ -1,7 +1,7 @@
 // Explain: which bindings are evaluated for a message, the values that their conditions compare, and the destinations.
 
-import { at, badge, element, listed, name, table, visible } from './dom.js'
-import { json } from './feed.js'
+import { at, badge, count, element, listed, name, table, visible } from './dom.js'
+import { json, state } from './feed.js'
 import { result } from './shadow.js'
 
 export const topics = ['status']
@@ -10,8 +10,34 @@ const NUMERIC = new Set(['delivery_mode', 'priority', 'timestamp'])
 const PROPERTIES = ['content_type', 'content_encoding', 'correlation_id', 'reply_to', 'message_id', 'type', 'user_id', 'app_id',
   'cluster_id', 'delivery_mode', 'priority', 'timestamp', 'expiration']
 const MOST_OPEN = 20
+const MOST_OFFERED = 500
 
-export function show() {}
+let known = ''
+
+// Offers the names in the rules and in recent publishes.
+export async function show() {
+  const version = state.status?.rules
+  if (!version || known === version) return
+  known = version
+  const routes = await json('api/routes').catch(() => { known = '' })
+  if (!routes) return
+  const exchanges = routes.vhosts.flatMap(vhost => vhost.exchanges)
+  const bindings = exchanges.flatMap(exchange => exchange.bindings)
+  offer('vhosts', routes.vhosts.map(vhost => vhost.vhost))
+  offer('exchanges', exchanges.map(exchange => exchange.exchange))
+  offer('keys', [...state.publishes.map(publish => publish.routing_key), ...bindings.map(binding => binding.routing_key)])
+  offer('headers', [...state.publishes.flatMap(publish => publish.header_names ?? []),
+    ...bindings.flatMap(binding => Object.entries(binding.conditions).map(([key, value]) => headerOf(key, value)))])
+}
+
+const offer = (list, names) => at(`known-${list}`).replaceChildren(
+  ...[...new Set(names.filter(Boolean))].slice(0, MOST_OFFERED).map(text => element('option', { value: text })))
+
+// A condition names its header in the operator ("x-?hkv= amount") or as the value of x-?hkex, or its key is the header.
+function headerOf(operator, expected) {
+  const [, header] = /^x-\?hk\S* ?(.*)$/.exec(operator) ?? []
+  return header === undefined ? (operator.startsWith('x-') ? '' : operator) : header || String(expected)
+}
 
 function select(label, names, chosen) {
   return element('select', { name: 'type', 'aria-label': label }, ...names.map(text => element('option', { value: text, selected: text === chosen }, text)))
@@ -28,7 +54,7 @@ function header(key = '', type = 'string', value = '') {
   const text = element('input', { name: 'value', value, 'aria-label': 'Value', placeholder: type === UNKNOWN ? 'not recorded' : 'value' })
   const types = select('Type', ['string', 'int', 'float', 'bool', 'null', UNKNOWN], type)
   text.addEventListener('input', () => { if (types.value === UNKNOWN) types.value = 'string' })
-  return row('headers', 'add', element('input', { name: 'header', value: key, 'aria-label': 'Header name', placeholder: 'name' }), types, text)
+  return row('headers', 'add', element('input', { name: 'header', list: 'known-headers', autocomplete: 'off', value: key, 'aria-label': 'Header name', placeholder: 'name' }), types, text)
 }
 
 function property() {
@@ -109,12 +135,16 @@ function summary(answer, message) {
 }
 
 function walked(step, unknown) {
-  return element('div', { class: 'card' }, element('h3', {}, 'Exchange ', name(step.exchange), ' ', element('span', { class: 'muted' }, step.type)),
+  const far = step.bindings.filter(binding => !isNear(binding, unknown)).length
+  const card = element('div', { class: `card${far && step.bindings.length > MOST_OPEN ? ' near' : ''}` })
+  const hide = element('input', { type: 'checkbox', checked: card.classList.contains('near'), onchange: () => card.classList.toggle('near', hide.checked) })
+  return filled(card, element('div', { class: 'head' }, element('h3', {}, 'Exchange ', name(step.exchange), ' ', element('span', { class: 'muted' }, step.type)),
+    ...(far ? [element('label', {}, hide, `Hide ${count(far, 'binding')} not nearly true`)] : [])),
     ...step.filters.map(filter => element('p', { class: filter.breach ? 'note bad' : '' }, badge(filter.breach ? filter.observed ? 'observed' : 'filtered' : 'passed', filter.breach ? 'bad' : 'good'),
       ' filter ', name(filter.filter), ...(filter.breach ? [': ', name(filter.breach)] : []))),
     ...(step.contract ?? []).map(required => element('p', { class: required.violated ? 'note bad' : '' }, badge(required.violated ? required.observed ? 'observed' : 'violated' : required.verdict, required.violated ? 'bad' : 'good'),
       ' require ', name(`${required.condition}: ${required.expected}`), ...(required.violated && required.seen !== null ? [': got ', name(JSON.stringify(required.seen))] : []))),
-    ...(step.bindings.length ? [element('ol', { class: 'walk' }, ...step.bindings.map(binding => element('li', {}, visited(binding, step.bindings.length, unknown))))]
+    ...(step.bindings.length ? [element('ol', { class: 'walk' }, ...step.bindings.map(binding => element('li', { class: isNear(binding, unknown) ? '' : 'far' }, visited(binding, step.bindings.length, unknown))))]
       : [element('p', { class: 'muted' }, 'No binding is visited.')]),
     ...(step.alternate === null ? [] : [element('p', {}, `${step.filters.some(filter => filter.breach) ? 'Continues' : 'No destination: continues'} at the alternate exchange `, name(step.alternate))]))
 }
@@ -122,6 +152,17 @@ function walked(step, unknown) {
 // Returns true if a condition tests a header whose value is not known.
 function looksAt(unknown, { header }) {
   return unknown.includes(header)
+}
+
+// A binding is nearly true if a single condition is false, and others are true.
+function isNear(binding, unknown) {
+  const failing = binding.operators.filter(operator => operator.verdict !== 'match').length
+  return binding.result || !isCertain(binding, unknown) || (failing === 1 && binding.operators.length > 1)
+}
+
+function filled(card, ...parts) {
+  card.append(...parts)
+  return card
 }
 
 // Returns true if the conditions with known values determine the result.

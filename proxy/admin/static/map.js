@@ -8,6 +8,8 @@ const BOX = { narrow: 150, wide: 280, height: 42, gap: 14, between: 90 }
 // Maximum number of boxes in a column. If there are more names, those with a common prefix share a box.
 const MOST = 24
 const LISTED = 50
+// Width in pixels below which a list is shown.
+const NARROW = 480
 const REST = 'rest'
 let routes = null
 let loading = false
@@ -128,6 +130,11 @@ function draw() {
     at('graph').replaceChildren(element('p', { class: 'muted' }, routes.vhosts.length ? 'No name matches the filter.' : 'The rules have no exchanges.'))
     return
   }
+  if (width < NARROW) {
+    list()
+    shown(focused)
+    return
+  }
   const columns = 1 + Math.max(...graph.nodes.map(node => node.column))
   const between = width < 700 ? BOX.between / 2 : BOX.between
   const fitting = (width - 4 - (columns - 1) * between) / columns
@@ -148,12 +155,32 @@ function draw() {
     const about = svg('text', { x: 12, y: 34, class: 'muted' })
     node.about = about
     const open = () => { if (node.group) { unfolded.add(node.key); draw() } }
-    return node.shape = svg('g', { class: `node ${node.members[0].kind}${node.members.some(member => member.missing) ? ' missing' : ''}${node.group ? ' group' : ''}`,
+    return node.shape = svg('g', { class: `node ${node.members[0].kind}${lostClass(node.members)}${node.group ? ' group' : ''}`,
       transform: `translate(${node.x},${node.y})`, tabindex: 0, role: 'button', 'aria-describedby': 'map-detail', 'data-key': node.key, onfocus: () => choose(node), onpointerenter: () => choose(node),
       onclick: open, onkeydown: event => { if (event.key === 'Enter' || event.key === ' ') { event.preventDefault(); open() } } },
     svg('rect', { width: box.width, height: box.height, rx: 6 }), svg('text', { x: 12, y: 18 }, short(title(node), Math.floor((box.width - 20) / 8))), about)
   })
   at('graph').replaceChildren(svg('svg', { width: wide, height, viewBox: `0 0 ${wide} ${height}` }, ...lines, ...boxes))
+  shown(focused)
+}
+
+// A list of each box with the lines that begin there, instead of a drawing that would not fit.
+function list() {
+  const boxes = graph.nodes.filter(node => graph.edges.some(edge => edge.from === node) || !graph.edges.some(edge => edge.to === node))
+  at('graph').replaceChildren(element('ul', { class: 'map-list' }, ...boxes.map(node => {
+    node.about = element('span', { class: 'muted' })
+    node.shape = element('button', { type: 'button', class: `node ${node.members[0].kind}${lostClass(node.members)}`, 'aria-describedby': 'map-detail',
+      'data-key': node.key, onfocus: () => choose(node), onclick: () => { if (node.group) { unfolded.add(node.key); draw() } } }, name(title(node)), ' ', node.about)
+    return element('li', {}, node.shape, element('ul', {}, ...graph.edges.filter(edge => edge.from === node).map(edge => {
+      edge.about = element('span', { class: 'muted' })
+      edge.shape = element('button', { type: 'button', class: 'edge', 'aria-describedby': 'map-detail', 'data-key': edge.key, onfocus: () => choose(edge),
+        onclick: () => { if (edge.to.group) { unfolded.add(edge.to.key); draw() } else choose(edge) } }, '→ ', name(title(edge.to)), ' ', edge.about)
+      return element('li', {}, edge.shape)
+    })))
+  })))
+}
+
+function shown(focused) {
   measure()
   if (focused) [...at('graph').querySelectorAll('[data-key]')].find(shape => shape.dataset.key === focused)?.focus()
   if (!chosen || ![...graph.nodes, ...graph.edges].includes(chosen)) choose([...graph.nodes, ...graph.edges].find(part => part.key === chosen?.key) ?? graph.nodes[0])
@@ -188,7 +215,7 @@ function arrange(columns, x) {
 
 function title(node) {
   if (node.key === REST) return `${whole(node.members.length)} more`
-  return node.group ? `${node.key.slice(node.key.indexOf(' ') + 1)} (${whole(node.members.length)})` : node.members[0].name
+  return node.group ? `${node.key.slice(node.key.indexOf(' ') + 1).replace(/…$/, '*')} (${whole(node.members.length)})` : node.members[0].name
 }
 
 function numbersOf(links) {
@@ -197,12 +224,17 @@ function numbersOf(links) {
     speed: counts.reduce((sum, row) => sum + (row?.per_second ?? 0), 0) }
 }
 
+// A group is drawn as missing only if all of it is.
+const lostClass = members => !members.some(member => member.missing) ? '' : members.every(member => member.missing) ? ' missing' : ' partial'
+
 // Rates change every two seconds; the boxes do not change.
 function measure() {
   for (const edge of graph.edges) {
     const { known, total, speed } = numbersOf(edge.links)
-    const lost = edge.links.some(link => edge.to.members.find(member => member.name === link.to?.name)?.missing)
-    edge.shape?.setAttribute('class', `edge ${speed ? 'active' : total || !known ? 'idle' : 'unused'}${lost ? ' missing' : ''}`)
+    const targets = edge.links.map(link => edge.to.members.find(member => member.name === link.to?.name) ?? {})
+    const activity = speed ? 'active' : !known ? 'unknown' : total ? 'idle' : 'unused'
+    edge.shape?.setAttribute('class', `edge ${activity}${lostClass(targets)}`)
+    edge.about?.replaceChildren(known ? `${rate(speed)}/s` : 'not counted', ...(lostClass(targets) ? [' ', badge('missing', 'bad')] : []))
     if (edge.line) edge.line.style.strokeWidth = speed ? Math.min(12, 2 + 2.2 * Math.log10(1 + speed)) : 1.5
     edge.shape?.setAttribute('aria-label', `${visible(title(edge.from))} to ${visible(title(edge.to))}: ${count(edge.links.length, 'binding')}, ${rate(speed)} matches per second`)
   }
@@ -217,7 +249,7 @@ function measure() {
     const link = first.kind === 'broker' && state.status?.remotes.find(remote => remote.broker === first.name)
     const kind = node.group ? `${first.kind}s, select to show` : first.kind === 'addresses' ? count(first.rules.length, 'rule')
       : first.outside ? 'exchange, not evaluated' : link ? `broker, ${link.connected ? 'connected' : 'not connected'}` : first.kind
-    node.about?.replaceChildren(lost ? `${node.group ? `${lost} ` : ''}missing` : kind, ...(counted ? [` · ${rate(speed)}/s`] : []))
+    node.about?.replaceChildren(lost ? `${node.group ? `${lost} of ${node.members.length} ` : ''}missing` : kind, ...(counted ? [` · ${rate(speed)}/s`] : []))
     node.shape?.setAttribute('aria-label', `${kind} ${visible(title(node))}${lost ? ', missing' : ''}${counted ? `, ${rate(speed)} per second` : ''}`)
   }
   if (chosen) detail()

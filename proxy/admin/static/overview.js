@@ -2,10 +2,12 @@
 
 import { at, badge, count, duration, element, facts, latency, name, rate, svg, table, time, whole } from './dom.js'
 import { state } from './feed.js'
+import { FINDINGS, problems } from './problems.js'
 
 export const topics = ['status', 'traffic']
 const STACKED = ['routed', 'passed', 'translated', 'filtered', 'unrouted', 'rejected']
 const HEIGHT = 220
+const MOST_ALERTS = 20
 const MARGIN = { left: 52, right: 8, top: 10, bottom: 22 }
 const SECONDS = 900
 let cursor = null
@@ -26,8 +28,7 @@ function tiles() {
   const failed = now.unrouted + now.rejected + now.nacked
   const { status } = state
   facts(at('tiles'), [
-    ['State', status.ready ? 'ready' : 'not ready', status.ready ? 'good' : 'bad',
-      status.ready ? `for ${duration(Date.now() / 1000 - status.started_at)}` : status.not_ready.join('; ')],
+    worst(status),
     ['Publishes', `${rate(total)}/s`, '', `${rate(now.routed)}/s routed`],
     ['Not delivered', `${rate(failed)}/s`, failed ? 'warn' : '',
       `unroutable ${rate(now.unrouted)}, rejected ${rate(now.rejected)}, nacked ${rate(now.nacked)}`],
@@ -40,11 +41,9 @@ function tiles() {
 function status() {
   const { status } = state
   const reload = status.last_reload
-  const notes = [...status.not_ready.map(text => [`Not ready: ${text}`, 'bad']), ...status.degraded.map(text => [`Degraded: ${text}`, 'warn']),
-    ...(reload?.errors ?? []).map(text => [`Last reload failed: ${text}`, 'bad']),
-    ...(reload?.restart.length ? [[`Changed settings that require a restart: ${reload.restart.join(', ')}`, 'warn']] : []),
-    ...(status.audit_failure ? [[`Audit log: ${status.audit_failure}`, 'bad']] : [])]
-  at('alerts').replaceChildren(...notes.map(([text, kind]) => element('p', { class: `note ${kind}` }, name(text))))
+  const notes = problems(status).flatMap(([, severity, texts]) => texts.map(text => [text, severity]))
+  at('alerts').replaceChildren(...notes.slice(0, MOST_ALERTS).map(([text, severity]) => element('p', { class: `note ${severity}` }, name(text))),
+    ...(notes.length > MOST_ALERTS ? [element('p', { class: 'muted' }, `And ${whole(notes.length - MOST_ALERTS)} more, see Virtual hosts.`)] : []))
   facts(at('facts'), [
     ['Version', `${status.version}, ${status.build}`],
     ['Started', time(status.started_at), '', `${duration(Date.now() / 1000 - status.started_at)} ago, process ${status.process}`],
@@ -75,11 +74,16 @@ function broker({ broker }) {
   return broker.supported ? version : element('span', {}, version, ' ', badge('not supported', 'warn'))
 }
 
+// The worst of all problems, and the next ones.
+function worst(status) {
+  const [[title, severity] = ['ready', 'good'], ...others] = problems(status)
+  const more = others.length ? `also: ${others.map(([other]) => other).join(', ')}` : severity === 'good' || status.ready
+    ? `ready for ${duration(Date.now() / 1000 - status.started_at)}` : ''
+  return ['State', title, severity, more]
+}
+
 function findings(vhost) {
-  const lists = [['missing', Object.entries(vhost.missing).map(([destination, why]) => `${destination}: ${why}`)], ['conflict', vhost.conflicts],
-    ['refused by the broker', vhost.failing], ['not listed', vhost.inventory_failures], ['bypass', vhost.bypasses], ['unfit carrier', vhost.unfit_carriers],
-    ['foreign bindings on', Object.keys(vhost.foreign)], ['unsigned bindings of', Object.keys(vhost.unsigned)],
-    ['stale tokens', Object.entries(vhost.stale_tokens).map(([carrier, count]) => `${carrier}: ${whole(count)} of secrets that are not listed; no message uses them, and oxproxy cleanup --stale removes them`)]].filter(([, texts]) => texts.length)
+  const lists = FINDINGS.map(([kind, , , texts]) => [kind, texts(vhost)]).filter(([, texts]) => texts.length)
   if (!lists.length) return badge('nothing to report', 'good')
   return element('ul', {}, ...lists.flatMap(([kind, texts]) => texts.map(text => element('li', {}, badge(kind, 'warn'), ' ', name(text)))))
 }

@@ -7,10 +7,13 @@ export const topics = ['status', 'traffic']
 let shown = ''
 let loading = false
 let margins = []
+const LOOK_SECONDS = 4
+let looked = 0
 
 export async function show() {
   margin()
   const version = state.status?.rules
+  if (version && shown === version && !loading) look()
   if (!version || shown === version || loading) return
   loading = true
   try {
@@ -72,7 +75,12 @@ function colored(text) {
   return [indent, ...(key ? [element('b', {}, name(key)), colon] : []), ...(rest ? [name(rest)] : []), ...(comment ? [element('i', {}, name(comment))] : [])]
 }
 
+let compared = ''
+
 function differences(changes) {
+  const text = JSON.stringify(changes)
+  if (text === compared) return // an opened list stays open
+  compared = text
   if (changes.failure) {
     at('changes').replaceChildren(element('p', { class: 'note bad' }, 'The files on disk can’t be read: ', visible(changes.failure)))
     return
@@ -83,9 +91,11 @@ function differences(changes) {
       ...change.diff.map(line => element('span', { class: { '+': 'added', '-': 'removed', '@': 'muted' }[line[0]] ?? '' }, name(line), '\n'))))))]))
 }
 
-export function start() {
-  // The files on disk may have changed while the page was hidden.
-  addEventListener('hashchange', () => {
-    if (shown && location.hash === '#rules') json('api/rules/changes').catch(error => ({ failure: error.message })).then(differences)
-  })
+// The files on disk may change without a reload, or with a reload that is refused.
+function look() {
+  if (Date.now() - looked < 1000 * LOOK_SECONDS) return
+  looked = Date.now()
+  json('api/rules/changes').catch(error => ({ failure: error.message })).then(differences)
 }
+
+export function start() {}

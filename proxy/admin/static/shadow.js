@@ -1,6 +1,6 @@
 // Shadow: compares candidate rules with the active rules on live traffic.
 
-import { at, badge, count, duration, element, facts, name, table, visible, whole } from './dom.js'
+import { at, badge, count, duration, element, facts, listed, name, table, visible, whole } from './dom.js'
 import { json, state } from './feed.js'
 
 export const topics = ['status', 'shadow']
@@ -24,6 +24,8 @@ export function show(topic) {
   const focused = document.activeElement?.id === 'stop'
   at('comparison').replaceChildren(tiles,
     element('button', { type: 'button', id: 'stop', class: 'main', onclick: stop }, 'Stop comparing'),
+    ...(report.absent.length ? [element('p', { class: 'note warn' }, 'The candidate does not contain these exchanges of the active rules: ',
+      ...listed(report.absent.map(exchange => exchange.exchange)), '. With the candidate, their messages would be passed on unchanged.')] : []),
     ...report.exchanges.map(exchange => element('div', { class: 'card' },
       element('h3', {}, 'Exchange ', name(exchange.exchange), ' ', badge(exchange.different ? `${whole(exchange.different)} differ` : 'no difference', exchange.different ? 'warn' : 'good')),
       element('div', { class: 'wide' }, table(['publishes', 'active rules', 'candidate', 'example'], exchange.differences.map(difference => [
