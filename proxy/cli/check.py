@@ -113,7 +113,7 @@ def _print(findings: Findings, options: argparse.Namespace) -> None:
         for vhost, action in findings.plan or ():
             print_line(f"plan: vhost {vhost}: {action}")
         if findings.plan == [] and not findings.errors:
-            print_line("plan: nothing to declare, bind or unbind")
+            print_line("plan: nothing to declare or bind")
         if findings.good:
             print_line(f"ok: {findings.summary}")
     elif options.format == "json":

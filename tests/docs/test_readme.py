@@ -70,7 +70,7 @@ def test_the_list_of_declarations_is_that_of_the_page_and_empty_after_a_start(pl
 
     assert listed() == shown
     with place.serving(SERVE):
-        assert listed() == ["plan: nothing to declare, bind or unbind"]
+        assert listed() == ["plan: nothing to declare or bind"]
 
 
 def test_messages_are_routed_by_amount_and_changed_rules_are_reloaded(serving: Place) -> None:

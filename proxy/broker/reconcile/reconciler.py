@@ -30,7 +30,6 @@ from proxy.broker.reconcile.diff import (
     diff,
     find_conflicts,
     first_token,
-    is_bound,
     lost_bindings,
     missing_destinations,
     share_tables,
@@ -128,6 +127,7 @@ class Reconciler:
         """
         async with self._one_at_a_time:
             conflicts = self.conflicts
+            events = {name: exchange.tokens.events for name, exchange in self.state.exchanges.items()}
             queues = self.queues if thorough else None
             remove_foreign = self.settings.remove_foreign
             missing = await self.reconcile(self.desired, queues, remove_foreign=remove_foreign, announced=announced)
@@ -136,7 +136,7 @@ class Reconciler:
             for exchange in self.state.carried():
                 if exchange.ends and self.observer.reading(exchange).ends:
                     await self.end(exchange)
-            self._note_missing(missing)
+            self._note_missing(missing, events)
             desired = self.desired()
             self.observer.note_bypasses(desired)
             self.observer.forget_others(desired)
@@ -147,10 +147,11 @@ class Reconciler:
             for text in set(self.conflicts).difference(conflicts):
                 log.error("rules conflict with the broker", vhost=self.state.name, what=text)
 
-    def _note_missing(self, missing: Mapping[Destination, str]) -> None:
+    def _note_missing(self, missing: Mapping[Destination, str], events: Mapping[bytes, int]) -> None:
         """Record the destinations that the pass has found to be unreachable, so that publishes leave them out.
 
-        Other destinations that could not be reached for a while are forgotten, so that publishes request them again.
+        What happened since the pass began, when the tables had the given numbers of `events`, takes precedence. Other
+        destinations that could not be reached for a while are forgotten, so that publishes request them again.
         """
         state, now = self.state, self._clock()
         for name, exchange in state.exchanges.items():
@@ -160,7 +161,7 @@ class Reconciler:
                 # destination is gone.
                 is_named = exchange.relies_on(destination) or state.router.names(name, destination)
                 if is_named and (exchange.delivery is Delivery.QUEUE or state.token_of(exchange, destination) is None):
-                    table.refused(destination, missing[destination], now)
+                    table.refused(destination, missing[destination], now, events.get(name))
             table.forget_missing(now - self.settings.refresh_seconds, missing)
 
     async def look_at(self, names: Collection[bytes]) -> None:
@@ -229,18 +230,14 @@ class Reconciler:
             self.store.exchange_found(before, owned.name, None)
             return
         await self.find(owned.name)
-        await self.bind_lacking(owned)
+        await self.bind_again(owned)
 
-    async def bind_lacking(self, owned: OwnedExchange) -> None:
-        """Bind the tokens that an exchange needs and that are not bound."""
+    async def bind_again(self, owned: OwnedExchange) -> None:
+        """Bind the tokens that an exchange needs, whether or not they are believed to be bound."""
         desired, tokens = self.desired(), self.state.tokens
         if self.state.exchanges.get(owned.name) is owned:
             await self.executor.bind(
-                [
-                    first_token(desired, tokens, owned, destination)
-                    for destination in sorted(desired.tokens_of(owned))
-                    if not is_bound(desired, tokens, owned, destination)
-                ]
+                [first_token(desired, tokens, owned, destination) for destination in sorted(desired.tokens_of(owned))]
             )
 
     async def find_bindings(self, name: bytes, destination: Destination) -> None:

@@ -24,8 +24,12 @@ class Failures(list[FailedPublish]):
 
     watched = True
 
-    def add(self, failed: FailedPublish) -> None:
+    def add(self, failed: FailedPublish) -> int:
         self.append(failed)
+        return len(self)
+
+    def returned(self, number: int, reason: str) -> None:
+        raise AssertionError("no publish is returned")
 
 
 def vhost(violations: str) -> VhostState:
