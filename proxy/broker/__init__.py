@@ -9,6 +9,7 @@ Only this package uses aio_pika, aiormq and aiohttp's client.
 | storing client declarations, reading them back and sharing them between sidecars | `declared` |
 | requests to the management API, and parsing of responses | `management_api` |
 | the control user's AMQP connection; credentials, deadlines and limits for the control plane | `connection` |
+| the versions of RabbitMQ that are supported, and what follows from a version | `versions` |
 | AMQP methods sent by the control plane, and explanations of refusals | `methods` |
 | restarting failed background tasks | `task_supervisor` |
 | checking the address table's destinations on other brokers | `remote_observer` |

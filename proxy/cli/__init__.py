@@ -6,7 +6,7 @@ share `console`, which handles exit statuses, standard output and standard error
 
 `serve` runs a sidecar. `status`, `top`, `tail`, `routes`, `rules`, `explain` and `shadow` query a running sidecar and
 its workers through `admin_client`. The commands for files are `check` (with `findings` for results, `check_broker` for
-``--broker`` and `check_formats` for ``--format``), `explain`, `routes`, `schema`,
+``--broker``, `check_helm` for ``--values`` and `check_formats` for ``--format``), `explain`, `routes`, `schema`,
 `init`, and `import_rules` (the command ``import``). `operators` and `completion` help with the syntax. `cleanup`
 removes objects that sidecars created on a broker. `report` and `trace` read audit logs.
 """

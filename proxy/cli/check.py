@@ -83,7 +83,12 @@ def run(options: argparse.Namespace) -> int:
         # Imported here because most runs check no values.
         from proxy.cli.check_helm import check_values
 
-        check_values(values, read_bytes(str(values)), findings)
+        def check_rules(
+            sources: Sequence[RulesSource], read: Callable[[Path], bytes], listening: Collection[HostPort]
+        ) -> None:
+            check_sources(sources, Faults(), read, None, listening, findings)
+
+        check_values(values, read_bytes(str(values)), findings, check_rules)
     if options.broker is not None:
         _check_broker(options.broker, findings)
     findings.strict = options.strict

@@ -7,17 +7,21 @@ the configuration names exist only in the pods, so missing files and passwords a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
-from proxy.cli import check
 from proxy.cli.findings import Findings
 from proxy.config.keys import override
 from proxy.config.loader import read_settings
 from proxy.errors import ConfigErrors
-from proxy.rules.schema import read_source
+from proxy.rules.schema import RulesSource, read_source
 from proxy.yamlfile.document import Faults, Mapping, Node, Place, Scalar, describe, is_tests_file, read_document
 from proxy.yamlfile.hosts import HostPort
+
+#: Checks rules files as one set. Its arguments are the files, a function that reads test files, and the addresses on
+#: which the sidecar listens.
+CheckRules: TypeAlias = Callable[[Sequence[RulesSource], Callable[[Path], bytes], Collection[HostPort]], None]
 
 #: The chart's name, under which the values of a parent chart contain its values.
 _CHART = "oxproxy"
@@ -28,7 +32,7 @@ _ADDED = {
 }
 
 
-def check_values(path: Path, data: bytes, findings: Findings) -> None:
+def check_values(path: Path, data: bytes, findings: Findings, check_rules: CheckRules) -> None:
     """Check a file with values, and add the results to the findings."""
     findings.files.add(path)
     faults = Faults(secrets_required=None)
@@ -43,7 +47,9 @@ def check_values(path: Path, data: bytes, findings: Findings) -> None:
     if isinstance(config, Mapping):
         listening = _check_config(config, path, faults, findings)
     if isinstance(files, Mapping):
-        _check_rules(files, path, data, faults, listening, findings)
+        sources, read = _sources(files, path, data, faults)
+        if sources:
+            check_rules(sources, read, listening)
     for name, node in (("config", config), ("rules.files", files)):
         if node is not None and not isinstance(node, Mapping):
             faults.error(node.place, name, f"got {describe(node)}, expected a mapping")
@@ -78,10 +84,10 @@ def _check_config(config: Mapping, path: Path, faults: Faults, findings: Finding
     return settings.listen_addresses
 
 
-def _check_rules(
-    files: Mapping, path: Path, data: bytes, faults: Faults, listening: Collection[HostPort], findings: Findings
-) -> None:
-    """Check the rules files as one set."""
+def _sources(
+    files: Mapping, path: Path, data: bytes, faults: Faults
+) -> tuple[list[RulesSource], Callable[[Path], bytes]]:
+    """Return the rules files, and a function that reads their test files."""
     lines = data.decode(errors="replace").splitlines(keepends=True)
     texts = {}
     for key, node in files.entries:
@@ -92,8 +98,7 @@ def _check_rules(
         else:
             faults.error(node.place, f"rules.files.{key.text}", f"got {describe(node)}, expected a string")
     sources = [read_source(str(path), text) for name, text in texts.items() if not is_tests_file(name)]
-    if sources:
-        check.check_sources(sources, Faults(), _reader(texts), None, listening, findings)
+    return sources, _reader(texts)
 
 
 def _text(node: Scalar, value: str, lines: list[str]) -> bytes:
