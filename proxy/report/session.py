@@ -66,7 +66,7 @@ _WHOLE_BYTES = 24 << 20
 
 _CONNECT_SECONDS = 5
 
-_QUIET = Path(__file__).with_name("log4j2.properties")
+_QUIET = Path(__file__).absolute().with_name("log4j2.properties")  # absolute also in the archive on a cluster
 #: Settings that apply only to runs on this machine.
 LOCAL = {
     "spark.master": "local[*]",
