@@ -94,7 +94,10 @@ class Session:
         tuning, vhosts = handshake.tuning, self._shared.vhosts
         plans = vhosts.plans(handshake.vhost)
         limits, inventory = self._shared.limits.relay, vhosts.inventory(handshake.vhost)
-        terms = ConnectionTerms(tuning, limits, inventory, handshake.user, self._broker_closed)
+        self._log = self._log.bind(vhost=handshake.vhost, user=handshake.user, name=handshake.client_name)
+        # A method of this object would be a reference cycle.
+        broker_closed = partial(_log_broker_close, self._log, handshake.user)
+        terms = ConnectionTerms(tuning, limits, inventory, handshake.user, broker_closed)
         self.relay = relay = Relay(terms, plans)
         connection = relay.connection
         if self._opening is not None:
@@ -113,7 +116,6 @@ class Session:
         for side in (counters.downstream, counters.upstream):
             side.results["ok"] += 1
             side.open += 1
-        self._log = self._log.bind(vhost=handshake.vhost, user=handshake.user, name=handshake.client_name)
         self._log.info("producer connected")
         now = monotonic()
         self._heartbeats.start(relay, tuning, now, self._log)
@@ -300,14 +302,6 @@ class Session:
 
     # -- closing -----------------------------------------------------------------------------------------------
 
-    def _broker_closed(self, close: BrokerClose, unconfirmed: int) -> None:
-        """Log an error of the broker. The log limits repetitions, since a producer may repeat its error forever."""
-        write = self._log.info if close.is_answer and not unconfirmed else self._log.warning
-        event = "the broker closed a channel" if close.channel else "the broker closed the connection"
-        fields = {"channel": close.channel} if close.channel else {}
-        repeat = (self._user, close.reason)
-        write(event, **fields, reason=close.reason, method=close.method, unconfirmed=unconfirmed, repeat=repeat)
-
     def _idle(self) -> None:
         self._shared.counters.limits.hits["idle"] += 1
         seconds = self._shared.limits.idle_seconds
@@ -427,3 +421,14 @@ class Session:
         self.producer.end()
         self._upstream.end()
         self.relay = self._remotes = self._throttle = self._opening = self._keep = None
+
+
+def _log_broker_close(
+    log: structlog.typing.FilteringBoundLogger, user: str, close: BrokerClose, unconfirmed: int
+) -> None:
+    """Log an error of the broker. The log limits repetitions, since a producer may repeat its error forever."""
+    write = log.info if close.is_answer and not unconfirmed else log.warning
+    event = "the broker closed a channel" if close.channel else "the broker closed the connection"
+    fields = {"channel": close.channel} if close.channel else {}
+    repeat = (user, close.reason)
+    write(event, **fields, reason=close.reason, method=close.method, unconfirmed=unconfirmed, repeat=repeat)
