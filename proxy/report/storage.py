@@ -366,8 +366,10 @@ def temporary() -> Iterator[Path]:
     """Yield a new temporary directory, which is removed afterwards."""
     remove_abandoned()
     with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as folder:
-        with Path(folder, _OWNER).open("w") as lock:
+        unlocked = Path(folder, "unlocked")
+        with unlocked.open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
+            unlocked.rename(Path(folder, _OWNER))  # only after locking, or another process could lock and remove it
             files = Path(folder, "files")
             files.mkdir()
             yield files
