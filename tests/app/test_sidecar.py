@@ -45,11 +45,11 @@ def test_too_few_file_descriptors_lower_the_limit_of_connections(serve: Serve, c
     assert all(producer.open(confirm=True).send_settled("letters", "k").acked for producer in producers)
 
 
-def test_a_lowered_default_limit_is_also_a_warning(serve: Serve) -> None:
+def test_a_lowered_default_limit_is_no_warning(serve: Serve) -> None:
     running = serve(wrap=["prlimit", "--nofile=2000:2000"])
     running.await_ready()
     (line,) = [line for line in running.log.read_text().splitlines() if "file descriptors" in line]
-    assert "level=warning" in line
+    assert "level=info" in line
     assert "descriptors=2000 needed=20256 permitted=10000 admitted=872" in line
 
 

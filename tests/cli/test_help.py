@@ -99,7 +99,7 @@ def test_bash_completes_commands_options_values_and_files(tmp_path: Path) -> Non
     assert completed("oxproxy", "ru") == ["rules"]
     assert completed("oxproxy", "explain", "--he") == ["--help", "--header"]
     assert completed("oxproxy", "completion", "") == ["bash", "zsh", "fish"]
-    assert completed("oxproxy", "rules", "", at=tmp_path) == ["show", "diff"]
+    assert completed("oxproxy", "rules", "", at=tmp_path) == ["show", "diff", "convert"]
     assert completed("oxproxy", "rules", "d", at=tmp_path) == ["diff"]
     assert completed("oxproxy", "rules", "diff", "ord", at=tmp_path) == ["orders.yaml"]
     assert completed("oxproxy", "operators", "x-?hkv>") == [r"x-\?hkv\>", r"x-\?hkv\>="]

@@ -389,18 +389,6 @@ def test_tokens_over_plain_tcp_to_a_remote_client_are_a_warning(tmp_path: Path) 
     assert load(tmp_path, text, OXPROXY_TOKEN="g" * 32).admin.tokens[0].name == "vera"
 
 
-def test_the_directory_of_the_snapshot_must_exist(tmp_path: Path) -> None:
-    path = write(tmp_path, "declared: {snapshot: state/declared}")
-    expected = f"{path}:1:12: declared.snapshot: the directory {tmp_path / 'state'} does not exist"
-    with pytest.raises(ConfigErrors) as caught:
-        load_settings(path, {})
-    assert [str(error) for error in caught.value.errors] == [expected]
-    (warning,) = load_settings(path, {}, secrets_required=False)[1]
-    assert str(warning) == expected.replace("snapshot: the", "snapshot: warning: the")
-    (tmp_path / "state").mkdir()
-    assert load_settings(path, {})[1] == []
-
-
 @pytest.mark.parametrize("written", ["http://proxy.example", "proxy.example:15680", "*.example", ""])
 def test_a_host_of_the_admin_address_is_a_name_without_a_port(tmp_path: Path, written: str) -> None:
     path = write(tmp_path, f'admin: {{hosts: [sidecar, proxy.example, "{written}"]}}')

@@ -22,12 +22,10 @@ class Run(NamedTuple):
     """The conditions under which vectors were run.
 
     Args:
-        delivery: delivery of the open exchanges, ``carrier`` or ``queue``.
         version: version of RabbitMQ, e.g. ``(3, 10, 8)``.
         carrier_type: type requested in declarations of open exchanges; empty for none.
     """
 
-    delivery: str
     version: Version
     carrier_type: str = ""
 
@@ -73,22 +71,6 @@ class Deviation(NamedTuple):
         return f"| {self.name} | {self.where} | {self.vectors} | {self.reason} |"
 
 
-def _twice(difference: Difference) -> bool:
-    vector, expected, got = difference.vector, difference.expected, difference.got
-    if got.get("exchanges") != expected.get("exchanges"):
-        return False
-    real = {extra["name"] for extra in vector.get("extra_exchanges", ()) if extra["type"] != "x-open"}
-    direct = {binding["destination"] for binding in vector["bindings"] if binding["destination_type"] == "queue"}
-    indirect = {
-        binding["destination"]
-        for extra in vector.get("extra_exchanges", ())
-        if extra["name"] in real
-        for binding in extra["bindings"]
-    }
-    both = [queue for queue in expected.get("queues", ()) if queue in direct & indirect]
-    return bool(both) and got.get("queues") == expected["queues"] + [f"{queue} again" for queue in both]
-
-
 def _of_the_broker(exchange_type: str, difference: Difference) -> bool:
     vector, got = difference.vector, difference.got
     return vector.get("exchange_type") == exchange_type and bool(got == difference.broker_result)
@@ -107,10 +89,6 @@ def _first_of_a_name(difference: Difference) -> bool:
     return len(kept) < len(headers) and bool(difference.got == difference.expected | {"queues": arrived})
 
 
-def _queue_delivery(run: Run) -> bool:
-    return run.delivery == "queue"
-
-
 def _rabbitmq_3_8(run: Run) -> bool:
     return run.version < (3, 10)
 
@@ -124,14 +102,6 @@ def _rabbitmq_4_3(run: Run) -> bool:
 
 
 DEVIATIONS = (
-    Deviation(
-        "a queue selected both directly and through an exchange receives the message twice",
-        "delivery `queue`",
-        4,
-        "a destination exchange needs a separate publish, and the broker removes duplicates only within one publish",
-        _queue_delivery,
-        _twice,
-    ),
     Deviation(
         "headers exchanges on the broker refuse the `x-match` values `all-with-x` and `any-with-x`",
         "RabbitMQ 3.8",

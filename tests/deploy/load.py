@@ -36,6 +36,8 @@ def message(number: int) -> tuple[str, str, dict[str, object], bytes]:
         return "documents", "a.b", {"document.type": "private"}, b"unroutable"
     if number % RARELY == 2:
         return "documents", "a.b", {"document.type": "public"}, b"x" * 1_048_577
+    if number % RARELY == 4:
+        return "missing", "a.b", {}, b"the broker closes the channel"
     if number % 10 == 3:
         return "", "documents.log", {}, b"without rules"
     return "documents", f"a.{number % 7}", {"document.type": ("public", "general")[number % 2]}, b"x" * (number % 500)
@@ -102,8 +104,9 @@ def complete_sidecar(broker: Broker, rules: Path, folder: Path) -> Sidecar:
 
 @contextlib.contextmanager
 def page_with_other_brokers() -> Iterator[str]:
-    """Serve the metrics of a sidecar that forwards to another broker, and yield the server's address."""
+    """Serve the metrics of a sidecar with an exchange contract and another broker, and yield the server's address."""
     counters = Counters()
+    counters.traffic.name(counters.traffic.labels((), (), (), [("/", b"orders")]))
     counters.remotes["archive"] = RemoteCounters(links=1, wanted=1)
     counters.remotes["archive"].results["acked"] = 10
     page, kind = asyncio.run(Exposition(counters).render())

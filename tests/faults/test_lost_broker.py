@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 
 import pika
 import pika.exceptions
 import pytest
 
+from proxy.app.workers import ONE_SIGNAL_SECONDS
 from tests.broker.observed import Outside
 from tests.private_broker import free_port
 from tests.producer import Closed, Producer, until
@@ -95,4 +97,5 @@ def test_unsettled_publishes_delay_the_exit_until_the_deadline_only(serve: Serve
 def test_a_second_signal_ends_it_at_once(serve: Serve, connect: Connect, tap: Tap, workers: int) -> None:
     running, _ = signalled(serve, connect, tap, shutdown={"deadline": "60s"}, workers=workers)
     running.await_log("event=draining")
+    time.sleep(ONE_SIGNAL_SECONDS + 0.5)  # earlier, it would count as the first signal
     assert running.end() == -signal.SIGTERM

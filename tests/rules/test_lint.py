@@ -193,11 +193,13 @@ def test_an_uppercase_x_match_of_a_headers_exchange_is_a_warning() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "alternate", "least"),
-    [("", "", 50), ("", ", arguments: {alternate-exchange: amq.fanout}", 200), ("{exchange: amq.fanout}", "", 200)],
+    ("more", "alternate"),
+    [("", ""), ("", ", arguments: {alternate-exchange: amq.fanout}"), ("{exchange: amq.fanout}", "")],
     ids=["queues only", "with an alternate exchange", "with an exchange"],
 )
-def test_a_direct_carrier_with_many_destinations_is_a_warning(more: str, alternate: str, least: int) -> None:
+def test_a_direct_carrier_with_many_destinations_is_a_warning(more: str, alternate: str) -> None:
+    least = 50
+
     def messages(count: int, carrier_type: str) -> list[str]:
         named = [f"{{queue: q{number}}}" for number in range(count - bool(more))] + [more] * bool(more)
         text = f"exchanges:\n  - {{name: e, carrier_type: {carrier_type}{alternate}, bindings: [{', '.join(named)}]}}\n"

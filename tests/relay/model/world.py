@@ -287,6 +287,10 @@ class ModelConnection:
         refusals = await self.call_all([Find(destination) for destination in asked])
         return {name: ABSENT for name, refusal in zip(asked, refusals, strict=True) if refusal is not None}
 
+    async def find_existing(self, destinations: Iterable[Destination]) -> set[Destination]:
+        asked = list(destinations)
+        return set(asked) - (await self.find_missing(asked)).keys()
+
     def _one(self, method: Method) -> Refusal | None:
         frame = method.frame
         try:
