@@ -33,6 +33,7 @@ from proxy.relay.connection_state import (
     Phase,
     RemoteBrokers,
     Request,
+    RestoreTokens,
 )
 from proxy.relay.handshake.machine import Handshake
 from proxy.relay.relay import Relay
@@ -290,6 +291,8 @@ class Session:
                     await control.bind(request.exchange, request.destinations)
                 elif isinstance(request, EndExchange):
                     ended = await control.end(request.owned)
+                elif isinstance(request, RestoreTokens):
+                    await control.restore(request.owned)
                 else:
                     exchange_type = await control.look_up(request.exchange, request.destination)
         except (TimeoutError, UpstreamError) as error:

@@ -54,6 +54,9 @@ class VhostControl(Protocol):
     async def end(self, owned: OwnedExchange) -> bool:
         """Unbind the tokens of an exchange that has no client's bindings; return False if it has some."""
 
+    async def restore(self, owned: OwnedExchange) -> None:
+        """Bind the tokens of an exchange again whose end the broker has refused."""
+
     async def look_up(self, exchange: bytes, destination: Destination | None) -> str | None:
         """Look up an exchange, or its bindings to a destination, on the broker.
 

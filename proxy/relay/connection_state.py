@@ -115,7 +115,13 @@ class EndExchange(NamedTuple):
     done: Callable[[bool], None]
 
 
-Request: TypeAlias = EnsureDestination | BindDestinations | LookUp | EndExchange
+class RestoreTokens(NamedTuple):
+    """Bind the tokens of an exchange again that was to end, and that the broker has refused to delete."""
+
+    owned: OwnedExchange
+
+
+Request: TypeAlias = EnsureDestination | BindDestinations | LookUp | EndExchange | RestoreTokens
 
 
 class RelayLimits(NamedTuple):

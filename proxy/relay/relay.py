@@ -14,6 +14,7 @@ from proxy.errors import ProtocolError, Scope
 from proxy.relay.broker_frames import BrokerFrames
 from proxy.relay.channel_state import OPEN, OPENING
 from proxy.relay.connection_state import (
+    BindDestinations,
     ConnectionState,
     ConnectionTerms,
     EndExchange,
@@ -79,7 +80,7 @@ class Relay:
             request.answer(exchange_type)
         elif isinstance(request, EndExchange):
             request.done(ended)
-        else:
+        elif isinstance(request, BindDestinations):
             self.connection.pending.resume(request.channel)
         self._go_on()
 

@@ -21,9 +21,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from enum import Enum
+from itertools import islice
 from typing import NamedTuple
 
 from proxy.values import Destination
+
+#: Maximum number of events that are remembered singly. If there are more since the last listing was requested, an
+#: earlier request counts as older than all of them, so that its answer changes nothing.
+_REMEMBERED = 65536
 
 
 class TokenState(Enum):
@@ -49,7 +54,7 @@ def _nobody() -> None:
 class TokenTable:
     """The destinations of one exchange."""
 
-    __slots__ = ("_applied", "_bound", "_changed", "_missing", "_pending", "events", "notify", "version")
+    __slots__ = ("_applied", "_bound", "_changed", "_forgotten", "_missing", "_pending", "events", "notify", "version")
 
     def __init__(self, bound: Mapping[Destination, frozenset[bytes]] | None = None) -> None:
         self._bound: dict[Destination, frozenset[bytes]] = dict(bound or {})
@@ -57,6 +62,8 @@ class TokenTable:
         self._pending: set[Destination] = set()
         #: for each destination with an event since the last listing was requested, the value of `events` at that time
         self._changed: dict[Destination, int] = {}
+        #: the value that counts for destinations that are not in `_changed`
+        self._forgotten = 0
         #: the value of `events` when the latest listing that was applied had been requested
         self._applied = 0
         #: number of events so far; taken before a listing is requested, and passed to `listed`
@@ -110,7 +117,7 @@ class TokenTable:
             events: the value of `events` when the bind was requested; the refusal is ignored if it is older than the
                 last event of the destination.
         """
-        if events is not None and self._changed.get(destination, 0) > events:
+        if events is not None and self._last_event(destination) > events:
             return
         self._event(destination)
         self._pending.discard(destination)
@@ -142,15 +149,15 @@ class TokenTable:
         """
         if events < self._applied:
             return  # a later listing has already been applied
-        self._applied, changed = events, self._changed
+        self._applied = events
         for destination in [name for name in self._bound if name not in tokens]:
-            if changed.get(destination, 0) <= events:
+            if self._last_event(destination) <= events:
                 del self._bound[destination]
                 self._change()
         for destination, its_tokens in tokens.items():
-            if changed.get(destination, 0) <= events:
+            if self._last_event(destination) <= events:
                 self._add(destination, its_tokens)
-        self._changed = {name: event for name, event in changed.items() if event > events}
+        self._changed = {name: event for name, event in self._changed.items() if event > events}
 
     def forget_missing(self, before: float, kept: Collection[Destination] = ()) -> None:
         """Forget destinations that have been missing since `before` or longer, except `kept`.
@@ -165,7 +172,7 @@ class TokenTable:
         """Forget the earliest entries, except `kept`, if more than `count` destinations are missing."""
         excess = len(self._missing) - count
         if excess > 0:
-            self._drop_missing([name for name in self._missing if name not in kept][:excess])
+            self._drop_missing(islice((name for name in self._missing if name not in kept), excess))
 
     def _drop_missing(self, names: Iterable[Destination]) -> None:
         for name in list(names):
@@ -187,6 +194,12 @@ class TokenTable:
             self.version += 1
             self.notify()
 
+    def _last_event(self, destination: Destination) -> int:
+        return self._changed.get(destination, self._forgotten)
+
     def _event(self, destination: Destination) -> None:
         self.events += 1
+        if len(self._changed) >= _REMEMBERED:  # as with queue delivery, for which no bindings are listed
+            self._changed.clear()
+            self._forgotten = self.events
         self._changed[destination] = self.events

@@ -247,6 +247,9 @@ class NoControl:
             self.state.changed()
         return requested
 
+    async def restore(self, owned: OwnedExchange) -> None:
+        self.asked.append(("restore", owned.name))
+
     async def end(self, owned: OwnedExchange) -> bool:
         self.asked.append(("end", owned.name))
         await self.answering.wait()

@@ -88,6 +88,19 @@ def test_an_event_takes_precedence_over_a_listing_requested_before(
     assert table.bound == BOUND
 
 
+def test_a_bounded_number_of_events_takes_precedence_singly() -> None:
+    """After more events, a listing requested before them changes nothing, and one requested later is applied."""
+    table = TokenTable(BOUND)
+    requested = table.events
+    for number in range(70_000):
+        table.declared(("queue", b"%d" % number))
+    table.listed(requested, {B: frozenset((TOKEN,))})
+    assert table.bound == BOUND
+    assert len(table._changed) < 70_000
+    table.listed(table.events, {B: frozenset((TOKEN,))})
+    assert table.bound == {B: {TOKEN}}
+
+
 def test_an_older_listing_is_ignored_after_a_later_one() -> None:
     table = TokenTable()
     older = table.events

@@ -229,6 +229,14 @@ class Reconciler:
         if absent.get((EXCHANGE, owned.carrier)) == ABSENT:
             self.store.exchange_found(before, owned.name, None)
             return
+        await self.restore(owned)
+
+    async def restore(self, owned: OwnedExchange) -> None:
+        """Bind the tokens of an exchange again that did not end, since another sidecar has stored a binding on it.
+
+        Raises:
+            UpstreamError: the broker did not respond.
+        """
         await self.find(owned.name)
         await self.bind_again(owned)
 

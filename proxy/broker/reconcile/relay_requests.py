@@ -316,6 +316,10 @@ class RelayRequests:
         """Unbind the tokens of an exchange without client's bindings; see `Reconciler.end`."""
         return await self._connected(partial(self._reconciler.end, owned))
 
+    async def restore(self, owned: OwnedExchange) -> None:
+        """Bind the tokens of an exchange again whose end the broker has refused; see `Reconciler.restore`."""
+        await self._connected(partial(self._reconciler.restore, owned))
+
     async def look_up(self, name: bytes, destination: Destination | None = None) -> str | None:
         """Look up an exchange and its bindings, or only its bindings to a destination, on the broker.
 

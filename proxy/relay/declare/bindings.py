@@ -360,10 +360,16 @@ class ClientBindings:
 
     def _remove(self, channel: Channel, request: BindRequest, old: OwnedExchange, stored: StoredBinding) -> Steps:
         """Unbind the storage rows of a binding, and end the exchange if it was the last one."""
-        steps = [unbind(channel.number, request.receiver, old.carrier, *row) for row in stored_rows(stored)]
-        yield partial(inject, self._connection, channel, steps)
-        owned = self._state.now(old)
-        known = None if owned is None else owned.clients.get(stored.binding.identity)
+        owned: OwnedExchange | None = old
+        known: StoredBinding | None = stored
+        unbound: set[tuple[bytes, bytes]] = set()
+        while known is not None and (rows := [row for row in stored_rows(known) if row not in unbound]):
+            steps = [unbind(channel.number, request.receiver, old.carrier, *row) for row in rows]
+            yield partial(inject, self._connection, channel, steps)
+            unbound.update(rows)
+            # A listing may have shown further copies, which another sidecar has stored, in the meantime.
+            owned = self._state.now(old)
+            known = None if owned is None else owned.clients.get(stored.binding.identity)
         if owned is not None and known is not None:
             self._state.remove_binding(known)
             self._connection.terms.inventory.changed(owned.name)

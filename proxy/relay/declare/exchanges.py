@@ -47,7 +47,7 @@ from proxy.relay.declare.storage import (
     refuse_own_arguments,
     wanted_type,
 )
-from proxy.relay.declare.token_bindings import end_exchange, is_gone
+from proxy.relay.declare.token_bindings import end_exchange, is_gone, restore_tokens
 from proxy.relay.vhost import CarrierType, DeclaredExchange, Delivery, OwnedExchange
 from proxy.routing.bindings.exchange_types import OPEN
 from proxy.routing.error_texts import TYPE_NAMES, format_term
@@ -236,8 +236,8 @@ class ClientExchanges:
                 self._connection.refuse(channel, self._in_use(owned).about(methods.EXCHANGE_DELETE))
                 return
         delete = [exchange_delete(channel.number, owned.carrier, if_unused=request.if_unused)]
-        # If the broker refuses, because of a binding that another sidecar has made, the tokens are bound again.
-        dropped = partial(self._connection.terms.inventory.changed, owned.name)
+        # The broker refuses if another sidecar has stored a binding in the meantime.
+        dropped = partial(run_steps, restore_tokens(self._connection, owned)) if request.if_unused else None
         yield partial(inject, self._connection, channel, delete, dropped=dropped)
         if self._state.exchanges.get(owned.name) is owned:
             self._state.remove_exchange(owned.name)

@@ -14,8 +14,8 @@ from typing import Any
 
 from proxy.amqp.method_frames import bind, look_for, unbind
 from proxy.relay.channel import Channel
-from proxy.relay.connection_state import ConnectionState, EndExchange
-from proxy.relay.declare.injected_methods import Step, inject
+from proxy.relay.connection_state import ConnectionState, EndExchange, RestoreTokens
+from proxy.relay.declare.injected_methods import Step, Steps, inject
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.bindings.binding import Binding
 from proxy.values import QUEUE, Destination
@@ -103,10 +103,22 @@ def end_exchange(connection: ConnectionState, owned: OwnedExchange) -> Generator
     yield partial(_unbind_exclusive, connection, owned)
     ended: bool = yield lambda then: connection.pending.requests.append(EndExchange(owned, then))
     if not ended:
-        exclusive = [(owned, (QUEUE, queue)) for queue in sorted(connection.upstream.exclusive_queues)]
-        names = connection.plans.state.router.names
-        yield partial(bind_tokens, connection, [place for place in exclusive if names(owned.name, place[1])])
+        yield partial(_bind_exclusive, connection, owned)
     return ended
+
+
+def restore_tokens(connection: ConnectionState, owned: OwnedExchange) -> Steps:
+    """Bind the tokens of an exchange again that was to end, and that the broker has refused to delete."""
+    connection.terms.inventory.changed(owned.name)
+    connection.pending.requests.append(RestoreTokens(owned))
+    yield partial(_bind_exclusive, connection, owned)
+
+
+def _bind_exclusive(connection: ConnectionState, owned: OwnedExchange, done: Callable[[], None]) -> None:
+    """Bind the tokens of the connection's exclusive queues that an exchange needs; others can't do this."""
+    queues = [(QUEUE, queue) for queue in sorted(connection.upstream.exclusive_queues)]
+    names = connection.plans.state.router.names
+    bind_tokens(connection, [(owned, queue) for queue in queues if names(owned.name, queue)], done)
 
 
 def _unbind_exclusive(connection: ConnectionState, owned: OwnedExchange, done: Callable[[], None]) -> None:

@@ -497,6 +497,20 @@ def test_an_unbind_removes_all_copies_each_with_its_own_arguments() -> None:
     assert clients(made) == 0
 
 
+def test_an_unbind_also_removes_a_copy_that_is_found_while_it_is_on_the_way() -> None:
+    made, other = bound(), wire()
+    other.wall += 1
+    other.produce(BIND)
+    other.answer(BIND_OK * 2)
+    [copy] = other.state.exchanges[b"xo"].clients.values()
+    assert len(unbound(made.produce(UNBIND))) == 1
+    made.state.add_binding(copy)
+    made.answer(UNBIND_OK)
+    assert len(unbound(made.upstream())) == 1
+    assert made.answer(UNBIND_OK) == UNBIND_OK
+    assert clients(made) == 0
+
+
 def test_an_unbind_that_is_not_sent_keeps_the_binding() -> None:
     made = bound()
     message = publish(headers=KIND_B)

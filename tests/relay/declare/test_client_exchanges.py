@@ -9,7 +9,7 @@ from pamqp import commands
 
 from proxy.amqp.method_frames import ExchangeDeclare, exchange_declare, exchange_delete, read_method
 from proxy.amqp.tables import decode_table, encode_table
-from proxy.relay.connection_state import EndExchange
+from proxy.relay.connection_state import EndExchange, RestoreTokens
 from proxy.relay.declare.storage import KEPT, MARK, open_exchange, unpack
 from proxy.relay.publish.plan import ClientRules
 from proxy.relay.vhost import DeclaredExchange
@@ -309,7 +309,8 @@ def test_the_brokers_refusal_to_delete_an_exchange_is_reported() -> None:
     close = say(1, commands.Channel.Close(406, "PRECONDITION_FAILED - exchange 'mine' in use", 40, 20))
     assert wire.answer(close) == close
     assert ("changed", b"mine") in wire.events
-    assert b"mine" in wire.state.exchanges
+    owned = wire.state.exchanges[b"mine"]
+    assert wire.relay.connection.pending.requests == [RestoreTokens(owned)]
 
 
 def test_a_client_can_not_delete_exchanges_of_rules_files() -> None:

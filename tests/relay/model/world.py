@@ -50,6 +50,7 @@ from proxy.relay.connection_state import (
     QueueInventory,
     RelayLimits,
     Request,
+    RestoreTokens,
 )
 from proxy.relay.counters import Counters
 from proxy.relay.declare.storage import MARK
@@ -453,6 +454,8 @@ class Sidecar:
             elif isinstance(request, EndExchange):
                 ended = await self.requests.end(request.owned)
                 self.ending = False
+            elif isinstance(request, RestoreTokens):
+                await self.requests.restore(request.owned)
             else:
                 exchange_type = await self.requests.look_up(request.exchange, request.destination)
         except (TimeoutError, UpstreamError):
