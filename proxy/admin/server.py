@@ -216,10 +216,17 @@ class AdminServer:
         connection = self._connections.get(request.protocol)
         if connection is None:
             return await handler(request)
-        request.content.on_eof(connection.answering)
+        rendering = True
+
+        def received() -> None:
+            if rendering:  # the rest of the body may arrive after the response
+                connection.answering()
+
+        request.content.on_eof(received)
         try:
             return await handler(request)
         finally:
+            rendering = False
             connection.wait()
 
     async def _get_metrics(self, request: web.Request) -> web.Response:

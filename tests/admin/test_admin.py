@@ -373,6 +373,18 @@ async def test_an_incomplete_request_times_out(start: Start, monkeypatch: pytest
     writer.close()
 
 
+async def test_a_connection_keeps_its_deadline_if_the_body_is_completed_after_the_response(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admin, "REQUEST_SECONDS", 0.5)
+    base = await start()
+    reader, writer = await raw(base, b"GET /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\n")
+    assert (await reader.readuntil(b"alive\n")).startswith(b"HTTP/1.1 200 ")
+    writer.write(b"hello")
+    assert await ended(reader) == b""
+    writer.close()
+
+
 async def test_an_unread_response_ends_its_connection(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admin, "REQUEST_SECONDS", 0.1)
     connection_ended = asyncio.Event()
