@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import contextlib
+import socket
 from collections.abc import Iterable, Mapping
+from urllib.parse import urlsplit
 
 from proxy.app.composition import control_settings, secrets_of
 from proxy.broker.cleanup import Rows, find_leftovers, find_stale, find_unused, remove_leftover, remove_rows
 from proxy.broker.connection import ControlSettings
 from proxy.broker.management_api import ManagementApi
-from proxy.cli.admin_client import AdminClient, admin_urls
+from proxy.cli.admin_client import admin_urls
 from proxy.cli.commands import add_repeatable
 from proxy.cli.console import (
     DONE,
@@ -35,6 +36,8 @@ from proxy.relay.vhost import VhostState
 from proxy.rules.loader import load_rules
 from proxy.rules.wire import owned_exchanges
 
+#: Timeout of a connection attempt to an admin address, in seconds.
+_CONNECT_SECONDS = 5.0
 #: Printed before rows are removed.
 _BEFORE_STALE = (
     "to remove the bindings, make sure that every sidecar lists the same secrets as this configuration, and add --yes"
@@ -94,15 +97,23 @@ def _states(settings: Settings) -> dict[str, VhostState]:
 
 
 def _expect_stopped(settings: Settings) -> None:
-    """Raise `ConfigErrors` if a worker responds on its admin port."""
-    running = []
-    for url in admin_urls(settings) if settings.admin_addresses else []:
-        with contextlib.suppress(ConfigErrors):
-            AdminClient(url, "oxproxy cleanup").request("GET", "/livez")
-            running.append(url)
+    """Raise `ConfigErrors` if a worker listens on its admin address, whatever it requires of requests."""
+    urls = admin_urls(settings) if settings.admin_addresses else []
+    running = [url for url in urls if _is_listening(url)]
     if running:
         message = f"a sidecar is running at {', '.join(running)} and would redeclare removed objects; stop it first"
         raise ConfigErrors([settings.fault("admin.address", message)])
+
+
+def _is_listening(url: str) -> bool:
+    address = urlsplit(url)
+    try:
+        with socket.create_connection((address.hostname, address.port), _CONNECT_SECONDS):
+            return True
+    except TimeoutError:  # a process that does not run accepts no connections, but may still listen
+        return True
+    except OSError:
+        return False
 
 
 def control_of(settings: Settings) -> tuple[ControlSettings, str]:

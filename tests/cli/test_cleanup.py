@@ -18,6 +18,7 @@ from proxy.relay.tokens import is_token
 from tests.broker.delivery.applications import Application
 from tests.broker.delivery.site import Site, standing, vhost_status
 from tests.broker.observed import Outside
+from tests.certificates import Authority
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar, oxproxy
@@ -61,6 +62,28 @@ def test_everything_is_listed_and_removed_on_request(
         assert site.queue("a")["durable"]
         assert run(site) == 0
         assert "nothing found" in capsys.readouterr().out
+
+
+def test_a_running_sidecar_is_found_if_its_admin_address_requires_tls_and_a_token(
+    broker: Broker, vhost: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rules.yaml").write_text(f"vhost: {vhost}\n{RULES}")
+    authority = Authority(tmp_path / "authority")
+    certificate, key = authority.certificate("localhost")
+    (tmp_path / "token").write_text("t" * 32)
+    settings = {
+        "admin": {
+            "tls": {"certificate": str(certificate), "key": str(key)},
+            "tokens": [{"name": "otto", "role": "operate", "token_file": "token"}],
+        }
+    }
+    with Sidecar(broker, [tmp_path / "rules.yaml"], settings, tmp_path, tls=authority.client()) as sidecar:
+        assert cleanup(sidecar, vhost, "--yes") == 2
+        error = f"a sidecar is running at https://127.0.0.1:{sidecar.admin_port} and would redeclare"
+        assert error in capsys.readouterr().err
+        assert sidecar.stop()
+        assert cleanup(sidecar, vhost, "--yes") == 0
+        assert "removed\n" in capsys.readouterr().out
 
 
 def test_objects_of_clients_and_of_sidecars_are_removed(
