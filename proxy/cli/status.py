@@ -59,15 +59,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the state of each worker, once or until Ctrl-C."""
+    admins = admin_clients(options, "oxproxy status")
     if options.watch is None:
-        return _print_state(options)
+        return _print_state(admins, options)
     status = NO
     try:
         while True:
             if sys.stdout.isatty():
                 sys.stdout.write(_CLEAR)
             try:
-                status = _print_state(options)
+                status = _print_state(admins, options)
             except ConfigErrors as errors:  # the sidecar may be restarting
                 print_errors(errors.errors)
                 status = NO
@@ -77,9 +78,9 @@ def run(options: argparse.Namespace) -> int:
         return status
 
 
-def _print_state(options: argparse.Namespace) -> int:
+def _print_state(admins: Sequence[AdminClient], options: argparse.Namespace) -> int:
     states: dict[AdminClient, dict[str, Any]]
-    states, complete = ask_workers(admin_clients(options, "oxproxy status"), lambda admin: admin.json("/status"))
+    states, complete = ask_workers(admins, lambda admin: admin.json("/status"))
     if options.json:
         several = {admin.url: status for admin, status in states.items()}
         output: object = several if len(several) > 1 or not complete else next(iter(states.values()))

@@ -76,13 +76,18 @@ def test_status_is_ready_and_lists_missing_destinations(site: Site) -> None:
 
 
 def test_status_is_printed_again_until_ctrl_c(site: Site) -> None:
-    command = [str(PROGRAM), "status", "--admin", site.sidecar.admin, "--watch", "0.1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as watching:
+    command = [str(PROGRAM), "status", "--admin", site.sidecar.admin, "--watch", "0.1", "--token-file", "-"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True) as watching:
+        assert watching.stdin is not None
         assert watching.stdout is not None
+        watching.stdin.write("token")
+        watching.stdin.close()
         seen = 0
         while seen < 3:
             line = watching.stdout.readline()
             assert "\x1b" not in line
+            assert not line.startswith("oxproxy status:")  # an error, such as a token that is read again
             seen += line.startswith("oxproxy ")
         watching.send_signal(signal.SIGINT)
         watching.stdout.read()
