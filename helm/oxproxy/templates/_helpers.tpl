@@ -182,6 +182,9 @@ scraped. Kubernetes permits 15 characters in the name of a port.
 {{- if and $tls.client_ca (ne (default "required" $tls.client_verify) "optional") -}}
 {{- fail "config.admin.tls.client_ca: requires client_verify: optional, since the probes of Kubernetes have no certificate" -}}
 {{- end -}}
+{{- if and $tls.certificate (not .Values.admin.tlsSecret) -}}
+{{- fail "config.admin.tls.certificate: requires admin.tlsSecret, since probes and monitors otherwise use http" -}}
+{{- end -}}
 {{- $config | toYaml -}}
 {{- end -}}
 
@@ -231,6 +234,9 @@ scraped. Kubernetes permits 15 characters in the name of a port.
 scheme: https
 tlsConfig:
   {{- toYaml .Values.admin.monitorTls | nindent 2 }}
+{{- end }}
+{{- if and (default dict .Values.config.admin).metrics_role (not .Values.admin.metricsKey) }}
+{{- fail "config.admin.metrics_role: requires admin.metricsKey, the key of the token that Prometheus presents" }}
 {{- end }}
 {{- if and (include "oxproxy.tokensSecret" .) .Values.admin.metricsKey }}
 authorization:

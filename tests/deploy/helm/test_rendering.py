@@ -456,6 +456,17 @@ def test_restarts_on_changed_rules_can_be_disabled() -> None:
             "config.admin.tls.client_ca: requires client_verify: optional",
         ),
         (
+            {"config": {"admin": {"tls": {"certificate": "a", "key": "b"}}}},
+            "config.admin.tls.certificate: requires admin.tlsSecret",
+        ),
+        *(
+            (
+                {"admin": TOKENS, "config": {"admin": {"metrics_role": "view"}}, monitor: {"enabled": True}},
+                "config.admin.metrics_role: requires admin.metricsKey",
+            )
+            for monitor in ("serviceMonitor", "podMonitor")
+        ),
+        (
             {"service": {"loadBalancerSourceRanges": ["192.0.2.0/24"]}},
             "service.loadBalancerSourceRanges: got the type Cl",
         ),
