@@ -131,12 +131,12 @@ def print_lines(report: Report) -> None:
         print_line(f"{name}: " + ", ".join(f"{column} {exchange[column]}" for column in _COLUMNS))
         for kind in exchange["differences"]:
             live, candidate = destinations_text(kind["live"]), destinations_text(kind["candidate"])
-            publishes = counted_publishes(kind["publishes"])
+            publishes = _counted_publishes(kind["publishes"])
             print_line(
                 printable(f"{name}: {publishes}: live {live}; candidate {candidate}; for example {_example(kind)}")
             )
         if exchange["further_differences"]:
-            print_line(f"{name}: {counted_publishes(exchange['further_differences'])} with other differences")
+            print_line(f"{name}: {_counted_publishes(exchange['further_differences'])} with other differences")
     for binding in sorted(report["bindings"], key=lambda binding: -binding["matches"]):
         name = f"vhost {binding['vhost']}, exchange {binding['exchange']}, candidate's binding {binding['binding']}"
         print_line(printable(f"{name}: matches {binding['matches']}"))
@@ -145,12 +145,12 @@ def print_lines(report: Report) -> None:
 def _summary(report: Report) -> str:
     return (
         f"candidate {report['candidate']} compared with the active rules {report['live']} for "
-        f"{report['seconds']:.0f} s: {counted_publishes(report['compared'])} compared, "
+        f"{report['seconds']:.0f} s: {_counted_publishes(report['compared'])} compared, "
         f"{report['equal']} equal, {report['different']} different"
     )
 
 
-def counted_publishes(count: int) -> str:
+def _counted_publishes(count: int) -> str:
     return f"{count} publish{'' if count == 1 else 'es'}"
 
 
