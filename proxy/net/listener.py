@@ -50,7 +50,7 @@ _NO_SUCH_FAMILY = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 #: Each producer needs one socket to the producer and one socket to the broker.
 DESCRIPTORS_PER_PRODUCER = 2
 #: Descriptors for everything else: 64 refused producers (`REFUSED_AT_ONCE`), 64 connections to the admin address
-#: (`admin.MOST_CONNECTIONS`), and 128 for listeners, the control plane, the audit log and remote brokers.
+#: (`admin.server.MOST_CONNECTIONS`), and 128 for listeners, the control plane, the audit log and remote brokers.
 RESERVED_DESCRIPTORS = 256
 
 
@@ -113,10 +113,15 @@ def admitted_connections(connections: int, kept: int = 0, *, configured: bool = 
 
 
 async def listening_sockets(host: str, port: int, backlog: int, *, reuse_port: bool = False) -> list[socket.socket]:
-    """Return a listening socket for each address of a host.
+    """Return a listening socket for each address of a host, except those of an address family that the machine lacks.
+
+    Args:
+        port: port to bind; 0 for any free port, which differs between the addresses.
+        backlog: maximum number of connections that are not accepted yet, for each socket.
+        reuse_port: whether other processes listen on the same addresses (socket(7), SO_REUSEPORT).
 
     Raises:
-        OSError: an address can't be bound.
+        OSError: the host can't be resolved, an address can't be bound, or the machine lacks all address families.
     """
     look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     # uvloop's `getaddrinfo` removes the scope id of an address.
