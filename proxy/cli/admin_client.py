@@ -122,12 +122,11 @@ def _tls_context(ca: Path | None, own: Path | None, certificate: Path | None) ->
     Raises:
         ConfigErrors: a file is unusable.
     """
-    context = ssl.create_default_context()
     file = ca or certificate
     try:
-        if ca is not None:
-            context = ssl.create_default_context(cafile=ca)
-        elif certificate is not None:
+        if ca is not None or certificate is None:
+            context = ssl.create_default_context(cafile=ca)  # without a file, the system's CAs
+        else:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname = False
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
