@@ -419,6 +419,11 @@ async def test_the_console_asks_once_for_a_token_and_never_puts_it_into_a_url(
             await tab.page.keyboard.press("Enter")
             await shows(tab, "document.getElementById('login-fault').textContent.trim()", "the token is not valid")
             assert await tab.value("document.querySelector('[name=token]').value") == ""
+            await tab.page.keyboard.type("tökén")  # can't be sent in a header
+            await tab.page.keyboard.press("Enter")
+            assert await tab.value("document.querySelector('[name=token]').matches(':invalid')") is True
+            assert await tab.value("document.getElementById('login').hidden") is False
+            await tab.page.locator("[name=token]").fill("")
             await tab.page.keyboard.type("v" * 40)
             await tab.page.keyboard.press("Enter")
             await see(tab, "overview")

@@ -35,7 +35,7 @@ export const listed = names => names.flatMap((text, index) => [index ? ', ' : ''
 export const whole = number => number.toLocaleString('en')
 export const rate = number => number === null || number === undefined ? '…'
   : number.toLocaleString('en', { maximumFractionDigits: number < 10 ? 2 : number < 100 ? 1 : 0 })
-export const count = (number, noun) => `${whole(number)} ${noun}${number === 1 ? '' : 's'}`
+export const count = (number, noun, nouns = `${noun}s`) => `${whole(number)} ${number === 1 ? noun : nouns}`
 export const time = seconds => new Date(seconds * 1000).toISOString().replace(/\.\d+Z/, 'Z').replace('T', ' ')
 
 export function duration(seconds) {

@@ -138,7 +138,7 @@ function walked(step, unknown) {
   const far = step.bindings.filter(binding => !isNear(binding, unknown)).length
   const card = element('div', { class: `card${far && step.bindings.length > MOST_OPEN ? ' near' : ''}` })
   const hide = element('input', { type: 'checkbox', checked: card.classList.contains('near'), onchange: () => card.classList.toggle('near', hide.checked) })
-  return filled(card, element('div', { class: 'head' }, element('h3', {}, 'Exchange ', name(step.exchange), ' ', element('span', { class: 'muted' }, step.type)),
+  card.append(element('div', { class: 'head' }, element('h3', {}, 'Exchange ', name(step.exchange), ' ', element('span', { class: 'muted' }, step.type)),
     ...(far ? [element('label', {}, hide, `Hide ${count(far, 'binding')} not nearly true`)] : [])),
     ...step.filters.map(filter => element('p', { class: filter.breach ? 'note bad' : '' }, badge(filter.breach ? filter.observed ? 'observed' : 'filtered' : 'passed', filter.breach ? 'bad' : 'good'),
       ' filter ', name(filter.filter), ...(filter.breach ? [': ', name(filter.breach)] : []))),
@@ -147,6 +147,7 @@ function walked(step, unknown) {
     ...(step.bindings.length ? [element('ol', { class: 'walk' }, ...step.bindings.map(binding => element('li', { class: isNear(binding, unknown) ? '' : 'far' }, visited(binding, step.bindings.length, unknown))))]
       : [element('p', { class: 'muted' }, 'No binding is visited.')]),
     ...(step.alternate === null ? [] : [element('p', {}, `${step.filters.some(filter => filter.breach) ? 'Continues' : 'No destination: continues'} at the alternate exchange `, name(step.alternate))]))
+  return card
 }
 
 // Returns true if a condition tests a header whose value is not known.
@@ -158,11 +159,6 @@ function looksAt(unknown, { header }) {
 function isNear(binding, unknown) {
   const failing = binding.operators.filter(operator => operator.verdict !== 'match').length
   return binding.result || !isCertain(binding, unknown) || (failing === 1 && binding.operators.length > 1)
-}
-
-function filled(card, ...parts) {
-  card.append(...parts)
-  return card
 }
 
 // Returns true if the conditions with known values determine the result.

@@ -83,7 +83,7 @@ function worst(status) {
 }
 
 function findings(vhost) {
-  const lists = FINDINGS.map(([kind, , , texts]) => [kind, texts(vhost)]).filter(([, texts]) => texts.length)
+  const lists = FINDINGS.map(([kind, , , , texts]) => [kind, texts(vhost)]).filter(([, texts]) => texts.length)
   if (!lists.length) return badge('nothing to report', 'good')
   return element('ul', {}, ...lists.flatMap(([kind, texts]) => texts.map(text => element('li', {}, badge(kind, 'warn'), ' ', name(text)))))
 }

@@ -1,19 +1,20 @@
 // What is wrong, worst first: shown in the header, in the first tile and below the tiles.
 
-import { count, whole } from './dom.js'
+import { count } from './dom.js'
 
-// The lists of findings in /status for a virtual host: title of one finding, whether it prevents deliveries, and texts.
+// The lists of findings in /status for a virtual host: title of one finding, title of several findings in the singular
+// and in the plural, whether the finding prevents deliveries, and texts.
 export const FINDINGS = [
-  ['missing', 'missing', true, vhost => Object.entries(vhost.missing).map(([destination, why]) => `${destination}: ${why}`)],
-  ['conflict', 'conflict', true, vhost => vhost.conflicts],
-  ['refused by the broker', 'request refused by the broker', true, vhost => vhost.failing],
-  ['not listed', 'list not read', false, vhost => vhost.inventory_failures],
-  ['bypass', 'bypass', false, vhost => vhost.bypasses],
-  ['unfit carrier', 'unfit carrier', false, vhost => vhost.unfit_carriers],
-  ['foreign bindings on', 'exchange with foreign bindings', false, vhost => Object.keys(vhost.foreign)],
-  ['unsigned bindings of', 'exchange with unsigned bindings', false, vhost => Object.keys(vhost.unsigned)],
-  ['stale tokens', 'exchange with stale tokens', false, vhost => Object.entries(vhost.stale_tokens).map(([carrier, number]) =>
-    `${carrier}: ${whole(number)} of secrets that are not listed; no message uses them, and oxproxy cleanup --stale removes them`)],
+  ['missing', 'destination missing', 'destinations missing', true, vhost => Object.entries(vhost.missing).map(([destination, why]) => `${destination}: ${why}`)],
+  ['conflict', 'conflict', 'conflicts', true, vhost => vhost.conflicts],
+  ['refused by the broker', 'request refused by the broker', 'requests refused by the broker', true, vhost => vhost.failing],
+  ['not listed', 'list not read', 'lists not read', false, vhost => vhost.inventory_failures],
+  ['bypass', 'bypass', 'bypasses', false, vhost => vhost.bypasses],
+  ['unfit carrier', 'unfit carrier', 'unfit carriers', false, vhost => vhost.unfit_carriers],
+  ['foreign bindings on', 'exchange with foreign bindings', 'exchanges with foreign bindings', false, vhost => Object.keys(vhost.foreign)],
+  ['unsigned bindings of', 'exchange with unsigned bindings', 'exchanges with unsigned bindings', false, vhost => Object.keys(vhost.unsigned)],
+  ['stale on', 'exchange with stale tokens', 'exchanges with stale tokens', false, vhost => Object.entries(vhost.stale_tokens).map(([carrier, number]) =>
+    `${carrier}: ${count(number, 'token')} of secrets that are not listed; no message uses them, and oxproxy cleanup --stale removes them`)],
 ]
 
 // Returns groups of problems: short title, severity (bad or warn) and texts.
@@ -27,18 +28,13 @@ export function problems(status) {
     ['reload refused', 'bad', (reload?.errors ?? []).map(text => `Last reload failed: ${text}`)],
     ['audit log failing', 'bad', status.audit_failure ? [`Audit log: ${status.audit_failure}`] : []],
     [`${count(remotes.length, 'other broker')} unreachable`, 'bad', remotes.map(remote => `Broker ${remote.broker}: ${remote.error}`)],
-    ...FINDINGS.map(([kind, one, serious, texts]) => {
+    ...FINDINGS.map(([kind, one, several, serious, texts]) => {
       const found = status.vhosts.flatMap(vhost => texts(vhost).map(text =>
         `${status.vhosts.length > 1 ? `Virtual host ${vhost.vhost}: ` : ''}${kind} ${text}`))
-      return [one === 'missing' ? `${count(found.length, 'destination')} missing` : named(found.length, one), serious ? 'bad' : 'warn', found]
+      return [count(found.length, one, several), serious ? 'bad' : 'warn', found]
     }),
     ['degraded', 'warn', status.degraded.map(text => `Degraded: ${text}`)],
     ['restart required', 'warn', reload?.restart.length ? [`Changed settings that require a restart: ${reload.restart.join(', ')}`] : []],
   ].filter(([, , texts]) => texts.length)
   return [...groups.filter(([, severity]) => severity === 'bad'), ...groups.filter(([, severity]) => severity !== 'bad')]
-}
-
-function named(number, one) {
-  if (number === 1) return `1 ${one}`
-  return `${whole(number)} ${one.replace(/^(conflict|bypass|unfit carrier|request|exchange|list)/, word => word === 'bypass' ? 'bypasses' : `${word}s`)}`
 }

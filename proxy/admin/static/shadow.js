@@ -19,7 +19,7 @@ export function show(topic) {
     ['Candidate', report.candidate, '', `compared with ${report.live}`],
     ['Compared', whole(report.compared), '', `in ${duration(report.seconds)}`],
     ['Routed differently', whole(report.different), report.different ? 'warn' : 'good', `${(share * 100).toFixed(share && share < 0.1 ? 2 : 0)} % of compared publishes`],
-    ['Not compared', whole(report.skipped + report.random), '', `${count(report.skipped, 'publish').replace(/hs$/, 'hes')} skipped under load, ${whole(report.random)} random picks`],
+    ['Not compared', whole(report.skipped + report.random), '', `${count(report.skipped, 'publish', 'publishes')} skipped under load, ${whole(report.random)} random picks`],
   ])
   const focused = document.activeElement?.id === 'stop'
   at('comparison').replaceChildren(tiles,
