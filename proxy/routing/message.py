@@ -9,7 +9,7 @@ Source: the open-exchange specification, section 1 (sorting of headers, BCC), se
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Set
 from contextlib import contextmanager
 from datetime import datetime, tzinfo
 from typing import Final
@@ -27,6 +27,7 @@ UNSEEN_HEADER: Final = b"BCC"
 PRODUCER = ("message",)
 
 _NONE: Final[frozenset[str]] = frozenset()
+_NOTHING: Final[frozenset[Destination]] = frozenset()
 _INTEGER: Final = re.compile(rb"[+-]?[0-9]+")
 
 
@@ -102,7 +103,7 @@ class Message:
         self._clock: dict[tzinfo | None, bytes] | None = None
         self._producer: ProducerRoutes | None = None
         #: What `requested` has returned, by header; None if the message's budget was too small.
-        self._requested: dict[bytes, Collection[Destination] | None] = {}
+        self._requested: dict[bytes, Set[Destination] | None] = {}
         #: Headers whose destinations have been added to the exchange's result, and have not been deleted since then.
         self.included: set[bytes] = set()
 
@@ -148,7 +149,7 @@ class Message:
         self.note_spent(owner)
         return False
 
-    def requested(self, header: bytes) -> Collection[Destination]:
+    def requested(self, header: bytes) -> Set[Destination]:
         """Return the destinations that the message requests in one header.
 
         They are determined once per message, however many bindings grant the request, and are charged to the message.
@@ -159,7 +160,7 @@ class Message:
         if chosen is None:
             self.charge(PRODUCER)
             self.note_spent(PRODUCER)
-            return ()
+            return _NOTHING
         return chosen
 
     def take(self, steps: int) -> bool:
@@ -167,18 +168,18 @@ class Message:
         self.charge(PRODUCER)
         return self.budget.take(steps)
 
-    def _request(self, header: bytes) -> Collection[Destination] | None:
+    def _request(self, header: bytes) -> Set[Destination] | None:
         """Return all destinations that the message requests in one header; None if its budget is too small."""
         if header in NAMED_ROUTES:
-            named = self.producer.named.get(header, ())
+            named = self.producer.named.get(header, _NOTHING)
             return named if self.take(len(named)) else None
         route = self.producer.patterns.get(header)
         if route is None:
-            return ()
+            return _NOTHING
         if not self.take(len(self.queues.names) * FREE_SEARCH_STEPS):
             return None
         chosen = matching(route, self)
-        return None if self.budget.exceeded else chosen
+        return None if self.budget.exceeded else frozenset(chosen)
 
     @property
     def match_limit_hits(self) -> int:

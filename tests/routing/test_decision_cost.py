@@ -26,14 +26,22 @@ SMALL_STEPS = patterns.Budget(SMALL).steps
 
 
 class Name(bytes):
-    """A name that counts how often it is hashed, which each addition to a set does, and compared."""
+    """A name that counts how often it is hashed, which each addition to a set does, compared, and tested for equality.
+
+    A set tests a name for equality once, and a list tests each of its names.
+    """
 
     hashed = 0
     compared = 0
+    equated = 0
 
     def __hash__(self) -> int:
         Name.hashed += 1
         return super().__hash__()
+
+    def __eq__(self, other: object) -> bool:
+        Name.equated += 1
+        return super().__eq__(other)
 
     def __lt__(self, other: bytes) -> bool:
         Name.compared += 1
@@ -77,7 +85,7 @@ def names_in(header: str, count: int) -> Table:
 def decide(
     made: Exchange, headers: Table = (), queues: QueueNames | None = None, budget: int = patterns.DEFAULT_BUDGET
 ) -> Decision:
-    Name.hashed = Name.compared = 0
+    Name.hashed = Name.compared = Name.equated = 0
     return Router([made]).decide(
         made.name, Facts(b"", headers), NOW, queues or QueueNames(), no_draw, regex_budget=budget
     )
@@ -98,6 +106,29 @@ def test_bindings_that_delete_and_add_the_names_of_a_message_spend_its_budget() 
     decision = decide(made, headers)
     assert Name.hashed < 4 * STEPS
     assert decision.spent_budgets == ("message",)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "headers"),
+    [
+        ({"x-msg-delqre-ontrue": ""}, ((b"x-delqre-ontrue", Value("S", b"^queue")),)),
+        ({"x-delq-ontrue": many(*(f"other{number}" for number in range(500))), "x-delqre-ontrue": "^other"}, ()),
+    ],
+    ids=["requested by the message", "selected by the binding"],
+)
+def test_queues_that_a_pattern_deletes_are_compared_once_with_those_of_the_message(
+    arguments: dict[str, Plain], headers: Table
+) -> None:
+    count = 1000
+    others = tuple(Name(b"other%d" % number) for number in range(count))
+    # the first binding adds names, and the second deletes some
+    made = exchange(
+        to_queue("q", {"x-order": 100, "x-addqre-ontrue": "^other"}), to_queue("q", {"x-order": 200, **arguments})
+    )
+    queues = QueueNames(tuple(sorted((*others, *(Name(b"queue%d" % number) for number in range(count + 9))))), 1)
+    decision = decide(made, headers, queues)
+    assert Name.equated < 8 * count
+    assert len(decision.queues) == (1 if "x-delqre-ontrue" in arguments else 1 + count)
 
 
 def test_a_pattern_in_a_message_is_searched_once_for_each_queue(searches: Searches) -> None:

@@ -8,7 +8,7 @@ Source: the open-exchange specification, sections 7 and 8.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -124,8 +124,8 @@ class Effects:
         if self.add_queues:
             message.charge(owner)
             for selection in self.add_queues:
-                selected = _unless_budget_exceeded(selection.select(message), message, owner)
-                if _pays(owner, len(selected), message):
+                selected = selection.select(message)
+                if not _budget_exceeded(message, owner) and _pays(owner, len(selected), message):
                     routed.update(selected)
         for header in self.granted_add:
             if header not in message.included:
@@ -139,14 +139,15 @@ class Effects:
 
     def _deleted(
         self, routed: set[Destination], message: Message, owner: str | None
-    ) -> list[tuple[Hashable, Collection[Destination]]]:
+    ) -> list[tuple[Hashable, Set[Destination]]]:
         """Return the destinations to delete, and who pays for each deletion. Regexes select from `routed`."""
-        deleted: list[tuple[Hashable, Collection[Destination]]] = [(owner, self.delete)] if self.delete else []
+        deleted: list[tuple[Hashable, Set[Destination]]] = [(owner, self.delete)] if self.delete else []
         for route in self.delete_queues:
             if _pays(owner, len(routed) * FREE_SEARCH_STEPS, message):
                 message.charge(owner)
-                chosen = [name for name in routed if name[0] == QUEUE and selects(route, name[1], message)]
-                deleted.append((owner, _unless_budget_exceeded(chosen, message, owner)))
+                chosen = {name for name in routed if name[0] == QUEUE and selects(route, name[1], message)}
+                if not _budget_exceeded(message, owner):
+                    deleted.append((owner, chosen))
         for header in self.granted_delete:
             deleted.append((PRODUCER, message.requested(header)))
         return deleted
@@ -204,13 +205,11 @@ class EffectsDraft:
         )
 
 
-def _unless_budget_exceeded(
-    chosen: Collection[Destination], message: Message, owner: Hashable
-) -> Collection[Destination]:
+def _budget_exceeded(message: Message, owner: Hashable) -> bool:
     if not message.budget.exceeded:
-        return chosen
+        return False
     message.note_spent(owner)
-    return ()
+    return True
 
 
 def _pays(payer: Hashable, steps: int, message: Message) -> bool:
@@ -224,7 +223,7 @@ def _pays(payer: Hashable, steps: int, message: Message) -> bool:
     return False
 
 
-def _remove(names: Collection[Destination], routed: set[Destination], message: Message) -> None:
+def _remove(names: Set[Destination], routed: set[Destination], message: Message) -> None:
     """Remove destinations from the result; the cost depends on the smaller of both collections."""
     smaller, larger = (names, routed) if len(names) <= len(routed) else (routed, names)
     found = [name for name in smaller if name in larger]
