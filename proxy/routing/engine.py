@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence, Set
 
 from proxy.routing.bindings.compiled import CompiledBinding
 from proxy.routing.bindings.operators import HeaderOperator, Operator
+from proxy.routing.bindings.patterns import FREE_SEARCH_STEPS
 from proxy.routing.bindings.routes import STOP
 from proxy.routing.decision import BindingStep, OperatorStep
 from proxy.routing.message import Message
@@ -37,7 +38,7 @@ def route(
         binding = compiled.binding
         if floor > compiled.order and not binding.last:
             continue
-        if binding.owner is not None and not message.may_visit(binding.owner, compiled.regexes):
+        if binding.owner is not None and not message.pays(binding.owner, 1 + compiled.regexes * FREE_SEARCH_STEPS):
             continue
         true = compiled.truth(message)
         if true:
@@ -79,7 +80,7 @@ def route_traced(
         before = frozenset(routed)
         spent, message.spent_budgets = message.spent_budgets, frozenset()
         visited = candidates is None or compiled in candidates
-        if visited and binding.owner is not None and not message.may_visit(binding.owner, compiled.regexes):
+        if visited and not message.pays(binding.owner, 1 + compiled.regexes * FREE_SEARCH_STEPS):
             steps.append(_step(compiled, False, before, routed, 0, message))
             message.spent_budgets |= spent
             continue

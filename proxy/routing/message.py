@@ -137,14 +137,15 @@ class Message:
             self._budget = budget
         return budget
 
-    def may_visit(self, owner: Hashable, regexes: int) -> bool:
-        """Charge a visit to a client's binding; return False if the owner's budget is spent.
+    def pays(self, owner: Hashable, steps: int) -> bool:
+        """Charge steps to a client or to the message; return False if the owner's budget is spent.
 
-        Visits to bindings of rules files are not charged, since the operator chooses their number.
+        Rules files (None) are not charged, since the operator chooses the number of their bindings.
         """
-        if owner is not self.payer:
-            self.charge(owner)
-        if self.budget.take(1 + regexes * FREE_SEARCH_STEPS):
+        if owner is None:
+            return True
+        self.charge(owner)
+        if not steps or self.budget.take(steps):
             return True
         self.note_spent(owner)
         return False
@@ -163,20 +164,15 @@ class Message:
             return _NOTHING
         return chosen
 
-    def take(self, steps: int) -> bool:
-        """Charge steps to the message; return False if its budget is spent."""
-        self.charge(PRODUCER)
-        return self.budget.take(steps)
-
     def _request(self, header: bytes) -> Set[Destination] | None:
         """Return all destinations that the message requests in one header; None if its budget is too small."""
         if header in NAMED_ROUTES:
             named = self.producer.named.get(header, _NOTHING)
-            return named if self.take(len(named)) else None
+            return named if self.pays(PRODUCER, len(named)) else None
         route = self.producer.patterns.get(header)
         if route is None:
             return _NOTHING
-        if not self.take(len(self.queues.names) * FREE_SEARCH_STEPS):
+        if not self.pays(PRODUCER, len(self.queues.names) * FREE_SEARCH_STEPS):
             return None
         chosen = matching(route, self)
         return None if self.budget.exceeded else frozenset(chosen)

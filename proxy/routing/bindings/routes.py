@@ -119,22 +119,22 @@ class Effects:
         deleted = self._deleted(routed, message, owner)
         if main is not None:
             routed.add(main)
-        if self.add and _pays(owner, len(self.add), message):
+        if self.add and message.pays(owner, len(self.add)):
             routed.update(self.add)
         if self.add_queues:
             message.charge(owner)
             for selection in self.add_queues:
                 selected = selection.select(message)
-                if not _budget_exceeded(message, owner) and _pays(owner, len(selected), message):
+                if not _budget_exceeded(message, owner) and message.pays(owner, len(selected)):
                     routed.update(selected)
         for header in self.granted_add:
             if header not in message.included:
                 requested = message.requested(header)
-                if _pays(PRODUCER, len(requested), message):
+                if message.pays(PRODUCER, len(requested)):
                     routed.update(requested)
                     message.included.add(header)
         for payer, names in deleted:
-            if _pays(payer, min(len(names), len(routed)), message):
+            if message.pays(payer, min(len(names), len(routed))):
                 _remove(names, routed, message)
 
     def _deleted(
@@ -143,7 +143,7 @@ class Effects:
         """Return the destinations to delete, and who pays for each deletion. Regexes select from `routed`."""
         deleted: list[tuple[Hashable, Set[Destination]]] = [(owner, self.delete)] if self.delete else []
         for route in self.delete_queues:
-            if _pays(owner, len(routed) * FREE_SEARCH_STEPS, message):
+            if message.pays(owner, len(routed) * FREE_SEARCH_STEPS):
                 message.charge(owner)
                 chosen = {name for name in routed if name[0] == QUEUE and selects(route, name[1], message)}
                 if not _budget_exceeded(message, owner):
@@ -210,17 +210,6 @@ def _budget_exceeded(message: Message, owner: Hashable) -> bool:
         return False
     message.note_spent(owner)
     return True
-
-
-def _pays(payer: Hashable, steps: int, message: Message) -> bool:
-    """Charge steps to a client or to the message; return False if the budget is spent. Rules files (None) don't pay."""
-    if payer is None or not steps:
-        return True
-    message.charge(payer)
-    if message.budget.take(steps):
-        return True
-    message.note_spent(payer)
-    return False
 
 
 def _remove(names: Set[Destination], routed: set[Destination], message: Message) -> None:
