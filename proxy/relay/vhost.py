@@ -368,8 +368,7 @@ class VhostState:
         A binding that is not signed may have been created by any user with permission to bind on the carrier, so its
         routes have no effect, and it is visited last. The signature shows that a sidecar has checked the routes.
         """
-        signed = stored.signed
-        limited = stored.binding.limited(stored.copies[0].sequence, routes=signed, last=not signed, owner=stored.client)
+        limited = stored.binding.limited(stored.copies[0].sequence, last=not stored.signed, owner=stored.client)
         return stored._replace(binding=limited)
 
     def remove_binding(self, stored: StoredBinding) -> None:

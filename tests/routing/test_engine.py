@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ from tests.routing.building import (
     facts,
     many,
     message,
+    queue_names,
     queues,
     to_exchange,
     to_queue,
@@ -48,6 +51,24 @@ def test_bindings_of_equal_order_are_visited_by_descending_sequence() -> None:
 def test_bindings_of_equal_sequence_are_visited_latest_first() -> None:
     made = exchange(to_queue("a"), to_queue("b"), to_queue("c"))
     assert _visited(made, _FALSE) == ["c", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "destinations"),
+    [
+        ({"x-msg-destq-rk": ""}, []),
+        ({"x-addq-ontrue": "other"}, ["own"]),
+        ({"x-addqre-ontrue": "."}, ["own"]),
+        ({"x-msg-addq-ontrue": ""}, ["own"]),
+    ],
+)
+def test_a_binding_without_a_valid_signature_routes_only_to_its_own_destination(
+    arguments: dict[str, Plain], destinations: list[str]
+) -> None:
+    made = exchange(replace(to_queue("own", arguments), last=True), alternate="alternate")
+    decision = decide(made, facts("key", {"x-addq-ontrue": "other"}), queue_names("key", "other"))
+    assert [name.decode() for name in decision.queues] == destinations
+    assert decision.exchanges == ()  # a message whose routes have no effect counts as routed
 
 
 _INVALID = facts(headers={"x-delqre-onfalse": "("})

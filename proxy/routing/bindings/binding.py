@@ -27,9 +27,7 @@ class Binding:
     arguments: Table  # in declared order
     id: str = ""  # the name in the rules file, or the ``binding_hash``; if empty, decisions use the hash
     sequence: int = 0  # of two bindings with equal order, the binding with the higher sequence is visited first
-    #: whether its routes have destinations; otherwise, they lead to `UNREACHABLE`
-    routes: bool = field(default=True, compare=False)
-    #: whether it is visited after all bindings without this flag, regardless of its order
+    #: whether it is visited after all bindings without this flag, regardless of its order, and has no routes
     last: bool = field(default=False, compare=False)
     #: user whose client declared the binding, and whose regex budget the binding uses; None for a rules file's binding
     owner: str | None = field(default=None, compare=False)
@@ -48,10 +46,10 @@ class Binding:
             typed_arguments(self.arguments),
         )
 
-    def limited(self, sequence: int, *, routes: bool, last: bool, owner: str | None) -> Binding:
+    def limited(self, sequence: int, *, last: bool, owner: str | None) -> Binding:
         """Return a copy with the limits of a client's binding. This is faster than `dataclasses.replace`."""
         named = self.exchange, self.destination_type, self.destination, self.routing_key, self.arguments
-        return Binding(*named, self.id, sequence, routes, last, owner, self.extensions)
+        return Binding(*named, self.id, sequence, last, owner, self.extensions)
 
 
 def by_name(table: Table) -> Table:
@@ -80,5 +78,6 @@ def binding_hash(destination_type: str, destination: bytes, routing_key: bytes, 
     return blake2b(repr(content).encode(), digest_size=5).hexdigest()
 
 
-#: Replaces the destinations of routes that have no effect. No queue has this name, but the message counts as routed.
+#: Replaces the queue named by the routing key if a binding has no routes. No queue has this name, but the message
+#: counts as routed.
 UNREACHABLE: Final[Destination] = (QUEUE, b"")

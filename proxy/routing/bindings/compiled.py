@@ -22,7 +22,7 @@ from datetime import UTC, tzinfo
 from operator import attrgetter, itemgetter
 from typing import Final, TypeAlias, cast
 
-from proxy.routing.bindings.binding import UNREACHABLE, Binding
+from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.operators import (
     ABSENT,
     ALL_HEADERS,
@@ -391,16 +391,6 @@ class CompiledBinding:
         """True if messages choose destinations that the binding adds: by routing key, a pattern or headers."""
         return self.destination is None or any(effects.chooses for effects in self.effects)
 
-    def without_routes(self) -> None:
-        """Make all routes of the binding lead to `UNREACHABLE`; the declared destination is unchanged."""
-        if self.on_true is not None:
-            self.on_true = self.on_true.without_additions()
-        if self.on_false is not None:
-            self.on_false = self.on_false.without_additions()
-        if self.destination is None:
-            self.destination = UNREACHABLE
-        self.__post_init__()
-
     @property
     def lets_producer_add_exchanges(self) -> bool:
         return any(NAMED_ROUTES.get(header) == EXCHANGE for effects in self.effects for header in effects.granted_add)
@@ -417,4 +407,4 @@ class CompiledBinding:
         """All destinations that the binding names: the declared destination and those of its routes."""
         named = (effects.add for effects in self.effects)
         own = frozenset(((self.binding.destination_type, self.binding.destination),))
-        return own.union(*named) - {UNREACHABLE}
+        return own.union(*named)

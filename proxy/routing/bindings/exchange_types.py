@@ -13,7 +13,7 @@ from datetime import tzinfo
 from typing import Final, TypeAlias, cast
 
 from proxy.routing.bindings.arguments import DEFAULT_ORDER, X_MATCH, match_of, read_arguments, refuse_unreal_numbers
-from proxy.routing.bindings.binding import Binding, by_name
+from proxy.routing.bindings.binding import UNREACHABLE, Binding, by_name
 from proxy.routing.bindings.compiled import CompiledBinding, Draft, Match, MatchAll, MatchAny, count_regexes
 from proxy.routing.bindings.operators import (
     HeaderEquals,
@@ -43,16 +43,18 @@ def compile_open(binding: Binding, local_time: tzinfo | None) -> CompiledBinding
     draft = Draft(destination, local_time, extensions=binding.extensions)
     match_type = read_arguments(by_name(binding.arguments), draft)
     effects = {result: effects_draft.finished() for result, effects_draft in draft.effects.items()}
+    main = None if draft.queue_of_routing_key else destination
     if binding.last:  # without a valid signature, a binding affects only its own destination
         deletes_own = True in effects and destination in effects[True].delete
         effects = {True: Effects(delete=frozenset((destination,)))} if deletes_own else {}
+        main = main or UNREACHABLE
     return CompiledBinding(
         binding,
         draft.order or DEFAULT_ORDER,
         match_type,
         match_of(match_type, draft),
         (*draft.others, *draft.headers),
-        None if draft.queue_of_routing_key else destination,
+        main,
         effects.get(True),
         effects.get(False),
         count_regexes(binding.arguments),
@@ -140,6 +142,4 @@ def compile_binding(exchange_type: str, binding: Binding, local_time: tzinfo | N
     """
     compiled = COMPILERS[exchange_type](binding, local_time)
     refuse_unreal_numbers(binding.arguments)
-    if not binding.routes:
-        compiled.without_routes()
     return compiled

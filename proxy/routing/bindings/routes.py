@@ -9,10 +9,9 @@ Source: the open-exchange specification, sections 7 and 8.
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Sequence, Set
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
-from proxy.routing.bindings.binding import UNREACHABLE
 from proxy.routing.bindings.operators import HEADER, QUEUE_NAMES, FactName
 from proxy.routing.bindings.patterns import FREE_SEARCH_STEPS, Pattern
 from proxy.routing.bindings.producer_routes import PATTERN_ROUTES, PatternRoute
@@ -156,11 +155,6 @@ class Effects:
     def chooses(self) -> bool:
         """True if messages choose destinations to add: by a regex on queue names, or in headers."""
         return bool(self.add_queues or self.granted_add)
-
-    def without_additions(self) -> Effects:
-        """Return these effects with `UNREACHABLE` in place of all additions."""
-        adds = bool(self.add or self.chooses)
-        return replace(self, add=frozenset({UNREACHABLE}) if adds else frozenset(), add_queues=(), granted_add=())
 
     @property
     def asks_producer(self) -> bool:
