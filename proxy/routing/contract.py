@@ -9,15 +9,15 @@ is cached with the decision. Reply texts contain the condition and the kind of t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, tzinfo
 from typing import Final, NamedTuple
 
 from proxy.routing.bindings.arguments import read_arguments
-from proxy.routing.bindings.compiled import Draft, count_regexes
+from proxy.routing.bindings.compiled import Draft, is_regex_key
 from proxy.routing.bindings.operators import FLOATS, INTEGERS, MATCH, MISMATCH, TEXTS, FactName, Operator
 from proxy.routing.message import Message
-from proxy.values import QUEUE, Table, Value
+from proxy.values import QUEUE, Value
 
 
 class RequiredCondition(NamedTuple):
@@ -39,16 +39,15 @@ class Contract:
     Args:
         conditions: the conditions, all of which must be true.
         observes: whether violations are only recorded.
-        regexes: the number of regular expressions in the conditions.
     """
 
-    __slots__ = ("_operators", "_regexes", "conditions", "observes")
+    __slots__ = ("_operators", "_searches", "conditions", "observes")
 
-    def __init__(self, conditions: Sequence[RequiredCondition], observes: bool = False, regexes: int = 0) -> None:
+    def __init__(self, conditions: Sequence[RequiredCondition], observes: bool = False) -> None:
         self.conditions: Final = tuple(conditions)
         self.observes: Final = observes
         self._operators: Final = tuple([condition.operator for condition in conditions])
-        self._regexes: Final = regexes
+        self._searches: Final = any(is_regex_key(operator.key) for operator in self._operators)
 
     @property
     def fact_names(self) -> Iterator[FactName]:
@@ -60,7 +59,7 @@ class Contract:
 
         Searches are charged to the rules files. If their budget is spent, a condition that needs a search is violated.
         """
-        if self._regexes:
+        if self._searches:
             message.charge(None)
         violated: list[int] = []
         index = 0
@@ -71,7 +70,7 @@ class Contract:
                 if not self.observes:
                     break
             index += 1
-        if self._regexes and message.budget.exceeded:
+        if self._searches and message.budget.exceeded:
             message.note_spent(None)
         return violated
 
@@ -81,26 +80,24 @@ class Contract:
         return f"Contract violated: {written}: got {_kind(operator.seen(message))}, expected {expected}"
 
 
-def read_conditions(
-    arguments: Table, written: Iterable[tuple[str, str]], local_time: tzinfo | None = UTC
-) -> tuple[list[RequiredCondition], int]:
-    """Compile the conditions of a contract, given as arguments of a binding with the match type ``all``.
+def read_condition(
+    argument: tuple[bytes, Value], written: str, expected: str, local_time: tzinfo | None = UTC
+) -> list[RequiredCondition]:
+    """Compile one condition of a contract, given as an argument of a binding with the match type ``all``.
 
     Args:
-        written: for each argument, the condition without its value, and the value as text.
+        written: the condition without its value.
+        expected: the value, as text.
 
     Returns:
-        The conditions, and the number of their regular expressions.
+        One condition, or one for each element of a list of which every element is compared.
 
     Raises:
-        ProtocolError: an argument is not valid.
+        ProtocolError: the argument is not valid.
     """
-    conditions: list[RequiredCondition] = []
-    for entry, (key, expected) in zip(arguments, written, strict=True):
-        draft = Draft((QUEUE, b""), local_time, extensions=True)
-        read_arguments((entry,), draft)
-        conditions += [RequiredCondition(operator, key, expected) for operator in (*draft.others, *draft.headers)]
-    return conditions, count_regexes(arguments)
+    draft = Draft((QUEUE, b""), local_time, extensions=True)
+    read_arguments((argument,), draft)
+    return [RequiredCondition(operator, written, expected) for operator in (*draft.others, *draft.headers)]
 
 
 def _kind(seen: Value | bytes | int | None) -> str:

@@ -17,14 +17,14 @@ from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.exchange_types import OPEN
 from proxy.routing.bindings.operators import TEXT_PROPERTIES
 from proxy.routing.bindings.patterns import why_invalid
-from proxy.routing.contract import Contract, RequiredCondition, read_conditions
+from proxy.routing.contract import Contract, RequiredCondition, read_condition
 from proxy.routing.exchange import Exchange
 from proxy.rules.message import PROPERTIES, quoted_text, value_words
 from proxy.rules.operator_reference import OPERATORS
 from proxy.rules.ruleset import ExchangeRule
 from proxy.rules.schema import ParsedBinding, ParsedExchange
 from proxy.values import Table, Value, strings, text
-from proxy.yamlfile.document import Faults, join
+from proxy.yamlfile.document import Faults
 from proxy.yamlfile.models import short_fault
 
 _BINDING_PATH = re.compile(r"exchanges\[\d+\]\.bindings\[\d+\]")
@@ -61,17 +61,12 @@ def _contract(parsed: ParsedExchange, faults: Faults) -> Contract | None:
     """Compile the contract of an exchange, or report which conditions are invalid."""
     rule = parsed.rule
     conditions: list[RequiredCondition] = []
-    regexes = 0
-    for (argument, written, expected), place in zip(rule.require, parsed.require_places, strict=True):
+    for argument, written, expected in rule.require:
         try:
-            compiled, count = read_conditions((argument,), ((written, expected),), rule.local_time)
+            conditions += read_condition(argument, written, expected, rule.local_time)
         except ProtocolError as error:
-            path = join(parsed.fields.at("require"), written)
-            faults.error(place, path, _reworded(error, *argument, written))
-            continue
-        conditions += compiled
-        regexes += count
-    return Contract(conditions, rule.observes, regexes) if conditions or rule.observes else None
+            faults.error(*parsed.condition_at(written), _reworded(error, *argument, written))
+    return Contract(conditions, rule.observes) if conditions or rule.observes else None
 
 
 def _binding_path(key: str) -> str:

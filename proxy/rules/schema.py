@@ -325,15 +325,20 @@ class ParsedExchange:
     fields: Keys
     rule: ExchangeRule
     bindings: list[ParsedBinding] = field(default_factory=list)
-    #: position of each condition of the contract
-    require_places: list[Place] = field(default_factory=list)
 
     def argument_at(self, name: bytes) -> tuple[Place, str]:
         """Return the position and the dotted path of an argument."""
-        table = self.fields.value("arguments")
-        entry = table.entry(name.decode()) if isinstance(table, Mapping) else None
-        place = entry[0].place if entry else self.fields.place_of("arguments")
-        return place, join(self.fields.at("arguments"), name.decode())
+        return self._entry_at("arguments", name.decode())
+
+    def condition_at(self, written: str) -> tuple[Place, str]:
+        """Return the position and the dotted path of a condition of the contract."""
+        return self._entry_at("require", written)
+
+    def _entry_at(self, key: str, name: str) -> tuple[Place, str]:
+        table = self.fields.value(key)
+        entry = table.entry(name) if isinstance(table, Mapping) else None
+        place = entry[0].place if entry else self.fields.place_of(key)
+        return place, join(self.fields.at(key), name)
 
 
 class TestsFile(NamedTuple):
@@ -454,7 +459,6 @@ def _exchange(keys: Keys, local_time: tzinfo | None, places: PackedPlaces) -> Pa
     if model is None:
         return None
     arguments = _table(keys)
-    require, places_of_require = _requirements(keys)
     names = (value.value for name, value in arguments if name == ALTERNATE)
     rule = ExchangeRule(
         name=model.name,
@@ -467,10 +471,10 @@ def _exchange(keys: Keys, local_time: tzinfo | None, places: PackedPlaces) -> Pa
         alternate=next((name for name in names if isinstance(name, bytes)), None),
         bindings=(),
         local_time=local_time,
-        require=require,
+        require=_requirements(keys),
         observes=model.violations == "observe",
     )
-    parsed = ParsedExchange(keys, rule, require_places=places_of_require)
+    parsed = ParsedExchange(keys, rule)
     _check_arguments(parsed)
     _check_carrier(parsed)
     items.reverse()
@@ -482,15 +486,15 @@ def _exchange(keys: Keys, local_time: tzinfo | None, places: PackedPlaces) -> Pa
     return parsed
 
 
-def _requirements(keys: Keys) -> tuple[tuple[Requirement, ...], list[Place]]:
-    """Return the conditions of a contract, and the position of each."""
+def _requirements(keys: Keys) -> tuple[Requirement, ...]:
+    """Return the conditions of a contract."""
     node = keys.value("require")
     if node is None:
-        return (), []
+        return ()
     if not isinstance(node, Mapping):
         keys.error("require", f"got {describe(node)}, expected a mapping such as {{tenant is: string}}")
-        return (), []
-    requirements, places = [], []
+        return ()
+    requirements = []
     for name, value, place in _entries(node, keys.at("require"), keys.faults):
         line = Line(WHEN, name.decode(), value)
         try:
@@ -501,8 +505,7 @@ def _requirements(keys: Keys) -> tuple[tuple[Requirement, ...], list[Place]]:
         content = json_value(value)
         expected = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
         requirements.append(Requirement(argument, line.key, expected))
-        places.append(place)
-    return tuple(requirements), places
+    return tuple(requirements)
 
 
 def _binding(packed: PackedBinding, owner: ParsedExchange, index: int, places: PackedPlaces) -> ParsedBinding:
