@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from proxy.rules.lint import mistakes
 from tests.rules.loading import faults, load
 
 MISTAKES = [
@@ -22,6 +23,10 @@ MISTAKES = [
     ('when: {amount =: "<5"}', 'did you mean "amount <": 5?'),
     ("arguments: {max-payload-size: 5}", "filters are arguments of the exchange, not of a binding"),
     ("when: {max-payload-size: 5}", "filters are arguments of the exchange, not of a binding"),
+    ("when: {alternate-exchange: a}", "alternate-exchange is an argument of the exchange, not of a binding"),
+    ('arguments: {"amount exits": true}', 'did you mean "x-?hkex: amount"?'),
+    ('arguments: {"amount is": string}', 'did you mean "x-?hkexs: amount"?'),
+    ('arguments: {"utc matches": ^2026}', 'did you mean "x-?dture"?'),
     ("when: {key: orders.*}", 'for wildcards, write "key topic": "orders.*"'),
     ('arguments: {"x-?rk=": "orders.#"}', 'for wildcards, write "x-?rkta": "orders.#"'),
     ('when: {country: "d*"}', 'did you mean "country matches": ^d?'),
@@ -74,6 +79,41 @@ def test_a_queue_that_is_one_letter_off_a_declared_one(queue: str, near: bool) -
     loaded = load(f"queues: [orders.big, orders.1]\nexchanges: [{{name: e, bindings: [{{queue: {queue}}}]}}]")
     expected = ["this queue is not declared under queues; did you mean orders.big?"] if near else []
     assert [warning.message for warning in loaded.warnings] == expected
+
+
+def many_rules(declared: int, named: int, bindings: int = 1) -> str:
+    """Declared queues ``a...0`` and so on, and bindings to other queues ``bb...``, several to each."""
+    queues = ", ".join(f"a{number:04}" for number in range(declared))
+    lines = (
+        f"      - {{queue: bb{number:04}, when: {{amount: {again}}}}}\n"
+        for number in range(named)
+        for again in range(bindings)
+    )
+    return f"queues: [{queues}]\nexchanges:\n  - name: e\n    bindings:\n{''.join(lines)}"
+
+
+def test_names_are_compared_only_with_similar_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+    compare = mistakes._one_letter_off
+
+    def counted(name: bytes, other: bytes) -> bool:
+        compared.append(name)
+        return compare(name, other)
+
+    monkeypatch.setattr(mistakes, "_one_letter_off", counted)
+    loaded = load(many_rules(declared=500, named=200, bindings=10) + "      - {queue: ax0007}\n")
+    assert (len(loaded.warnings), len(compared) < 200) == (1, True)
+
+
+def test_of_several_queues_one_letter_off_the_first_by_name_is_named() -> None:
+    loaded = load("queues: [order, ordeal, ordes]\nexchanges: [{name: e, bindings: [{queue: orde}]}]")
+    assert [warning.message.rpartition(" ")[2] for warning in loaded.warnings] == ["order?"]
+
+
+@pytest.mark.parametrize(("declared", "warned"), [(40_000, True), (50_000, False)])
+def test_names_are_not_compared_if_there_are_too_many(declared: int, warned: bool) -> None:
+    loaded = load(many_rules(declared, named=1) + "      - {queue: ax0007}\n")
+    assert bool(loaded.warnings) is warned
 
 
 def test_a_misspelt_argument_of_a_queue() -> None:

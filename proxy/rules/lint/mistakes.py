@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from proxy.routing.bindings.arguments import X_MATCH
@@ -17,8 +17,6 @@ from proxy.routing.filters import ARGUMENTS
 from proxy.rules.schema import ParsedBinding, ParsedExchange, ParsedFile
 from proxy.rules.spelling.lines import (
     HEADER,
-    Line,
-    condition_argument,
     corrected_key,
     is_joined,
     lines_by_argument,
@@ -37,6 +35,8 @@ _HOUR = re.compile(r" (2[4-9]|[3-9][0-9])(?=[0-9\[\\.(])")
 _INVISIBLE = re.compile("[\u00a0\u00ad\u200b-\u200f\u2028-\u202e\u2060\ufeff\x00-\x1f\x7f]")
 #: Other characters for the dash in `x-`; `proxy.rules.lint.files` names these keys.
 _DASHES = frozenset("\u2010\u2011\u2012\u2013\u2212")
+#: Maximum length of all names of queues that are compared, in bytes; see `_meant_queues`.
+_MOST_BYTES = 250_000
 _WILDCARD_WORDS = frozenset((b"**", b">", b"+"))
 #: Arguments of queues that RabbitMQ knows.
 QUEUE_ARGUMENTS = (
@@ -51,7 +51,7 @@ QUEUE_ARGUMENTS = (
 
 def warn_of_mistakes(files: Sequence[ParsedFile], faults: Faults) -> None:
     """Warn about probable mistakes in the files of one virtual host."""
-    declared = {queue.rule.name for file in files for queue in file.queues}
+    meant = _meant_queues(files)
     for file in files:
         for queue in file.queues:
             for name, _ in queue.rule.arguments:
@@ -60,7 +60,7 @@ def warn_of_mistakes(files: Sequence[ParsedFile], faults: Faults) -> None:
                     path = join(f"{queue.path}.arguments", text(name))
                     faults.warn(queue.place, path, f"unknown argument of a queue; did you mean {near}?")
         for exchange in file.exchanges:
-            _destinations(exchange, declared, faults)
+            _destinations(exchange, meant, faults)
             if exchange.rule.type == "x-open":
                 for parsed in exchange.bindings:
                     _binding(parsed, faults)
@@ -76,15 +76,44 @@ def _misspelt(name: str) -> str:
 # -- destinations ------------------------------------------------------------------------------------------------------
 
 
-def _destinations(exchange: ParsedExchange, declared: set[bytes], faults: Faults) -> None:
-    """Warn about a queue that is not declared in the files and whose name is nearly that of a declared queue."""
+def _meant_queues(files: Sequence[ParsedFile]) -> dict[bytes, bytes]:
+    """Return the declared queue for each destination that is not declared and whose name is nearly the queue's name.
+
+    The time and the memory are proportional to the length of all names.
+    """
+    declared = {queue.rule.name for file in files for queue in file.queues}
+    bindings = (parsed.binding for file in files for exchange in file.exchanges for parsed in exchange.bindings)
+    named = {binding.destination for binding in bindings if binding.destination_type == QUEUE}
+    undeclared = named.difference(declared)
+    if sum(map(len, (*declared, *undeclared))) > _MOST_BYTES:
+        return {}
+    # Two names that differ in one letter, or in the order of two letters, are equal without one letter each.
+    by_rest: dict[bytes, list[bytes]] = {}
+    for name in declared:
+        for rest in _without_one_letter(name):
+            by_rest.setdefault(rest, []).append(name)
+    meant: dict[bytes, bytes] = {}
+    for name in undeclared:
+        similar = {other for rest in _without_one_letter(name) for other in by_rest.get(rest, ())}
+        near = min((other for other in similar if _one_letter_off(name, other)), default=None)
+        if near is not None:
+            meant[name] = near
+    return meant
+
+
+def _without_one_letter(name: bytes) -> Iterator[bytes]:
+    """Yield a name, and the name without each of its letters."""
+    yield name
+    for index in range(len(name)):
+        yield name[:index] + name[index + 1 :]
+
+
+def _destinations(exchange: ParsedExchange, meant: Mapping[bytes, bytes], faults: Faults) -> None:
     for parsed in exchange.bindings:
-        name = parsed.binding.destination
-        if parsed.binding.destination_type == QUEUE and name not in declared:
-            near = next((other for other in declared if _one_letter_off(name, other)), None)
-            if near is not None:
-                message = f"this queue is not declared under queues; did you mean {text(near)}?"
-                faults.warn(parsed.place, f"{parsed.path}.queue", message)
+        near = meant.get(parsed.binding.destination) if parsed.binding.destination_type == QUEUE else None
+        if near is not None:
+            message = f"this queue is not declared under queues; did you mean {text(near)}?"
+            faults.warn(parsed.place, f"{parsed.path}.queue", message)
 
 
 def _one_letter_off(name: bytes, other: bytes) -> bool:
@@ -127,7 +156,8 @@ def _key_mistake(key: str) -> str:
     elif not head.startswith("x-?hk"):
         return ""
     if name.encode() in ARGUMENTS:
-        return f"tests a header named {name}; filters are arguments of the exchange, not of a binding"
+        kind = "alternate-exchange is an argument" if name == "alternate-exchange" else "filters are arguments"
+        return f"tests a header named {name}; {kind} of the exchange, not of a binding"
     if _INVISIBLE.search(name) and name == name.strip(" "):
         shown = _INVISIBLE.sub(lambda found: f"\\u{ord(found[0]):04x}", name)
         return f'the name of the header contains an invisible character: "{shown}"'
@@ -138,20 +168,17 @@ def _meant(key: str) -> str:
     """Return the argument that a plain key was probably meant as; "" if it is unsuspicious."""
     try:
         condition = read_key(key)
-        if condition.operator.words in ("", "equals") and condition.subject == HEADER:
-            return ""
-        written = key
     except ValueError:
-        written = corrected_key(key)
-    for value in (Value("S", b""), Value("t", True), Value("A", (Value("S", b""),)), Value("S", b"string")):
         try:
-            argument, chosen = condition_argument(Line("when", written, value), under_all=False)
+            condition = read_key(corrected_key(key))
         except ValueError:
-            continue
-        if argument.startswith(b"x-?hkex"):
-            return f"{text(argument)}: {text(chosen.value)}" if isinstance(chosen.value, bytes) else text(argument)
-        return text(argument)
-    return ""
+            return ""
+    else:
+        if condition.subject == HEADER and condition.operator.words in ("", "equals"):
+            return ""
+    head = text(condition.operator.head(condition.subject))
+    separator = ": " if condition.operator.choices else " "
+    return f"{head}{separator}{condition.name}" if condition.name else head
 
 
 def _value_mistakes(parsed: ParsedBinding, key: bytes, value: Value) -> Iterator[str]:

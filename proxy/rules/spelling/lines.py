@@ -76,6 +76,10 @@ class WrittenOperator(NamedTuple):
     def subjects(self) -> tuple[str, ...]:
         return tuple(self.heads or self.choices)
 
+    def head(self, subject: str) -> bytes:
+        """Return the argument's key without the name; if there are several values to choose from, that of the first."""
+        return self.heads[subject] if self.heads else next(iter(self.choices[subject].values()))
+
     @property
     def wants_list(self) -> bool:
         return self.words.endswith(" in") or self.words == "in"
