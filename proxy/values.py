@@ -1,4 +1,6 @@
-"""Python types for AMQP field values and for the destinations of messages.
+"""Python types for AMQP field values and for the destinations of messages, and their form in logs and error messages.
+
+The secrets that these logs and messages must not contain are also stored here, since every package writes messages.
 
 A field value is hashable and keeps its type letter, so that it can be encoded again without loss. For conditions,
 ``I 1``, ``l 1`` and ``d 1.0`` are the same number. As arguments of a binding, they are three different values. The type
@@ -106,13 +108,19 @@ def describe(destination: Destination) -> str:
 
 #: Passwords and other secrets that files and environment variables have given to this process.
 _SECRETS: set[str] = set()
-#: Shorter secrets, and RabbitMQ's public default, are not masked by value: errors would become unreadable.
-_SHORTEST_SECRET, _PUBLIC = 4, "guest"
+#: Shorter secrets, and these words, are not masked by value: errors would become unreadable. `guest` is RabbitMQ's
+#: public default; the other words are values of YAML without quotes.
+_SHORTEST_SECRET, _PUBLIC = 4, frozenset(("guest", "true", "false", "null"))
+
+
+def is_masked_by_value(secret: str) -> bool:
+    """Return True if a secret is also masked elsewhere than in its own place."""
+    return len(secret) >= _SHORTEST_SECRET and secret.lower() not in _PUBLIC
 
 
 def remember_secret(secret: str) -> None:
     """Mask a secret in errors and in the text of rules files, wherever an operator has also written it."""
-    if len(secret) >= _SHORTEST_SECRET and secret != _PUBLIC:
+    if is_masked_by_value(secret):
         _SECRETS.add(secret)
 
 

@@ -455,7 +455,7 @@ class _Composer:
 
     def _shown(self, name: str) -> str:
         """Return the name of an anchor, alias or tag; masked if it may be a password without quotes."""
-        return "***" if "password" in self._path else name
+        return MASK if any(isinstance(step, str) and is_secret_key(step) for step in self._path) else name
 
     def _fault(self, place: Place, message: str, key: str | None = None) -> None:
         path = ""

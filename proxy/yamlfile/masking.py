@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from yaml.events import CollectionEndEvent, CollectionStartEvent, MappingStartEvent, NodeEvent, ScalarEvent
 
-from proxy.values import known_secrets
+from proxy.values import is_masked_by_value, known_secrets
 
 #: The parser with which the file is loaded. PyYAML's other parser rejects some files that this parser accepts.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -26,12 +26,11 @@ MASK = "***"
 _KEY = "password"
 #: Other names of passwords. Misspelt names are recognized by their similarity.
 _OTHER_KEYS = frozenset(("pass", "passwd", "passphrase", "pwd", "pw", "secret"))
+#: `passport` has this similarity, and is no secret.
 _SIMILAR = 0.75
 _NOT_SECRET = ("password_env", "password_file")
 _USER_KEYS = ("username", "user")
 _MAYBE = re.compile(r"p\w*(?:w|ss)\w*|secret|user", re.IGNORECASE)
-#: Shorter values are not masked elsewhere.
-_SHORTEST = 4
 #: The colon before a password in an address. The password ends at the last ``@``, since it may contain slashes.
 _PART, _COLON = re.compile(r".+", re.DOTALL), re.compile(":(?!//).", re.DOTALL)
 _AT = re.compile(r"@|\\(?:x40|u0040|U00000040)")
@@ -56,7 +55,7 @@ def is_secret_key(name: str) -> bool:
     lower = name.lower()
     if lower in _NOT_SECRET or not lower.startswith(("p", "s")):
         return False
-    return lower in _OTHER_KEYS or difflib.SequenceMatcher(None, lower, _KEY).ratio() >= _SIMILAR
+    return lower in _OTHER_KEYS or difflib.SequenceMatcher(None, lower, _KEY).ratio() > _SIMILAR
 
 
 def masked(text: str) -> str:
@@ -154,7 +153,7 @@ def _secrets(text: str) -> list[tuple[int, int]]:
         elif isinstance(event, ScalarEvent):
             if is_secret and event.value:
                 spans.append(_extent(event, begin))
-                values |= {event.value} if len(event.value) >= _SHORTEST else set()
+                values |= {event.value} if is_masked_by_value(event.value) else set()
             else:
                 scalars.append(event)
                 spans += _passwords(text, *_extent(event, begin), event, of_user)

@@ -80,6 +80,10 @@ def test_every_node_knows_its_line_and_column() -> None:
             "f.yaml:2:5: a[0]: got the anchor &x, but anchors are not supported; put strings in quotes",
         ),
         ("a: &x {}\n", "f.yaml:1:4: a: got the anchor &x, but anchors are not supported; put strings in quotes"),
+        (
+            "passwd: &x1 y\n",
+            "f.yaml:1:9: passwd: got the anchor &***, but anchors are not supported; put strings in quotes",
+        ),
         ("a: *x\n", "f.yaml:1:4: a: got the alias *x, but aliases are not supported; put strings in quotes"),
         ("a:\n  <<: {b: 1}\n", 'f.yaml:2:3: a["<<"]: merge keys are not supported'),
         ("a: {5: 1}\n", "f.yaml:1:5: a: got the number 5 as a key, expected a string: put it in quotes"),
@@ -299,3 +303,11 @@ def test_a_released_tree_has_no_entries() -> None:
 
 def test_a_warning_about_a_file_has_no_line() -> None:
     assert str(ConfigWarning(Place("a.yaml", 0), "", "odd")) == "a.yaml: warning: odd"
+
+
+@pytest.mark.parametrize("value", ["true", "False", "null", "NULL"])
+def test_a_boolean_or_null_in_place_of_a_password_is_not_masked_elsewhere(value: str) -> None:
+    faults = Faults()
+    read_document(f"a: {{password: {value}}}\nb: 1\n", "f.yaml", faults)
+    faults.error(HERE, "b", f'got the string "{value}"')
+    assert str(faults.errors[0]).endswith(f'got the string "{value}"')

@@ -77,6 +77,9 @@ def test_text_that_is_not_yaml_is_masked_by_lines(text: str) -> None:
             "a: {password_env: NAME, passenger: hunter, user: me}",
             "a: {password_env: NAME, passenger: hunter, user: me}",
         ),
+        ("a: {passport: hunter2}", "a: {passport: hunter2}"),
+        ("a: {password: true, b: true}", "a: {password: ***, b: true}"),
+        ("a: {password: null, b: null}", "a: {password: ***, b: null}"),
     ],
 )
 def test_a_secret_in_an_unusual_place_is_masked(text: str, shown: str) -> None:
