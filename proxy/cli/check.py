@@ -200,7 +200,7 @@ def _kind(path: Path, files: _Files, faults: Faults) -> str | None:
         place = Place(str(path), 1, 1) if root is None else root.place
         if not source.faults.errors:
             faults.error(place, "", message)
-        faults.errors += source.faults.errors
+        faults.extend(source.faults)
         return None
     keys = [key.text for key, _ in root.entries]
     kinds = [name for name, known in (("settings", _SETTINGS_KEYS), ("rules", TOP_KEYS)) if set(keys) & set(known)]
@@ -222,7 +222,7 @@ def _settings(path: Path, files: _Files, environ: Environment[str, str], finding
     source = _source(path, files, faults)
     if source is None:
         return []
-    faults.errors += source.faults.errors
+    faults.extend(source.faults)
     try:
         settings = read_settings(source.root, path, environ, faults)
         findings.warnings += faults.warnings

@@ -78,7 +78,7 @@ def _check_config(config: Mapping, path: Path, faults: Faults, findings: Finding
     try:
         settings = read_settings(override(config, chart, found), path, {}, found)
     except ConfigErrors as errors:
-        faults.errors += errors.errors
+        faults.extend(found if found.errors else Faults([*errors.errors]))
         return ()
     faults.warnings += found.warnings
     return settings.listen_addresses

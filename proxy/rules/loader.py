@@ -21,6 +21,7 @@ from proxy.rules.lint.addresses import check_addresses
 from proxy.rules.lint.files import check_vhost
 from proxy.rules.ruleset import QueueRule, Rules, VhostRules
 from proxy.rules.schema import (
+    MAX_FILE_BYTES,
     ParsedFile,
     RulesSource,
     read_rules_file,
@@ -60,10 +61,6 @@ CompiledHook: TypeAlias = Callable[[Sequence[ParsedFile], LoadedRules], None]
 TestsReader: TypeAlias = Callable[[Path], bytes]
 
 
-#: Maximum size of a rules file. A parsed file takes up to 250 times its size.
-MAX_FILE_BYTES = 32 << 20
-
-
 def load_rules(paths: Iterable[Path]) -> LoadedRules:
     """Read, check and compile rules files as one set, in the given order.
 
@@ -81,12 +78,7 @@ def load_rules(paths: Iterable[Path]) -> LoadedRules:
     for path in paths:
         try:
             with path.open("rb") as file:
-                data = file.read(MAX_FILE_BYTES + 1)
-            if len(data) > MAX_FILE_BYTES:
-                message = f"got more than {MAX_FILE_BYTES} bytes, expected at most that many; split the file"
-                faults.error(Place(str(path), 0), "", message)
-            else:
-                contents.append((str(path), data))
+                contents.append((str(path), file.read(MAX_FILE_BYTES + 1)))  # `read_source` reports a larger file
         except OSError as error:
             faults.error(Place(str(path), 0), "", f"can't be read: {error.strerror or error}")
     return compile_rules(contents, faults)
@@ -128,7 +120,7 @@ def compile_sources(
 
 
 def _read(source: RulesSource, files: list[ParsedFile], faults: Faults) -> None:
-    faults.errors += source.faults.errors
+    faults.extend(source.faults)
     if source.root is not None:
         files.append(read_rules_file(source.root, source, faults))
     elif not source.faults.errors:

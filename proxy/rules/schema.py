@@ -398,7 +398,7 @@ def _take_tests_file(keys: Keys, source: str) -> TestsFile | None:
 
 def read_tests_file(source: RulesSource, vhost: str, faults: Faults) -> list[RulesTest]:
     """Read a file that contains only tests for the rules of one virtual host."""
-    faults.errors += source.faults.errors
+    faults.extend(source.faults)
     if source.root is None:
         if not source.faults.errors:
             faults.error(Place(source.name, 1, 1), "", "the file is empty, expected a mapping with the key tests")
@@ -709,13 +709,21 @@ class RulesSource:
     faults: Faults
 
 
+#: Maximum size of a rules file. A parsed file takes up to 250 times its size.
+MAX_FILE_BYTES: Final = 32 << 20
+
+
 def read_source(name: str, data: bytes) -> RulesSource:
     """Parse a file, which need not be a rules file."""
     places, faults, of_bindings = PackedPlaces(name), Faults(), Faults()
+    if len(data) > MAX_FILE_BYTES:
+        message = f"got more than {MAX_FILE_BYTES} bytes, expected at most that many; split the file"
+        faults.error(Place(name, 0), "", message)
+        return RulesSource(name, data, None, places, faults)
     with without_collection():
         root = read_document(data, name, faults, BindingReader(places, of_bindings))
     if root is not None:
-        faults.errors += of_bindings.errors
+        faults.extend(of_bindings)
     return RulesSource(name, data, root, places, faults)
 
 

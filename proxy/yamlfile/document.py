@@ -91,12 +91,21 @@ class Faults:
         """Add an error. Beyond `MAX_ERRORS`, errors are only counted, in an error at the position of the last one."""
         if len(self.errors) < MAX_ERRORS:
             self.errors.append(error)
-            return
-        if self.more:
-            del self.errors[-1]
-        self.more += 1
+        else:
+            self._count(error, 1)
+
+    def extend(self, other: Faults) -> None:
+        """Add the errors, but not the warnings, that have been collected separately."""
+        for error in other.errors[:MAX_ERRORS]:
+            self.add(error)
+        if other.more:
+            self._count(other.errors[-1], other.more)
+
+    def _count(self, last: ConfigError, errors: int) -> None:
+        del self.errors[MAX_ERRORS:]
+        self.more += errors
         message = f"and {counted(self.more, 'more error')}"
-        self.errors.append(ConfigError(error.file, error.line, "", message, error.column))
+        self.errors.append(ConfigError(last.file, last.line, "", message, last.column))
 
     def warn(self, place: Place, key: str, message: str) -> None:
         self.warnings.append(ConfigWarning(place, *_without_secrets(key, message)))

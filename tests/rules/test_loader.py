@@ -13,8 +13,9 @@ from proxy.config.loader import rules_files
 from proxy.config.settings import Settings
 from proxy.errors import ConfigErrors
 from proxy.routing.decision import Facts, QueueNames
-from proxy.rules.loader import MAX_FILE_BYTES, LoadedRules, compile_rules, load_rules
-from proxy.yamlfile.document import Faults
+from proxy.rules.loader import LoadedRules, compile_rules, compile_sources, load_rules
+from proxy.rules.schema import MAX_FILE_BYTES, read_source
+from proxy.yamlfile.document import MAX_ERRORS, Faults
 from tests.rules.loading import faults, load
 
 SCALARS = st.sampled_from(
@@ -160,3 +161,28 @@ def test_a_rules_file_above_the_size_limit_is_an_error(tmp_path: Path) -> None:
         load_rules([path])
     expected = f"{path}: got more than 33554432 bytes, expected at most that many; split the file"
     assert str(caught.value) == expected
+
+
+@pytest.mark.parametrize("files", [2, 3])
+def test_errors_of_several_files_beyond_the_limit_are_counted(files: int) -> None:
+    bindings = "".join("      - {queue: q, exchange: e}\n" for _ in range(MAX_ERRORS - 1))
+    texts = [f"exchanges:\n  - name: e{number}\n    bindings:\n{bindings}" for number in range(files)]
+    found = faults(*texts, "unknown: 1", "unknown: 1")
+    assert len(found) == MAX_ERRORS + 1
+    assert sum("got both" in line for line in found) == MAX_ERRORS
+    assert found[-1].endswith(f"and {files * (MAX_ERRORS - 1) + 2 - MAX_ERRORS} more errors")
+
+
+def test_more_errors_in_bindings_than_are_listed_are_counted_with_those_of_other_files() -> None:
+    bindings = "".join("      - {queue: q, exchange: e}\n" for _ in range(MAX_ERRORS + 50))
+    found = faults("unknown: 1", f"exchanges:\n  - name: e\n    bindings:\n{bindings}", "unknown: 1")
+    assert len(found) == MAX_ERRORS + 1
+    assert found[-1].endswith("and 52 more errors")
+
+
+def test_a_test_file_above_the_size_limit_is_an_error() -> None:
+    loaded = Faults()
+    source = read_source("a.yaml", b"exchanges: []\ntests: a_test.yaml\n")
+    with pytest.raises(ConfigErrors) as caught:
+        compile_sources([source], loaded, read_tests=lambda _path: b" " * (MAX_FILE_BYTES + 1))
+    assert "a_test.yaml: got more than 33554432 bytes" in str(caught.value)
