@@ -2,8 +2,8 @@
 
 An existing carrier keeps its type: the broker refuses to declare an existing exchange with a different type. A new
 carrier gets the requested type or, with ``auto``, the type that costs the broker less, which depends on its version and
-on the number of destinations (docs/reference/brokers.md). A carrier whose type no longer fits is reported; another
-carrier name is the cure.
+on the number of destinations (docs/reference/brokers.md). A carrier whose type no longer fits is reported; it can
+only be replaced by a carrier with another name.
 """
 
 from __future__ import annotations
