@@ -62,7 +62,7 @@ def check_vhost(files: Sequence[ParsedFile], faults: Faults) -> None:
     for exchange in exchanges:
         _binding_names(exchange, faults)
         _alternate(exchange, owned, faults)
-        _carrier_type(exchange, owned)
+        _carrier_type(exchange)
         _without_effect(exchange, faults)
         _doubtful_keys(exchange, faults)
         _clocks(exchange, faults)
@@ -133,7 +133,7 @@ def _alternate(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange], fau
         faults.error(place, path, _UNREACHABLE)
 
 
-def _carrier_type(exchange: ParsedExchange, owned: dict[bytes, ParsedExchange]) -> None:
+def _carrier_type(exchange: ParsedExchange) -> None:
     """Warn about a carrier type that costs the broker more than the other type."""
     rule = exchange.rule
     if rule.carrier_type == "auto" or rule.delivery != CARRIER:
