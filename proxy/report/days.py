@@ -18,7 +18,8 @@ import duckdb
 from proxy.report.hours import BUCKETS, IDS, SCHEMA, Hour
 from proxy.report.partials import MACROS, statements
 from proxy.report.request import KnownBinding
-from proxy.report.storage import local_path, temporary
+from proxy.report.storage import local_path
+from proxy.report.temporary import temporary
 
 #: Invalid lines, as JSON lines, and the last publish number of each channel.
 REJECTED, LAST = "_rejected", "_last"

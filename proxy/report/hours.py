@@ -17,7 +17,8 @@ from string import Template
 import duckdb
 
 from proxy.report.partials import MACROS, PARTIALS, SAMPLED, TRACE, statements
-from proxy.report.storage import LocalFiles, temporary, unit_folder
+from proxy.report.storage import LocalFiles, unit_folder
+from proxy.report.temporary import temporary
 
 #: Directory of the hours in an output directory. The number identifies the format.
 FOLDER = "_partials/2"

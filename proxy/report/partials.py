@@ -24,7 +24,8 @@ from typing import Any
 
 import duckdb
 
-from proxy.report.storage import Entry, temporary
+from proxy.report.storage import Entry
+from proxy.report.temporary import temporary
 
 #: Supported version of records; new fields do not change the version.
 VERSION = 1

@@ -34,7 +34,8 @@ from proxy.report.days import LAST, Made, Part, made_contents
 from proxy.report.hours import Hour, merged_contents
 from proxy.report.progress import Progress
 from proxy.report.request import Request
-from proxy.report.storage import Entry, HadoopFiles, LocalFiles, Storage, literal, temporary, translated
+from proxy.report.storage import Entry, HadoopFiles, LocalFiles, Storage, literal, translated
+from proxy.report.temporary import temporary
 
 Input = TypeVar("Input")
 Output = TypeVar("Output")

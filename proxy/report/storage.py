@@ -8,9 +8,6 @@ itself or in subdirectories, such as one for each sidecar. Names that begin with
 segment that is being written has such a name; a search for one message includes these open segments. Files outside the
 date directories are *loose*.
 
-`temporary` creates temporary directories, which contain text of the log. They are locked by their process, and the next
-run removes those of killed processes, whose locks have ended.
-
 Source: Hadoop's FileSystem API, used through Spark's gateway to the JVM.
 """
 
@@ -21,7 +18,6 @@ import functools
 import os
 import re
 import shutil
-import tempfile
 import threading
 import time
 import uuid
@@ -46,10 +42,6 @@ _OPEN = re.compile(r"_(audit-.+\.jsonl)")
 _LOCK, _LEASE_SECONDS = "_lock", 300
 #: Unit of segments outside date directories. Other units are hours since 1970.
 LOOSE = -1
-#: Beginning of the names of temporary directories, and name of the file in them that is locked by their process.
-_PREFIX, _OWNER = "oxproxy-report-", "lock"
-#: A directory without a lock file is removed if it is older than this, since its process may be about to lock it.
-_UNLOCKED_SECONDS = 600
 _EPOCH = date(1970, 1, 1)
 #: Maximum depth at which date directories, and files within them, are searched. It is enough for
 #: input/cluster/sidecar/date=...
@@ -359,40 +351,3 @@ def folder_day(path: str) -> date | None:
     """Return the day of the date directory in a segment's path; None if there is no such directory."""
     named = re.findall("(?<![^/])date=([^/]*)/", path)
     return parsed_day(named[-1]) if named else None
-
-
-@contextmanager
-def temporary() -> Iterator[Path]:
-    """Yield a new temporary directory, which is removed afterwards."""
-    remove_abandoned()
-    with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as folder:
-        unlocked = Path(folder, "unlocked")
-        with unlocked.open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            unlocked.rename(Path(folder, _OWNER))  # only after locking, or another process could lock and remove it
-            files = Path(folder, "files")
-            files.mkdir()
-            yield files
-
-
-def remove_abandoned() -> None:
-    """Remove this user's directories whose process has ended."""
-    with suppress(OSError), os.scandir(tempfile.gettempdir()) as entries:
-        for entry in entries:
-            if entry.name.startswith(_PREFIX):
-                with suppress(OSError):  # another process removes it, or it belongs to another user
-                    status = entry.stat(follow_symlinks=False)
-                    if entry.is_dir(follow_symlinks=False) and status.st_uid == os.getuid():
-                        _remove_if_abandoned(Path(entry.path), status.st_mtime)
-
-
-def _remove_if_abandoned(folder: Path, modified: float) -> None:
-    try:
-        lock = (folder / _OWNER).open("r+")
-    except FileNotFoundError:
-        if time.time() - modified > _UNLOCKED_SECONDS:
-            shutil.rmtree(folder, ignore_errors=True)
-        return
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises an OSError if the process is alive
-        shutil.rmtree(folder, ignore_errors=True)
