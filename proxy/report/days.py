@@ -16,14 +16,13 @@ from typing import Any
 import duckdb
 
 from proxy.report.hours import BUCKETS, IDS, SCHEMA, Hour
-from proxy.report.partials import MACROS, statements
+from proxy.report.partials import MACROS, TRACE, statements
 from proxy.report.request import KnownBinding
 from proxy.report.storage import local_path
 from proxy.report.temporary import temporary
 
 #: Invalid lines, as JSON lines, and the last publish number of each channel.
 REJECTED, LAST = "_rejected", "_last"
-TRACE = "trace"
 #: Maximum number of messages whose path through several sidecars is shown.
 WAYS = 10
 _SQL = statements("tables.sql", ways=WAYS)

@@ -11,8 +11,8 @@ from typing import Any
 
 import duckdb
 
-from proxy.report.days import TRACE, WAYS
-from proxy.report.partials import statements
+from proxy.report.days import WAYS
+from proxy.report.partials import TRACE, statements
 from proxy.report.session import Run
 from proxy.report.tables import TABLES, Tables
 from proxy.report.wording import day_range

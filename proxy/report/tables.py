@@ -24,9 +24,9 @@ from string import Template
 from typing import Any
 
 from proxy.report import days
-from proxy.report.days import LAST, REJECTED, TRACE, Made, Part
+from proxy.report.days import LAST, REJECTED, Made, Part
 from proxy.report.hours import Hour
-from proxy.report.partials import MACROS, statements
+from proxy.report.partials import MACROS, TRACE, statements
 from proxy.report.session import Run
 from proxy.report.storage import LocalFiles, folder_day
 
