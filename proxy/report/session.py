@@ -11,6 +11,7 @@ import functools
 import json
 import operator
 import os
+import re
 import shutil
 import socket
 import sys
@@ -25,7 +26,7 @@ from urllib.parse import urlsplit
 import duckdb
 from py4j.protocol import Py4JJavaError
 from pyspark import RDD, SparkConf, SparkContext, StorageLevel
-from pyspark.errors import PySparkRuntimeError
+from pyspark.errors import PySparkException, PySparkRuntimeError
 from pyspark.sql import SparkSession
 
 from proxy.errors import ConfigError
@@ -66,6 +67,8 @@ _SMALL_BYTES = 8 << 20
 _WHOLE_BYTES = 24 << 20
 
 _CONNECT_SECONDS = 5
+#: The line of a Python traceback that names the error.
+_ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b.*")
 
 _QUIET = Path(__file__).absolute().with_name("log4j2.properties")  # absolute also in the archive on a cluster
 #: Settings that apply only to runs on this machine.
@@ -285,6 +288,28 @@ def opened(
         duck.execute(f"SET TimeZone = 'UTC'; SET memory_limit = '700MB'; SET temp_directory = '{folder}/spill'")
         duck.execute("SET preserve_insertion_order = false")
         yield Run(request, session, storage, request.output, folder, duck, progress)
+
+
+@contextmanager
+def explained(step: str) -> Iterator[None]:
+    """Translate errors of Spark, DuckDB and files to a `ConfigError` of one sentence, which names the step."""
+    try:
+        yield
+    except (Py4JJavaError, PySparkException, duckdb.Error, OSError) as error:
+        raise ConfigError("oxproxy report", 0, "", _sentence(step, error)) from error
+
+
+def _sentence(step: str, error: Any) -> str:  # an exception from one of several libraries
+    text = str(getattr(error, "java_exception", None) or error)
+    if "No module named" in text:
+        module = text.partition("No module named")[2].split("\n")[0].strip(" '\"")
+        return f"Spark's executors have no Python module {module} (docs/reference/audit.md, On a cluster)"
+    reasons = [line.strip() for line in text.splitlines() if line.startswith("Caused by: ")]
+    if "Python worker" in text:
+        # A traceback ends with the name of the error. Its message may have several lines, of which the first is used.
+        reasons = [line for line in text.splitlines() if _ERROR.match(line)]
+    reason = reasons[-1].removeprefix("Caused by: ") if reasons else text.splitlines()[0]
+    return f"{step} failed: {reason}"
 
 
 def _as_new(piece: tuple[str, bytes]) -> tuple[str, bytes, bool]:

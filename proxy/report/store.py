@@ -13,21 +13,15 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
 
-import duckdb
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
-
-from proxy.errors import ConfigError
 from proxy.report import partials
 from proxy.report.hours import FOLDER, Hour, Merge, merged_files
-from proxy.report.session import Run
+from proxy.report.session import Run, explained
 from proxy.report.storage import LOOSE, Entry, LocalFiles, local_path, unit_day, unit_folder
 
 _INDEX = f"{FOLDER}/index.json"
@@ -42,8 +36,6 @@ _TASK_BYTES, _TASKS_PER_CORE = 24 << 20, 3
 _MERGED_BYTES = 4 << 20
 #: Cost of opening a file, expressed as the number of bytes that could be read in the same time.
 _OPEN_BYTES = 64 << 10
-#: The line of a Python traceback that names the error.
-_ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b.*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,13 +185,11 @@ class Partials:
         """Read segments and merge them into their hours."""
         self._run.progress.step("reading segments", len(segments))
         segments = sorted(segments, key=lambda segment: (segment.unit, segment.path))
-        try:
+        with explained("reading the log"):
             if isinstance(self._run.storage, LocalFiles):
                 made = self._read_local(segments, rebuilt) if segments else []
             else:
                 made = self._read_remote(segments, rebuilt) if segments else []
-        except (Py4JJavaError, PySparkException, duckdb.Error, OSError) as error:
-            raise ConfigError("oxproxy report", 0, "", _sentence(error)) from error
         before = {unit: self._hours.get(unit) for unit in {hour.unit for hour in made} | rebuilt}
         for unit in rebuilt:
             self._hours.pop(unit, None)
@@ -295,16 +285,3 @@ def _batches(units: Sequence[int], cores: int, cost: int) -> list[list[int]]:
     """Divide units into batches that are merged together: large hours are merged one at a time."""
     count = min(len(units), max(cores, 1 + cost // _MERGED_BYTES))
     return [list(units[number * len(units) // count : (number + 1) * len(units) // count]) for number in range(count)]
-
-
-def _sentence(error: Any) -> str:  # an exception from one of two libraries
-    text = str(getattr(error, "java_exception", None) or error)
-    if "No module named" in text:
-        module = text.partition("No module named")[2].split("\n")[0].strip(" '\"")
-        return f"Spark's executors have no Python module {module} (docs/reference/audit.md, On a cluster)"
-    reasons = [line.strip() for line in text.splitlines() if line.startswith("Caused by: ")]
-    if "Python worker" in text:
-        # A traceback ends with the name of the error. Its message may have several lines, of which the first is used.
-        reasons = [line for line in text.splitlines() if _ERROR.match(line)]
-    reason = reasons[-1].removeprefix("Caused by: ") if reasons else text.splitlines()[0]
-    return f"reading the log failed: {reason}"

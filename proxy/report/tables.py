@@ -27,7 +27,7 @@ from proxy.report import days
 from proxy.report.days import LAST, REJECTED, Made, Part
 from proxy.report.hours import Hour
 from proxy.report.partials import MACROS, TRACE, statements
-from proxy.report.session import Run
+from proxy.report.session import Run, explained
 from proxy.report.storage import LocalFiles, folder_day
 
 #: The tables of a report.
@@ -108,12 +108,22 @@ class Tables:
         return hashlib.blake2b(json.dumps(inputs).encode(), digest_size=16).hexdigest()
 
     def make(self, day: date | None, fingerprint: str, hours: Sequence[Hour]) -> None:
-        """Create the tables of a day."""
+        """Create the tables of a day.
+
+        Raises:
+            ConfigError: the tables of the hours can't be read, or a task failed.
+        """
+        with explained(f"creating the tables of {day or 'no day'}"):
+            state = self._create(day, hours)
+        self._replace(day, state | {"fingerprint": fingerprint})
+
+    def _create(self, day: date | None, hours: Sequence[Hour]) -> dict[str, Any]:
+        """Create the tables of a day in the local directory; return the page data."""
         self._run.progress.step(f"creating the tables of {day or 'no day'}", len(TABLES))
         self._staged.mkdir()
         request = self._run.request
         results = self._run_parts(days.parts(day, hours, request.bindings, request.trace), hours) if hours else []
-        state: dict[str, Any] = {"fingerprint": fingerprint}
+        state: dict[str, Any] = {}
         for made in results:
             state |= made.state
         if day is not None and results:
@@ -122,7 +132,7 @@ class Tables:
             if not found + sum(made.rows for made in results):
                 for name in (*TABLES, LAST):
                     shutil.rmtree(self._staged / name, ignore_errors=True)
-        self._replace(day, state)
+        return state
 
     def _run_parts(self, parts: Sequence[Part], hours: Sequence[Hour]) -> list[Made]:
         day = parts[0].day

@@ -311,6 +311,18 @@ def test_an_unreadable_segment_is_an_error_with_the_reason(place: Place) -> None
         place.run()
 
 
+def test_an_unreadable_table_of_an_hour_is_an_error_with_the_step_and_the_reason(place: Place) -> None:
+    segment(place.input, [publish()])
+    place.run()
+    next((place.output / "_partials").rglob("traffic.parquet")).write_text("rubbish")
+    (place.output / "_days.json").unlink()
+    with pytest.raises(
+        ConfigError,
+        match=r"^oxproxy report: creating the tables of 2026-11-20 failed: .* too small to be a Parquet file$",
+    ):
+        place.run()
+
+
 def test_glob_characters_in_paths_are_literal(session: LazySession, tmp_path: Path) -> None:
     folder = tmp_path / "a {b} [c]*"
     folder.mkdir()
