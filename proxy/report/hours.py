@@ -28,6 +28,8 @@ IDS = "ids"
 _SQL = statements("hours.sql", sampled=SAMPLED)
 #: Statements that create empty tables, s_NAME.
 SCHEMA = _SQL["schema"]
+#: Maximum number of units that are merged together. DuckDB has at most 100 files of partitions open.
+MOST_UNITS = 64
 #: Tables that a merge creates, in order.
 _TABLES = [name.removeprefix("table ") for name in _SQL if name.startswith("table ")]
 _BY_HOUR = "PARTITION_BY (hour)"
@@ -113,7 +115,10 @@ def merged(merge: Merge, work: Path, target: Path) -> list[Hour]:
             else:
                 duck.execute(f"COPY ({statement}) TO '{target}/{name}' (FORMAT parquet, COMPRESSION zstd, {_BY_HOUR})")
                 for file in (target / name).rglob("*.parquet"):
-                    file.rename(target / file.parent.name.removeprefix("hour=") / f"{name}.parquet")
+                    placed = target / file.parent.name.removeprefix("hour=") / f"{name}.parquet"
+                    if placed.exists():
+                        raise FileExistsError(f"more than one file of the table {name} for an hour: {placed}")
+                    file.rename(placed)
                 shutil.rmtree(target / name)
         return [_described(duck, unit, target / str(unit)) for unit in merge.units]
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from proxy.report import partials
-from proxy.report.hours import FOLDER, Hour, Merge, merged_files
+from proxy.report.hours import FOLDER, MOST_UNITS, Hour, Merge, merged_files
 from proxy.report.session import Run, explained
 from proxy.report.storage import LOOSE, Entry, LocalFiles, local_path, unit_day, unit_folder
 
@@ -283,5 +283,5 @@ def split(segments: Sequence[Entry], count: int) -> list[list[Entry]]:
 
 def _batches(units: Sequence[int], cores: int, cost: int) -> list[list[int]]:
     """Divide units into batches that are merged together: large hours are merged one at a time."""
-    count = min(len(units), max(cores, 1 + cost // _MERGED_BYTES))
+    count = min(len(units), max(cores, 1 + cost // _MERGED_BYTES, -(-len(units) // MOST_UNITS)))
     return [list(units[number * len(units) // count : (number + 1) * len(units) // count]) for number in range(count)]

@@ -216,6 +216,16 @@ def test_a_late_segment_rebuilds_one_hour_and_one_day(place: Place) -> None:
     assert place.publishes() == {"2026-11-19": 3, "2026-11-20": 2}
 
 
+def test_more_hours_than_are_merged_together_have_their_own_records(place: Place) -> None:
+    days = [f"2026-11-{day:02d}" for day in range(17, 22)]
+    for number, day in enumerate(days):
+        for hour in range(24):
+            lines = [publish(ts=f"{day}T{hour:02d}:00:00Z", seq=seq + 1, conn=f"{hour}") for seq in range(number + 1)]
+            segment(place.input, lines, day, hour)
+    place.run()
+    assert place.publishes() == {day: 24 * (number + 1) for number, day in enumerate(days)}
+
+
 def test_a_touched_segment_does_not_count_again(place: Place) -> None:
     path = segment(place.input, [publish()])
     place.run()
