@@ -278,6 +278,16 @@ def test_the_trace_table_is_created_only_on_request(place: Place) -> None:
     assert place.publishes() == {"2026-11-20": 1}
 
 
+def test_a_segment_that_is_read_again_without_a_trace_is_traced_once(place: Place) -> None:
+    path = segment(place.input, [publish(message_id="m")])
+    place.run(trace=True)
+    for number, trace in enumerate((False, True), 1):
+        os.utime(path, (number, number))
+        assert place.run(trace=trace).read == 1
+    place.run(trace=True)
+    assert place.ask("SELECT message_id FROM {trace}") == [("m",)]
+
+
 def test_output_of_version_0_1_is_kept_or_rebuilt_and_reported(place: Place) -> None:
     for day, number in (("2026-11-18", 11), ("2026-11-19", 12), ("2026-11-20", 1)):
         for name in ("traffic", "trace"):

@@ -44,7 +44,9 @@ CREATE TEMP TABLE untraced AS SELECT hour, sid FROM arrived
     QUALIFY row_number() OVER (PARTITION BY hour, content ORDER BY path) = 1
 
 -- name: table ledger
-SELECT * EXCLUDE sid FROM arrived UNION ALL BY NAME FROM before
+-- A content stays traced if its segment is read again without a trace, since its rows are kept.
+SELECT * EXCLUDE sid REPLACE (traced OR (hour, content) IN (SELECT (hour, content) FROM before WHERE traced) AS traced)
+FROM arrived UNION ALL BY NAME FROM before
 WHERE (hour, path) NOT IN (SELECT (hour, path) FROM arrived)
 
 -- name: table rejected
