@@ -14,11 +14,15 @@ import functools
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any
 
+import duckdb
+
+from proxy.errors import ConfigError
 from proxy.report import partials
 from proxy.report.hours import FOLDER, MOST_UNITS, Hour, Merge, merged_files
 from proxy.report.session import Run, explained
@@ -116,13 +120,19 @@ class Partials:
             self._commit()
         return Update(len(new), tuple(ignored))
 
-    def known_without(self, message_id: str) -> set[tuple[str, int, int]]:
-        """Return path, size and modification time of the segments whose bloom filters rule out the given message."""
+    def without(self, message_id: str, segments: Iterable[Entry]) -> list[Entry]:
+        """Return the segments whose bloom filters rule out the given message.
+
+        A report that is running may remove a ledger. No segment of its hour is returned.
+        """
         self._run.duck.execute(partials.MACROS)
-        without: set[tuple[str, int, int]] = set()
-        for file in self._ledgers(self._hours):
-            without |= set(self._run.duck.execute(_WITHOUT.format(file=file), [message_id]).fetchall())
-        return without
+        known: set[tuple[str, int, int]] = set()
+        listed = list(segments)
+        for unit in {segment.unit for segment in listed}:
+            with suppress(ConfigError, duckdb.IOException):
+                for file in self._ledgers([unit]):
+                    known |= set(self._run.duck.execute(_WITHOUT.format(file=file), [message_id]).fetchall())
+        return [segment for segment in listed if (segment.path, segment.size, segment.modified) in known]
 
     def _listing(self, entries: Iterable[Entry]) -> str:
         rows = [[entry.path, entry.size, entry.modified] for entry in entries]

@@ -40,8 +40,8 @@ def trace(message_id: str, request: Request) -> Found:
     with LazySession(request) as session, opened(session, request, "oxproxy trace") as run:
         segments = find_segments(run.storage, request.input, request.lists, with_open=True)
         searched = [at for at in segments if at.day is None or request.wants(at.day)]
-        known = Partials(run).known_without(message_id) if request.output else set()
-        possible = [at for at in searched if (at.path, at.size, at.modified) not in known]
+        without = set(Partials(run).without(message_id, searched) if request.output else ())
+        possible = [at for at in searched if at not in without]
         run.progress.step("searching segments", len(possible))
         publishes = [
             (segment, record)

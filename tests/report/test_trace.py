@@ -75,6 +75,26 @@ def test_segments_without_the_message_in_their_partial_are_skipped(
     assert traced(capsys, log, "new", "--output", str(output))[1] == ["publish p 1"]
 
 
+def test_a_search_of_a_day_reads_the_ledgers_of_its_hours_that_still_exist(
+    log: Path, session: LazySession, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    segment(log, [publish(message_id="other", ts="2026-11-19T07:00:00Z")], "2026-11-19")
+    output, fetch, fetched = tmp_path / "out", LocalFiles.fetch, list[str]()
+    run(session, Request(str(log), str(output)))
+
+    def removing(files: LocalFiles, path: str, folder: Path) -> Path:
+        fetched.append(path.partition("/_partials/2/")[2])
+        if "hour=08" in path and path.endswith("ledger.parquet"):  # replaced by a report that is running
+            Path(path).unlink()
+        return fetch(files, path, folder)
+
+    monkeypatch.setattr(LocalFiles, "fetch", removing)
+    status, _, errors = traced(capsys, log, "unknown", "--output", str(output), "--since", "2026-11-20")
+    assert (status, "2 segments read, 2 skipped" in errors) == (1, True)
+    hours = sorted(path.rpartition("/hour=")[0] for path in fetched if path.endswith("ledger.parquet"))
+    assert hours == ["date=2026-11-20"] * 3
+
+
 def test_segments_removed_during_the_search_are_skipped(
     log: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
