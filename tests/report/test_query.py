@@ -39,6 +39,33 @@ def test_rows_are_printed_as_json(output: Path, capsys: pytest.CaptureFixture[st
     assert (status, json.loads(text)) == (0, {"first_seen": "2026-11-21 07:00:00+00", "conn": "c"})
 
 
+@pytest.mark.parametrize(
+    ("statement", "row"),
+    [
+        ("SELECT 1 AS found", {"found": 1}),
+        ("SELECT 1 AS n -- comment", {"n": 1}),
+        ("SELECT 1 AS n; -- comment", {"n": 1}),
+        ("SELECT 'a;' AS text /* comment */ ;", {"text": "a;"}),
+        ("SELECT 1 AS n, 2 AS n", {"n": 1, "n_1": 2}),
+    ],
+)
+def test_any_column_name_and_comment_is_allowed(
+    output: Path, capsys: pytest.CaptureFixture[str], statement: str, row: dict[str, object]
+) -> None:
+    status, text, _ = asked(capsys, output, statement, "--json")
+    assert (status, json.loads(text)) == (0, row)
+
+
+def test_a_table_that_cannot_be_read_is_an_error_of_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "flows/date=2026-11-20").mkdir(parents=True)
+    (tmp_path / "flows/date=2026-11-20/part-0.parquet").write_text("rubbish")
+    status, text, errors = asked(capsys, tmp_path, "FROM flows")
+    assert (status, text, errors.count("\n")) == (2, "", 1)
+    assert errors.startswith("oxproxy report: --query: ")
+
+
 def test_a_query_can_be_limited_to_days(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert asked(capsys, output, "SELECT count(*) FROM flows", "--since", "2026-11-21")[1].split()[-1] == "1"
 
