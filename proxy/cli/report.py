@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from proxy.cli.commands import add_repeatable
-from proxy.cli.console import DONE, json_line, load_rules_of, print_line
+from proxy.cli.console import DONE, json_line, load_rules_of, print_line, printable
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.report.request import KnownBinding, Request, day, setting
 from proxy.values import text
@@ -98,7 +98,7 @@ def _run_query(options: argparse.Namespace) -> int:
         for row in rows:
             print_line(json_line(row))
         return DONE
-    lines = [columns, *([_cell(row[column]) for column in columns] for row in rows)]
+    lines = [[_cell(name) for name in columns], *([_cell(row[column]) for column in columns] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines if columns else ():
         print_line("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
@@ -107,7 +107,7 @@ def _run_query(options: argparse.Namespace) -> int:
 
 def _cell(value: object) -> str:
     text = "" if value is None else json_line(value) if isinstance(value, list | dict) else str(value)
-    return "".join(letter if letter.isprintable() else f"\\x{ord(letter):02x}" for letter in text)
+    return printable(text)
 
 
 def _for_now(request: Request, options: argparse.Namespace) -> Request:

@@ -29,7 +29,7 @@ def asked(capsys: pytest.CaptureFixture[str], output: Path, statement: str, *mor
 
 def test_rows_are_printed_as_a_table(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     statement = 'SELECT date, "user", sum(messages) AS n, NULL AS none FROM flows GROUP BY ALL ORDER BY ALL;'
-    table = "date        user   n  none\n2026-11-20  u      1\n2026-11-20  ü\\x0a  1\n2026-11-21  u      1\n"
+    table = "date        user  n  none\n2026-11-20  u     1\n2026-11-20  ü\\n   1\n2026-11-21  u     1\n"
     assert asked(capsys, output, statement) == (0, table, "")
 
 
