@@ -173,7 +173,10 @@ def _confirmed(figures: Figures) -> Chart | None:
         return None
     half, limit = timedelta(minutes=30), _PER * (1 - OBJECTIVE)
     hours = {hour["begin"] + half: hour for hour in figures.confirms}
-    failed = {at: _PER * (hour["nacked"] + hour["lost"]) / max(1, hour["publishes"]) for at, hour in hours.items()}
+    # A response in the hour after its publish may be the only record of its hour.
+    failed = {
+        at: _PER * min(1.0, (hour["nacked"] + hour["lost"]) / max(1, hour["publishes"])) for at, hour in hours.items()
+    }
     several = [
         Series("nacked or lost", failed, 5),
         Series(f"objective: at most {100 * (1 - OBJECTIVE):g} %", dict.fromkeys(hours, limit), 3),

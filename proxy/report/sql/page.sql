@@ -78,8 +78,8 @@ SELECT vhost, exchange, rules, total(messages) AS publishes,
     total(CASE WHEN outcome IN ('unrouted', 'filtered', 'rejected') THEN messages ELSE 0 END) AS lost,
     count(DISTINCT destination) AS destinations, min(date + INTERVAL 1 HOUR * hour) AS begin,
     max(date + INTERVAL 1 HOUR * hour) AS last
-FROM t_flows WHERE rules <> '' AND exchange IN (SELECT exchange FROM t_flows WHERE rules <> '' GROUP BY vhost, exchange
-    HAVING count(DISTINCT rules) > 1) GROUP BY ALL
+FROM t_flows SEMI JOIN (SELECT vhost, exchange FROM t_flows WHERE rules <> '' GROUP BY ALL
+    HAVING count(DISTINCT rules) > 1) USING (vhost, exchange) WHERE rules <> '' GROUP BY ALL
 
 -- name: compared
 -- The last day and the day before, up to the last hour of the last day.
@@ -100,10 +100,10 @@ QUALIFY row_number() OVER (PARTITION BY hour, what ORDER BY n DESC, name) <= 5 O
 
 -- name: confirms
 -- Acks are recorded for a sample of the publishes only, so the shares refer to all publishes.
-SELECT begin, publishes, coalesce(acked, 0) AS acked, coalesce(nacked, 0) AS nacked, coalesce(lost, 0) AS lost,
-    coalesce(returned, 0) AS returned
+SELECT begin, coalesce(publishes, 0) AS publishes, coalesce(acked, 0) AS acked, coalesce(nacked, 0) AS nacked,
+    coalesce(lost, 0) AS lost, coalesce(returned, 0) AS returned
 FROM (SELECT date + INTERVAL 1 HOUR * hour AS begin, total(publishes) AS publishes FROM t_traffic GROUP BY ALL)
-LEFT JOIN (SELECT date + INTERVAL 1 HOUR * hour AS begin, total(CASE result WHEN 'acked' THEN records ELSE 0 END) AS acked,
+FULL JOIN (SELECT date + INTERVAL 1 HOUR * hour AS begin, total(CASE result WHEN 'acked' THEN records ELSE 0 END) AS acked,
     total(CASE result WHEN 'nacked' THEN records ELSE 0 END) AS nacked, total(CASE result WHEN 'lost' THEN records ELSE 0 END) AS lost,
     total(CASE result WHEN 'returned' THEN records ELSE 0 END) AS returned FROM t_confirms GROUP BY ALL) USING (begin)
 ORDER BY begin
