@@ -158,12 +158,15 @@ class Partials:
         with copy.open("rb") as file:
             return partials.digest(segment, file)[0]
 
-    def _entry(self, path: str) -> Entry | None:
-        folder = path.rpartition("/")[0]
-        return next((entry for entry in self._run.storage.entries(folder) if entry.path == path), None)
+    def _present(self, units: Iterable[int]) -> dict[str, Entry | None]:
+        """Return the segments in the ledgers of units by path; None for those that no longer exist."""
+        paths = {row["path"] for row in self._ledger(units)}
+        folders = {path.rpartition("/")[0] for path in paths}
+        entries = {entry.path: entry for folder in folders for entry in self._run.storage.entries(folder)}
+        return {path: entries.get(path) for path in paths}
 
     def _can_be_read_again(self, units: Iterable[int]) -> bool:
-        return all(self._entry(row["path"]) for row in self._ledger(units))
+        return all(self._present(units).values())
 
     def _forget(self, segments: Sequence[Entry], present: Mapping[str, Entry]) -> None:
         """Remove deleted segments from the hours of the requested days."""
@@ -184,8 +187,7 @@ class Partials:
     def _add(self, new: Sequence[Entry], rebuilt: set[int]) -> None:
         """Add segments to their hours. Some hours are created again from the segments that they contain."""
         if rebuilt:
-            again = {row["path"]: self._entry(row["path"]) for row in self._ledger(rebuilt)}
-            again |= {segment.path: segment for segment in new}
+            again = self._present(rebuilt) | {segment.path: segment for segment in new}
             self._job([entry for entry in again.values() if entry is not None], rebuilt)
         elif new:
             for job in split(new, 1 + _cost(new) // _JOB_BYTES):

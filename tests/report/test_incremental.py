@@ -23,7 +23,7 @@ from proxy.report import job, store
 from proxy.report.job import Summary, follow, report, run
 from proxy.report.request import Request
 from proxy.report.session import LazySession
-from proxy.report.storage import LocalFiles
+from proxy.report.storage import Entry, LocalFiles
 from proxy.report.tables import TABLES
 from tests.producer import until
 from tests.report.lines import PUBLISH, publish, segment, settle
@@ -116,6 +116,29 @@ def test_a_changed_segment_is_read_again_and_replaces_its_previous_content(place
     path.write_text(publish(seq=9) + "\n")
     assert place.run().read == 1
     assert place.publishes() == {"2026-11-20": 1}
+
+
+def test_a_rebuilt_hour_lists_its_directory_as_often_with_more_segments(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[str] = []
+    entries = LocalFiles.entries
+
+    def counted(files: LocalFiles, path: str) -> list[Entry]:
+        listed.append(path)
+        return entries(files, path)
+
+    monkeypatch.setattr(LocalFiles, "entries", counted)
+    times = []
+    for number in (2, 20):
+        for other in range(number):
+            changed = segment(place.input, [publish(seq=number), publish(seq=other + 1)], name=f"p-1-{other}.jsonl")
+        place.run()
+        listed.clear()
+        changed.write_text(publish(seq=number + 1) + "\n")
+        assert place.run().read == 1
+        times.append(sum(path.endswith("/hour=07") and "/in/" in path for path in listed))
+    assert times[0] == times[1]
 
 
 def test_a_copied_segment_counts_once_and_is_reported(place: Place) -> None:
