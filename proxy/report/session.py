@@ -206,6 +206,7 @@ class LazySession:
         Args:
             hours: the current versions.
         """
+        run.progress.fraction = self._fraction
         read = functools.partial(partials.read_contents, traced=run.request.trace)
         pieces = self.context.emptyRDD()
         if small := [segment.path for segment in job if segment.size <= _WHOLE_BYTES]:
@@ -216,9 +217,13 @@ class LazySession:
                 made = partials.read_files([(segment, copy)], run.request.trace, run.work)
                 copy.unlink(missing_ok=True)
                 rows = [(unit, (name, path.read_bytes())) for units, name, path in made for unit in units]
+                for _, _, path in made:
+                    path.unlink()
                 pieces = pieces.union(self.context.parallelize(rows, 1))
         pieces = pieces.persist(StorageLevel.DISK_ONLY)
         units = pieces.keys().distinct().collect()
+        run.progress.step("merging hours", len(units))
+        run.progress.fraction = self._fraction
         parts = pieces.mapValues(_as_new)
         names = {
             f"{run.output}/{hours[unit].folder}/{name}.parquet": (unit, name)
@@ -233,13 +238,16 @@ class LazySession:
         yield from self._returned(parts.groupByKey(tasks).mapPartitions(merged_contents))
         pieces.unpersist()
 
-    def made(self, parts: Sequence[Part], directories: Mapping[int, str], eve: str) -> Iterator[Made]:
+    def made(
+        self, parts: Sequence[Part], directories: Mapping[int, str], eve: str, progress: Progress
+    ) -> Iterator[Made]:
         """Create parts of the tables of a day with Spark, and yield them.
 
         Args:
             directories: directory of the tables of each hour of the day.
             eve: file with the last publish numbers of the previous day, which may be missing.
         """
+        progress.fraction = self._fraction
         wanted: dict[str, list[tuple[int, int, str]]] = {}
         for number, part in enumerate(parts):
             for hour, table in part.hours:

@@ -144,7 +144,7 @@ class Tables:
             make = functools.partial(days.made_files, directories=directories, eve=eve, target=self._staged)
             return self._run.session.mapped(make, parts, self._size(directories), self._run.progress)
         results = []
-        for made in self._run.session.made(parts, directories, eve):
+        for made in self._run.session.made(parts, directories, eve, self._run.progress):
             for name, content in made.files.items():
                 target = self._staged / name
                 target.parent.mkdir(parents=True, exist_ok=True)

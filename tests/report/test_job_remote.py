@@ -10,6 +10,7 @@ import pytest
 
 from proxy.report import session as report_session
 from proxy.report.job import run
+from proxy.report.progress import Progress
 from proxy.report.request import Request
 from proxy.report.session import LazySession
 from proxy.report.storage import HadoopFiles
@@ -48,12 +49,20 @@ def test_large_segments_on_hdfs_are_copied_to_this_machine_one_at_a_time(
 ) -> None:
     monkeypatch.setattr(report_session, "_WHOLE_BYTES", 0)
     copies: list[Path] = []
-    fetch = HadoopFiles.fetch
+    steps: list[str] = []
+    fetch, step = HadoopFiles.fetch, Progress.step
+
+    def begun(progress: Progress, name: str, total: int = 0) -> None:
+        steps.append(f"{name}, {total}")
+        step(progress, name, total)
+
+    monkeypatch.setattr(Progress, "step", begun)
 
     def fetched(files: HadoopFiles, path: str, folder: Path) -> Path:
         if "/audit-" not in path:
             return fetch(files, path, folder)
         assert not any(copy.exists() for copy in copies)
+        assert not list(folder.glob("*-*.parquet"))  # partials of earlier segments
         if not copies:
             removed.unlink()  # by retention
         copies.append(fetch(files, path, folder))
@@ -64,6 +73,7 @@ def test_large_segments_on_hdfs_are_copied_to_this_machine_one_at_a_time(
     with WebHdfs(tmp_path) as hdfs:
         assert run(session, Request(f"{hdfs.url}/log", f"{hdfs.url}/out", now=NOW)).publishes == 2
     assert len(copies) == 3
+    assert steps[1:3] == ["reading segments, 3", "merging hours, 1"]
 
 
 def test_a_file_on_hdfs_gets_its_name_when_it_is_complete(session: LazySession, tmp_path: Path) -> None:
