@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import gzip
 import os
 import shutil
 import subprocess
@@ -27,6 +28,7 @@ DAY = datetime(2026, 11, 20, tzinfo=UTC)
 SIDECARS, PER_HOUR = 3, 12
 #: The additional hour, with as many records as the mean of the other hours.
 NEW_HOUR = 23
+_SLOTS = 288  # of five minutes, in a day
 SAMPLE_SECONDS = 0.1
 _TICKS, _PAGE = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
 
@@ -76,7 +78,7 @@ class Cost:
         return f"{self.seconds:.1f} s, {memory}, {self.cpu:.1f} s of CPU, of which the driver used {self.driver:.1f} s"
 
 
-def write_segment(folder: Path, begin: datetime, seconds: int, number: int, first: int, count: int) -> None:
+def write_segment(folder: Path, begin: datetime, seconds: int, number: int, first: int, count: int) -> Path:
     """Write a segment of a sidecar that begins with a publish number."""
     sidecar = f"edge-{number % SIDECARS}" if number < SIDECARS else f"edge-{number}"
     hour = folder / f"date={begin:%Y-%m-%d}" / f"hour={begin:%H}"
@@ -87,6 +89,7 @@ def write_segment(folder: Path, begin: datetime, seconds: int, number: int, firs
         values = {"first": first, "count": count, "sidecar": sidecar, "begin": f"{begin:%Y-%m-%d %H:%M:%S}"}
         step = max(1, seconds * 1_000_000 // max(1, count))
         duck.execute(_LINES.format(**values, step=step, path=path, version=begin.hour // 12))
+    return path
 
 
 def write_day(folder: Path, records: int) -> None:
@@ -110,14 +113,23 @@ def write_day(folder: Path, records: int) -> None:
 
 
 def write_many(folder: Path, segments: int, each: int) -> None:
-    """Write small segments of as many sidecars as are needed for one segment per sidecar and five minutes."""
+    """Write small segments of as many sidecars as are needed for one segment per sidecar and five minutes.
+
+    The segments of a sidecar are those of the first, with other names and message ids.
+    """
     if folder.exists():
         return
     building = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(building, ignore_errors=True)
-    for number in range(segments):
-        slot, sidecar = number % 288, SIDECARS + number // 288
-        write_segment(building, DAY + timedelta(minutes=5 * slot), 300, sidecar, slot * each, each)
+    for slot in range(min(segments, _SLOTS)):
+        first = write_segment(building, DAY + timedelta(minutes=5 * slot), 300, SIDECARS, slot * each, each)
+        text = gzip.decompress(first.read_bytes()).decode()
+        for number in range(1, (segments - slot - 1) // _SLOTS + 1):
+            name = f"edge-{SIDECARS + number}"
+            changed = text.replace(f"edge-{SIDECARS}", name).replace('"message_id":"', f'"message_id":"{number:02x}')
+            first.with_name(first.name.replace(f"edge-{SIDECARS}", name)).write_bytes(
+                gzip.compress(changed.encode(), 5)
+            )
     building.rename(folder)
 
 
