@@ -10,6 +10,7 @@ Source: the messenger-addressing specification, section 3.4, which requires a dr
 
 from __future__ import annotations
 
+import base64
 import difflib
 import json
 import re
@@ -21,7 +22,7 @@ from typing import Annotated, TypeAlias
 
 from proxy.addressing.address import password_span, without_password
 from proxy.addressing.targets import AddressBook, FailedTranslation, Publication, address_of, publication_at
-from proxy.errors import ConfigError, ConfigErrors
+from proxy.errors import ConfigError, ConfigErrors, ProtocolError
 from proxy.relay.vhost import VhostState
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
@@ -30,7 +31,15 @@ from proxy.rules import wire
 from proxy.rules.evaluation import RoutingResult, decide, evaluate, mentioned_queues
 from proxy.rules.file_tests import Time
 from proxy.rules.loader import LoadedRules
-from proxy.rules.message import DescribedMessage, MessageModel, described_message, destination_text, json_value, quoted
+from proxy.rules.message import (
+    DescribedMessage,
+    MessageModel,
+    described_message,
+    destination_text,
+    framed_message,
+    json_value,
+    quoted,
+)
 from proxy.rules.ruleset import VhostRules
 from proxy.rules.spelling.lines import shown_line
 from proxy.values import Value, counted, text
@@ -166,6 +175,7 @@ class Explanation:
     note: str | None = None
 
 
+_FRAMES = "base64 of a Basic.Publish frame and its content header frame"
 _Vhost: TypeAlias = Annotated[str, Expected("the name of a virtual host")]
 
 
@@ -174,6 +184,18 @@ class AddressRequest(FileModel):
 
     address: Annotated[str, Expected("an address")]
     vhost: _Vhost = NOTHING
+
+
+class _FramesModel(FileModel):
+    """A message to explain, as encoded frames.
+
+    Rules files can't describe every message: decimals, unsigned 64-bit integers, repeated names, and names or strings
+    that are not UTF-8 have no form in YAML.
+    """
+
+    frames: Annotated[str, Expected(_FRAMES)]
+    vhost: _Vhost = NOTHING
+    at: Time = NOTHING
 
 
 class _RequestModel(MessageModel):
@@ -185,7 +207,7 @@ class _RequestModel(MessageModel):
 
 
 def read_question(data: bytes, source: str) -> ExplainRequest | AddressRequest:
-    """Read a message, or an address, as YAML or JSON.
+    """Read a message, its frames, or an address, as YAML or JSON.
 
     Raises:
         ConfigErrors: the text is invalid; all errors are reported.
@@ -203,11 +225,25 @@ def read_question(data: bytes, source: str) -> ExplainRequest | AddressRequest:
         if asked is None or faults.errors:
             raise ConfigErrors(faults.errors)
         return asked
+    if "frames" in keys:
+        return _framed_question(keys, source, faults)
     model = read_model(_RequestModel, keys)
     message = None if model is None else described_message(model, keys)
     if model is None or message is None or faults.errors:
         raise ConfigErrors(faults.errors)
     return ExplainRequest(message, model.vhost, frozenset(name.encode() for name in model.queues), source, model.at)
+
+
+def _framed_question(keys: Keys, source: str, faults: Faults) -> ExplainRequest:
+    model = read_model(_FramesModel, keys)
+    if model is None or faults.errors:
+        raise ConfigErrors(faults.errors)
+    try:
+        message = framed_message(base64.b64decode(model.frames, validate=True))
+    except (ValueError, ProtocolError) as error:
+        wrong = ConfigError(source, 0, "frames", f"can't be read: {error}; expected {_FRAMES}")
+        raise ConfigErrors([wrong]) from error
+    return ExplainRequest(message, model.vhost, source=source, at=model.at)
 
 
 def _json_as_yaml(data: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""Reads the messages described in tests and in requests to `explain`, and formats names and values.
+"""Reads the messages described in tests and in requests to `explain`, or encoded as frames; formats names and values.
 
 Values that the broker would reject before routing, such as a delivery mode of 3 or a malformed expiration, are also
 errors here. Formatted values keep their type if JSON has a corresponding type.
@@ -12,6 +12,12 @@ from typing import Annotated, TypeAlias
 
 from pydantic import Field, PlainValidator, WithJsonSchema
 
+from proxy import values
+from proxy.amqp.frames import CONTENT_HEAD, HEADER, LEAST_HEADER_FRAME, METHOD, U16, FrameBuffer
+from proxy.amqp.method_frames import Publish, read_method
+from proxy.amqp.methods import BASIC_PUBLISH, method_of
+from proxy.amqp.properties import decode_properties, header_table
+from proxy.amqp.tables import decode_table
 from proxy.routing.bindings.operators import INTEGER_PROPERTIES, TEXT_PROPERTIES
 from proxy.routing.decision import Facts
 from proxy.rules.field_values import instant, read_table
@@ -165,7 +171,35 @@ def described_message(model: MessageModel, keys: Keys) -> DescribedMessage:
     """Build a message from its model and from the node of its headers."""
     table = keys.value("headers")
     headers = read_table(table, keys.at("headers"), keys.faults) if isinstance(table, Mapping) else ()
-    # RabbitMQ removes BCC before the exchange evaluates the message (sender-selected distribution).
-    headers = tuple(entry for entry in headers if entry[0] != b"BCC")
     properties = {name: value for name in PROPERTIES if (value := getattr(model.properties, name)) is not None}
-    return DescribedMessage(model.exchange, Facts(model.routing_key, headers, properties, model.body_size))
+    return DescribedMessage(model.exchange, Facts(model.routing_key, _seen(headers), properties, model.body_size))
+
+
+def _seen(headers: values.Table) -> values.Table:
+    """Remove BCC, as RabbitMQ does before the exchange evaluates the message (sender-selected distribution)."""
+    return tuple(entry for entry in headers if entry[0] != b"BCC")
+
+
+def framed_message(data: bytes) -> DescribedMessage:
+    """Read a message from its first two frames.
+
+    Raises:
+        ProtocolError: a frame or a table is malformed.
+        ValueError: these are not the expected frames.
+    """
+    buffer = FrameBuffer(len(data))
+    buffer.feed(data)
+    method, header = buffer.next_frame(), buffer.next_frame()
+    if method is None or header is None or len(buffer):
+        raise ValueError("got no two whole frames")
+    if (method.kind, header.kind) != (METHOD, HEADER) or method_of(method.payload) != BASIC_PUBLISH:
+        raise ValueError("got frames of other types")
+    if len(header.raw) < LEAST_HEADER_FRAME:
+        raise ValueError("got a content header without property flags")
+    publish = read_method(Publish, method.payload)
+    size = CONTENT_HEAD.unpack_from(header.raw)[-1]
+    flags = U16.unpack_from(header.raw, CONTENT_HEAD.size)[0]
+    properties = decode_properties(header.raw, LEAST_HEADER_FRAME - 1, len(header.raw) - 1, flags)
+    _, first, last = header_table(header.raw)
+    facts = Facts(publish.routing_key, _seen(decode_table(header.raw, first, last)), properties, size)
+    return DescribedMessage(publish.exchange, facts)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import time
 
 import pytest
 
 from proxy.admin.explain import ExplainPage
+from proxy.amqp.methods import BASIC_ACK, method_frame
 from proxy.errors import ConfigErrors
 from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange, VhostState
 from proxy.routing.decision import QueueNames
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
 from proxy.rules.wire import owned_exchanges
+from proxy.values import Value
+from tests.client import content_header, publish
 from tests.routing.building import NOW, to_queue
 from tests.rules.loading import load
 
@@ -80,3 +84,49 @@ async def test_a_large_message_does_not_block_other_tasks() -> None:
     with pytest.raises(ConfigErrors):
         await explaining
     assert longest < 1
+
+
+FRAMES = publish(0, b"e", b"k", ((b"w", Value("D", (2, 150))), (b"w", Value("L", -1)), (b"\xff", Value("S", b"\xff"))))
+
+
+def framed(frames: bytes) -> bytes:
+    return json.dumps({"frames": base64.b64encode(frames).decode(), "at": "2026-11-21T08:00:00Z"}).encode()
+
+
+async def test_a_message_given_as_frames_keeps_its_types_and_repeated_names() -> None:
+    loaded = load("exchanges: [{name: e, bindings: [{queue: q, when: {w exists: true, w is not: string, key =: k}}]}]")
+    explanation = await explained(ExplainPage(lambda: loaded, lambda: [], lambda: NOW), framed(FRAMES))
+    assert (explanation["exchange"], explanation["queues"]) == ("e", ["q"])
+
+
+async def test_properties_and_body_size_are_read_from_the_frames() -> None:
+    properties: dict[str, bytes | int] = {"message_id": b"m1", "priority": 5}
+    frames = publish(0, b"e", b"", ((b"BCC", Value("S", b"x")),), b"", properties)
+    header = content_header(0, 11, b"", properties)
+    method = frames[: frames.index(b"\xce\x02") + 1]
+    loaded = load(
+        "exchanges: [{name: e, arguments: {min-payload-size: 11}, bindings: "
+        "[{queue: q, when: {property message_id =: m1, property priority =: 5, BCC exists: false}}]}]"
+    )
+    explanation = await explained(ExplainPage(lambda: loaded, lambda: [], lambda: NOW), framed(method + header))
+    assert explanation["queues"] == ["q"]
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [b"", b"x" * 40, FRAMES[:-1], FRAMES + b"\x00", FRAMES[FRAMES.index(b"\xce\x02") + 1 :] * 2,
+     publish(0, b"e", b"", ((b"a", Value("S", b"b")),)).replace(b"S", b"?"), method_frame(1, BASIC_ACK, 1, False) * 2],
+)  # fmt: skip
+async def test_frames_that_are_not_a_message_are_refused_in_one_sentence(frames: bytes) -> None:
+    page, _ = explain_page()
+    with pytest.raises(ConfigErrors) as raised:
+        await page.explain(framed(frames))
+    (error,) = raised.value.errors
+    assert str(error).startswith("message: frames: can't be read: ")
+    assert str(error).endswith("; expected base64 of a Basic.Publish frame and its content header frame")
+
+
+async def test_frames_that_are_not_base64_are_refused() -> None:
+    page, _ = explain_page()
+    with pytest.raises(ConfigErrors, match=r"message: frames: can't be read: .*base64"):
+        await page.explain(b"{frames: '*'}")

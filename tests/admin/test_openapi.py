@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import urllib.error
@@ -16,6 +17,8 @@ import pika
 import pytest
 
 from proxy.admin import console
+from proxy.values import Value
+from tests import client
 from tests.broker.delivery.site import Site, standing
 from tests.rabbitmq import Broker
 from tests.sidecar import pika_channel, request_page
@@ -111,6 +114,14 @@ def test_recent_publishes_are_as_described(site: Site) -> None:
 )  # fmt: skip
 def test_explanations_are_as_described(site: Site, message: str) -> None:
     ask(site, "post", "/explain", message.encode())
+
+
+def test_an_explanation_of_frames_is_as_described(site: Site) -> None:
+    frames = base64.b64encode(client.publish(0, b"orders", b"k", ((b"amount", Value("D", (0, 1))),))).decode()
+    request = {"frames": frames, "at": "2026-11-21T08:00:00Z"}
+    schema = {"$ref": "#/components/schemas/Frames", "components": DESCRIBED["components"]}
+    jsonschema.validate(request, schema, cls=jsonschema.Draft202012Validator)
+    assert ask(site, "post", "/explain", json.dumps(request).encode())["exchange"] == "orders"
 
 
 def test_the_explanation_has_the_time_of_the_message(site: Site) -> None:
