@@ -60,7 +60,8 @@ def add_admin_arguments(parser: argparse.ArgumentParser) -> None:
         "--ca-file",
         metavar="PEM",
         type=Path,
-        help="CA certificates for an https URL; default: the certificate in the configuration, or the system's CAs",
+        help="CA certificates for connections over TLS; default: the certificate in the configuration, or the system's "
+        "CAs",
     )
     parser.add_argument(
         "--certificate-file",
@@ -93,6 +94,15 @@ def admin_clients(options: argparse.Namespace, command: str) -> list[AdminClient
     secure = any(url.startswith("https:") for url in urls)
     context = _tls_context(options.ca_file, options.certificate_file, certificate) if secure else None
     return [AdminClient(url, command, token, context) for url in urls]
+
+
+def listener_tls(options: argparse.Namespace, certificate: Path | None) -> ssl.SSLContext:
+    """Return a context for an AMQP connection to a sidecar, with the files given in the options; see `_tls_context`.
+
+    Raises:
+        ConfigErrors: a file is unusable.
+    """
+    return _tls_context(options.ca_file, options.certificate_file, certificate)
 
 
 def _token(name: str | None, command: str) -> str | None:
@@ -163,6 +173,11 @@ def ask_workers(clients: Iterable[AdminClient], ask: Callable[[AdminClient], T])
     return answers, not faults
 
 
+def reachable_host(host: str) -> str:
+    """Return the host to connect to for a host to listen on."""
+    return _UNSPECIFIED.get(host, host)
+
+
 def admin_urls(settings: Settings) -> list[str]:
     """Return the admin URLs of all workers, for requests from the host on which they run.
 
@@ -171,7 +186,7 @@ def admin_urls(settings: Settings) -> list[str]:
     """
     if not settings.admin_addresses:
         raise ConfigErrors([settings.fault("admin.address", "not set, expected the address of a running sidecar")])
-    hosts = [(_UNSPECIFIED.get(address.host, address.host), address.port) for address in settings.admin_addresses]
+    hosts = [(reachable_host(address.host), address.port) for address in settings.admin_addresses]
     scheme = "http" if settings.admin.tls is None else "https"
     return [f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}" for host, port in hosts]
 

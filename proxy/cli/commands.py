@@ -228,6 +228,24 @@ COMMANDS = {
         ),
         no="some objects could not be removed",
     ),
+    "replay": CommandEntry(
+        "publish parked messages again through the sidecar",
+        "Takes messages from the queue of an alternate exchange, evaluates each with the "
+        "active rules or with files, and publishes it again through the sidecar. A message is acked after its "
+        "publish was confirmed, so that no message is lost. If the command is killed, at most one message, which was "
+        "in flight, is delivered and remains in the queue as well. A message that would again reach no destination "
+        "stays in the queue.",
+        (
+            ("oxproxy replay --queue parked --dry-run", "shows where the messages would be sent"),
+            ("oxproxy replay --queue parked --dry-run --rules next.yaml", "the same with candidate rules"),
+            ("oxproxy replay --queue parked --limit 10", "the first ten messages"),
+            ("oxproxy replay --queue parked --match tenant=acme --rate 50", "some messages, slowly"),
+        ),
+        no="messages stay in the queue, or the run ended early",
+        done="all matched messages were replayed; with --dry-run: would be replayed",
+        wrong="invalid usage, or the queue or the sidecar can't be used",
+        interrupted="interrupted by Ctrl-C or SIGTERM; no message is doubled",
+    ),
     "completion": CommandEntry(
         "print a completion script for bash, zsh or fish",
         "Prints a script that completes commands, options and values.",

@@ -12,6 +12,7 @@ This package makes no decisions about AMQP: it passes received bytes to `relay`,
 | slowing down producers that exceed their limits | `throttle` |
 | connecting to RabbitMQ; upstream connections kept for reuse | `upstream` |
 | links to other brokers | `remote` |
+| blocking connection to a sidecar, for commands | `client` |
 | TLS contexts, certificates and error messages | `tls` |
 | TLS settings, and checks of the files that they name | `tls_config` |
 | data that sessions need about a virtual host; connections for checking permissions | `vhosts` |

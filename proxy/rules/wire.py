@@ -34,7 +34,8 @@ from proxy.values import Destination, Table, reserved_prefix, text
 
 #: Name of our own broker.
 UPSTREAM = "upstream"
-_UNBOUND = "not bound yet: the publish waits until the destination is bound or known to be missing"
+#: Reason under `missing` for a destination that is not missing.
+UNBOUND = "not bound yet: the publish waits until the destination is bound or known to be missing"
 _Names: TypeAlias = dict[bytes, Destination]
 
 
@@ -152,7 +153,7 @@ def evaluated(
     out = outgoing(decision, owned, state, Traffic(), routing_key=message.facts.routing_key, source=publish_source)
     missing = owned.tokens.missing
     unreached = [(destination, missing[destination].reason) for destination in chosen if destination in missing]
-    unreached += [(destination, _UNBOUND) for destination in out.unbound]
+    unreached += [(destination, UNBOUND) for destination in out.unbound]
     for target in () if out.remote_targets is None else out.remote_targets.targets:
         unreached += _missing_elsewhere(state, target)
     # These tokens only identify the destinations. They may differ from the tokens on the broker.

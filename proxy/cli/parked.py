@@ -1,0 +1,137 @@
+"""Parked messages: the address to which each is published again, and what the rules would do with it.
+
+A message is parked in a queue of an alternate exchange, whose deliveries show the original exchange and routing key.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from proxy.addressing.targets import Publication
+from proxy.amqp.frames import HEADER, LEAST_HEADER_FRAME, OVERHEAD, frame
+from proxy.amqp.method_frames import basic_publish
+from proxy.amqp.properties import decode_properties, header_table
+from proxy.amqp.tables import decode_table
+from proxy.net.client import TakenMessage
+from proxy.rules.evaluation import PASSED
+from proxy.rules.message import json_value
+from proxy.rules.wire import UNBOUND
+from proxy.values import Table, text
+
+#: Offsets in the payload of a content header frame: the property flags, and the first property.
+_FLAGS, _PROPERTIES = LEAST_HEADER_FRAME - OVERHEAD - 2, LEAST_HEADER_FRAME - OVERHEAD
+
+
+@dataclass(frozen=True, slots=True)
+class ParkedMessage:
+    """A message as it is published again.
+
+    Args:
+        header: payload of the content header frame.
+    """
+
+    exchange: bytes
+    routing_key: bytes
+    header: bytes
+    message_id: str | None = None
+    headers: Table = ()
+
+    @property
+    def frames(self) -> bytes:
+        """The frames that precede the body."""
+        return basic_publish(0, self.exchange, self.routing_key) + frame(HEADER, 0, self.header)
+
+    def has(self, name: str, value: str) -> bool:
+        """Return True if a header has this value: a string, a number, or true or false."""
+        for header, found in self.headers:
+            if header == name.encode():
+                plain = json_value(found)
+                return (plain if isinstance(plain, str) else json.dumps(plain)) == value
+        return False
+
+
+def parked_message(delivery: TakenMessage) -> ParkedMessage:
+    """Return the message of a delivery, with its address before it was parked.
+
+    Raises:
+        ProtocolError: the content header is malformed.
+    """
+    header = delivery.header
+    _, first, last = header_table(header, _PROPERTIES, len(header))
+    entries = header[first:last]
+    address = Publication(delivery.exchange, delivery.routing_key)
+    flags = int.from_bytes(header[_FLAGS:_PROPERTIES], "big")
+    properties = decode_properties(header, _PROPERTIES, len(header), flags, frozenset(("message_id",)))
+    message_id = properties.get("message_id")
+    return ParkedMessage(
+        *address,
+        header,
+        text(message_id) if isinstance(message_id, bytes) else None,
+        decode_table(entries, 0, len(entries)),
+    )
+
+
+def question(message: ParkedMessage, vhost: str) -> bytes:
+    """Return the request with which `explain` evaluates a message."""
+    return json.dumps({"vhost": vhost, "frames": base64.b64encode(message.frames).decode()}).encode()
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayPlan:
+    """What the rules would do with a message.
+
+    Args:
+        outcome: as in the explanation.
+        destinations: where the message would be sent, such as ``queue orders``.
+        stays: why the message would not reach another queue; None if it would.
+    """
+
+    outcome: str
+    destinations: tuple[str, ...]
+    stays: str | None
+
+
+def verdict(answer: Mapping[str, Any], message: ParkedMessage, queue: str) -> ReplayPlan:  # Any: JSON
+    """Evaluate an explanation.
+
+    Args:
+        queue: the queue from which the message was taken.
+    """
+    outcome = str(answer["outcome"])
+    destinations = tuple(_destinations(answer))
+    if outcome == PASSED:
+        destinations = (
+            f"exchange {text(message.exchange)}" if message.exchange else f"queue {text(message.routing_key)}",
+        )
+    missing = {name: why for name, why in answer["missing"].items() if why != UNBOUND}
+    if outcome in ("unrouted", "filtered", "rejected"):
+        stays: str | None = _reason(answer)
+    elif not destinations:
+        stays = "; ".join(answer["failed"]) or "no destination"
+    elif all(destination in missing for destination in destinations):
+        stays = f"{destinations[0]}: {missing[destinations[0]]}"
+    elif destinations == (f"queue {queue}",):
+        stays = "it would return to this queue"
+    else:
+        stays = None
+    return ReplayPlan(outcome, destinations, stays)
+
+
+def _destinations(answer: Mapping[str, Any]) -> Iterator[str]:  # Any: JSON
+    for kind, names in (("queue", "queues"), ("exchange", "exchanges"), ("broker", "remotes")):
+        yield from (f"{kind} {name}" for name in answer[names])
+
+
+def _reason(answer: Mapping[str, Any]) -> str:  # Any: JSON
+    """Return why a message reaches no destination."""
+    steps: Sequence[Mapping[str, Any]] = answer["walk"]
+    if answer["error"]:
+        return f"rejected: {answer['error']}"
+    breaches = [check["breach"] for step in steps for check in step["filters"] if check["breach"]]
+    if breaches:
+        return f"filtered: {breaches[0]}"
+    return "; ".join(answer["failed"]) or "no binding matches"
