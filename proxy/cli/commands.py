@@ -230,11 +230,12 @@ COMMANDS = {
     ),
     "replay": CommandEntry(
         "publish parked messages again through the sidecar",
-        "Takes messages from the queue of an alternate exchange, evaluates each with the "
+        "Takes messages from the queue of an alternate exchange or from a dead-letter queue, evaluates each with the "
         "active rules or with files, and publishes it again through the sidecar. A message is acked after its "
         "publish was confirmed, so that no message is lost. If the command is killed, at most one message, which was "
         "in flight, is delivered and remains in the queue as well. A message that would again reach no destination "
-        "stays in the queue.",
+        "stays in the queue. Dead-lettered messages are published to the exchange and routing key in the first entry "
+        "of x-death.",
         (
             ("oxproxy replay --queue parked --dry-run", "shows where the messages would be sent"),
             ("oxproxy replay --queue parked --dry-run --rules next.yaml", "the same with candidate rules"),

@@ -1,6 +1,7 @@
 """Parked messages: the address to which each is published again, and what the rules would do with it.
 
-A message is parked in a queue of an alternate exchange, whose deliveries show the original exchange and routing key.
+A message is parked in a queue of an alternate exchange, whose deliveries show the original exchange and routing key, or
+it was dead-lettered, and the first entry of `x-death` has them. The content header is otherwise unchanged.
 """
 
 from __future__ import annotations
@@ -12,16 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from proxy.addressing.targets import Publication
-from proxy.amqp.frames import HEADER, LEAST_HEADER_FRAME, OVERHEAD, frame
+from proxy.amqp.frames import HEADER, LEAST_HEADER_FRAME, OVERHEAD, U32, frame, shortstr
 from proxy.amqp.method_frames import basic_publish
 from proxy.amqp.properties import decode_properties, header_table
-from proxy.amqp.tables import decode_table
+from proxy.amqp.tables import decode_table, decode_value, encode_value, pick
 from proxy.net.client import TakenMessage
+from proxy.relay import original_address
 from proxy.rules.evaluation import PASSED
 from proxy.rules.message import json_value
 from proxy.rules.wire import UNBOUND
-from proxy.values import Table, text
+from proxy.values import LONGEST_NAME_BYTES, Table, Value, text
 
+_DEATHS, _CC = b"x-death", b"CC"
 #: Offsets in the payload of a content header frame: the property flags, and the first property.
 _FLAGS, _PROPERTIES = LEAST_HEADER_FRAME - OVERHEAD - 2, LEAST_HEADER_FRAME - OVERHEAD
 
@@ -61,18 +64,52 @@ def parked_message(delivery: TakenMessage) -> ParkedMessage:
         ProtocolError: the content header is malformed.
     """
     header = delivery.header
-    _, first, last = header_table(header, _PROPERTIES, len(header))
+    at, first, last = header_table(header, _PROPERTIES, len(header))
     entries = header[first:last]
-    address = Publication(delivery.exchange, delivery.routing_key)
+    address, changed = Publication(delivery.exchange, delivery.routing_key), entries
+    death = _last_death(entries)
+    if death is not None:
+        address, keys = death
+        if keys and not pick(entries, 0, len(entries), frozenset((_CC,))):
+            # With `x-dead-letter-routing-key`, RabbitMQ removes CC, whose keys remain only in x-death.
+            changed += shortstr(_CC) + encode_value(Value("A", tuple(Value("S", key) for key in keys)))
+        # With another carrier name or queue delivery, x-death has the address that the sidecar has set.
+        moved = original_address.read(changed)
+        if moved is not None and moved[1] == address:
+            address, changed = moved[0], original_address.restored(changed)
     flags = int.from_bytes(header[_FLAGS:_PROPERTIES], "big")
     properties = decode_properties(header, _PROPERTIES, len(header), flags, frozenset(("message_id",)))
     message_id = properties.get("message_id")
+    if changed != entries:
+        header = header[:at] + U32.pack(len(changed)) + changed + header[last:]
     return ParkedMessage(
         *address,
         header,
         text(message_id) if isinstance(message_id, bytes) else None,
-        decode_table(entries, 0, len(entries)),
+        decode_table(changed, 0, len(changed)),
     )
+
+
+def _last_death(entries: bytes) -> tuple[Publication, list[bytes]] | None:
+    """Return the address before the last dead-lettering, and the keys in CC; None if the message was not dead-lettered.
+
+    Source: RabbitMQ "Dead Letter Exchanges": the most recent event is the first entry.
+    """
+    raw = next((raw for _, raw in pick(entries, 0, len(entries), frozenset((_DEATHS,)))), None)
+    if raw is None:
+        return None
+    match decode_value(raw):
+        case Value("A", (Value("F", tuple() as fields), *_)):
+            death: dict[bytes, Value] = dict(fields)
+        case _:
+            return None
+    exchange, keys = death.get(b"exchange"), death.get(b"routing-keys")
+    match exchange, keys:
+        case Value("S", bytes() as name), Value("A", tuple() as elements) if elements:
+            strings = [element.value for element in elements if isinstance(element.value, bytes)]
+            if len(strings) == len(elements) and max(map(len, (name, *strings))) <= LONGEST_NAME_BYTES:
+                return Publication(name, strings[0]), strings[1:]
+    return None
 
 
 def question(message: ParkedMessage, vhost: str) -> bytes:
