@@ -16,7 +16,7 @@ from proxy.addressing.targets import Publication
 from proxy.amqp.frames import HEADER, LEAST_HEADER_FRAME, OVERHEAD, U32, frame, shortstr
 from proxy.amqp.method_frames import basic_publish
 from proxy.amqp.properties import decode_properties, header_table
-from proxy.amqp.tables import decode_table, decode_value, encode_value, pick
+from proxy.amqp.tables import decode_table, decode_value, encode_value, pick, without
 from proxy.net.client import TakenMessage
 from proxy.relay import original_address
 from proxy.rules.evaluation import PASSED
@@ -25,6 +25,9 @@ from proxy.rules.wire import UNBOUND
 from proxy.values import LONGEST_NAME_BYTES, Table, Value, text
 
 _DEATHS, _CC = b"x-death", b"CC"
+#: Headers that a quorum queue adds to a message when it delivers it. They count how often the message was returned.
+_RETURNS = b"x-delivery-count"
+_OF_QUORUM_QUEUES = frozenset((_RETURNS, b"x-acquired-count"))
 #: Offsets in the payload of a content header frame: the property flags, and the first property.
 _FLAGS, _PROPERTIES = LEAST_HEADER_FRAME - OVERHEAD - 2, LEAST_HEADER_FRAME - OVERHEAD
 
@@ -35,6 +38,7 @@ class ParkedMessage:
 
     Args:
         header: payload of the content header frame.
+        returns: how often the message was returned to its queue, if it is a quorum queue; otherwise 0.
     """
 
     exchange: bytes
@@ -42,6 +46,7 @@ class ParkedMessage:
     header: bytes
     message_id: str | None = None
     headers: Table = ()
+    returns: int = 0
 
     @property
     def frames(self) -> bytes:
@@ -66,7 +71,9 @@ def parked_message(delivery: TakenMessage) -> ParkedMessage:
     header = delivery.header
     at, first, last = header_table(header, _PROPERTIES, len(header))
     entries = header[first:last]
-    address, changed = Publication(delivery.exchange, delivery.routing_key), entries
+    returns = [decode_value(raw).value for _, raw in pick(entries, 0, len(entries), frozenset((_RETURNS,)))]
+    changed = without(entries, 0, len(entries), _OF_QUORUM_QUEUES)
+    address = Publication(delivery.exchange, delivery.routing_key)
     death = _last_death(entries)
     if death is not None:
         address, keys = death
@@ -87,6 +94,7 @@ def parked_message(delivery: TakenMessage) -> ParkedMessage:
         header,
         text(message_id) if isinstance(message_id, bytes) else None,
         decode_table(changed, 0, len(changed)),
+        returns[0] if returns and isinstance(returns[0], int) else 0,
     )
 
 

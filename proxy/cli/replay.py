@@ -60,6 +60,15 @@ _EXPECTED_URL = "expected amqp(s)://user:password@host:port/vhost of a sidecar"
 _OTHER_RULES = (
     "the sidecar routes by its active rules; the files only determine which messages are published and what is shown"
 )
+_COUNTED = (
+    "queue {} is a quorum queue, which drops or dead-letters a message after its delivery limit: each run, and each "
+    "dry run, counts as a delivery of the messages that stay"
+)
+#: A run ends if a message can be returned only this number of times before the queue drops it.
+_RETURNS_LEFT = 2
+#: Default of RabbitMQ 4.0 and later. Earlier versions have no limit by default.
+_DELIVERY_LIMIT = 20
+
 #: Evaluates a message and returns the explanation.
 Evaluator: TypeAlias = Callable[[ParkedMessage], dict[str, Any]]  # Any: JSON
 
@@ -82,6 +91,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     rate = between(_LOWEST_RATE, _HIGHEST_RATE, f"{_LOWEST_RATE} to {_HIGHEST_RATE:.0f} messages per second")
     parser.add_argument("--rate", metavar="N", type=rate, help="maximum number of publishes per second")
+    parser.add_argument(
+        "--delivery-limit",
+        metavar="N",
+        type=count,
+        default=_DELIVERY_LIMIT,
+        help="delivery limit of the queue, if it is a quorum queue; default: %(default)s",
+    )
     parser.add_argument(
         "--url",
         metavar="URL",
@@ -249,6 +265,7 @@ class Replay:
     groups: dict[tuple[str, ...], int] = field(default_factory=dict)
     _signals: _Signals = field(default_factory=_Signals)
     _next_publish: float = 0.0
+    _warned: bool = False
     #: whether an ack for the message in flight was sent
     _acked: bool = False
 
@@ -314,6 +331,7 @@ class Replay:
         else:
             if not all(message.has(name, value) for name, value in self.matches):
                 self.not_matched += 1
+                self._returning(message)
                 return
             answer = self.evaluate(message)
             self.rules = str(answer["rules"])
@@ -330,7 +348,24 @@ class Replay:
             self.replayed += 1
         else:
             self.stay += 1
+        if stays is not None or self.options.dry_run:
+            self._returning(message)
         self._show(message, result, stays)
+
+    def _returning(self, message: ParkedMessage) -> None:
+        """Warn that a quorum queue counts returns, and end the run before a message reaches the delivery limit."""
+        if not message.returns:
+            return
+        queue, limit = self.options.queue, self.options.delivery_limit
+        if not self._warned:
+            self._warned = True
+            print_errors([printable(_COUNTED.format(queue))])
+        if message.returns + _RETURNS_LEFT >= limit:
+            self.ended = (
+                f"message {self.taken} was returned to quorum queue {queue} {counted(message.returns, 'time')}, and "
+                f"the queue drops or dead-letters it after {limit}; raise the delivery limit of the queue, and state "
+                "it with --delivery-limit"
+            )
 
     def _pace(self) -> None:
         """Wait until the next publish is permitted by the rate."""
