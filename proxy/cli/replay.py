@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
 from proxy.cli.admin_client import add_admin_arguments, admin_clients, listener_tls, reachable_host
@@ -42,6 +42,9 @@ from proxy.cli.parked import ParkedMessage, ReplayPlan, parked_message, question
 from proxy.errors import ConfigError, ConfigErrors, ProtocolError, UpstreamError
 from proxy.net.client import BlockingClient, ChannelClosed, Confirm, Login, TakenMessage
 from proxy.values import LONGEST_NAME_BYTES, counted, remember_secret, text
+
+if TYPE_CHECKING:
+    from rich.progress import Progress, TaskID
 
 _COMMAND = "oxproxy replay"
 #: Exit status if interrupted, as in a shell: 128 plus the signal number of SIGINT.
@@ -126,7 +129,8 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigErrors([ConfigError(_COMMAND, 0, "", error.message)]) from error
     replay = Replay(client, evaluate, options, matches)
     try:
-        replay.run()
+        with _Progress.shown(options) as replay.progress:
+            replay.run()
     finally:
         client.close()
     replay.print_result()
@@ -239,6 +243,32 @@ class _Signals:
 
 
 @dataclass(slots=True)
+class _Progress:
+    """A progress bar on standard error, if it is a terminal."""
+
+    bar: Progress | None = None
+    task: TaskID | None = None
+
+    @classmethod
+    @contextlib.contextmanager
+    def shown(cls, options: argparse.Namespace) -> Iterator[_Progress]:
+        if options.json or not sys.stderr.isatty():
+            yield cls()
+            return
+        # Imported here so that scripts do not wait for rich, which takes 0.2 s to import.
+        from rich.console import Console
+        from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
+        columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            yield cls(bar, bar.add_task("evaluated" if options.dry_run else "replayed", total=None))
+
+    def show(self, done: int, total: int) -> None:
+        if self.bar is not None and self.task is not None:
+            self.bar.update(self.task, completed=done, total=total)
+
+
+@dataclass(slots=True)
 class Replay:
     """One run.
 
@@ -253,6 +283,7 @@ class Replay:
     evaluate: Evaluator
     options: argparse.Namespace
     matches: list[tuple[str, str]]
+    progress: _Progress = field(default_factory=_Progress)
     left: int | None = None
     taken: int = 0
     replayed: int = 0
@@ -332,6 +363,7 @@ class Replay:
             if not all(message.has(name, value) for name, value in self.matches):
                 self.not_matched += 1
                 self._returning(message)
+                self._show_progress()
                 return
             answer = self.evaluate(message)
             self.rules = str(answer["rules"])
@@ -351,6 +383,7 @@ class Replay:
         if stays is not None or self.options.dry_run:
             self._returning(message)
         self._show(message, result, stays)
+        self._show_progress()
 
     def _returning(self, message: ParkedMessage) -> None:
         """Warn that a quorum queue counts returns, and end the run before a message reaches the delivery limit."""
@@ -401,6 +434,10 @@ class Replay:
         return "nacked: at least one of its queues refused it, the others may have received it"
 
     # -- output --------------------------------------------------------------------------------------------------------
+
+    def _show_progress(self) -> None:
+        total = self.taken + (self.left or 0)
+        self.progress.show(self.taken, total if self.options.limit is None else min(total, self.options.limit))
 
     def _show(self, message: ParkedMessage, result: ReplayPlan, stays: str | None) -> None:
         done = _STAYS if stays is not None else _WOULD_BE if self.options.dry_run else _REPLAYED
