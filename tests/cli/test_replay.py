@@ -110,6 +110,14 @@ def test_messages_reach_the_queues_that_the_mended_rules_name(site: Site) -> Non
     assert site.bodies("orders.big", "parked") == [[b"1", b"2", b"3"], []]
 
 
+def test_each_message_is_acked_before_the_next_one_is_taken(site: Site) -> None:
+    park(site, 1, 2)
+    site.reload(MENDED)
+    assert replayed(site)[0] == 0
+    sent = [frame.name for frame in site.upstream().frames if frame.name.startswith("Basic.")]
+    assert sent == ["Basic.Get", "Basic.Publish", "Basic.Ack"] * 2
+
+
 def test_messages_that_no_rule_routes_stay_in_order_and_the_run_ends(site: Site) -> None:
     park(site, 1, 2, 3)
     status, messages, summary = replayed(site)

@@ -540,6 +540,18 @@ def test_cleanup_queries_a_management_api_with_the_tls_settings_of_the_configura
     assert "post" in done.stdout
 
 
+def test_replay_trusts_the_certificate_in_the_configuration(world: World, tls_sidecar: TlsSidecar) -> None:
+    producer = tls_sidecar.producer()
+    assert producer.send_settled("post").acked
+    producer.disconnect()
+    done = oxproxy_here(
+        "replay", "--queue", "letters", "--vhost", VHOST, "--dry-run", "--config", tls_sidecar.configuration
+    )
+    assert done.stderr == ""
+    assert "post" in done.stdout
+    assert take(world) == [b"body"]
+
+
 # -- closing -------------------------------------------------------------------------------------------------------
 
 
