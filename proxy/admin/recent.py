@@ -16,7 +16,8 @@ from aiohttp import web
 
 from proxy.admin.server import GuardedRoute, json_response
 from proxy.errors import ProtocolError
-from proxy.relay.audit_record import Privacy, TimestampText
+from proxy.relay.audit_record import TimestampText
+from proxy.relay.privacy import Privacy
 from proxy.relay.publish.tap import FailedPublish, FailureSink
 from proxy.values import text
 

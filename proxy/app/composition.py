@@ -22,8 +22,8 @@ from proxy.net.context import SessionLimits
 from proxy.net.listener import ListenerLimits
 from proxy.net.remote.endpoints import RemoteBroker, RemoteLimits
 from proxy.net.tls_config import SidecarTls, broker_tls
-from proxy.relay.audit_record import Privacy
 from proxy.relay.connection_state import MOST_MESSAGE_BYTES, RelayLimits
+from proxy.relay.privacy import Privacy
 from proxy.relay.publish.plan import ClientRules
 from proxy.relay.rate_limits import RateLimits
 from proxy.relay.tokens import Secrets

@@ -21,8 +21,8 @@ from proxy.app.shadow import Shadow, uploaded_files
 from proxy.errors import ConfigErrors
 from proxy.net.tasks import Tasks
 from proxy.net.vhosts import Vhosts
-from proxy.relay.audit_record import Privacy
 from proxy.relay.counters import Counters
+from proxy.relay.privacy import Privacy
 from proxy.relay.publish.plan import Sources
 from proxy.relay.publish.tap import ObservedDecision
 from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange, VhostState

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from proxy.relay.audit_record import Privacy, PublishLog
+from proxy.relay.audit_record import PublishLog
+from proxy.relay.privacy import Privacy
 
 #: the time in all lines, as a number and as a string
 SECONDS, TS = 1795247999.5, "2026-11-21T07:59:59.500000Z"

@@ -15,15 +15,8 @@ from hypothesis import strategies as st
 from proxy.amqp.tables import encode_value
 from proxy.audit.policy import AuditMode, AuditPolicy
 from proxy.errors import ConfigError
-from proxy.relay.audit_record import (
-    HASHABLE,
-    HEADER_CHARACTERS,
-    HOUR,
-    Privacy,
-    TimestampText,
-    gap_record,
-    header_value,
-)
+from proxy.relay.audit_record import HOUR, TimestampText, gap_record
+from proxy.relay.privacy import HASHABLE, HEADER_CHARACTERS, Privacy, header_value
 from proxy.values import Value
 from tests.audit.lines import TS, line, log, settle_line
 

@@ -12,7 +12,8 @@ import sys
 from time import process_time
 
 from proxy.native import BUILD
-from proxy.relay.audit_record import Privacy, PublishLog
+from proxy.relay.audit_record import PublishLog
+from proxy.relay.privacy import Privacy
 from proxy.relay.publish.plan import ClientRules, Plans, Sources
 from proxy.relay.vhost import VhostState
 from proxy.rules.loader import compile_rules

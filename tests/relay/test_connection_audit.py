@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from proxy.relay.audit_record import Privacy, PublishLog
+from proxy.relay.audit_record import PublishLog
 from proxy.relay.connection_state import Phase, RelayLimits
+from proxy.relay.privacy import Privacy
 from proxy.relay.vhost import VhostState
 from proxy.values import Table, Value
 from tests import client
