@@ -23,6 +23,7 @@ from proxy.net.listener import ListenerLimits
 from proxy.net.remote.endpoints import RemoteBroker, RemoteLimits
 from proxy.net.tls_config import SidecarTls, broker_tls
 from proxy.relay.connection_state import MOST_MESSAGE_BYTES, RelayLimits
+from proxy.relay.facts_record import FactsMode, FactsTable
 from proxy.relay.privacy import Privacy
 from proxy.relay.publish.plan import ClientRules
 from proxy.relay.rate_limits import RateLimits
@@ -138,6 +139,14 @@ def audit_privacy(settings: Settings) -> Privacy:
     audit = settings.audit
     shown = frozenset(name.encode() for name in audit.headers)
     return Privacy(shown, frozenset(audit.hash), audit.hash_key)
+
+
+def audit_facts(settings: Settings, instance: str) -> FactsTable | None:
+    """Return the table of the facts in audit records; None if facts are not recorded."""
+    if settings.audit.facts is False:
+        return None
+    mode = FactsMode.LISTED if settings.audit.facts is True else FactsMode.ALL_MENTIONED
+    return FactsTable(instance, audit_privacy(settings), mode)
 
 
 def admin_tokens(settings: Settings) -> list[AdminToken]:

@@ -32,6 +32,7 @@ from proxy.admin.server import AdminServer
 from proxy.admin.traffic import TrafficSampler
 from proxy.app.composition import (
     admin_tokens,
+    audit_facts,
     audit_policy,
     audit_privacy,
     client_rules,
@@ -206,7 +207,8 @@ class Sidecar:
         Raises:
             ConfigError: the audit log can't be written.
         """
-        self._audit = AuditWriter(policy, self._counters.audit, time.time)
+        facts = audit_facts(self._settings, policy.instance)
+        self._audit = AuditWriter(policy, self._counters.audit, time.time, facts=facts)
         if not await self._audit.start(self._stopping):
             return None
         # The audit log is closed last, since publishes are confirmed and audit records are written until then.
@@ -218,6 +220,7 @@ class Sidecar:
             self._audit.append,
             time.time,
             ruled_only=self._settings.audit.scope == "ruled",
+            facts=facts,
         )
 
     def _assemble(self, tasks: Tasks, publish_log: PublishLog | None) -> Listener:

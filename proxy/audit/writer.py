@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +20,11 @@ import structlog
 from proxy.audit.policy import AuditMode, AuditPolicy
 from proxy.audit.retention import SegmentCloser
 from proxy.audit.segments import DIRECTORY_MODE, InstanceLock, open_segments, safe_instance
-from proxy.audit.writer_thread import RETRY_SECONDS, Batch, RotatingLog, WriteResult, WriterThread
+from proxy.audit.writer_thread import NO_FACTS, RETRY_SECONDS, Batch, RotatingLog, WriteResult, WriterThread
 from proxy.errors import ConfigError
 from proxy.relay.audit_record import TimestampText, gap_record
 from proxy.relay.counters import AuditCounters
+from proxy.relay.facts_record import FactsTable
 
 _log = structlog.get_logger(__name__)
 
@@ -62,6 +63,7 @@ class AuditWriter:
     Args:
         wall: returns seconds since 1970.
         make_log: creates the log; replaced in tests.
+        facts: the facts to which lines refer; None if facts are not recorded.
 
     Attributes:
         full: True while the sidecar should not read from producers (never in best_effort mode).
@@ -78,6 +80,7 @@ class AuditWriter:
         counters: AuditCounters,
         wall: Callable[[], float] = time.time,
         make_log: Callable[..., RotatingLog] = RotatingLog,
+        facts: FactsTable | None = None,
     ) -> None:
         self.full = False
         self.durable = 0
@@ -87,6 +90,7 @@ class AuditWriter:
         self.on_failing: Callable[[], None] = _nothing
         self._policy = policy
         self._counters = counters
+        self._facts = facts
         self._wall = wall
         self._timestamp = TimestampText()
         self._instance = instance = safe_instance(policy.instance)
@@ -257,19 +261,30 @@ class AuditWriter:
             return
         since, self._pending_since = self._pending_since, self._wall()
         self._pending, self._pending_count, self._pending_size = [], 0, 0
+        # The size includes new records of facts, so that the buffer's limit includes their memory.
+        facts, facts_size = self._facts.take_used() if self._facts is not None else (NO_FACTS, 0)
+        size += facts_size
         full = self._handed_size + size > self._policy.buffer_bytes
         if self._closing or (self._may_lose and full):
             self._drop(_Gap(count, since, self._pending_since))
             return
-        self._put(lines, count, size, since, self._pending_since)
+        self._put(lines, count, size, since, self._pending_since, facts)
         if full and not self.full:
             _log.warning("audit log can't keep up; producers are paused", reason=self.failure, repeat="audit")
             self._set_full(True)
 
-    def _put(self, lines: list[bytes], count: int, size: int, since: float, until: float) -> None:
+    def _put(
+        self,
+        lines: list[bytes],
+        count: int,
+        size: int,
+        since: float,
+        until: float,
+        facts: Mapping[int, bytes] = NO_FACTS,
+    ) -> None:
         self._sequence += count
         self._handed_size += size
-        self._thread.put(Batch(lines, count, self._sequence, size, since, until))
+        self._thread.put(Batch(lines, count, self._sequence, size, since, until, facts))
         if self._stall is None:
             self._stall = self._loop.call_later(STALL_SECONDS, self._stalled)
 

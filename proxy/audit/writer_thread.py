@@ -12,19 +12,20 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from errno import EDQUOT, ENOSPC
 from itertools import accumulate
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from types import MappingProxyType
 
 import structlog
 
 from proxy.audit.policy import AuditMode, AuditPolicy
 from proxy.audit.segments import OpenSegment, safe_instance
-from proxy.relay.audit_record import HOUR
+from proxy.relay.audit_record import HOUR, TIME
 
 _log = structlog.get_logger(__name__)
 
@@ -34,6 +35,7 @@ GROUP_BYTES = 4 << 20
 RETRY_SECONDS = 1.0
 #: Seconds for which a segment stays open after its hour, so that the hour's last lines don't need another segment.
 _GRACE_SECONDS = 2.0
+NO_FACTS: Mapping[int, bytes] = MappingProxyType({})
 _NO_SPACE = (ENOSPC, EDQUOT)
 _is_hour = re.compile(rb"\d{4}-\d\d-\d\dT\d\d").fullmatch
 
@@ -65,19 +67,25 @@ class RotatingLog:
         self._name = f"audit-{safe_instance(policy.instance)}-{start}"
         self._number = 0
         self._segment: OpenSegment | None = None
+        #: numbers of the records of facts in the open segment
+        self._facts: set[int] = set()
 
-    def write(self, lines: list[bytes]) -> None:
+    def write(self, lines: list[bytes], facts: Mapping[int, bytes] = NO_FACTS) -> None:
         """Write lines. Written lines are removed from the list, even if an error is raised.
 
         Args:
             lines: groups of whole lines, ordered by time. The lines of a group have the same time.
+            facts: the records of facts, by number, to which the lines may refer, without their beginnings
+                (`FactsRecord.line`). Those that the segment does not contain yet are written before the lines.
 
         Raises:
             OSError: the remaining lines have not been written.
         """
         while lines:
             hour, count, data = self._first_run(lines)
-            segment = self._segment_for(hour, len(data))
+            time = lines[0][TIME]
+            segment = self._segment_for(hour, len(data) + len(self._missing(facts, time)))
+            data = self._missing(facts, time) + data
             before = segment.size
             try:
                 segment.write(data)
@@ -88,7 +96,16 @@ class RotatingLog:
                 if not segment.restore(before) or error.errno not in _NO_SPACE:
                     self.end_segment()
                 raise
+            self._facts.update(facts)
             del lines[:count]
+
+    def _missing(self, facts: Mapping[int, bytes], time: bytes) -> bytes:
+        """Return the records of facts that the open segment does not contain; all, if no segment is open.
+
+        Args:
+            time: the beginning of the records, up to the end of their time.
+        """
+        return b"".join([time + facts[number] for number in sorted(facts.keys() - self._facts)])
 
     def wait_seconds(self) -> float | None:
         """Return the seconds until `tick` has to be called; None while no segment is open."""
@@ -111,6 +128,7 @@ class RotatingLog:
             OSError: closing failed; `closed` has been called nevertheless.
         """
         segment, self._segment = self._segment, None
+        self._facts.clear()
         if segment is not None:
             try:
                 segment.close()
@@ -164,6 +182,7 @@ class Batch:
         size: size of the lines in bytes.
         since: time of the first line, in seconds since 1970.
         until: time of the last line.
+        facts: the records of facts to which the lines refer, by number.
     """
 
     lines: list[bytes]
@@ -172,6 +191,7 @@ class Batch:
     size: int
     since: float
     until: float
+    facts: Mapping[int, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,12 +288,13 @@ class WriterThread:
 
     def _write(self, group: list[Batch]) -> None:
         lines = group[0].lines if len(group) == 1 else [line for batch in group for line in batch.lines]
+        facts = {number: record for batch in group for number, record in batch.facts.items()}
         sequence = group[-1].sequence
         count = sum(batch.count for batch in group)
         size = sum(batch.size for batch in group)
         while True:
             try:
-                self._log.write(lines)
+                self._log.write(lines, facts)
             except OSError as error:
                 if self._may_lose or self._give_up.is_set():
                     lost = sum(part.count(b"\n") for part in lines)

@@ -210,6 +210,9 @@ class AuditSection(FileModel):
     """maximum total size of retained segments in MiB; the oldest are deleted first; `null`: no limit"""
     headers: Texts = ()
     """headers whose values may appear in records"""
+    facts: Literal[False, True, "all-mentioned"] = False
+    """whether records contain what rules test, for `oxproxy backtest`: `true` for properties and for headers that
+    `headers` lists, `all-mentioned` for properties and all headers that rules test"""
     hash: Annotated[tuple[Literal["message_id", "user", "rk"], ...], ONE_OR_MORE] = ()
     """fields written as keyed hashes: any of `message_id`, `user`, `rk`"""
     hash_key_env: Text | None = None

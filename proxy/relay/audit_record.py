@@ -15,12 +15,14 @@ from datetime import UTC, datetime, timedelta
 from json.encoder import encode_basestring_ascii
 from typing import Final, TypeAlias
 
+from proxy.relay.facts_record import VERSION, FactsRecord, FactsTable
 from proxy.relay.privacy import Privacy
 from proxy.values import text
 
-VERSION: Final = 1
 #: Position of the hour in a line: ``{"ts":"2026-11-21T07``.
 HOUR: Final = slice(7, 20)
+#: Position of the beginning of a line, up to the end of its time.
+TIME: Final = slice(0, 34)
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -59,7 +61,8 @@ class TimestampText:
 #: - the decision's fields, from `PublishLog.decided`
 #: - the allow-listed headers, from `PublishLog.headers`
 #: - duration of the decision in microseconds; negative if the decision was cached
-PublishRecord: TypeAlias = tuple[str, int, bytes, bytes | None, int, str, str, float]
+#: - the record of the message's facts; None if facts are not recorded
+PublishRecord: TypeAlias = tuple[str, int, bytes, bytes | None, int, str, str, float, FactsRecord | None]
 
 
 class PublishLog:
@@ -72,6 +75,7 @@ class PublishLog:
         append: accepts lines, such as `AuditWriter.append`.
         wall: returns seconds since 1970.
         ruled_only: whether publishes to exchanges that are not evaluated are omitted.
+        facts: the facts that have been recorded; None if facts are not recorded.
     """
 
     def __init__(
@@ -83,8 +87,10 @@ class PublishLog:
         wall: Callable[[], float],
         *,
         ruled_only: bool,
+        facts: FactsTable | None = None,
     ) -> None:
         self.ruled_only = ruled_only
+        self.facts: Final = facts
         #: headers whose values are permitted in records
         self.names = privacy.headers
         self._instance = instance
@@ -123,6 +129,7 @@ class PublishLog:
         remotes: Iterable[str] = (),
         rule: int | None = None,
         violates: Iterable[str] = (),
+        alternate: bytes | None = None,
     ) -> str:
         """Return the rules version, and the fields that depend only on the decision.
 
@@ -132,6 +139,8 @@ class PublishLog:
             remotes: names of the destinations on other brokers, without credentials.
             rule: index of the address table's rule that was applied.
             violates: conditions of contracts that the message violates; the field is omitted if there are none.
+            alternate: the alternate exchange to which the broker sends the message; the field is omitted if there is
+                none.
         """
         fields: dict[str, object] = {
             "exchange": text(exchange),
@@ -146,6 +155,8 @@ class PublishLog:
         }
         if violates:
             fields["violates"] = list(violates)
+        if alternate is not None:
+            fields["alternate"] = text(alternate)
         return _json(fields)[1:-1]
 
     def headers(self, entries: Iterable[tuple[bytes, bytes]]) -> str:
@@ -160,7 +171,8 @@ class PublishLog:
         """Append a line for each publish. All publishes have the same opening."""
         hashes = self._hashes_publishes
         lines = []
-        for begin, seq, routing_key, message_id, size, decided, headers, decide_us in publishes:
+        table = self.facts
+        for begin, seq, routing_key, message_id, size, decided, headers, decide_us, facts in publishes:
             if hashes:
                 routing_key = self._privacy.shown("rk", routing_key).encode()
                 if message_id is not None:
@@ -173,6 +185,9 @@ class PublishLog:
                 key = quoted(routing_key)
                 identity = "null" if message_id is None else quoted(message_id)
             took = f',"decide_us":{decide_us:.1f}' if decide_us >= 0 else ""
+            if facts is not None and table is not None:
+                table.note(facts)
+                took = f'{took},"facts":{facts.number}'
             lines.append(
                 f'{begin}{seq},"rk":{key},"message_id":{identity},"size":{size},{decided},"headers":{headers}{took}}}\n'
             )

@@ -27,6 +27,7 @@ from proxy.errors import ProtocolError
 from proxy.relay.audit_record import PublishLog, PublishRecord
 from proxy.relay.channel import Channel
 from proxy.relay.channel_state import CONFIRM
+from proxy.relay.facts_record import FactsRecord
 
 #: Maximum number of mandatory publishes for which returns can be identified, per channel without confirms. If there are
 #: more, the oldest are forgotten.
@@ -238,6 +239,7 @@ class ConnectionAudit:
         at: int,
         size: int,
         decide_us: float,
+        facts: FactsRecord | None = None,
     ) -> None:
         """Record a publish, which must be the last publish that its channel has counted.
 
@@ -245,6 +247,7 @@ class ConnectionAudit:
             header: the content header frame.
             entries_at: offset of the first entry of the header table.
             at: offset after the header table, or where the table would begin.
+            facts: the record of the message's facts.
         """
         message_id: bytes | None = None
         headers = "{}"
@@ -272,7 +275,7 @@ class ConnectionAudit:
         confirms = channel.confirms
         seq = confirms.before + confirms.published
         publishes = self._publishes
-        publishes.append((self._begin, seq, routing_key, message_id, size, decided, headers, decide_us))
+        publishes.append((self._begin, seq, routing_key, message_id, size, decided, headers, decide_us, facts))
         if self.delayed_confirms is not None:
             self.delayed_confirms.wrote(channel)
         if len(publishes) >= _PUBLISHES:

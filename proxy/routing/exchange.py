@@ -152,6 +152,7 @@ class Exchange:
         "_shared",
         "alternate",
         "changes",
+        "client_bindings",
         "contract",
         "filters",
         "name",
@@ -176,6 +177,8 @@ class Exchange:
         self.contract = contract
         #: Increases with every binding that is added or removed.
         self.changes = 0
+        #: Number of bindings that clients declared.
+        self.client_bindings = 0
         self._local_time = local_time
         self._compiled: dict[_Identity, CompiledBinding] = {}
         self._index = Index()
@@ -212,6 +215,7 @@ class Exchange:
         self._count_destinations(compiled, 1)
         self._free_exchanges += compiled.lets_producer_add_exchanges
         self._free_queues += compiled.chooses_queues
+        self.client_bindings += compiled.binding.owner is not None
         return True
 
     def unbind(self, binding: Binding) -> bool:
@@ -225,6 +229,7 @@ class Exchange:
         self._free_exchanges -= compiled.lets_producer_add_exchanges
         self._free_queues -= compiled.chooses_queues
         self._count_destinations(compiled, -1)
+        self.client_bindings -= compiled.binding.owner is not None
         return True
 
     def _count_destinations(self, compiled: CompiledBinding, change: int) -> None:

@@ -74,6 +74,10 @@ class Router:
         """
         return self._reach(exchange).leads_on
 
+    def has_client_bindings(self, exchange: bytes) -> bool:
+        """Return True if a binding that a client declared can affect messages to `exchange`."""
+        return any(reached.client_bindings > 0 for reached in self._reach(exchange).exchanges)
+
     def names(self, exchange: bytes, destination: Destination) -> bool:
         """Return True if `destinations` contains this destination, without building that set, which may be large."""
         if destination[0] == EXCHANGE and destination[1] in self._exchanges:

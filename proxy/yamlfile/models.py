@@ -242,7 +242,7 @@ def _message(model: type[BaseModel], node: Node | None, detail: ErrorDetails) ->
         seen = "an empty list" if kind == "too_short" else seen
         return f"got {seen}, expected a list{' with at least one item' if least else ''}"
     if kind == "literal_error":
-        words = get_args(key.type)
+        words = [str(word).lower() if isinstance(word, bool) else word for word in get_args(key.type)]
         return f"got {seen}, expected {'one of ' * (len(words) > 1)}{', '.join(words)}"
     if stated is None:
         return f"got {seen}, expected true or false" if kind == "bool_type" else f"got {seen}: {detail['msg']}"

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -28,7 +28,7 @@ from proxy.audit.policy import AuditMode, AuditPolicy
 from proxy.audit.retention import Retention
 from proxy.audit.segments import InstanceLock, OpenSegment
 from proxy.audit.writer import AuditWriter
-from proxy.audit.writer_thread import RotatingLog
+from proxy.audit.writer_thread import NO_FACTS, RotatingLog
 from proxy.errors import ConfigError
 from proxy.observe.logs import configure
 from proxy.relay.audit_record import TimestampText
@@ -81,11 +81,11 @@ class Disk:
         disk = self
 
         class Disturbed(RotatingLog):
-            def write(self, lines: list[bytes]) -> None:
+            def write(self, lines: list[bytes], facts: Mapping[int, bytes] = NO_FACTS) -> None:
                 assert disk.open.wait(SECONDS)
                 if disk.refusing.is_set():
                     raise OSError(28, "No space left on device")
-                super().write(lines)
+                super().write(lines, facts)
 
         return Disturbed(*arguments)
 
@@ -378,7 +378,7 @@ async def test_only_strict_syncs_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
 
 async def test_a_failed_thread_is_reported_and_holds_producers(tmp_path: Path) -> None:
     class Bug(RotatingLog):
-        def write(self, lines: list[bytes]) -> None:
+        def write(self, lines: list[bytes], facts: Mapping[int, bytes] = NO_FACTS) -> None:
             raise ZeroDivisionError
 
     hook, threading.excepthook = threading.excepthook, lambda arguments: None

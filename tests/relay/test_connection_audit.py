@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from pamqp import commands
 
 from proxy.relay.audit_record import PublishLog
 from proxy.relay.connection_state import Phase, RelayLimits
+from proxy.relay.facts_record import FactsMode, FactsTable
 from proxy.relay.privacy import Privacy
-from proxy.relay.vhost import VhostState
+from proxy.relay.vhost import Delivery, VhostState
 from proxy.values import Table, Value
 from tests import client
 from tests.client import split
@@ -23,27 +25,35 @@ from tests.relay.wire import (
     GOODBYE_OK,
     NOT_FOUND,
     REPORT,
+    TYPE,
     Wire,
     ack,
     nack,
     publish,
     returned,
     routed,
+    ruled,
     say,
     several,
 )
+from tests.routing.building import to_exchange, to_queue
 
 
 class Log:
     """A publish log and the lines appended to it. In `lines`, the records of publishes are shortened to strings."""
 
-    def __init__(self, names: Iterable[bytes] = (), *, ruled_only: bool = False) -> None:
+    def __init__(
+        self, names: Iterable[bytes] = (), *, ruled_only: bool = False, facts: FactsMode | None = None
+    ) -> None:
         self.records: list[dict[str, Any]] = []
         self.lines: list[str] = []
         self.settled: list[tuple[int, int, str]] = []
         self.rules = ""
         privacy = Privacy(frozenset(names))
-        self.made = PublishLog("test", privacy, lambda: self.rules, self._keep, lambda: 0.25, ruled_only=ruled_only)
+        table = None if facts is None else FactsTable("test", privacy, facts)
+        self.made = PublishLog(
+            "test", privacy, lambda: self.rules, self._keep, lambda: 0.25, ruled_only=ruled_only, facts=table
+        )
 
     def _keep(self, lines: bytes, count: int) -> None:
         records = [json.loads(line) for line in lines.splitlines()]
@@ -140,6 +150,60 @@ def test_message_id_and_allowed_headers_are_read_among_all_properties() -> None:
     wire.produce(client.publish(1, b"xo", b"k", table, b"body", properties))
     wire.produce(client.publish(1, b"amq.direct", b"k", table, b"body", properties))
     assert log.lines == ["c/1 1 xo routed k the-id 4 type timed", "c/1 2 amq.direct passed k the-id 4 type"]
+
+
+def facts(log: Log) -> list[dict[str, Any] | None]:
+    """Return the headers, the properties and the mark for client declarations of each publish since the last call."""
+    assert log.made.facts is not None
+    defined = {number: json.loads(b'{"ts":"' + line) for number, line in log.made.facts.take_used()[0].items()}
+    found = [defined.get(record.get("facts", 0)) for record in log.records]
+    log.records.clear()
+    return [fact and {key: fact[key] for key in ("headers", "properties", "declared") if key in fact} for fact in found]
+
+
+def test_records_refer_to_the_facts_that_rules_test() -> None:
+    log = Log(facts=FactsMode.ALL_MENTIONED)
+    wire = audited(log, ruled(to_queue("a", TYPE | {"x-?pr= priority": 3}), to_queue("b", {"x-?prex": "type"})))
+    other = ((b"other", Value("S", b"secret")), *REPORT)
+    wire.produce(
+        publish("k", other, priority=3, app_id=b"x"), publish("k", None, type=b"t"), publish("k", to="amq.direct")
+    )
+    shown = [["type", "S", "report"]]
+    assert facts(log) == [
+        {"headers": shown, "properties": {"priority": 3}},
+        {"headers": [], "properties": {"type": "t"}},
+        None,
+    ]
+
+
+def test_facts_on_the_slow_path_are_those_of_the_fast_path() -> None:
+    log = Log(facts=FactsMode.ALL_MENTIONED)
+    wire = audited(log, ruled(to_queue("a", TYPE), to_exchange("x", TYPE), delivery=Delivery.QUEUE))
+    wire.produce(publish("k", ((b"other", Value("I", 1)), *REPORT)))
+    assert facts(log) == [{"headers": [["type", "S", "report"]], "properties": {}}]
+
+
+def test_facts_show_that_bindings_of_clients_apply() -> None:
+    log = Log(facts=FactsMode.ALL_MENTIONED)
+    state = routed("a")
+    wire = audited(log, state)
+    wire.produce(publish("k"))
+    state.router.exchanges[b"xo"].bind(replace(to_queue("a", {"x-?hkex": "type"}), owner="guest"))
+    state.changed()
+    wire.produce(publish("k"))
+    assert ["declared" in (fact or {}) for fact in facts(log)] == [False, True]
+
+
+def test_no_facts_are_recorded_by_default() -> None:
+    log = Log()
+    audited(log).produce(publish("k"))
+    assert "facts" not in log.records[0]
+
+
+def test_the_record_names_the_alternate_exchange_that_receives_an_unmatched_message() -> None:
+    log = Log()
+    audited(log, routed("a", alternate="fallback")).produce(publish("k", None), publish("k"))
+    assert [record.get("alternate") for record in log.records] == ["fallback", None]
 
 
 def test_line_numbers_continue_when_delivery_tags_restart() -> None:

@@ -237,7 +237,10 @@ def outgoing(
         exchanges = leaves.exchanges + tuple(publication.exchange for publication in leaves.publications)
         remotes = labels(leaves.remotes)
         violates = tuple(dict.fromkeys(name for _, name in decision.violations))
-        record = journal.decided(exchange, outcome, leaves.queues, exchanges, bindings, reason, remotes, rule, violates)
+        alternate = owned.alternate if decision.alternate and not untouched else None
+        record = journal.decided(
+            exchange, outcome, leaves.queues, exchanges, bindings, reason, remotes, rule, violates, alternate
+        )
     copies: tuple[Copy, ...] = ()
     unbound: tuple[Destination, ...] = ()
     remote_targets = None

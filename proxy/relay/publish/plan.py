@@ -18,10 +18,12 @@ from typing import Final, NamedTuple
 
 from proxy.addressing.targets import FailedTranslation, Publication, Target
 from proxy.amqp.frames import U16, U64, shortstr
-from proxy.amqp.properties import decode_properties
-from proxy.amqp.tables import decode_table
+from proxy.amqp.properties import decode_properties, header_table
+from proxy.amqp.tables import decode_table, pick
+from proxy.errors import ProtocolError
 from proxy.relay.audit_record import PublishLog
 from proxy.relay.counters import Counters
+from proxy.relay.facts_record import FactsRecord, FactsScope, Properties
 from proxy.relay.original_address import ADDRESS_HEADER, CC_ASIDE
 from proxy.relay.publish.outgoing import (
     CUT_BCC,
@@ -293,8 +295,9 @@ class Plan:
     """
 
     __slots__ = (
-        "_forms", "_interest", "_limit_bytes", "_limit_entries", "_plans", "_source", "_unkept", "decisions", "fixed",
-        "hits", "keyed", "mentioned", "name_sizes", "owned", "plain", "reserved", "routing_key", "tap", "whole_table",
+        "_forms", "_interest", "_limit_bytes", "_limit_entries", "_plans", "_source", "_unkept", "decisions", "facts",
+        "fixed", "hits", "keyed", "mentioned", "name_sizes", "owned", "plain", "reserved", "routing_key", "tap",
+        "whole_table",
     )  # fmt: skip
 
     def __init__(
@@ -330,6 +333,8 @@ class Plan:
         #: for each possible size of a name, whether a mentioned name has that size, so that most names need no lookup
         sizes = {name[0] for name in self.mentioned}
         self.name_sizes: Final = [size in sizes for size in range(256)]
+        #: finds the audit records for the facts of messages; None if facts are not recorded
+        self.facts: Final[FactsScope | None] = _facts_scope(plans, owned, interest) if fixed is None else None
         self.decisions: Final[dict[object, Outgoing]] = {}
         #: the outgoing forms in `decisions`, by decision; thousands of combinations of facts share a few forms
         self._forms: Final[dict[object, Outgoing]] = {}
@@ -340,12 +345,17 @@ class Plan:
         self._limit_entries: Final = EXCHANGE_ENTRIES if source is None else ADDRESS_ENTRIES
         self._limit_bytes: Final = EXCHANGE_BYTES if source is None else ADDRESS_BYTES
 
-    def other_facts(self, header: bytes) -> object:
-        """Return the facts, other than headers and routing key, from a whole content header frame."""
+    def other_facts(self, header: bytes) -> tuple[Properties, object]:
+        """Return the facts, other than headers and routing key, from a whole content header frame.
+
+        Returns:
+            The properties that rules test, and the other facts.
+        """
         interest = self._interest
-        parts: list[object] = []
+        properties: Properties = ()
         if interest.properties:
-            parts += sorted(self._read_properties(header).items())
+            properties = tuple(sorted(self._read_properties(header).items()))
+        parts: list[object] = []
         if interest.body_sizes:
             parts.append(bisect_right(interest.body_sizes, U64.unpack_from(header, 11)[0]))
         plans = self._plans
@@ -353,7 +363,23 @@ class Plan:
             parts.append(int(plans.sources.wall()))
         if interest.queues:
             parts.append(plans.state.queues.version)
-        return tuple(parts)
+        return properties, tuple(parts)
+
+    def facts_record(self, header: bytes) -> FactsRecord | None:
+        """Return the audit record for the facts of a message on the slow path, if facts are recorded."""
+        if self.facts is None:
+            return None
+        try:
+            _, first, last = header_table(header)
+            names = self._interest.headers
+            if names is None:
+                entries = header[first:last]
+            else:
+                entries = b"".join([shortstr(name) + raw for name, raw in pick(header, first, last, names)])
+            properties = tuple(sorted(self._read_properties(header).items())) if self._interest.properties else ()
+        except ProtocolError:  # malformed: the broker will reject it
+            return None
+        return self.facts.find(entries, properties)
 
     def _read_properties(self, header: bytes) -> dict[str, bytes | int]:
         """Return the properties that rules test.
@@ -503,6 +529,13 @@ class Plan:
         plans = self._plans
         at = plans.sources.wall()
         tap.observe(ObservedDecision(plans.state.name, exchange, routing_key, header, out.decision, at))
+
+
+def _facts_scope(plans: Plans, owned: OwnedExchange, interest: Interest) -> FactsScope | None:
+    if plans.journal is None or plans.journal.facts is None:
+        return None
+    declared = owned.declared is not None or plans.state.router.has_client_bindings(owned.name)
+    return plans.journal.facts.scope(interest, declared)
 
 
 def _form_bytes(out: Outgoing) -> int:

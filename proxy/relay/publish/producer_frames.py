@@ -382,7 +382,16 @@ class ProducerFrames:
             address = (publish.exchange, publish.routing_key)
             entries_at, table_end = table_offsets(header)
             audit.publish(
-                channel, out.record, *address, publish.mandatory, header, entries_at, table_end, body_size, took_us
+                channel,
+                out.record,
+                *address,
+                publish.mandatory,
+                header,
+                entries_at,
+                table_end,
+                body_size,
+                took_us,
+                plan.facts_record(header),
             )
         plans = self._connection.plans
         if plans.failures is not None and plans.failures.watched:

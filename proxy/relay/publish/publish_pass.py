@@ -88,6 +88,7 @@ from proxy.relay.channel_state import CONFIRM, DECLARING, OPEN, OPENING, WAITING
 from proxy.relay.connection_audit import ConnectionAudit, table_offsets
 from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.declare.injected_methods import refuse_in_order
+from proxy.relay.facts_record import Properties
 from proxy.relay.original_address import ADDRESS_HEADER, refuse_forged
 from proxy.relay.publish.outgoing import (
     CC_BCC,
@@ -538,6 +539,7 @@ class PublishPass:
                 names = CC_BCC if plan.fixed is not None else CC_ONLY
                 refuse_reserved(method[key_at + 1 : -2], header[entries_at:table_end], names)
             out = plan.fixed
+            properties: Properties = ()
             if out is None:
                 # The facts are the length of the routing key, the key, and then whole entries. This encoding is
                 # unambiguous: only messages with the same key and entries have the same facts.
@@ -545,7 +547,8 @@ class PublishPass:
                 if plan.keyed:
                     facts = method[key_at:-2] + collected
                 if not plan.plain:
-                    facts = (facts, plan.other_facts(header))
+                    properties, others = plan.other_facts(header)
+                    facts = (facts, properties, others)
                 out = plan.decisions.get(facts)
                 if out is None:
                     out, took_us = plan.decide(facts, method[key_at + 1 : -2], collected, header)
@@ -609,8 +612,19 @@ class PublishPass:
         if audit is not None and out.record is not None:
             routing_key = method[key_at + 1 : -2]
             mandatory = method[-2] & 1
+            noted = None if plan.facts is None else plan.facts.find(collected, properties)
             audit.publish(
-                channel, out.record, exchange, routing_key, mandatory, header, entries_at, table_end, body_size, took_us
+                channel,
+                out.record,
+                exchange,
+                routing_key,
+                mandatory,
+                header,
+                entries_at,
+                table_end,
+                body_size,
+                took_us,
+                noted,
             )
         if rewritten:
             # The publish is sent as slices of the input around the new parts. The last slice, which begins at the end

@@ -36,7 +36,7 @@ SELECT *, (epoch_us(t) // 3600000000)::INTEGER AS hour, hash(proxy, vhost, "user
         WHEN 'publish' THEN conn IS NOT NULL AND "user" IS NOT NULL AND vhost IS NOT NULL AND ch IS NOT NULL
             AND exchange IS NOT NULL AND rk IS NOT NULL AND outcome IS NOT NULL AND size >= 0 AND seq >= 1
         WHEN 'settle' THEN conn IS NOT NULL AND ch IS NOT NULL AND seq >= 1 AND result IS NOT NULL
-        WHEN 'gap' THEN dropped IS NOT NULL WHEN 'admin' THEN true ELSE false END, false) AS is_record
+        WHEN 'gap' THEN dropped IS NOT NULL WHEN 'admin' THEN true WHEN 'facts' THEN true ELSE false END, false) AS is_record
 FROM timed
 
 -- name: wrong lines
