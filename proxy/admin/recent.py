@@ -17,8 +17,8 @@ from aiohttp import web
 from proxy.admin.server import GuardedRoute, json_response
 from proxy.errors import ProtocolError
 from proxy.relay.audit_record import TimestampText
-from proxy.relay.privacy import Privacy
 from proxy.relay.publish.tap import FailedPublish, FailureSink
+from proxy.relay.records.privacy import Privacy
 from proxy.values import text
 
 #: Maximum number of kept publishes, and maximum total size of their header frames in bytes; the oldest publishes are

@@ -21,8 +21,8 @@ from proxy.broker.declared.store import inherit
 from proxy.errors import ProtocolError
 from proxy.net.tasks import Tasks
 from proxy.net.vhosts import Vhosts
-from proxy.relay.privacy import Privacy
 from proxy.relay.publish.tap import ObservedDecision
+from proxy.relay.records.privacy import Privacy
 from proxy.relay.vhost import OwnedExchange
 from proxy.rules.comparison import ComparedRules, ObservedPublish, RulesComparison
 from proxy.rules.loader import LoadedRules, compile_rules

@@ -24,7 +24,7 @@ from proxy.audit.writer_thread import NO_FACTS, RETRY_SECONDS, Batch, RotatingLo
 from proxy.errors import ConfigError
 from proxy.relay.audit_record import TimestampText, gap_record
 from proxy.relay.counters import AuditCounters
-from proxy.relay.facts_record import FactsTable
+from proxy.relay.records.facts_record import FactsTable
 
 _log = structlog.get_logger(__name__)
 

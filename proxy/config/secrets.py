@@ -22,7 +22,7 @@ from proxy.yamlfile.secret_sources import MissingSecret, read_password_source, r
 
 #: Size of each secret that signs client bindings.
 SECRET_BYTES = 32
-#: Size limits of the key for the hashes in the audit log, the same as in `relay.privacy`.
+#: Size limits of the key for the hashes in the audit log, the same as in `relay.records.privacy`.
 HASH_KEY_BYTES = (16, 64)
 #: Size limits of a token for the admin address. A shorter token could be guessed.
 TOKEN_BYTES = (32, 512)

@@ -21,7 +21,8 @@ bytes and the current time to a `Relay`.
 | destination tokens, grant keys and signatures | `tokens` |
 | ``x-original-address`` and ``x-original-cc`` | `original_address` |
 | audit records of a connection, and confirms that wait for these records | `connection_audit` |
-| the format of an audit record, and which fields are hashed or shown | `audit_record` |
+| the format of an audit record | `audit_record` |
+| which fields are hashed or shown in records; records of facts | `records` |
 | counters | `counters` |
 | publish rate limits per user | `rate_limits` |
 """

@@ -15,8 +15,8 @@ from datetime import UTC, datetime, timedelta
 from json.encoder import encode_basestring_ascii
 from typing import Final, TypeAlias
 
-from proxy.relay.facts_record import VERSION, FactsRecord, FactsTable
-from proxy.relay.privacy import Privacy
+from proxy.relay.records.facts_record import VERSION, FactsRecord, FactsTable
+from proxy.relay.records.privacy import Privacy
 from proxy.values import text
 
 #: Position of the hour in a line: ``{"ts":"2026-11-21T07``.

@@ -27,7 +27,7 @@ from proxy.errors import ProtocolError
 from proxy.relay.audit_record import PublishLog, PublishRecord
 from proxy.relay.channel import Channel
 from proxy.relay.channel_state import CONFIRM
-from proxy.relay.facts_record import FactsRecord
+from proxy.relay.records.facts_record import FactsRecord
 
 #: Maximum number of mandatory publishes for which returns can be identified, per channel without confirms. If there are
 #: more, the oldest are forgotten.

@@ -20,8 +20,8 @@ from proxy.audit.retention import Retention
 from proxy.config.loader import load_settings, parse_settings
 from proxy.config.settings import Settings
 from proxy.net.tls_config import SidecarTls
-from proxy.relay.privacy import Privacy
 from proxy.relay.rate_limits import UserRateLimits
+from proxy.relay.records.privacy import Privacy
 from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import ClientRoutes
 from proxy.yamlfile.document import Faults

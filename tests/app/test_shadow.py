@@ -22,9 +22,9 @@ from proxy.errors import ConfigErrors
 from proxy.net.tasks import Tasks
 from proxy.net.vhosts import Vhosts
 from proxy.relay.counters import Counters
-from proxy.relay.privacy import Privacy
 from proxy.relay.publish.plan import Sources
 from proxy.relay.publish.tap import ObservedDecision
+from proxy.relay.records.privacy import Privacy
 from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange, VhostState
 from proxy.routing.decision import Decision, Outcome
 from proxy.routing.exchange import Exchange

@@ -17,8 +17,8 @@ from proxy.audit.policy import AuditMode, AuditPolicy
 from proxy.audit.writer import AuditWriter
 from proxy.relay.audit_record import PublishLog
 from proxy.relay.counters import AuditCounters
-from proxy.relay.facts_record import HEADERS_BYTES, FactsMode, FactsTable, read_table, read_typed, typed
-from proxy.relay.privacy import Privacy
+from proxy.relay.records.facts_record import HEADERS_BYTES, FactsMode, FactsTable, read_table, read_typed, typed
+from proxy.relay.records.privacy import Privacy
 from proxy.routing.decision import Interest
 from proxy.values import Table, Value
 from tests.audit.lines import TS, line, log

@@ -13,9 +13,9 @@ from time import process_time
 
 from proxy.native import BUILD
 from proxy.relay.audit_record import PublishLog
-from proxy.relay.facts_record import FactsMode, FactsTable
-from proxy.relay.privacy import Privacy
 from proxy.relay.publish.plan import ClientRules, Plans, Sources
+from proxy.relay.records.facts_record import FactsMode, FactsTable
+from proxy.relay.records.privacy import Privacy
 from proxy.relay.vhost import VhostState
 from proxy.rules.loader import compile_rules
 from tests import client

@@ -16,7 +16,7 @@ from proxy.config.loader import ChangedSettings, changed_since, load_settings, p
 from proxy.config.secrets import HASH_KEY_BYTES
 from proxy.config.settings import ListenSection, Settings
 from proxy.errors import ConfigErrors
-from proxy.relay.privacy import HASHABLE, KEY_BYTES
+from proxy.relay.records.privacy import HASHABLE, KEY_BYTES
 from proxy.yamlfile.document import Faults, Mapping, Node, Scalar, Sequence, read_document
 from proxy.yamlfile.hosts import HostPort
 

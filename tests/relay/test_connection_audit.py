@@ -12,8 +12,8 @@ from pamqp import commands
 
 from proxy.relay.audit_record import PublishLog
 from proxy.relay.connection_state import Phase, RelayLimits
-from proxy.relay.facts_record import FactsMode, FactsTable
-from proxy.relay.privacy import Privacy
+from proxy.relay.records.facts_record import FactsMode, FactsTable
+from proxy.relay.records.privacy import Privacy
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.values import Table, Value
 from tests import client

@@ -23,7 +23,6 @@ from proxy.amqp.tables import decode_table, pick
 from proxy.errors import ProtocolError
 from proxy.relay.audit_record import PublishLog
 from proxy.relay.counters import Counters
-from proxy.relay.facts_record import FactsRecord, FactsScope, Properties
 from proxy.relay.original_address import ADDRESS_HEADER, CC_ASIDE
 from proxy.relay.publish.outgoing import (
     CUT_BCC,
@@ -38,6 +37,7 @@ from proxy.relay.publish.outgoing import (
     outgoing,
 )
 from proxy.relay.publish.tap import FailedPublish, FailureSink, ObservedDecision, Tap
+from proxy.relay.records.facts_record import FactsRecord, FactsScope, Properties
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import ROUTED, Decision, Facts, Interest, Outcome

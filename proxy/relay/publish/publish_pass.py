@@ -88,7 +88,6 @@ from proxy.relay.channel_state import CONFIRM, DECLARING, OPEN, OPENING, WAITING
 from proxy.relay.connection_audit import ConnectionAudit, table_offsets
 from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.declare.injected_methods import refuse_in_order
-from proxy.relay.facts_record import Properties
 from proxy.relay.original_address import ADDRESS_HEADER, refuse_forged
 from proxy.relay.publish.outgoing import (
     CC_BCC,
@@ -102,6 +101,7 @@ from proxy.relay.publish.outgoing import (
 )
 from proxy.relay.publish.plan import FACT, Plan
 from proxy.relay.publish.producer_frames import ProducerFrames
+from proxy.relay.records.facts_record import Properties
 from proxy.values import RESERVED_PREFIX
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from typing import Final, TypeAlias
 
 from proxy.amqp.tables import decode_table, encode_value, pick
 from proxy.errors import ProtocolError
-from proxy.relay.privacy import Privacy
+from proxy.relay.records.privacy import Privacy
 from proxy.routing.decision import Interest
 from proxy.values import Table, Value, text
 
