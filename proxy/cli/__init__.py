@@ -9,5 +9,5 @@ its workers through `admin_client`. The commands for files are `check` (with `fi
 ``--broker``, `check_helm` for ``--values`` and `check_formats` for ``--format``), `explain`, `routes`, `schema`,
 `init`, and `import_rules` (the command ``import``). `operators` and `completion` help with the syntax. `cleanup`
 removes objects that sidecars created on a broker. `replay` publishes messages from a queue again (with `parked` for
-their addresses, and for what the rules do with them). `report` and `trace` read audit logs.
+their addresses, and for what the rules do with them). `report`, `trace` and `backtest` read audit logs.
 """

@@ -188,6 +188,23 @@ COMMANDS = {
         ((f"oxproxy report --input {_DIRECTORY} --output report --rules rules/orders.yaml", "all days"),),
         no="Spark failed",
     ),
+    "backtest": CommandEntry(
+        "judge candidate rules on the publishes in audit logs with Spark",
+        "Evaluates rules files for the publishes in audit logs and compares the results with the recorded ones: by "
+        "exchange and by destination, newly unroutable publishes first, with examples. A publish is not judged if its "
+        "record lacks something that the rules test; audit.facts records it. Requires Java and the extra `report`.",
+        (
+            (
+                f"oxproxy backtest rules/*.yaml --input {_DIRECTORY} --output report --since yesterday",
+                "page and tables",
+            ),
+            (
+                f"oxproxy backtest rules/*.yaml --input {_DIRECTORY} --format markdown --fail-over 0",
+                "in a pipeline",
+            ),
+        ),
+        no="more than --fail-over publishes are different, or Spark failed",
+    ),
     "trace": CommandEntry(
         "print all audit records of one message",
         "Prints all records with the given message_id as JSON lines, including those in segments that are still being "

@@ -1,0 +1,34 @@
+"""Renders the page of a back-test: a self-contained HTML file like the pages of the report."""
+
+from __future__ import annotations
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from proxy.report.backtest.result import BacktestResult, destination_text, examples_of, result_text, summary
+from proxy.report.wording import whole
+
+#: Maximum number of rows of a table on the page.
+_ROWS = 500
+
+
+def render(result: BacktestResult) -> str:
+    return _TEMPLATES.get_template("backtest.html").render(
+        result=result, rows=_ROWS, subject=f"back-test of {result.candidate}"
+    )
+
+
+_TEMPLATES = Environment(
+    loader=PackageLoader("proxy.report"),  # on a cluster, the package is in an archive
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+_TEMPLATES.filters |= {
+    "whole": whole,
+    "summary": summary,
+    "result": result_text,
+    "destination": destination_text,
+    "examples": lambda row: list(examples_of(row))[:3],
+}
