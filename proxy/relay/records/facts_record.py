@@ -27,7 +27,7 @@ from proxy.values import Table, Value, text
 #: version of the record format
 VERSION: Final = 1
 #: Size limit for the remembered records, and the approximate memory in bytes for a record without its text and key.
-REMEMBERED_BYTES: Final = 8 << 20
+REMEMBERED_BYTES: Final = 48 << 20
 _RECORD_BYTES: Final = 400
 #: If the headers that rules test are larger than this, they are not recorded.
 HEADERS_BYTES: Final = 4096
