@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -23,7 +24,7 @@ from proxy.rules.wire import owned_exchanges
 from proxy.values import Table, Value
 from tests.relay.wire import Wire, publish
 from tests.report import lines
-from tests.sidecar import oxproxy_here
+from tests.sidecar import oxproxy, oxproxy_here
 
 pytest.importorskip("pyspark")
 from proxy.report.backtest.job import backtest
@@ -234,6 +235,35 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
 
 def test_an_empty_log_is_judged(tmp_path: Path) -> None:
     assert judged(tmp_path, RULES).judged == 0
+
+
+def test_two_runs_at_once_have_the_same_result(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    for hour in range(5):
+        lines.segment(log, recorded(RULES, [*MESSAGES, message(f"k{hour}")]), hour=hour)
+    with ThreadPoolExecutor(2) as threads:
+        runs = [threads.submit(judged, log, RULES, output=str(tmp_path / "out")) for _ in range(4)]
+        assert [run.result().equal for run in runs] == [30] * 4
+    assert not [path for path in (tmp_path / "out").rglob("_*") if path.is_file() and path.name != "_lock"]
+
+
+@pytest.mark.usefixtures("java")
+@pytest.mark.timeout(300)
+def test_spark_judges_a_log_on_any_file_system(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    for hour in range(3):
+        lines.segment(log, recorded(RULES, [*MESSAGES, message(f"k{hour}")]), hour=hour)
+    (tmp_path / "next.yaml").write_text(RULES.replace("1000", "3000"))
+    common = ("backtest", tmp_path / "next.yaml", "--input", log, "--json")
+    local = json.loads(oxproxy(*common).stdout)
+    # With this setting, all files are accessed through Hadoop, as on a cluster.
+    remote = oxproxy(*common, "--output", tmp_path / "out", "--master", "local[2]", "--conf", "spark.hadoop.any=1")
+    assert remote.returncode == 0, remote.stderr
+    found = json.loads(remote.stdout)
+    assert found.pop("page").endswith("/backtest.html")
+    assert local.pop("page") == ""
+    assert local.pop("evaluations") > 0 < found.pop("evaluations")
+    assert found == local
 
 
 # -- any rules, messages and changes ------------------------------------------------------------------------------
