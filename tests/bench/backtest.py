@@ -6,9 +6,9 @@ The first run creates the tables; the second and third run use them. CPU times i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
-import resource
 import shutil
 import subprocess
 import sys
@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 from proxy.audit.segments import compress_segment
+from tests.bench.report_day import family, used
 from tests.sidecar import PROGRAM
 
 QUEUES = 400
@@ -79,14 +80,18 @@ def main() -> int:
         ("changed", 100),
     ):
         candidate.write_text(rules(limit))
-        before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
         command = [str(PROGRAM), "backtest", str(candidate), "--input", str(log), "--output", str(output), "--json"]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        seconds, after = time.monotonic() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
-        spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        result = json.loads(done.stdout)
+        began, spent = time.monotonic(), dict[int, float]()
+        with (folder / "result.json").open("w") as target, subprocess.Popen(command, stdout=target) as process:
+            while process.poll() is None:
+                for pid in family(process.pid):
+                    with contextlib.suppress(OSError):  # the process has ended
+                        spent[pid] = used(pid)[1]
+                time.sleep(0.05)
+        seconds = time.monotonic() - began
+        result = json.loads((folder / "result.json").read_text())
         numbers = ", ".join(f"{name} {result[name]:,}" for name in ("equal", "different", "not_judged", "evaluations"))
-        print(f"{title:28} {seconds:6.1f} s, CPU {spent:6.1f} s, {numbers}", flush=True)
+        print(f"{title:28} {seconds:6.1f} s, CPU {sum(spent.values()):6.1f} s, {numbers}", flush=True)
     size = sum(path.stat().st_size for path in output.rglob("*.parquet"))
     print(f"tables: {size / 1e6:.0f} MB")
     return 0

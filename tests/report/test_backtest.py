@@ -237,6 +237,13 @@ def test_an_empty_log_is_judged(tmp_path: Path) -> None:
     assert judged(tmp_path, RULES).judged == 0
 
 
+def test_records_of_facts_are_valid_lines_for_the_report(tmp_path: Path) -> None:
+    log = written(tmp_path / "log", RULES, MESSAGES)
+    done = oxproxy_here("report", "--input", str(log), "--output", str(tmp_path / "report"), "--json")
+    summary = json.loads(done.stdout)
+    assert (summary["publishes"], summary["rejected"]) == (5, {})
+
+
 def test_two_runs_at_once_have_the_same_result(tmp_path: Path) -> None:
     log = tmp_path / "log"
     for hour in range(5):
