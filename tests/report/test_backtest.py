@@ -51,6 +51,7 @@ def recorded(
     messages: Iterable[Message],
     privacy: Privacy | None = None,
     mode: FactsMode | None = FactsMode.ALL_MENTIONED,
+    to: str = "x",
 ) -> list[str]:
     """Publish messages through the relay with these rules, and return the audit records."""
     loaded = compile_rules([("rules.yaml", rules.encode())])
@@ -71,12 +72,14 @@ def recorded(
     defined: set[int] = set()
     journal = PublishLog("p", privacy, lambda: "v1", append, lambda: now, ruled_only=False, facts=table)
     for number, (key, headers, body, properties) in enumerate(messages):
-        wire = Wire(VhostState("/", loaded.routers["/"], owned_exchanges(loaded.rules.vhosts["/"])))
+        state = VhostState("/", loaded.routers["/"], owned_exchanges(loaded.rules.vhosts["/"]))
+        state.set_addresses(loaded.books.get("/"))
+        wire = Wire(state)
         wire.plans.journal = journal
         wire.relay.connection.start_audit(f"c{number}")
         wire.open()
         ids: Any = {"message_id": b"m%d" % number, **properties}  # keyword arguments
-        wire.produce(publish(key, headers, body, to="x", **ids))
+        wire.produce(publish(key, headers, body, to=to, **ids))
         wire.relay.connection.audit.begin()  # type: ignore[union-attr]  # audited
     return made
 
@@ -191,6 +194,27 @@ exchanges:
     assert judged(log, rules).equal == 2
     assert judged(log, rules.replace("size-silent: 3", "size-silent: 2")).different == 1
     assert judged(log, rules.replace("20261121", "20261122")).different == 1
+
+
+ADDRESSES = """
+addresses:
+  - {pattern: large, translation: /queue/big}
+  - {pattern: /exchange/old/*, translation: /exchange/x/$1}
+  - {pattern: /exchange/gone/*, translation: /queue/$1}
+"""
+
+
+def test_the_address_table_is_part_of_the_rules(tmp_path: Path) -> None:
+    rules = RULES + ADDRESSES
+    for hour, to in enumerate(("x", "old", "gone", "other")):
+        lines.segment(
+            tmp_path, recorded(rules, [message("k", EU), message("q.1", LARGE), message("k")], to=to), hour=hour
+        )
+    same = judged(tmp_path, rules)
+    assert (same.equal, same.different, same.not_judged) == (12, 0, 0)
+    found = judged(tmp_path, rules.replace("queue/big", "queue/huge").replace("/exchange/gone/*", "/exchange/other/*"))
+    rows = {(row["name"], row["gains"], row["losses"]) for row in found.destinations}
+    assert rows == {("huge", 1, 0), ("big", 0, 1), ("k", 2, 2), ("q.1", 1, 1)}
 
 
 def test_copies_of_segments_count_once_and_tables_are_used_again(tmp_path: Path) -> None:
