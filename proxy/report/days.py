@@ -15,11 +15,11 @@ from typing import Any
 
 import duckdb
 
+from proxy.report.files.storage import local_path
+from proxy.report.files.temporary import temporary
 from proxy.report.hours import BUCKETS, IDS, SCHEMA, Hour
 from proxy.report.partials import MACROS, TRACE, statements
 from proxy.report.request import KnownBinding
-from proxy.report.storage import local_path
-from proxy.report.temporary import temporary
 
 #: Invalid lines, as JSON lines, and the last publish number of each channel.
 REJECTED, LAST = "_rejected", "_last"

@@ -16,9 +16,9 @@ from string import Template
 
 import duckdb
 
+from proxy.report.files.storage import LocalFiles, unit_folder
+from proxy.report.files.temporary import temporary
 from proxy.report.partials import MACROS, PARTIALS, SAMPLED, TRACE, statements
-from proxy.report.storage import LocalFiles, unit_folder
-from proxy.report.temporary import temporary
 
 #: Directory of the hours in an output directory. The number identifies the format.
 FOLDER = "_partials/2"

@@ -12,10 +12,10 @@ from datetime import date
 
 from proxy.report.days import REJECTED
 from proxy.report.figures import read_figures
+from proxy.report.files.storage import find_segments
 from proxy.report.pages import PAGE, write_pages
 from proxy.report.request import Request
 from proxy.report.session import LazySession, opened
-from proxy.report.storage import find_segments
 from proxy.report.store import Partials
 from proxy.report.tables import Tables
 from proxy.report.wording import day_range, several

@@ -24,8 +24,8 @@ from typing import Any
 
 import duckdb
 
-from proxy.report.storage import Entry
-from proxy.report.temporary import temporary
+from proxy.report.files.storage import Entry
+from proxy.report.files.temporary import temporary
 
 #: Supported version of records; new fields do not change the version.
 VERSION = 1

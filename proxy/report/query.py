@@ -8,9 +8,9 @@ from typing import Any
 import duckdb
 
 from proxy.errors import ConfigError
+from proxy.report.files.storage import folder_day
 from proxy.report.request import Request
 from proxy.report.session import LazySession, Run, opened
-from proxy.report.storage import folder_day
 from proxy.report.tables import TABLES
 
 Row = dict[str, Any]  # as in JSON

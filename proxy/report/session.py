@@ -32,11 +32,11 @@ from pyspark.sql import SparkSession
 from proxy.errors import ConfigError
 from proxy.report import partials
 from proxy.report.days import LAST, Made, Part, made_contents
+from proxy.report.files.storage import Entry, HadoopFiles, LocalFiles, Storage, literal, translated
+from proxy.report.files.temporary import temporary
 from proxy.report.hours import Hour, merged_contents
 from proxy.report.progress import Progress
 from proxy.report.request import Request
-from proxy.report.storage import Entry, HadoopFiles, LocalFiles, Storage, literal, translated
-from proxy.report.temporary import temporary
 
 Input = TypeVar("Input")
 Output = TypeVar("Output")

@@ -24,9 +24,9 @@ import duckdb
 
 from proxy.errors import ConfigError
 from proxy.report import partials
+from proxy.report.files.storage import LOOSE, Entry, LocalFiles, local_path, unit_day, unit_folder
 from proxy.report.hours import FOLDER, MOST_UNITS, Hour, Merge, merged_files
 from proxy.report.session import Run, explained
-from proxy.report.storage import LOOSE, Entry, LocalFiles, local_path, unit_day, unit_folder
 
 _INDEX = f"{FOLDER}/index.json"
 #: Approximate limit, in stored bytes, of the segments read by one job. A killed run loses the results of one job.

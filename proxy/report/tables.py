@@ -25,10 +25,10 @@ from typing import Any
 
 from proxy.report import days
 from proxy.report.days import LAST, REJECTED, Made, Part
+from proxy.report.files.storage import LocalFiles, folder_day
 from proxy.report.hours import Hour
 from proxy.report.partials import MACROS, TRACE, statements
 from proxy.report.session import Run, explained
-from proxy.report.storage import LocalFiles, folder_day
 
 #: The tables of a report.
 TRAFFIC = "traffic"

@@ -13,10 +13,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from proxy.report.files.storage import Entry, find_segments, translated
 from proxy.report.partials import DamagedError, texts
 from proxy.report.request import Request
 from proxy.report.session import LazySession, Run, opened
-from proxy.report.storage import Entry, find_segments, translated
 from proxy.report.store import Partials
 
 Record = dict[str, Any]  # as in JSON

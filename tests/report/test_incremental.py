@@ -20,10 +20,10 @@ import pytest
 
 from proxy.cli.main import main
 from proxy.report import job, store
+from proxy.report.files.storage import Entry, LocalFiles
 from proxy.report.job import Summary, follow, report, run
 from proxy.report.request import Request
 from proxy.report.session import LazySession
-from proxy.report.storage import Entry, LocalFiles
 from proxy.report.tables import TABLES
 from tests.producer import until
 from tests.report.lines import PUBLISH, publish, segment, settle

@@ -11,10 +11,10 @@ import pytest
 
 from proxy.errors import ConfigError
 from proxy.report import session as report_session
+from proxy.report.files.storage import literal
 from proxy.report.job import run
 from proxy.report.request import KnownBinding, Request
 from proxy.report.session import LazySession
-from proxy.report.storage import literal
 from proxy.report.tables import TABLES
 from tests.report.lines import gap, publish, segment, settle
 

@@ -13,9 +13,9 @@ import duckdb
 import pytest
 
 from proxy.report.days import made_files, parts
+from proxy.report.files.storage import Entry
 from proxy.report.partials import KEPT_LINES, read
 from proxy.report.request import KnownBinding
-from proxy.report.storage import Entry
 from tests.report.lines import TS, gap, publish, settle
 
 RECORD, TORN, FOREIGN, NEWER, BLANK = "records", "torn", "foreign", "version", "blank"

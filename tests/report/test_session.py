@@ -9,10 +9,10 @@ import pytest
 
 from proxy.cli.main import main
 from proxy.errors import ConfigError
+from proxy.report.files.storage import LocalFiles
 from proxy.report.job import run
 from proxy.report.request import Request
 from proxy.report.session import CONFIGURATION, LOCAL, LazySession, chosen
-from proxy.report.storage import LocalFiles
 from tests.private_broker import free_port
 from tests.report.lines import publish, segment
 

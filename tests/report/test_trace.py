@@ -11,10 +11,10 @@ import pytest
 
 from proxy.audit.segments import compress_segment
 from proxy.cli.main import main
+from proxy.report.files.storage import LocalFiles
 from proxy.report.job import run
 from proxy.report.request import Request
 from proxy.report.session import LazySession
-from proxy.report.storage import LocalFiles
 from tests.report.lines import publish, segment, settle
 
 

@@ -21,9 +21,9 @@ from proxy.report.backtest.judge import Judged, Share, judge_contents, judge_fil
 from proxy.report.backtest.page import render
 from proxy.report.backtest.partials import FOLDER, TABLES, Group, convert_contents, convert_files, grouped
 from proxy.report.backtest.result import BacktestResult, result_of
+from proxy.report.files.storage import LocalFiles, find_segments, literal, local_path, unit_folder
 from proxy.report.request import Request
 from proxy.report.session import LazySession, Run, opened
-from proxy.report.storage import LocalFiles, find_segments, literal, local_path, unit_folder
 from proxy.rules.loader import LoadedRules
 
 #: File name of the page in the output directory.

@@ -24,7 +24,7 @@ import duckdb
 
 from proxy.relay.records.facts_record import read_bytes, read_table
 from proxy.report.backtest.partials import SQL
-from proxy.report.temporary import temporary
+from proxy.report.files.temporary import temporary
 from proxy.routing.decision import Decision, Facts, Interest, QueueNames
 from proxy.routing.exchange import join_interests
 from proxy.rules.evaluation import PASSED, Evaluation, evaluate

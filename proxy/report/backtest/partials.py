@@ -17,9 +17,9 @@ from string import Template
 
 import duckdb
 
+from proxy.report.files.storage import Entry, LocalFiles, unit_folder
+from proxy.report.files.temporary import temporary
 from proxy.report.partials import VERSION, digest, opened, statements
-from proxy.report.storage import Entry, LocalFiles, unit_folder
-from proxy.report.temporary import temporary
 
 #: Directory of the tables in an output directory. The number identifies the format.
 FOLDER = "_backtest/1"

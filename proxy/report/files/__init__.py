@@ -1,0 +1,1 @@
+"""Where the report keeps data: `storage` on any file system, and `temporary` in local directories for one run."""
