@@ -288,7 +288,9 @@ def test_spark_judges_a_log_on_any_file_system(tmp_path: Path) -> None:
     common = ("backtest", tmp_path / "next.yaml", "--input", log, "--json")
     local = json.loads(oxproxy(*common).stdout)
     # With this setting, all files are accessed through Hadoop, as on a cluster.
-    remote = oxproxy(*common, "--output", tmp_path / "out", "--master", "local[2]", "--conf", "spark.hadoop.any=1")
+    remote = oxproxy(
+        *common, "--output", tmp_path / "out", "--master", "local[2]", "--conf", "spark.hadoop.any=1", timeout=240
+    )
     assert remote.returncode == 0, remote.stderr
     found = json.loads(remote.stdout)
     assert found.pop("page").endswith("/backtest.html")
@@ -360,6 +362,7 @@ def results(made: Iterable[str]) -> dict[str, Result]:
     return found
 
 
+@pytest.mark.timeout(300)
 @settings(max_examples=60, deadline=None)
 @given(_files, _files, st.lists(_messages, min_size=1, max_size=8))
 def test_a_back_test_predicts_what_the_relay_does(before: str, after: str, messages: list[Message]) -> None:
