@@ -209,14 +209,19 @@ def _latency(figures: Figures, kind: str, title: str) -> tuple[str, list[Row], C
     return title, hours, Chart(f"{title}: percentiles per hour", span, upright, several)
 
 
-_TEMPLATES = Environment(
-    loader=PackageLoader("proxy.report"),  # on a cluster, the package is in an archive
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-)
+def templates() -> Environment:
+    """Return the templates of pages, without the filters that they use."""
+    return Environment(
+        loader=PackageLoader("proxy.report"),  # on a cluster, the package is in an archive
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+_TEMPLATES = templates()
 _TEMPLATES.filters |= {
     "place": lambda number: f"{number:.2f}".rstrip("0").rstrip("."),
     "explain": explain_command,

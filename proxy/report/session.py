@@ -299,12 +299,12 @@ def opened(
 
 
 @contextmanager
-def explained(step: str) -> Iterator[None]:
+def explained(step: str, command: str = "oxproxy report") -> Iterator[None]:
     """Translate errors of Spark, DuckDB and files to a `ConfigError` of one sentence, which names the step."""
     try:
         yield
     except (Py4JJavaError, PySparkException, duckdb.Error, OSError) as error:
-        raise ConfigError("oxproxy report", 0, "", _sentence(step, error)) from error
+        raise ConfigError(command, 0, "", _sentence(step, error)) from error
 
 
 def _sentence(step: str, error: Any) -> str:  # an exception from one of several libraries

@@ -12,18 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
-import duckdb
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
-
 from proxy.errors import ConfigError
 from proxy.report.backtest.judge import Judged, Share, judge_contents, judge_files
 from proxy.report.backtest.page import render
 from proxy.report.backtest.partials import FOLDER, TABLES, Group, convert_contents, convert_files, grouped
 from proxy.report.backtest.result import BacktestResult, result_of
-from proxy.report.files.storage import LocalFiles, find_segments, literal, local_path, unit_folder
+from proxy.report.files.storage import LocalFiles, LockedError, find_segments, literal, local_path, unit_folder
 from proxy.report.request import Request
-from proxy.report.session import LazySession, Run, opened
+from proxy.report.session import LazySession, Run, explained, opened
 from proxy.rules.loader import LoadedRules
 
 #: File name of the page in the output directory.
@@ -55,12 +51,9 @@ def backtest(request: Request, loaded: LoadedRules, names: Sequence[str]) -> Bac
             stack.enter_context(_locked(run, output))
         run.progress.step("listing segments")
         groups = grouped(find_segments(run.storage, request.input, request.wants))
-        try:
+        with explained("reading the log", _COMMAND):
             _convert(run, groups, output, is_local)
             judged = _judge(run, groups, output, loaded.contents, is_local)
-        except (Py4JJavaError, PySparkException, duckdb.Error, OSError) as error:
-            text = str(getattr(error, "java_exception", None) or error).strip().splitlines()
-            raise ConfigError(_COMMAND, 0, "", f"reading the log failed: {text[0] if text else error!r}") from error
         result = result_of(judged, loaded, names, sum(len(group.segments) for group in groups))
         if request.output:
             run.write_text(f"{output}/{PAGE}", render(result))
@@ -77,9 +70,8 @@ def _locked(run: Run, output: str) -> Iterator[None]:
         with ExitStack() as stack:
             try:
                 stack.enter_context(run.storage.locked(folder))
-            except ConfigError as error:
-                if "another report" not in str(error):
-                    raise
+            except LockedError:
+                pass
             else:
                 yield
                 return

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
+from proxy.report.backtest.judge import EXAMPLES
 from proxy.report.backtest.result import BacktestResult, destination_text, examples_of, result_text, summary
+from proxy.report.pages import templates
 from proxy.report.wording import whole
 
 #: Maximum number of rows of a table on the page.
@@ -17,18 +17,11 @@ def render(result: BacktestResult) -> str:
     )
 
 
-_TEMPLATES = Environment(
-    loader=PackageLoader("proxy.report"),  # on a cluster, the package is in an archive
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
-    keep_trailing_newline=True,
-)
+_TEMPLATES = templates()
 _TEMPLATES.filters |= {
     "whole": whole,
     "summary": summary,
     "result": result_text,
     "destination": destination_text,
-    "examples": lambda row: list(examples_of(row))[:3],
+    "examples": lambda row: list(examples_of(row))[:EXAMPLES],
 }

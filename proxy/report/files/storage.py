@@ -56,6 +56,10 @@ _JAR = (
 )
 
 
+class LockedError(ConfigError):
+    """Another process has locked a directory."""
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A file or directory; ``modified`` is in milliseconds since 1970."""
@@ -101,7 +105,7 @@ class LocalFiles:
         """Ensure that only one process changes a directory. The lock of a killed process ends with the process.
 
         Raises:
-            ConfigError: another process has locked the directory.
+            LockedError: another process has locked the directory.
         """
         with translated(folder) as local:
             local.mkdir(parents=True, exist_ok=True)
@@ -110,7 +114,7 @@ class LocalFiles:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise ConfigError(folder, 0, "--output", "another report with this directory is running") from None
+                raise LockedError(folder, 0, "--output", "another report with this directory is running") from None
             yield
 
     def exists(self, path: str) -> bool:
@@ -190,7 +194,7 @@ class HadoopFiles:
         """Ensure that only one process changes a directory, with a file that is written again every minute.
 
         Raises:
-            ConfigError: another process has locked the directory.
+            LockedError: another process has locked the directory.
         """
         path, ended = f"{folder}/{_LOCK}", threading.Event()
         with self._at(path) as (files, target):
@@ -198,7 +202,7 @@ class HadoopFiles:
                 age = time.time() - files.getFileStatus(target).getModificationTime() / 1000
                 if age < _LEASE_SECONDS:
                     reason = f"another report with this directory is running, or was killed {age:.0f} s ago"
-                    raise ConfigError(folder, 0, "--output", f"{reason}; the lock lasts {_LEASE_SECONDS} s")
+                    raise LockedError(folder, 0, "--output", f"{reason}; the lock lasts {_LEASE_SECONDS} s")
                 files.delete(target, False)
             files.create(target, False).close()
 
