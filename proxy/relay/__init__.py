@@ -17,8 +17,8 @@ bytes and the current time to a `Relay`.
 | publishes to other brokers | `remote` |
 | login and negotiation of limits | `handshake` |
 | the state of a virtual host, shared with the control plane | `vhost` |
-| whether the token of a destination is bound, and what to bind and unbind | `token_table` |
-| destination tokens, grant keys and signatures | `tokens` |
+| which destinations are bound or missing, and why | `token_table` |
+| destination tokens, storage keys and signatures | `tokens` |
 | ``x-original-address`` and ``x-original-cc`` | `original_address` |
 | audit records of a connection, and confirms that wait for these records | `connection_audit` |
 | the format of an audit record | `audit_record` |

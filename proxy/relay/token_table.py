@@ -19,7 +19,7 @@ Times are passed in as arguments, and this module performs no I/O. Source: archi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Mapping
 from enum import Enum
 from itertools import islice
 from typing import NamedTuple
@@ -92,10 +92,6 @@ class TokenTable:
         """The destinations that can't be reached."""
         return self._missing
 
-    @property
-    def pending(self) -> Set[Destination]:
-        return self._pending
-
     def knows(self, destination: Destination) -> bool:
         return self.state(destination) is not TokenState.ABSENT
 
@@ -126,19 +122,15 @@ class TokenTable:
             self._missing[destination] = Missing(reason, now if known is None else known.since)
             self._change()
 
-    def deleted(self, destination: Destination) -> bool:
-        """Record that a destination was deleted, together with its bindings; return whether it was bound."""
+    def deleted(self, destination: Destination) -> None:
+        """Record that a destination was deleted, together with its bindings."""
         self._event(destination)
-        was_bound = self._bound.pop(destination, None) is not None
-        self._change(was_bound)
-        return was_bound
+        self._change(self._bound.pop(destination, None) is not None)
 
-    def declared(self, destination: Destination) -> bool:
-        """Record that a destination was declared, so that it is no longer missing; return whether it was missing."""
+    def declared(self, destination: Destination) -> None:
+        """Record that a destination was declared, so that it is no longer missing."""
         self._event(destination)
-        was_missing = self._missing.pop(destination, None) is not None
-        self._change(was_missing)
-        return was_missing
+        self._change(self._missing.pop(destination, None) is not None)
 
     def listed(self, events: int, tokens: Mapping[Destination, frozenset[bytes]]) -> None:
         """Process a listing of the broker's bindings.

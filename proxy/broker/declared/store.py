@@ -384,8 +384,6 @@ class DeclarationStore:
     def __init__(self, state: VhostState) -> None:
         self.state = state
         self.listings = BindingListings(self)
-        #: Number of changes that this object has made to the shared state.
-        self.changes = 0
         self._kept: dict[bytes, str] = {}
         self._unverified: set[bytes] = set()
         self._logged_faults: set[tuple[bytes, str]] = set()
@@ -429,7 +427,6 @@ class DeclarationStore:
     def exchange_gone(self, name: bytes) -> None:
         """Forget a deleted client exchange and its bindings."""
         self._forget(name)
-        self.changes += 1
         log.info("declared exchange was deleted", vhost=self.state.name, exchange=shown(name))
 
     def _found(self, before: ExchangesBefore, info: ExchangeInfo, *, believed: bool) -> None:
@@ -478,7 +475,6 @@ class DeclarationStore:
 
     def add_exchange(self, owned: OwnedExchange, exchange: Exchange) -> None:
         self.state.add_exchange(owned, exchange)
-        self.changes += 1
 
     def forget_deleted(self) -> None:
         """Discard data on exchanges that no longer exist, such as those that relays have removed for their clients."""
@@ -499,12 +495,9 @@ class DeclarationStore:
             self.state.add_binding(stored, identity=identity)
         except ProtocolError as error:
             self.log_fault(binding.exchange, f"the binding to {describe(stored.destination)} is not valid: {error}")
-        else:
-            self.changes += 1
 
     def remove_binding(self, stored: StoredBinding) -> None:
         self.state.remove_binding(stored)
-        self.changes += 1
 
     def bindings(self) -> list[StoredBinding]:
         """Return the current bindings as a new list. A pass must not assess bindings created after its start."""

@@ -342,7 +342,8 @@ class RelayRequests:
     async def ensure(self, destination: Destination) -> None:
         """Bind the tokens of a declared queue or exchange. Returns when all are bound or refused, or at the deadline.
 
-        For an exchange, these are only tokens that count as bound; the others are bound when a publish requests them.
+        These are the tokens that rules and bindings need or that count as bound. Others are bound when publishes need
+        them.
         """
         self.declared(destination)
         kind, name = destination
