@@ -185,7 +185,7 @@ class Sidecar:
 def oxproxy(*arguments: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:  # Any: as subprocess accepts it
     """Run a command to its end, and return status and output."""
     command = [str(PROGRAM), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, **{"check": False, **more})
+    return subprocess.run(command, capture_output=True, text=True, **{"check": False, "timeout": 60, **more})
 
 
 def oxproxy_here(*arguments: str | Path, input: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
