@@ -97,18 +97,6 @@ def free_port(*taken: int) -> int:
         return port
 
 
-def free_ports(count: int, *taken: int) -> int:
-    """Return the first of ``count`` consecutive free loopback ports, none of them among ``taken``."""
-    while True:
-        first = free_port(*taken)
-        wanted = range(first, first + count)
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            for port in wanted:
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            if not set(wanted).intersection(taken):
-                return first
-
-
 def program(name: str, root: Path = Path("/")) -> list[str]:
     """Return the command that runs one of RabbitMQ's programs; empty if it is not installed.
 

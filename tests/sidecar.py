@@ -28,7 +28,7 @@ import pika
 import yaml
 
 from proxy.cli.main import main
-from tests.private_broker import free_port, free_ports
+from tests.private_broker import free_port
 from tests.rabbitmq import Broker
 from tests.watched import Watched
 
@@ -73,9 +73,7 @@ class Sidecar:
         self._ready_seconds = ready_seconds
         self._program = program or (str(PROGRAM),)
         self.port = free_port()
-        workers = (settings or {}).get("workers", 1)
-        assert isinstance(workers, int)
-        self.admin_port = free_ports(workers, self.port)
+        self.admin_port = free_port(self.port)
         self.admin = f"http://127.0.0.1:{self.admin_port}" if tls is None else f"https://localhost:{self.admin_port}"
         self.folder = (folder or Path(tempfile.mkdtemp(prefix="oxproxy-sidecar-"))).resolve()
         self._keep = folder is not None

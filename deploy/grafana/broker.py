@@ -105,13 +105,10 @@ _CONNECTIONS = Row(
             "cps",
         ),
         Lines(
-            "Workers and control tasks",
-            "Number of responding workers, restarts, and failures of control plane tasks.",
-            [
-                Query(f"count({chosen('oxproxy_workers')})", "workers that respond"),
-                Query(rate("oxproxy_worker_restarts_total"), "{{instance}} restarts per second"),
-                per_second("oxproxy_control_loop_failures_total", "task", legend="{{task}} failures per second"),
-            ],
+            "Control task failures",
+            "Unexpected exceptions in tasks of the control plane.",
+            [per_second("oxproxy_control_loop_failures_total", "task")],
+            "cps",
         ),
         Lines(
             "Certificate expiry",

@@ -96,7 +96,7 @@ _WHERE = Row(
         ),
         Lines(
             "Publish rate by sidecar",
-            "Shows how publishes are distributed among sidecars and workers.",
+            "Shows how publishes are distributed among sidecars.",
             [per_second(_PUBLISHES, "instance")],
             "cps",
             width=12,

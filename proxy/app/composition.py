@@ -54,12 +54,12 @@ def session_limits(settings: Settings) -> SessionLimits:
     )
 
 
-def listener_limits(settings: Settings, shared: bool = False) -> ListenerLimits:
-    """Return the limits for all producers of a process; `shared` is True if the process is one of several workers."""
+def listener_limits(settings: Settings) -> ListenerLimits:
+    """Return the limits for all producers of a process."""
     limits = settings.limits
     deadline_seconds = settings.shutdown.deadline_seconds
     per_peer = limits.connections_per_peer or 0
-    return ListenerLimits(limits.connections, per_peer, deadline_seconds, shared=shared)
+    return ListenerLimits(limits.connections, per_peer, deadline_seconds)
 
 
 def rates(settings: Settings) -> RateLimits:

@@ -44,9 +44,9 @@ from proxy.app.composition import (
     session_limits,
     token_files,
 )
+from proxy.app.exit_status import EXIT_FAULTY, EXIT_OK
 from proxy.app.reload import Reload, declared_queues, traffic_labels
 from proxy.app.shadow import Shadow
-from proxy.app.workers import EXIT_FAULTY, EXIT_OK, ONE_SIGNAL_SECONDS, SIGNALS, WorkerSlot
 from proxy.audit.policy import AuditPolicy
 from proxy.audit.writer import AuditWriter
 from proxy.broker.connection import ControlSettings
@@ -87,6 +87,8 @@ _SWITCH_SECONDS = 0.0005
 #: Seconds without a failure after which a periodic task counts as working.
 _STEADY_SECONDS = 5.0
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+#: Signals to stop within this many seconds count as one, since a service manager and a shell may both send one.
+ONE_SIGNAL_SECONDS = 1.0
 
 
 def product_version() -> str:
@@ -101,16 +103,10 @@ class Sidecar:
 
     Args:
         environ: environment, for secrets.
-        slot: identifies this process among several workers; None for a single process.
     """
 
-    def __init__(
-        self, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str], slot: WorkerSlot | None = None
-    ) -> None:
-        self._slot = slot
-        #: the settings as written in the file, to detect changes that require a restart
-        self._written = settings
-        self._settings = settings = settings if slot is None else slot.settings(settings)
+    def __init__(self, settings: Settings, loaded: LoadedRules, environ: Mapping[str, str]) -> None:
+        self._settings = settings
         self._environ = environ
         self._loaded = loaded
         self._version = product_version()
@@ -120,8 +116,6 @@ class Sidecar:
             name: VhostState(name, loaded.routers[name], owned_exchanges(vhost), addresses=loaded.books.get(name))
             for name, vhost in loaded.rules.vhosts.items()
         }
-        counters.workers = settings.workers
-        counters.worker_restarts = 0 if slot is None else slot.restarts
         counters.rules.version = loaded.rules.version
         counters.rules.last_success_seconds = time.time()
         counters.traffic.name(traffic_labels(counters, loaded))
@@ -151,7 +145,6 @@ class Sidecar:
         loop = asyncio.get_running_loop()
         for number in _STOP_SIGNALS:
             loop.add_signal_handler(number, self._stop)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOP_SIGNALS)
         tasks = Tasks()
         async with AsyncExitStack() as stack:
             policy = audit_policy(self._settings)
@@ -163,9 +156,7 @@ class Sidecar:
                     return EXIT_OK
             listener = self._assemble(tasks, publish_log)
             await self._start_admin(stack)
-            if self._slot is not None:
-                loop.add_reader(sys.stdin.fileno(), self._on_supervisor_gone)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGHUP,))
             stack.push_async_callback(self._topology.close)
             stack.push_async_callback(tasks.ended)
             keep = self._topology.supervisor.keep
@@ -284,19 +275,12 @@ class Sidecar:
         now = asyncio.get_running_loop().time()
         if self._signalled_at is None:
             self._signalled_at = now
-        # A supervisor kills its workers instead.
-        elif self._slot is None and now - self._signalled_at >= ONE_SIGNAL_SECONDS:
+        elif now - self._signalled_at >= ONE_SIGNAL_SECONDS:
             _log.warning("second signal: ending immediately")
             sys.stderr.flush()
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.raise_signal(signal.SIGTERM)
         self._stopping.set()
-
-    def _on_supervisor_gone(self) -> None:
-        """Drain if standard input is closed, since the supervisor has then exited without sending a signal."""
-        if not os.read(sys.stdin.fileno(), 1):
-            asyncio.get_running_loop().remove_reader(sys.stdin.fileno())
-            self._stopping.set()
 
     async def _watch(self) -> None:
         while True:
@@ -320,8 +304,6 @@ class Sidecar:
             "version": self._version,
             "build": BUILD,
             "started_at": self._started_at,
-            "worker": None if self._slot is None else self._slot.number,
-            "worker_ports": [address.port for address in self._written.admin_addresses],
             "process": os.getpid(),
             "rules": self._counters.rules.version,
             "rules_since": self._counters.rules.last_success_seconds,
@@ -390,7 +372,7 @@ class Sidecar:
 
             return use
 
-        changed = partial(changed_since, self._written, self._environ)
+        changed = partial(changed_since, self._settings, self._environ)
 
         def other_files() -> list[Path]:
             return [*self._tls.files(), *token_files(self._settings)]
@@ -423,7 +405,7 @@ class Sidecar:
         metrics_role = self._settings.admin.metrics_role
         pages = [reload.route, explain.route, *rules.routes, *shadow.routes, recent.route, *self._live.routes]
         return AdminServer(
-            Exposition(self._counters, None if self._slot is None else self._slot.number),
+            Exposition(self._counters),
             self.not_ready,
             self.status,
             self._access,
@@ -455,7 +437,7 @@ class Sidecar:
             UserRateLimits(rates(settings)),
             UpstreamPool(upstream.reuse_seconds, self._counters) if upstream.reuse_seconds is not None else None,
         )
-        limits = listener_limits(settings, shared=self._slot is not None)
+        limits = listener_limits(settings)
         kept = MOST_KEPT if context.reuse else 0
         configured = "limits.connections" in settings.places
         return Listener(
@@ -463,6 +445,7 @@ class Sidecar:
             context,
             replace(limits, connections=admitted_connections(limits.connections, kept, configured=configured)),
             self._tls.providers(),
+            {index for index, entry in enumerate(settings.listen) if entry.reuse_port},
         )
 
 

@@ -1,4 +1,4 @@
-"""Sends HTTP requests to the admin ports of running sidecars. Each worker has its own admin port."""
+"""Sends HTTP requests to the admin ports of running sidecars."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from proxy.cli.console import add_config_argument, configuration, print_errors, read_input, read_settings
 from proxy.errors import ConfigError, ConfigErrors
+from proxy.yamlfile.hosts import HostPort
 from proxy.yamlfile.secret_sources import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def add_admin_arguments(parser: argparse.ArgumentParser) -> None:
         "--admin",
         metavar="URL",
         action="append",
-        help="admin address of the running sidecar; repeat for several workers; default: from the configuration",
+        help="admin address of the running sidecar; repeat for several sidecars; default: from the configuration",
     )
     add_config_argument(parser)
     parser.add_argument(
@@ -72,9 +73,9 @@ def add_admin_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def admin_clients(options: argparse.Namespace, command: str) -> list[AdminClient]:
-    """Return clients for the workers selected by the options.
+    """Return clients for the sidecars selected by the options.
 
-    The default is the workers in the configuration, or the default admin address if there is no configuration.
+    The default is the sidecar of the configuration, or the default admin address if there is no configuration.
 
     Raises:
         ConfigErrors: the configuration is invalid or has no admin address, or a token or certificate is unusable.
@@ -87,7 +88,7 @@ def admin_clients(options: argparse.Namespace, command: str) -> list[AdminClient
             urls = [_DEFAULT_URL]
         else:
             settings = read_settings(config, secrets_required=False)
-            urls = admin_urls(settings)
+            urls = [admin_url(settings)]
             tls = settings.admin.tls
             certificate = settings.folder / tls.certificate if tls is not None and tls.certificate else None
     token = _token(options.token_file, command)
@@ -151,14 +152,14 @@ def _tls_context(ca: Path | None, own: Path | None, certificate: Path | None) ->
     return context
 
 
-def ask_workers(clients: Iterable[AdminClient], ask: Callable[[AdminClient], T]) -> tuple[dict[AdminClient, T], bool]:
-    """Query all workers. If a worker can't be queried, print the error to standard error.
+def ask_sidecars(clients: Iterable[AdminClient], ask: Callable[[AdminClient], T]) -> tuple[dict[AdminClient, T], bool]:
+    """Query all sidecars. If a sidecar can't be queried, print the error to standard error.
 
     Returns:
-        The responses, and whether all workers have responded.
+        The responses, and whether all sidecars have responded.
 
     Raises:
-        ConfigErrors: no worker has responded.
+        ConfigErrors: no sidecar has responded.
     """
     answers: dict[AdminClient, T] = {}
     faults: list[ConfigErrors] = []
@@ -178,17 +179,17 @@ def reachable_host(host: str) -> str:
     return _UNSPECIFIED.get(host, host)
 
 
-def admin_urls(settings: Settings) -> list[str]:
-    """Return the admin URLs of all workers, for requests from the host on which they run.
+def admin_url(settings: Settings) -> str:
+    """Return the admin URL of the configuration's sidecar, for requests from the host on which it runs.
 
     Raises:
         ConfigErrors: the configuration has no admin address.
     """
-    if not settings.admin_addresses:
+    address = settings.admin.address
+    if address is None:
         raise ConfigErrors([settings.fault("admin.address", "not set, expected the address of a running sidecar")])
-    hosts = [(reachable_host(address.host), address.port) for address in settings.admin_addresses]
     scheme = "http" if settings.admin.tls is None else "https"
-    return [f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}" for host, port in hosts]
+    return f"{scheme}://{HostPort(reachable_host(address.host), address.port)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from proxy.app.composition import control_settings, secrets_of
 from proxy.broker.cleanup import Rows, find_leftovers, find_stale, find_unused, remove_leftover, remove_rows
 from proxy.broker.connection import ControlSettings
 from proxy.broker.management_api import ManagementApi
-from proxy.cli.admin_client import admin_urls
+from proxy.cli.admin_client import admin_url
 from proxy.cli.commands import add_repeatable
 from proxy.cli.console import (
     DONE,
@@ -97,11 +97,12 @@ def _states(settings: Settings) -> dict[str, VhostState]:
 
 
 def _expect_stopped(settings: Settings) -> None:
-    """Raise `ConfigErrors` if a worker listens on its admin address, whatever it requires of requests."""
-    urls = admin_urls(settings) if settings.admin_addresses else []
-    running = [url for url in urls if _is_listening(url)]
-    if running:
-        message = f"a sidecar is running at {', '.join(running)} and would redeclare removed objects; stop it first"
+    """Raise `ConfigErrors` if a sidecar listens on the admin address, whatever it requires of requests."""
+    if settings.admin.address is None:
+        return
+    url = admin_url(settings)
+    if _is_listening(url):
+        message = f"a sidecar is running at {url} and would redeclare removed objects; stop it first"
         raise ConfigErrors([settings.fault("admin.address", message)])
 
 

@@ -98,7 +98,7 @@ COMMANDS = {
             ),
         ),
         no="an expected queue is not reached, the exchange is not evaluated, no address rule applies, or the results "
-        "of workers differ",
+        "of sidecars differ",
     ),
     "status": CommandEntry(
         "show the state of a running sidecar",
@@ -109,7 +109,7 @@ COMMANDS = {
             ("oxproxy status --admin http://127.0.0.1:15693 --json", "the response of /status"),
             ("oxproxy status --watch", "every two seconds until Ctrl-C"),
         ),
-        no="a sidecar or worker is not ready, or a worker is unreachable; with --watch, when Ctrl-C was pressed",
+        no="a sidecar is not ready or unreachable; with --watch, when Ctrl-C was pressed",
         done="ready; with --watch, when Ctrl-C was pressed",
         wrong=_ASKED,
     ),

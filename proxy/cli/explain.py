@@ -1,6 +1,6 @@
 """``oxproxy explain``: explains the routing of one message, as text or JSON. In a terminal, the text is coloured.
 
-The rules are read from files, or all workers of a running sidecar are queried and their responses compared.
+The rules are read from files, or running sidecars are queried and their responses compared.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients, ask_workers
+from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients, ask_sidecars
 from proxy.cli.commands import add_repeatable
 from proxy.cli.console import (
     DONE,
@@ -242,7 +242,7 @@ def _properties(options: argparse.Namespace) -> Iterator[str]:
 def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argparse.Namespace) -> int:
     """Print all distinct responses."""
     answers: dict[AdminClient, dict[str, Any]]  # Any: JSON
-    answers, complete = ask_workers(clients, lambda client: client.json("/explain", "POST", question))
+    answers, complete = ask_sidecars(clients, lambda client: client.json("/explain", "POST", question))
     distinct = list({_outcome(answer): client for client, answer in reversed(answers.items())}.values())[::-1]
     for client in distinct:
         if len(distinct) > 1:
@@ -252,7 +252,7 @@ def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argpa
         else:
             _print_text(client.request("POST", "/explain", question, accept="text/plain").rstrip("\n"))
     if len(distinct) > 1:
-        print_errors([f"these workers returned different results: {', '.join(client.url for client in distinct)}"])
+        print_errors([f"these sidecars returned different results: {', '.join(client.url for client in distinct)}"])
     status = _status(list(answers.values()), options.expect)
     return status if complete and len(distinct) == 1 else NO
 
@@ -260,7 +260,7 @@ def _ask_running(clients: Sequence[AdminClient], question: bytes, options: argpa
 def _status(answers: Sequence[dict[str, Any]], expected: Sequence[str]) -> int:  # Any: JSON
     """Return NO if no address rule applies, an exchange is not evaluated, or an expected queue is not reached.
 
-    Sidecars of earlier versions send no `note`, so a message that is not evaluated is recognized by its empty `walk`.
+    A message that is not evaluated has an empty `walk`.
     """
     if "address" in answers[0]:
         return NO if any(answer["rule"] is None for answer in answers) else DONE
@@ -271,7 +271,7 @@ def _status(answers: Sequence[dict[str, Any]], expected: Sequence[str]) -> int: 
 
 
 def _outcome(answer: dict[str, Any]) -> str:  # Any: JSON
-    """Return the parts of a response that must be equal for all workers: the rules version and the routing."""
+    """Return the parts of a response that must be equal for all sidecars: the rules version and the routing."""
     if "address" in answer:
         return json.dumps(answer)
     return json.dumps([answer[key] for key in ("rules", "outcome", "queues", "exchanges", "remotes", "error")])

@@ -12,10 +12,6 @@ from proxy.cli.console import add_config_argument, required_configuration
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_config_argument(parser)
-    # A supervisor of several workers passes these options: the worker's number and how often it was restarted, or
-    # `--dry-run` to check all files.
-    parser.add_argument("--worker", type=int, nargs=2, help=argparse.SUPPRESS)
-    parser.add_argument("--dry-run", action="store_true", help=argparse.SUPPRESS)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -25,7 +21,5 @@ def run(options: argparse.Namespace) -> int:
     # structlog would import rich for colored tracebacks, which would take 5 MiB of memory and are not needed.
     sys.modules.setdefault("rich", None)  # type: ignore[arg-type]
     from proxy.app import process
-    from proxy.app.workers import WorkerSlot
 
-    slot = None if options.worker is None else WorkerSlot(*options.worker)
-    return process.run(config, os.environ, slot, options.dry_run)
+    return process.run(config, os.environ)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients, ask_workers
+from proxy.cli.admin_client import AdminClient, add_admin_arguments, admin_clients, ask_sidecars
 from proxy.cli.console import DONE, NO, between, json_line, print_errors, print_json, print_line, printable
 from proxy.errors import ConfigErrors
 from proxy.values import counted
@@ -58,7 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the state of each worker, once or until Ctrl-C."""
+    """Print the state of each sidecar, once or until Ctrl-C."""
     admins = admin_clients(options, "oxproxy status")
     if options.watch is None:
         return _print_state(admins, options)
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _print_state(admins: Sequence[AdminClient], options: argparse.Namespace) -> int:
     states: dict[AdminClient, dict[str, Any]]
-    states, complete = ask_workers(admins, lambda admin: admin.json("/status"))
+    states, complete = ask_sidecars(admins, lambda admin: admin.json("/status"))
     if options.json:
         several = {admin.url: status for admin, status in states.items()}
         output: object = several if len(several) > 1 or not complete else next(iter(states.values()))
@@ -97,8 +97,6 @@ def _head(admin: AdminClient, status: Mapping[str, Any]) -> Iterator[str]:
     reasons: Sequence[str] = status.get("not_ready", ())
     yield from (_row("not ready", reason) for reason in reasons)
     yield from (_row("degraded", reason) for reason in status.get("degraded", ()))
-    if status.get("worker") is not None:
-        yield _row("worker", f"{status['worker']} (each worker has its own admin address)")
     yield _row("rules", status.get("rules", ""))
     reload = status.get("last_reload")
     if reload:

@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_new(admins: Sequence[AdminClient], counts: Sequence[int], *, as_json: bool, first: bool) -> list[int]:
-    """Print the publishes that are newer than each worker's given count, by time; return the new counts.
+    """Print the publishes that are newer than each sidecar's given count, by time; return the new counts.
 
     At the first call, what is not shown is stated on standard error.
     """

@@ -57,7 +57,7 @@ class _Reading:
 
     @classmethod
     def of(cls, admins: Sequence[AdminClient]) -> _Reading:
-        """Read the metrics pages of all workers, and add up their values."""
+        """Read the metrics pages of all sidecars, and add up their values."""
         page = [sample for admin in admins for sample in admin.metrics()]
         connections = sum(
             sample.value
@@ -67,7 +67,7 @@ class _Reading:
         counters: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         for sample in page:
             if sample.name in (_EXCHANGES, _BINDINGS, _DESTINATIONS):
-                labels = tuple(sorted(label for label in sample.labels.items() if label[0] != "worker"))
+                labels = tuple(sorted(sample.labels.items()))
                 counters[sample.name, labels] = counters.get((sample.name, labels), 0.0) + sample.value
         return cls(time.monotonic(), counters, connections)
 

@@ -30,7 +30,7 @@ from proxy.yamlfile.document import (
     read_document,
     walk,
 )
-from proxy.yamlfile.hosts import MOST_PORT, is_own_address, listen_conflict
+from proxy.yamlfile.hosts import is_own_address, listen_conflict
 from proxy.yamlfile.masking import is_secret_key
 from proxy.yamlfile.models import Keys, key_names, read_model, warn_of_variables
 
@@ -100,7 +100,9 @@ def read_settings(root: Node | None, path: Path, environ: Environment[str, str],
 def _check_addresses(settings: Settings, faults: Faults) -> None:
     """Report listen addresses that conflict or have an unsuitable port, and broker addresses that are our own."""
     listening = [(f"listen[{index}].address", listener.address) for index, listener in enumerate(settings.listen)]
-    listening += [("admin.address", address) for address in settings.admin_addresses]
+    if settings.admin.address is not None:
+        listening.append(("admin.address", settings.admin.address))
+    shared = {f"listen[{index}].address" for index, listener in enumerate(settings.listen) if listener.reuse_port}
     # An address that could not be read was replaced with the default, which must not be reported as a conflict.
     unreadable = {error.key for error in faults.errors}
     listening = [(key, address) for key, address in listening if key not in unreadable]
@@ -109,19 +111,10 @@ def _check_addresses(settings: Settings, faults: Faults) -> None:
         if other is not None:
             if key not in settings.places:  # the key has its default value, so the other key's line is reported
                 (key, address), other = other, (key, address)
-            message = f"{address} conflicts with {other[0]} {other[1]}"
-            if settings.workers > 1 and "admin.address" in (key, other[0]):
-                message += (
-                    f": {settings.workers} workers use {settings.workers} consecutive ports for their admin pages"
-                )
+            faults.error(settings.place(key), key, f"{address} conflicts with {other[0]} {other[1]}")
+        if not address.port and key in shared:
+            message = "port 0 would be a different port for each process, but reuse_port expects the same port"
             faults.error(settings.place(key), key, message)
-        if address.port > MOST_PORT:
-            message = f"{settings.workers} workers need ports up to {address.port}, expected at most {MOST_PORT}"
-            faults.error(settings.place(key), key, message)
-        if not address.port and settings.workers > 1:
-            faults.error(
-                settings.place(key), key, "port 0 would be a different port for each worker, expected a fixed port"
-            )
         elif not address.port:
             message = "port 0 selects any free port, which differs at each start and is logged"
             faults.warn(settings.place(key), key, message)

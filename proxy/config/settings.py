@@ -109,6 +109,9 @@ class ListenSection(FileModel):
 
     address: ListenAddress = _HERE
     """`host:port` that producers connect to"""
+    reuse_port: bool = False
+    """whether other sidecars of the same user may listen on this address too (`SO_REUSEPORT`). On Linux, the kernel
+    distributes new connections among them"""
     tls: ListenTls | None = None
 
 
@@ -285,9 +288,6 @@ class Settings(FileModel):
     upstream: UpstreamSection = Field(default_factory=UpstreamSection)
     rules: Texts = ()
     """rules files: a file name, a pattern such as `rules/*.yaml`, or a list of these"""
-    workers: Annotated[int, Whole(1, 64)] = 1
-    """number of independent sidecars that share the addresses in `listen`. Worker i, counted from 0, adds i to the port
-    in `admin.address`. More than one worker requires Linux"""
     inventory: InventorySection = Field(default_factory=InventorySection)
     declared: DeclaredSection = Field(default_factory=DeclaredSection)
     audit: AuditSection = Field(default_factory=AuditSection)
@@ -307,14 +307,6 @@ class Settings(FileModel):
     @property
     def listen_addresses(self) -> list[HostPort]:
         return [section.address for section in self.listen]
-
-    @property
-    def admin_addresses(self) -> tuple[HostPort, ...]:
-        """Admin addresses of all workers, in order. Worker i uses the configured port + i."""
-        address = self.admin.address
-        if address is None:
-            return ()
-        return tuple(HostPort(address.host, address.port + number) for number in range(self.workers))
 
     def place(self, *keys: str) -> Place:
         """Return the position of the first given key that is in the file. A default value has no line."""

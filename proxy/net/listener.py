@@ -20,7 +20,7 @@ import resource
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -63,14 +63,12 @@ class ListenerLimits:
         connections_per_peer: maximum number per client address; 0: no separate limit.
         settle_seconds: how long a drain waits for unconfirmed publishes.
         close_seconds: how long the drain then waits for close-oks.
-        shared: whether other workers listen on the same addresses (socket(7), SO_REUSEPORT).
     """
 
     connections: int = 10000
     connections_per_peer: int = 0
     settle_seconds: float = 10.0
     close_seconds: float = 5.0
-    shared: bool = False
 
 
 class ListenError(OSError):
@@ -118,7 +116,7 @@ async def listening_sockets(host: str, port: int, backlog: int, *, reuse_port: b
     Args:
         port: port to bind; 0 for any free port, which differs between the addresses.
         backlog: maximum number of connections that are not accepted yet, for each socket.
-        reuse_port: whether other processes listen on the same addresses (socket(7), SO_REUSEPORT).
+        reuse_port: whether other processes may listen on the same addresses (socket(7), SO_REUSEPORT).
 
     Raises:
         OSError: the host can't be resolved, an address can't be bound, or the machine lacks all address families.
@@ -153,6 +151,7 @@ class Listener:
     Args:
         addresses: (host, port) to listen on; port 0 selects a free port.
         tls: providers of TLS contexts for new connections, by index of the listening address.
+        reuse_port: indexes of the addresses that other processes may also listen on.
     """
 
     def __init__(
@@ -161,8 +160,10 @@ class Listener:
         context: SessionContext,
         limits: ListenerLimits,
         tls: Mapping[int, ContextProvider] | None = None,
+        reuse_port: Collection[int] = (),
     ) -> None:
         self._tls = tls or {}
+        self._reuse_port = reuse_port
         self._addresses = addresses
         self._context = context
         self._limits = limits
@@ -185,14 +186,16 @@ class Listener:
         bound: list[tuple[str, int]] = []
         for index, address in enumerate(self._addresses):
             try:
-                bound += await self._listen(*address, self._tls.get(index))
+                bound += await self._listen(*address, self._tls.get(index), index in self._reuse_port)
             except OSError as error:
                 self._close_sockets()
                 raise ListenError(index, error) from error
         return bound
 
-    async def _listen(self, host: str, port: int, tls: ContextProvider | None) -> list[tuple[str, int]]:
-        listening = await listening_sockets(host, port, _BACKLOG, reuse_port=self._limits.shared)
+    async def _listen(
+        self, host: str, port: int, tls: ContextProvider | None, reuse_port: bool
+    ) -> list[tuple[str, int]]:
+        listening = await listening_sockets(host, port, _BACKLOG, reuse_port=reuse_port)
         self._sockets += listening
         for sock in listening:
             asyncio.get_running_loop().add_reader(sock, self._accept, sock, tls)

@@ -8,7 +8,7 @@ takes 0.1 s for 10,000 series. The thread does not block the event loop for long
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from itertools import chain
 
 from prometheus_client import CollectorRegistry
@@ -27,15 +27,10 @@ _CLASHING = "oxproxy_connections_total"
 
 
 class Exposition:
-    """All metrics of one process.
+    """All metrics of one process."""
 
-    Args:
-        worker: number of this worker, which becomes a label of all metrics; None without workers.
-    """
-
-    def __init__(self, counters: Counters, worker: int | None = None) -> None:
+    def __init__(self, counters: Counters) -> None:
         self._counters = counters
-        self._labels = {} if worker is None else {"worker": str(worker)}
         self._one_at_a_time = asyncio.Lock()
 
     async def render(self, accept: str = "") -> tuple[bytes, str]:
@@ -49,7 +44,7 @@ class Exposition:
         except TypeError:  # the header contains a version that is not a number
             encoder, content_type = choose_encoder("")
         openmetrics = content_type.startswith("application/openmetrics-text")
-        collector = SidecarCollector(self._counters, self._labels, openmetrics)
+        collector = SidecarCollector(self._counters, openmetrics)
         async with self._one_at_a_time:
             for _ in self._counters.traffic.folding():
                 await asyncio.sleep(0)
@@ -57,22 +52,16 @@ class Exposition:
 
 
 class SidecarCollector(Collector):
-    """Collects every metric of the page, in either format, and adds `labels` to all series."""
+    """Collects every metric of the page, in either format."""
 
-    def __init__(self, counters: Counters, labels: Mapping[str, str], openmetrics: bool) -> None:
+    def __init__(self, counters: Counters, openmetrics: bool) -> None:
         self._counters = counters
-        self._labels = labels
         self._openmetrics = openmetrics
 
     def collect(self) -> Iterable[Metric]:
         own = (self._metric(spec) for spec in METRICS)
         platform = PlatformCollector(registry=CollectorRegistry(auto_describe=False))
-        for metric in chain(own, ProcessCollector(registry=None).collect(), platform.collect()):
-            if self._labels:
-                metric.samples = [
-                    sample._replace(labels={**sample.labels, **self._labels}) for sample in metric.samples
-                ]
-            yield metric
+        yield from chain(own, ProcessCollector(registry=None).collect(), platform.collect())
 
     def _metric(self, spec: MetricSpec) -> Metric:
         values = spec.read(self._counters)

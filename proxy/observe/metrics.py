@@ -180,12 +180,6 @@ METRICS: tuple[MetricSpec, ...] = (
         lambda counters: counters.rules.last_success_seconds,
         "Time when the active rules were loaded.",
     ),
-    _number("workers", lambda counters: counters.workers, "Configured workers; each is a separate scrape target."),
-    _number(
-        "worker_restarts_total",
-        lambda counters: counters.worker_restarts,
-        "Restarts of this worker by the supervisor after an unexpected exit.",
-    ),
     _metric(
         "connections",
         "side",

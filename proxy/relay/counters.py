@@ -418,10 +418,6 @@ class Counters:
         #: number of carrier bindings by virtual host, carrier type, and whether the type fits ("yes" or "no")
         self.carrier_bindings: Mapping[tuple[str, str, str], int] = {}
         self.unsigned_bindings = 0
-        #: number of processes that share the listening addresses
-        self.workers = 1
-        #: number of restarts of this process
-        self.worker_restarts = 0
         #: failed attempts of the control plane to connect to the broker
         self.control_unreachable = 0
         #: number of unexpected exceptions, by task of the control plane

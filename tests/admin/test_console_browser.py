@@ -12,7 +12,6 @@ from typing import Any
 
 import pika
 import pytest
-from playwright.async_api import expect
 
 from proxy.rules.loader import compile_rules
 from tests.broker.delivery.site import Site, standing
@@ -391,17 +390,6 @@ async def test_a_lost_broker_and_a_stopped_sidecar_are_shown(
             site.sidecar.start()
             await shows(tab, "document.getElementById('fault').hidden")
             await shows(tab, "document.getElementById('state').textContent !== 'no response'")
-
-
-async def test_each_worker_shows_its_number_and_links_to_the_others(
-    broker: Broker, tmp_path_factory: pytest.TempPathFactory
-) -> None:
-    with standing(broker, tmp_path_factory.mktemp("workers"), RULES, {"workers": 2}) as site:
-        async with console(site) as tab:
-            await shows(tab, "document.getElementById('worker').textContent.trim()", "worker 0  worker 1")
-            await tab.page.locator("#worker a").click()
-            await expect(tab.page.locator("#worker")).to_have_text("worker 1 worker 0")
-            assert await tab.value("location.port") == str(site.sidecar.admin_port + 1)
 
 
 async def test_the_console_asks_once_for_a_token_and_never_puts_it_into_a_url(

@@ -1,4 +1,4 @@
-"""Tests POST /explain without a broker; tests/app/test_workers.py requests it from a running sidecar."""
+"""Tests POST /explain without a broker; tests/app/test_two_sidecars.py requests it from a running sidecar."""
 
 from __future__ import annotations
 

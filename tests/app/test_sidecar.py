@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -14,15 +13,12 @@ import pytest
 import yaml
 
 from proxy.app.sidecar import product_version
-from proxy.app.workers import WorkerSlot, _reserve
 from proxy.audit.segments import InstanceLock
 from proxy.cli.main import main
-from proxy.config.loader import load_settings
 from proxy.native import BUILD
-from proxy.yamlfile.hosts import HostPort
 from tests import client
 from tests.broker.observed import Outside
-from tests.private_broker import free_port, free_ports
+from tests.private_broker import free_port
 from tests.producer import Closed, Producer, until
 from tests.served import END_SECONDS, RULES, Connect, Running, Serve
 from tests.sidecar import PROGRAM, oxproxy
@@ -53,50 +49,36 @@ def test_a_lowered_default_limit_is_no_warning(serve: Serve) -> None:
     assert "descriptors=2000 needed=20256 permitted=10000 admitted=872" in line
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_signal_ends_the_wait_for_a_process_to_close_old_audit_segments(
-    serve: Serve, tmp_path: Path, workers: int
-) -> None:
+def test_a_signal_ends_the_wait_for_a_process_to_close_old_audit_segments(serve: Serve, tmp_path: Path) -> None:
     (tmp_path / "audit").mkdir()
-    instances = ["i"] if workers == 1 else [f"i-{number}" for number in range(workers)]
-    locks = [InstanceLock.acquire(tmp_path / "audit", instance, closing=True) for instance in instances]
-    running = serve(audit={"directory": "audit", "instance": "i"}, workers=workers)
-    waiting = "waiting for another process to close old audit segments"
-    until(lambda: running.log.read_text().count(waiting) == workers)
+    lock = InstanceLock.acquire(tmp_path / "audit", "i", closing=True)
+    assert lock is not None
+    running = serve(audit={"directory": "audit", "instance": "i"})
+    running.await_log("waiting for another process to close old audit segments")
     assert running.end() == 0
-    log = running.log.read_text()
-    assert "another process has been closing old segments" not in log
-    assert "workers have not exited in time" not in log
-    for lock in locks:
-        assert lock is not None
-        lock.release()
+    assert "another process has been closing old segments" not in running.log.read_text()
+    lock.release()
 
 
 #: Mounts one file over another in a private mount namespace, as the kubelet does for `subPath`.
 _MOUNTED_ALONE = 'mount --bind "$0" "$1"; shift; exec "$@"'
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_rules_file_mounted_with_sub_path_causes_a_warning(serve: Serve, tmp_path: Path, workers: int) -> None:
+def test_a_rules_file_mounted_with_sub_path_causes_a_warning(serve: Serve, tmp_path: Path) -> None:
     unshare = ["unshare", "--map-root-user", "--mount"]
     if subprocess.run([*unshare, "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs to be allowed mount namespaces")
     alone, rules = tmp_path / "mounted.yaml", tmp_path / "rules.yaml"
     alone.write_text("queues: []\n")
-    running = serve(wrap=[*unshare, "sh", "-ec", _MOUNTED_ALONE, str(alone), str(rules)], workers=workers)
-    running.await_log("file is mounted without its directory (subPath)")
-    warned = f'event="file is mounted without its directory (subPath) and will never change" file={rules}'
-    until(lambda: running.log.read_text().count(warned) == workers)  # each worker watches the files
+    running = serve(wrap=[*unshare, "sh", "-ec", _MOUNTED_ALONE, str(alone), str(rules)])
+    running.await_log(f'event="file is mounted without its directory (subPath) and will never change" file={rules}')
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_producers_are_accepted_when_inventory_and_carriers_are_complete(
-    serve: Serve, outside: Outside, workers: int
-) -> None:
+def test_producers_are_accepted_when_inventory_and_carriers_are_complete(serve: Serve, outside: Outside) -> None:
     later = free_port()
-    running = serve(upstream={"address": f"127.0.0.1:{later}"}, workers=workers)
+    running = serve(upstream={"address": f"127.0.0.1:{later}"})
     running.await_log("the broker is not reachable yet")
-    until(lambda: running.get("/livez")[0] == 200)  # another worker may have written the line
+    assert running.get("/livez")[0] == 200
     status, page = running.get("/readyz")
     assert status == 503
     assert f"vhost {outside.vhost}: the first reconcile pass has not succeeded yet" in page
@@ -141,12 +123,6 @@ def test_the_configuration_can_be_on_standard_input(serve: Serve, outside: Outsi
     running.await_log("reloaded")
     assert "level=warning" not in running.log.read_text()
     assert running.end() == 0
-
-
-def test_several_workers_require_a_configuration_file(serve: Serve) -> None:
-    running = serve(wrap=["sh", "-ec", _CONFIGURED_BY_INPUT], workers=2)
-    assert running.process.wait(END_SECONDS) == 2
-    assert re.search(r"^-:\d+:\d+: workers: got 2, expected 1: ", running.log.read_text(), re.MULTILINE)
 
 
 def test_settings_reach_the_listener(serve: Serve, outside: Outside) -> None:
@@ -331,14 +307,13 @@ def test_a_missing_virtual_host_is_an_error(serve: Serve, outside: Outside) -> N
     assert outside.vhost in log
 
 
-@pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("key", ["listen[1].address", "admin.address"])
-def test_an_address_in_use_is_an_error_at_its_key(serve: Serve, key: str, workers: int) -> None:
-    port = free_ports(workers)  # the second worker uses the next port for its admin server
+def test_an_address_in_use_is_an_error_at_its_key(serve: Serve, key: str) -> None:
+    port = free_port()
     with socket.create_server(("127.0.0.1", port)):
         address = f"127.0.0.1:{port}"
         listen = {"listen": [{"address": f"127.0.0.1:{free_port(port)}"}, {"address": address}]}
-        log = refused(serve(**(listen if key != "admin.address" else {"admin": {"address": address}}), workers=workers))
+        log = refused(serve(**(listen if key != "admin.address" else {"admin": {"address": address}})))
     (error,) = [line for line in log.splitlines() if not line.startswith("ts=")]
     assert re.search(
         rf"/oxproxy\.yaml:\d+:\d+: {re.escape(key)}: can't listen on {address}: Address already in use$", error
@@ -365,15 +340,10 @@ UNSERVABLE = {
     "127.0.0.1:7001 is an address that this sidecar itself listens on",
     "{upstream: {address: 127.0.0.1:0}}": '1:22: upstream.address: got the string "127.0.0.1:0", expected a port from '
     "1 to 65535",
-    "{workers: 3, listen: [{address: 127.0.0.1:7002}], admin: {address: 127.0.0.1:7000}}": "1:59: admin.address: "
-    "127.0.0.1:7002 conflicts with listen[0].address 127.0.0.1:7002: 3 workers use 3 consecutive ports for their admin "
-    "pages",
-    "{workers: 2, admin: {address: 127.0.0.1:65535}}": "1:22: admin.address: 2 workers need ports up to 65536, "
-    "expected at most 65535",
-    "{workers: 2, listen: [{address: 127.0.0.1:0}]}": "1:24: listen[0].address: port 0 would be a different port for "
-    "each worker, expected a fixed port",
-    "{workers: 2, upstream: {address: 127.0.0.1:15694}}": "1:25: upstream.address: 127.0.0.1:15694 is an address that "
-    "this sidecar itself listens on",
+    "{listen: [{address: 127.0.0.1:0, reuse_port: true}]}": "1:12: listen[0].address: port 0 would be a different port "
+    "for each process, but reuse_port expects the same port",
+    "{workers: 2}": "1:2: workers: unknown key, expected one of admin, audit, declared, inventory, limits, listen, "
+    "log, metrics, rules, shutdown, upstream",
     "{listen: [{address: a..b:7001}]}": '1:21: listen[0].address: got the string "a..b:7001", expected host:port with '
     "a name whose parts between dots have 1 to 63 characters",
 }
@@ -418,7 +388,7 @@ def test_an_unexpected_error_is_logged_in_one_line(
     def broken(_paths: object) -> None:
         raise KeyError("unexpected")
 
-    monkeypatch.setattr("proxy.rules.loader.load_rules", broken)
+    monkeypatch.setattr("proxy.app.process.load_rules", broken)
     assert main(["serve", "--config", str(file)]) == 1
     (line,) = capfd.readouterr().err.splitlines()
     assert 'level=error event="exiting after an unexpected error" error="KeyError: \'unexpected\'"' in line
@@ -433,9 +403,8 @@ def test_a_missing_configuration_is_an_error(capfd: pytest.CaptureFixture[str], 
 # -- settings that require a restart -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_reload_names_the_settings_that_need_a_restart(serve: Serve, workers: int) -> None:
-    running = serve(workers=workers, limits={"connections": 50})
+def test_a_reload_names_the_settings_that_need_a_restart(serve: Serve) -> None:
+    running = serve(limits={"connections": 50})
     running.await_ready()
     running.process.send_signal(signal.SIGHUP)
     running.await_log("event=reloaded")
@@ -455,9 +424,7 @@ def test_a_reload_names_the_settings_that_need_a_restart(serve: Serve, workers: 
 
     running.configuration.write_text("limts: {}\n")
     running.process.send_signal(signal.SIGHUP)
-    # A supervisor does not forward the signal in this case.
-    invalid = "the configuration is now invalid: a restart would fail"
-    running.await_log(invalid if workers == 1 else 'event="reload failed" reason=signal')
+    running.await_log("the configuration is now invalid: a restart would fail")
     assert "limts: unknown key; did you mean limits?" in running.log.read_text()
     assert running.ready()
 
@@ -501,11 +468,8 @@ def test_sigint_drains_the_sidecar(serve: Serve) -> None:
     assert running.end(signal.SIGINT) == 0
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_two_signals_within_a_second_are_one_and_a_later_one_ends_the_process(
-    serve: Serve, outside: Outside, workers: int
-) -> None:
-    running = serve(workers=workers)
+def test_two_signals_within_a_second_are_one_and_a_later_one_ends_the_process(serve: Serve, outside: Outside) -> None:
+    running = serve()
     running.await_ready()
     with Producer(running.port, outside.vhost) as producer:
         running.process.send_signal(signal.SIGTERM)
@@ -513,7 +477,7 @@ def test_two_signals_within_a_second_are_one_and_a_later_one_ends_the_process(
         assert producer.closed(0).code == 320  # it is still draining, until the producer closes its socket
     assert running.process.wait(END_SECONDS) == 0
     assert "second signal" not in running.log.read_text()
-    running = serve(workers=workers)
+    running = serve()
     running.await_ready()
     with Producer(running.port, outside.vhost):
 
@@ -524,28 +488,6 @@ def test_two_signals_within_a_second_are_one_and_a_later_one_ends_the_process(
         until(ended, every=0.2)
     assert running.process.returncode == -signal.SIGTERM
     assert "second signal: ending immediately" in running.log.read_text()
-
-
-def test_a_worker_restarts_after_the_number_of_workers_was_reduced(tmp_path: Path) -> None:
-    config = tmp_path / "oxproxy.yaml"
-    config.write_text("{workers: 2, listen: [{address: 127.0.0.1:5673}], admin: {address: 127.0.0.1:15693}}")
-    settings, _ = load_settings(config, {})
-    worker = WorkerSlot(2, restarts=1).settings(settings)  # started when the file contained `workers: 3`
-    assert worker.admin.address == HostPort("127.0.0.1", 15695)
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
-def test_an_address_stays_reserved_while_no_worker_listens(host: str) -> None:
-    port = free_port()
-    with _reserve(HostPort("127.0.0.1", port)):
-        with pytest.raises(OSError, match="in use") as caught:
-            _reserve(HostPort(host, port)).close()  # a second supervisor
-        assert caught.value.errno == errno.EADDRINUSE
-        with pytest.raises(OSError, match="in use") as caught:
-            socket.create_server((host, port)).close()  # a sidecar without workers
-        assert caught.value.errno == errno.EADDRINUSE
-        for _ in range(2):
-            socket.create_server(("127.0.0.1", port), reuse_port=True).close()  # a worker
 
 
 def test_a_file_name_that_the_system_refuses_is_an_error_at_its_key(tmp_path: Path) -> None:

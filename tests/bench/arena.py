@@ -163,8 +163,6 @@ class Arena:
                 sidecar = self.start_sidecar(way, small())
                 arrangement.declare_as_client(sidecar.port)
                 return sidecar
-            case Way.WORKERS:
-                return self.start_sidecar(way, small(), {"workers": 2})
             case Way.AUDITED | Way.RULES_AUDITED:
                 audit.mkdir()
                 rules = arrangement.real_rules(self.folder) if way is Way.RULES_AUDITED else small()

@@ -19,7 +19,6 @@ QUEUES_AT_ONCE = 8
 KEYS_IN_TURN = 1_000
 ADDRESS_RULES = 1_000
 MANY = 10_000
-PRODUCERS_OF_WORKERS = 4
 MICROSECONDS = 1e6
 
 
@@ -31,8 +30,6 @@ class Way(StrEnum):
     SIDECAR = "sidecar"
     LOADED = "loaded sidecar"
     """A separate sidecar with the large rules file, so that its bindings do not slow down other cases."""
-    WORKERS = "two workers"
-    """A sidecar with two workers. The CPU time is the supervisor's, which is close to zero."""
     AUDITED = "audited sidecar"
     """The sidecar with the same rules, and an audit log in its default mode."""
     RULES = "rules only"
@@ -171,8 +168,6 @@ CASES = {
         Case("remote", Way.SIDECAR, shape("bench.remote")),
         Case("table-10", Way.SIDECAR, shape("bench.table")),
         Case("table-many", Way.LOADED, shape("bench.table")),
-        Case("workers-1", Way.SIDECAR, shape("bench.hkv-10"), PRODUCERS_OF_WORKERS),
-        Case("workers-2", Way.WORKERS, shape("bench.hkv-10"), PRODUCERS_OF_WORKERS),
         Case("hkv-turn", Way.LOADED, shape("bench.hkv-many", kinds=MANY)),
         Case("rk-turn", Way.LOADED, shape("bench.rk-many", keys=MANY)),
         real("real-direct", Way.BROKER, ("message_id", "header"), "bench.direct"),
@@ -317,7 +312,6 @@ ROWS = (
 """Rows that are measured in rounds. The rows of other modules are measured separately."""
 
 EXTRA_ROWS = (
-    ratio("workers", "open exchange, 4 producers, 2 workers / 1 worker", "workers-2", "workers-1", None),
     ratio("turn", "10,000 x-?hkv= bindings, 10,000 values in turn / direct", "hkv-turn", "direct", None),
     ratio("turn", "10,000 x-?rk= bindings, 10,000 keys in turn / direct", "rk-turn", "direct", None),
     ratio("haproxy", "HAProxy in TCP mode / direct", "haproxy", "direct", None),

@@ -29,7 +29,7 @@ def routers(tmp_path_factory: pytest.TempPathFactory) -> dict[Way, Router]:
     folder = tmp_path_factory.mktemp("rules")
     small = load_rules([arrangement.small_rules(folder, BROKER)]).routers["/"]
     large = load_rules([arrangement.large_rules(folder, BROKER)]).routers["/"]
-    return {Way.SIDECAR: small, Way.AUDITED: small, Way.WORKERS: small, Way.LOADED: large}
+    return {Way.SIDECAR: small, Way.AUDITED: small, Way.LOADED: large}
 
 
 def facts(case: Case, number: int) -> Facts:

@@ -1,4 +1,4 @@
-"""Tests commands that query all workers of a sidecar whose workers respond differently."""
+"""Tests requests of commands to the admin addresses of running sidecars."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from pathlib import Path
 import pytest
 
 from proxy.cli import main as cli
-from proxy.cli.admin_client import AdminClient, admin_urls
+from proxy.cli.admin_client import AdminClient, admin_url
 from proxy.config.settings import AdminSection, Settings
 from proxy.errors import ConfigErrors
 from proxy.rules.loader import rules_version
 from proxy.yamlfile.hosts import HostPort
-from tests.private_broker import free_ports
 from tests.sidecar import answering
 
 ANSWER: dict[str, object] = {"rules": "new", "outcome": "routed", "queues": ["a"], "error": None}
 ANSWER |= {"exchanges": [], "remotes": []}
 
 
-def worker(port: int, answer: dict[str, object]) -> AbstractContextManager[int]:
+def sidecar(answer: dict[str, object]) -> AbstractContextManager[int]:
     """Respond to every request with one explanation."""
 
     def explained(_: str, headers: Mapping[str, str]) -> tuple[int, str, bytes]:
@@ -30,7 +29,7 @@ def worker(port: int, answer: dict[str, object]) -> AbstractContextManager[int]:
         text = json.dumps(answer) if kind == "application/json" else f"rules {answer['rules']}\n"
         return 200, kind, text.encode()
 
-    return answering(explained, port)
+    return answering(explained, 0)
 
 
 @pytest.mark.parametrize(
@@ -40,24 +39,23 @@ def worker(port: int, answer: dict[str, object]) -> AbstractContextManager[int]:
         ({"rules": "old"}, 1, "http://127.0.0.1:{0}:\nrules new\nhttp://127.0.0.1:{1}:\nrules old\n"),
     ],
 )
-def test_different_responses_of_workers_are_shown_separately(
+def test_different_responses_of_sidecars_are_shown_separately(
     other: dict[str, object], status: int, shown: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = free_ports(2)
-    config, message = tmp_path / "oxproxy.yaml", tmp_path / "message.yaml"
-    config.write_text(f"workers: 2\nadmin: {{address: 127.0.0.1:{first}}}\n")
+    message = tmp_path / "message.yaml"
     message.write_text("exchange: e\n")
-    with worker(first, ANSWER), worker(first + 1, {**ANSWER, **other}):
-        assert cli.main(["explain", "--config", str(config), "--message", str(message)]) == status
+    with sidecar(ANSWER) as first, sidecar({**ANSWER, **other}) as second:
+        admins = [part for port in (first, second) for part in ("--admin", f"http://127.0.0.1:{port}")]
+        assert cli.main(["explain", *admins, "--message", str(message)]) == status
     captured = capsys.readouterr()
-    assert captured.out == shown.format(first, first + 1)
-    assert ("these workers returned different results" in captured.err) == bool(status)
+    assert captured.out == shown.format(first, second)
+    assert ("these sidecars returned different results" in captured.err) == bool(status)
 
 
 def test_a_wildcard_admin_address_is_requested_on_loopback() -> None:
-    settings = Settings(admin=AdminSection(address=HostPort("0.0.0.0", 15693)), workers=2)
-    assert admin_urls(settings) == ["http://127.0.0.1:15693", "http://127.0.0.1:15694"]
-    assert admin_urls(Settings(admin=AdminSection(address=HostPort("::", 1)))) == ["http://[::1]:1"]
+    settings = Settings(admin=AdminSection(address=HostPort("0.0.0.0", 15693)))
+    assert admin_url(settings) == "http://127.0.0.1:15693"
+    assert admin_url(Settings(admin=AdminSection(address=HostPort("::", 1)))) == "http://[::1]:1"
 
 
 def test_metrics_are_read_with_escaped_labels() -> None:

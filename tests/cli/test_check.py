@@ -99,7 +99,7 @@ def test_a_name_or_pattern_without_a_file_is_an_error(tmp_path: Path, written: s
 
 
 def test_a_missing_file_in_a_variable_is_an_error_that_names_the_variable(tmp_path: Path) -> None:
-    findings = check_files([write(tmp_path, config="workers: 1")["config"]], {"OXPROXY_RULES": "none.yaml"})
+    findings = check_files([write(tmp_path, config="log: {}")["config"]], {"OXPROXY_RULES": "none.yaml"})
     assert errors(findings, tmp_path) == ["OXPROXY_RULES: rules[0]: none.yaml: file does not exist"]
 
 

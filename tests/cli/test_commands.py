@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from proxy.app import process
-from proxy.app.workers import WorkerSlot
 from proxy.cli import main as cli
 from proxy.cli.console import configuration
 from proxy.cli.main import main
@@ -258,7 +257,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_interrupt_prints_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupted(config: Path, environ: Mapping[str, str], slot: WorkerSlot | None, dry_run: bool) -> int:
+    def interrupted(config: Path, environ: Mapping[str, str]) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(process, "run", interrupted)

@@ -93,7 +93,7 @@ def test_all_errors_are_reported_together_with_file_and_line(tmp_path: Path) -> 
         "oxproxy.yaml:3:23: limits.connections: got the number 0, expected an integer from 1 to 1000000",
         'oxproxy.yaml:4:14: log.level: got the string "loud", expected one of debug, info, warning, error',
         "oxproxy.yaml:5:1: nothing: unknown key, expected one of admin, audit, declared, inventory, limits, listen, "
-        "log, metrics, rules, shutdown, upstream, workers",
+        "log, metrics, rules, shutdown, upstream",
         'OXPROXY_ADMIN__ADDRESS: admin.address: got the string "nowhere", expected host:port such as '
         "127.0.0.1:5672 or [::1]:5672",
     ]

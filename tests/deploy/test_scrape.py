@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import signal
 from collections.abc import Iterator
 
 import pytest
 
 from tests.deploy.expressions import always_answered, every_expression, of_rules, with_choices
 from tests.deploy.load import Scraped, scraped, traffic
-from tests.deploy.prometheus import ROOT, Prometheus
+from tests.deploy.prometheus import ROOT
 from tests.private_broker import BrokerMissing
 from tests.producer import until
-from tests.rabbitmq import Broker
-from tests.sidecar import Sidecar
 
 pytestmark = pytest.mark.broker
 
@@ -60,16 +55,3 @@ def test_no_alert_fires_for_a_healthy_sidecar(name: str, scraped_sidecar: Scrape
     until(
         lambda: name not in {alert["labels"]["alertname"] for alert in scraped_sidecar.prometheus.alerts()}, every=0.2
     )
-
-
-def test_a_killed_worker_raises_only_its_alert(broker: Broker) -> None:
-    with Sidecar(broker, settings={"workers": 2}) as sidecar:
-        targets = [f"127.0.0.1:{sidecar.admin_port + worker}" for worker in range(2)]
-        with Prometheus({"oxproxy": targets}) as prometheus:
-            assert prometheus.await_data("sum(oxproxy_worker_restarts_total) == 0 and count(oxproxy_workers) == 2")
-            victim = json.loads(sidecar.get("/status"))["process"]
-            os.kill(victim, signal.SIGKILL)
-            assert prometheus.await_data('ALERTS{alertname="OxproxyWorkerEnded", alertstate="firing"}', 60)
-            assert prometheus.await_data('oxproxy_worker_restarts_total{worker="0"} == 1', 60)
-            firing = {alert["labels"]["alertname"] for alert in prometheus.alerts() if alert["state"] == "firing"}
-            assert firing == {"OxproxyWorkerEnded"}

@@ -1,4 +1,4 @@
-"""Tests the systemd unit with ``systemd-analyze``."""
+"""Tests the systemd units with ``systemd-analyze``."""
 
 from __future__ import annotations
 
@@ -9,31 +9,39 @@ from pathlib import Path
 
 import pytest
 
+from proxy.config.loader import load_settings
 from tests.deploy.prometheus import ROOT
 
 UNIT = ROOT / "deploy" / "systemd" / "oxproxy.service"
+#: The template for several instances, and one of them.
+TEMPLATE, INSTANCE = UNIT.with_name("oxproxy@.service"), "oxproxy@15693.service"
 PROGRAM = "/opt/oxproxy/bin/oxproxy"
 
 #: Threshold for systemd's exposure level of 0 to 10, times 10; a service without restrictions has 9.6.
 EXPOSURE = "15"
 
 
-def service() -> dict[str, list[str]]:
-    settings: dict[str, list[str]] = {}
-    for line in UNIT.read_text().splitlines():
+def settings(unit: Path) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for line in unit.read_text().splitlines():
         name, equals, value = line.partition("=")
         if equals and not line.startswith("#"):
-            settings.setdefault(name, []).append(value)
-    return settings
+            found.setdefault(name, []).append(value)
+    return found
 
 
-@pytest.fixture
-def unit(tmp_path: Path) -> Path:
-    """The unit with the path of an installed program, since systemd checks that it exists."""
+def service() -> dict[str, list[str]]:
+    return settings(UNIT)
+
+
+@pytest.fixture(params=[UNIT.name, INSTANCE])
+def unit(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A unit with the path of an installed program, since systemd checks that it exists."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd is not installed (make test-matrix installs it)")
-    copy = tmp_path / UNIT.name
-    copy.write_text(UNIT.read_text().replace(PROGRAM, str(Path(sys.executable).with_name("oxproxy"))))
+    source = UNIT if request.param == UNIT.name else TEMPLATE
+    copy: Path = tmp_path / request.param
+    copy.write_text(source.read_text().replace(PROGRAM, str(Path(sys.executable).with_name("oxproxy"))))
     return copy
 
 
@@ -79,3 +87,30 @@ def test_an_invalid_configuration_causes_no_restart() -> None:
 
 def test_the_unit_creates_the_audit_directory() -> None:
     assert "oxproxy/audit" in service()["StateDirectory"][0].split()
+
+
+def test_the_template_differs_from_the_unit_only_in_what_its_instances_do_not_share() -> None:
+    template, single = settings(TEMPLATE), settings(UNIT)
+    own = template.pop("Environment")
+    assert template.pop("User") == ["oxproxy"]  # with DynamicUser, each instance would have its own user
+    assert own[: len(single["Environment"])] == single.pop("Environment")
+    assert template.pop("Description") == [f"{single.pop('Description')[0]}, with admin port %i"]
+    assert template == single
+
+
+def test_the_instances_of_the_template_have_their_own_admin_address_and_audit_log(tmp_path: Path) -> None:
+    assignments = " ".join(settings(TEMPLATE)["Environment"]).split()
+    (tmp_path / "control-password").write_text("secret")
+    (tmp_path / "oxproxy.yaml").write_text("audit: {directory: audit}\nupstream: {control: {username: oxproxy}}\n")
+    for instance in ("15693", "15694"):
+        values = {"%i": instance, "%H": "host", "%d": str(tmp_path)}
+        environ = {}
+        for assignment in assignments:
+            for specifier, value in values.items():
+                assignment = assignment.replace(specifier, value)
+            name, _, environ_value = assignment.partition("=")
+            environ[name] = environ_value
+        loaded, _ = load_settings(tmp_path / "oxproxy.yaml", environ)
+        assert str(loaded.admin.address) == f"127.0.0.1:{instance}"
+        assert loaded.audit.instance == f"host-{instance}"
+        assert loaded.upstream.control.password.get_secret_value() == "secret"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from tests.served import connect as connect
-from tests.served import faulty as faulty
 from tests.served import outside as outside
-from tests.served import pair as pair
 from tests.served import serve as serve
 from tests.served import tap as tap

@@ -10,7 +10,7 @@ import pika
 import pika.exceptions
 import pytest
 
-from proxy.app.workers import ONE_SIGNAL_SECONDS
+from proxy.app.sidecar import ONE_SIGNAL_SECONDS
 from tests.broker.observed import Outside
 from tests.private_broker import free_port
 from tests.producer import Closed, Producer, until
@@ -18,13 +18,12 @@ from tests.served import END_SECONDS, Connect, Running, Serve
 from tests.tap import Tap
 
 
-@pytest.mark.parametrize("workers", [1, 2])
 def test_a_lost_broker_closes_producers_with_320_and_service_resumes_with_it(
-    serve: Serve, connect: Connect, outside: Outside, workers: int
+    serve: Serve, connect: Connect, outside: Outside
 ) -> None:
     broker, port = outside.broker, free_port()
     with Tap(broker.host, broker.port, port):
-        running = serve(upstream={"address": f"127.0.0.1:{port}"}, workers=workers)
+        running = serve(upstream={"address": f"127.0.0.1:{port}"})
         running.await_ready()
         idle = connect(running)
     lost = idle.closed(channel=0)
@@ -93,9 +92,8 @@ def test_unsettled_publishes_delay_the_exit_until_the_deadline_only(serve: Serve
     assert "publishes not confirmed in time" in running.log.read_text()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_second_signal_ends_it_at_once(serve: Serve, connect: Connect, tap: Tap, workers: int) -> None:
-    running, _ = signalled(serve, connect, tap, shutdown={"deadline": "60s"}, workers=workers)
+def test_a_second_signal_ends_it_at_once(serve: Serve, connect: Connect, tap: Tap) -> None:
+    running, _ = signalled(serve, connect, tap, shutdown={"deadline": "60s"})
     running.await_log("event=draining")
     time.sleep(ONE_SIGNAL_SECONDS + 0.5)  # earlier, it would count as the first signal
     assert running.end() == -signal.SIGTERM

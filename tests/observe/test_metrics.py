@@ -45,7 +45,6 @@ async def test_counters_are_read_at_the_scrape() -> None:
 
 async def test_every_plain_counter_has_its_documented_name() -> None:
     counters = Counters(version="1.2.3")
-    counters.workers, counters.worker_restarts = 3, 4
     relay = counters.relay("/")
     relay.publishes_passed, relay.bytes_passed = 11, 1100
     relay.cache_hits, relay.cache_misses, relay.cache_bypassed = 5, 4, 3
@@ -71,8 +70,6 @@ async def test_every_plain_counter_has_its_documented_name() -> None:
     expected = {
         f"oxproxy_build_info{{build={BUILD},version=1.2.3}}": 1,
         "oxproxy_rules_info{version=abc}": 1,
-        "oxproxy_workers{}": 3,
-        "oxproxy_worker_restarts_total{}": 4,
         "oxproxy_rules_reload_total{result=ok}": 0,
         "oxproxy_rules_reload_total{result=error}": 1,
         "oxproxy_rules_last_reload_success_timestamp_seconds{}": 1700000000.5,
@@ -275,16 +272,6 @@ async def test_other_tasks_run_while_a_large_page_is_written() -> None:
         turns += 1
     # 10,000 series take tens of milliseconds. Without interruptions, other tasks would run only a few times.
     assert turns > 10
-
-
-async def test_every_series_of_a_worker_has_the_workers_number() -> None:
-    counters = many(2)
-    for form in ("", OPENMETRICS):
-        page, _ = await Exposition(counters, worker=1).render(form)
-        lines = [line for line in page.decode().splitlines() if not line.startswith("#")]
-        assert [line for line in lines if 'worker="1"' not in line] == []
-        page, _ = await Exposition(counters).render(form)
-        assert b"worker=" not in page
 
 
 async def test_counters_change_while_a_page_is_written() -> None:

@@ -12,11 +12,9 @@ ports:
   - name: amqp
     containerPort: {{ .Values.ports.amqp }}
     protocol: TCP
-  {{- range include "oxproxy.adminPorts" . | fromJsonArray }}
-  - name: {{ .name }}
-    containerPort: {{ .port }}
+  - name: oxproxy-admin
+    containerPort: {{ include "oxproxy.adminPort" . }}
     protocol: TCP
-  {{- end }}
 securityContext:
   {{- toYaml .Values.securityContext | nindent 2 }}
 {{- $scheme := include "oxproxy.adminScheme" . | upper }}

@@ -104,25 +104,12 @@ app.kubernetes.io/part-of: oxproxy
 {{- if not (or .Values.existingConfig.configMap .Values.existingConfig.secret) }}true{{ end -}}
 {{- end -}}
 
-{{/*
-Names and numbers of the container's admin ports, as JSON: worker i has the port `ports.admin` plus i. Each port is
-scraped. Kubernetes permits 15 characters in the name of a port.
-*/}}
-{{- define "oxproxy.adminPorts" -}}
-{{- $first := int .Values.ports.admin -}}
-{{- $last := add $first (int .Values.workers) -1 | int -}}
-{{- if and (ge (int .Values.ports.amqp) $first) (le (int .Values.ports.amqp) $last) -}}
-{{- fail (printf "ports.amqp: got %d, expected a port outside %d to %d, the admin ports of the workers" (int .Values.ports.amqp) $first $last) -}}
+{{/* The container's admin port, which differs from the port for producers. */}}
+{{- define "oxproxy.adminPort" -}}
+{{- if eq (int .Values.ports.amqp) (int .Values.ports.admin) -}}
+{{- fail (printf "ports.amqp: got %d, expected a port other than ports.admin" (int .Values.ports.amqp)) -}}
 {{- end -}}
-{{- if gt $last 65535 -}}
-{{- fail (printf "ports.admin: got %d, expected at most %d: each worker has its own admin port" $first (sub 65536 (int .Values.workers))) -}}
-{{- end -}}
-{{- $ports := list -}}
-{{- range $worker := until (int .Values.workers) -}}
-{{- $name := $worker | eq 0 | ternary "oxproxy-admin" (printf "oxproxy-admin%d" $worker) -}}
-{{- $ports = append $ports (dict "name" $name "port" (add (int $.Values.ports.admin) $worker)) -}}
-{{- end -}}
-{{- $ports | toJson -}}
+{{- int .Values.ports.admin -}}
 {{- end -}}
 
 {{/* The configuration: settings of the chart, overridden by `config` in the values. */}}
@@ -142,12 +129,6 @@ scraped. Kubernetes permits 15 characters in the name of a port.
 {{- fail "tls.clientCa: requires tls.secretName, the Secret that contains this key" -}}
 {{- end -}}
 {{- $config := dict "listen" (list $listener) -}}
-{{- if hasKey .Values.config "workers" -}}
-{{- fail "config.workers: use workers, since the ports of the pod and the scraped targets depend on it" -}}
-{{- end -}}
-{{- if gt (int .Values.workers) 1 -}}
-{{- $_ := set $config "workers" (int .Values.workers) -}}
-{{- end -}}
 {{- $_ := set $config "admin" (include "oxproxy.admin" . | fromJson) -}}
 {{- $_ := set $config "shutdown" (dict "deadline" (printf "%vs" (int .Values.drain.deadlineSeconds))) -}}
 {{- if include "oxproxy.rulesSources" . -}}

@@ -1,6 +1,6 @@
 // The console: one page with six views, which uses the documented pages of the admin address.
 
-import { at, element } from './dom.js'
+import { at } from './dom.js'
 import { follow, state, unfollow } from './feed.js'
 import * as login from './login.js'
 import { problems } from './problems.js'
@@ -28,10 +28,6 @@ function header() {
   const [[title, severity] = ['ready', 'good']] = stale ? [['no response', 'bad']] : problems(status)
   at('state').className = `badge ${severity}`
   at('state').textContent = title
-  at('worker').hidden = status.worker === null
-  if (status.worker === null) return
-  at('worker').replaceChildren(`worker ${status.worker} `, ...status.worker_ports.flatMap((port, number) =>
-    number === status.worker ? [] : [' ', element('a', { href: `//${location.hostname}:${port}/${location.hash}` }, `worker ${number}`)]))
 }
 
 function changed(topic) {

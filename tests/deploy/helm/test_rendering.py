@@ -55,8 +55,7 @@ SWITCHES: dict[str, JSON] = {
     "autoscaling": {"autoscaling": {"enabled": True}},
     "load balancer": {"service": {"type": "LoadBalancer", "externalTrafficPolicy": "Local"}},
     "node port": {"service": {"type": "NodePort", "nodePort": 30673}},
-    "workers": {"workers": 3, "networkPolicy": {"enabled": True}},
-    "workers in a sidecar": {"mode": "sidecar", "workers": 2, "podMonitor": {"enabled": True}},
+    "monitored sidecar": {"mode": "sidecar", "podMonitor": {"enabled": True}},
     "stops at once": {"drain": {"deadlineSeconds": 0, "preStopSeconds": 0}},
 }
 MATRIX: dict[str, JSON] = {**SWITCHES, **{name: variant(name) for name in variants()}}
@@ -218,28 +217,25 @@ def test_the_grace_period_of_a_pod_exceeds_the_drain(values: JSON) -> None:
             assert configuration(values)["shutdown"]["deadline"] == f"{drain}s"
 
 
-def test_each_worker_has_an_admin_port_that_prometheus_scrapes() -> None:
+def test_prometheus_scrapes_the_admin_port() -> None:
     monitored = {"serviceMonitor": {"enabled": True}, "podMonitor": {"enabled": True}}
-    values: JSON = {"workers": 3, "networkPolicy": {"enabled": True}, **monitored}
-    assert configuration(values)["workers"] == 3
+    values: JSON = {"ports": {"admin": 15700}, "networkPolicy": {"enabled": True}, **monitored}
     (container,) = the("Deployment", values)["spec"]["template"]["spec"]["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    names = ["oxproxy-admin", "oxproxy-admin1", "oxproxy-admin2"]
-    assert ports == {"amqp": 5673, **dict(zip(names, (15693, 15694, 15695), strict=True))}
-    assert [point["port"] for point in the("PodMonitor", values)["spec"]["podMetricsEndpoints"]] == names
+    assert ports == {"amqp": 5673, "oxproxy-admin": 15700}
+    assert [point["port"] for point in the("PodMonitor", values)["spec"]["podMetricsEndpoints"]] == ["oxproxy-admin"]
     (service,) = [
         document for document in of_kind("Service", values) if document["metadata"]["name"].endswith("-admin")
     ]
-    assert [port["targetPort"] for port in service["spec"]["ports"]] == names
-    scraped = [point["port"] for point in the("ServiceMonitor", values)["spec"]["endpoints"]]
-    assert scraped == [port["name"] for port in service["spec"]["ports"]]
-    admitted = the("NetworkPolicy", values)["spec"]["ingress"][1]["ports"]
-    assert [port["port"] for port in admitted] == names
+    (port,) = service["spec"]["ports"]
+    assert (port["port"], port["targetPort"]) == (15700, "oxproxy-admin")
+    assert [point["port"] for point in the("ServiceMonitor", values)["spec"]["endpoints"]] == [port["name"]]
+    (admitted,) = the("NetworkPolicy", values)["spec"]["ingress"][1]["ports"]
+    assert admitted["port"] == "oxproxy-admin"
 
 
-def test_port_names_of_the_largest_number_of_workers_have_at_most_15_characters() -> None:
-    (container,) = the("Deployment", {"workers": 64})["spec"]["template"]["spec"]["containers"]
-    assert max(len(port["name"]) for port in container["ports"]) <= 15
+def test_the_number_of_gateway_pods_is_configurable() -> None:
+    assert the("Deployment", {"replicaCount": 3})["spec"]["replicas"] == 3
 
 
 @pytest.mark.parametrize(
@@ -442,7 +438,6 @@ def test_restarts_on_changed_rules_can_be_disabled() -> None:
         ({"declared": {"keys": ["a", "b"]}}, "declared.keys: got several keys, expected declared.existingSecret"),
         ({"existingConfig": {"configMap": "a", "secret": "b"}}, "existingConfig: got configMap and secret"),
         ({"config": {"shutdown": {"deadline": "1s"}}}, "config.shutdown: use drain.deadlineSeconds"),
-        ({"config": {"workers": 2}}, "config.workers: use workers"),
         ({"drain": {"terminationGracePeriodSeconds": 35}}, "expected more than 35"),
         ({"tls": {"clientCa": "ca.crt"}}, "tls.clientCa: requires tls.secretName"),
         ({"admin": {"tokensSecret": "tokens"}}, "admin: got one of tokens and tokensSecret"),
@@ -481,8 +476,7 @@ def test_restarts_on_changed_rules_can_be_disabled() -> None:
             {"autoscaling": {"enabled": True}, "resources": {"requests": {"cpu": None}}},
             "no resources.requests.cpu",
         ),
-        ({"workers": 3, "ports": {"amqp": 15694}}, "ports.amqp: got 15694, expected a port outside 15693 to 15695"),
-        ({"workers": 2, "ports": {"admin": 65535}}, "ports.admin: got 65535, expected at most 65534"),
+        ({"ports": {"amqp": 15693}}, "ports.amqp: got 15693, expected a port other than ports.admin"),
         ({"report": {"enabled": True}}, "report: requires audit.enabled"),
         ({"audit": {"enabled": True}, "report": {"enabled": True}}, "report: requires audit.enabled"),
         ({"audit": SWITCHES["report"]["audit"], "report": {"enabled": True}}, "report.output: not set"),
