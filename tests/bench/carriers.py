@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import os
 import secrets
+import ssl
 import statistics
 import tempfile
 import time
@@ -67,8 +68,8 @@ class Stream:
         publishes: the frames of each publish.
     """
 
-    def __init__(self, port: int, vhost: str, publishes: Sequence[bytes]) -> None:
-        self._producer = Producer(port, vhost).open(confirm=True)
+    def __init__(self, port: int, vhost: str, publishes: Sequence[bytes], tls: ssl.SSLContext | None = None) -> None:
+        self._producer = Producer(port, vhost, tls=tls).open(confirm=True)
         self._window = b"".join(publishes[number % len(publishes)] for number in range(WINDOW))
         self._counter = ConfirmCounter()
 
