@@ -185,12 +185,11 @@ def _loose(task: _Task) -> Made:
     if not rejected:
         next((task.target / REJECTED).iterdir()).unlink()
         (task.target / REJECTED).rmdir()
-    late, segments, unmatched, *wrong = task.ask("main counts")[0]
+    late, segments, *wrong = task.ask("main counts")[0]
     reasons = zip(("damaged file", "foreign", "torn", "version"), wrong, strict=True)
     state = {
         "late": late,
         "segments": segments,
-        "unmatched": unmatched,
         "rejected": {why: count for why, count in reasons if count},
         "copies": [paths for (paths,) in task.ask("copies")],
     }

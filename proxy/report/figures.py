@@ -46,8 +46,6 @@ _MOST_STEPS, _STEPS = 150, (1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440, 1
 
 #: The tables of a page.
 _SHOWN = [name for name in TABLES if name != TRACE]
-#: Tables that earlier versions did not create, or whose columns have changed.
-_NEW = ("flows", "confirms", "producers")
 _SQL = statements("page.sql")
 
 
@@ -89,7 +87,6 @@ class Figures:
     results: dict[str, int] = field(default_factory=dict)  # number of settle records, by result; acks are only sampled
     rejected: dict[str, int] = field(default_factory=dict)  # number of invalid lines, by reason
     late: int = 0  # number of records in the directory of another day
-    unmatched: int = 0  # number of returns without their exchange and routing key, from sidecars of an earlier version
     duplicates: list[str] = field(default_factory=list)  # names of segments with the same content as another segment
     #: number of rows read for each list, which exceeds the length of the list if the tables contain more rows
     found: dict[str, int] = field(default_factory=dict)
@@ -134,7 +131,6 @@ def read_figures(run: Run, tables: Tables, days: Sequence[date], present: Collec
         results=added(state.get("results", {}) for state in states),
         rejected=added(state.get("rejected", {}) for state in states),
         late=sum(state.get("late", 0) for state in states),
-        unmatched=sum(state.get("unmatched", 0) for state in states),
         duplicates=sorted({path.rpartition("/")[2] for paths in copies for path in paths[1:]}),
         ways=[
             (message_id, [step | {"ts": datetime.fromisoformat(step["ts"])} for step in steps])
@@ -148,13 +144,10 @@ def _read_tables(duck: duckdb.DuckDBPyConnection, tables: Tables, days: Sequence
     """Return the fields of `Figures` that are read from the tables; empty if there are no tables."""
     for name in _SHOWN:
         files = [str(file) for day in days for file in tables.files(name, day)]
-        if not files and name not in _NEW:
+        if not files:
             return {}
-        # Tables of earlier versions lack some tables and columns.
-        parts = [_SQL[f"columns {name}"]] if name in _NEW else []
-        if files:
-            parts.append(f"FROM read_parquet({files}, hive_partitioning = true, union_by_name = true)")
-        duck.execute(f"CREATE OR REPLACE TEMP VIEW t_{name} AS {' UNION ALL BY NAME '.join(parts)}")
+        rows = f"FROM read_parquet({files}, hive_partitioning = true, union_by_name = true)"
+        duck.execute(f"CREATE OR REPLACE TEMP VIEW t_{name} AS {rows}")
     [(span,)] = duck.execute(_SQL["span"]).fetchall()
     step = next((step for step in _STEPS if span / step <= _MOST_STEPS), _STEPS[-1])
     # One row more than the page shows is read, so that the page can indicate that there are more rows.

@@ -34,12 +34,9 @@ class Summary:
     segments: int
     read: int  # number of segments read
     made: list[str]  # days whose tables were created
-    rebuilt: list[str]  # days whose tables, created by an earlier version, were created again
-    kept: list[str]  # days whose tables, created by an earlier version, were kept, since their log was deleted
     removed: list[str]  # days that had tables and no longer have records
     rejected: dict[str, int]
     late: int
-    unmatched: int
     duplicates: list[str]
     ignored: list[str]  # changed segments that can't replace their earlier content
 
@@ -50,19 +47,12 @@ class Summary:
         published = several(self.publishes, "publish", "publishes")
         yield f"{published} in {several(self.segments, 'segment')}, {day_range(self.days)}"
         yield f"read {several(self.read, 'new segment')}, created the tables of {several(len(self.made), 'day')}"
-        if self.rebuilt:
-            rebuilt = ", ".join(self.rebuilt)
-            yield f"tables of earlier versions, rebuilt from the log (trace only with --trace): {rebuilt}"
-        if self.kept and self.made:
-            yield f"tables of earlier versions, kept because their log was deleted: {', '.join(self.kept)}"
         if self.rejected:
             reasons = ", ".join(f"{count} {why}" for why, count in self.rejected.items())
             yield f"invalid lines moved to {self.page.removesuffix(PAGE)}{REJECTED}: {reasons}"
         if self.late:
             late = several(self.late, "record")
             yield f"{late} in the directory of a different day, counted under the day of the timestamp"
-        if self.unmatched:
-            yield f"{several(self.unmatched, 'return')} without its exchange and routing key, from an earlier version"
         if self.duplicates:
             yield f"segments with the same content, counted once: {', '.join(self.duplicates)}"
         if self.ignored:
@@ -112,7 +102,6 @@ def run(session: LazySession, request: Request) -> Summary:
         update = partials.update(listed, {at.path: at for at in everything} if request.forget else None)
         days = request.named_days() or [day for day in partials.days(listed) if request.wants(day)]
         before = tables.days()
-        earlier = [day for day in before if not tables.state(day)]
         made = _create(partials, tables, days)
         left = tables.days()
         shared.progress.step("writing pages")
@@ -126,12 +115,9 @@ def run(session: LazySession, request: Request) -> Summary:
             read=update.read,
             ignored=list(update.ignored),
             made=[str(day) for day in made],
-            rebuilt=[str(day) for day in earlier if day in made],
-            kept=[str(day) for day in earlier if day not in made],
             removed=[str(day) for day in made if day in before and day not in left],
             rejected=figures.rejected,
             late=figures.late,
-            unmatched=figures.unmatched,
             duplicates=figures.duplicates,
         )
 
@@ -143,9 +129,6 @@ def _create(partials: Partials, tables: Tables, days: Iterable[date]) -> list[da
         # The inputs include the tables of earlier days, which are already up to date, since the days are in order.
         hours = partials.hours(day)
         fingerprint = tables.fingerprint(day, hours)
-        publishes = sum(hour.publishes for hour in hours)
-        if day is not None and not tables.state(day) and tables.publishes(day) > publishes:
-            continue  # tables of an earlier version, a part of whose log was deleted
         if tables.state(day).get("fingerprint") != fingerprint:
             tables.make(day, fingerprint, hours)
             made.append(day)

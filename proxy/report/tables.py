@@ -80,16 +80,8 @@ class Tables:
         return [self._run.storage.fetch(entry.path, folder) for entry in entries if entry.name.endswith(".parquet")]
 
     def state(self, day: date | None) -> dict[str, Any]:
-        """Return the recorded inputs and page data of a day's tables; empty for tables from an earlier version."""
+        """Return the recorded inputs and page data of a day's tables; empty if there are none."""
         return self._states.get(str(day), {})
-
-    def publishes(self, day: date) -> int:
-        """Return the number of publishes in a day's tables."""
-        files = [str(file) for file in self.files(TRAFFIC, day)]
-        if not files:
-            return 0
-        [(publishes,)] = self._run.duck.execute(f"SELECT sum(publishes)::BIGINT FROM read_parquet({files})").fetchall()
-        return int(publishes or 0)
 
     def fingerprint(self, day: date | None, hours: Sequence[Hour]) -> str:
         """Return a fingerprint of the inputs of a day's tables."""

@@ -1,4 +1,4 @@
-"""Tests incremental reports: new, copied and removed segments, killed runs, and output of version 0.1."""
+"""Tests incremental reports: new, copied and removed segments, and killed runs."""
 
 from __future__ import annotations
 
@@ -205,13 +205,6 @@ def test_filtered_and_rejected_publishes_are_listed_with_their_reason(place: Pla
     ]
 
 
-def test_returns_that_do_not_identify_their_message_are_counted_separately(place: Place) -> None:
-    segment(place.input, [publish(), settle(vhost=None, exchange=None, rk=None)])
-    summary = place.run()
-    assert (summary.unmatched, place.ask("SELECT * FROM {unroutable}")) == (1, [])
-    assert "1 return without its exchange and routing key" in str(summary)
-
-
 def test_an_unpacked_or_recompressed_copy_of_a_segment_counts_once(place: Place) -> None:
     packed = segment(place.input, [publish(), publish(seq=2)])
     text = gzip.decompress(packed.read_bytes())
@@ -309,27 +302,6 @@ def test_a_segment_that_is_read_again_without_a_trace_is_traced_once(place: Plac
         assert place.run(trace=trace).read == 1
     place.run(trace=True)
     assert place.ask("SELECT message_id FROM {trace}") == [("m",)]
-
-
-def test_output_of_version_0_1_is_kept_or_rebuilt_and_reported(place: Place) -> None:
-    for day, number in (("2026-11-18", 11), ("2026-11-19", 12), ("2026-11-20", 1)):
-        for name in ("traffic", "trace"):
-            folder = place.output / name / f"date={day}"
-            folder.mkdir(parents=True)
-            with duckdb.connect() as duck:
-                duck.execute(
-                    f"""COPY (SELECT 7::INTEGER AS hour, 1::INTEGER AS minute, '/' AS vhost, 'e' AS exchange,
-                    'routed' AS outcome, 'p' AS proxy, {number}::BIGINT AS publishes, 1::BIGINT AS bytes)
-                    TO '{folder}/part-0.parquet'"""
-                )
-    segment(place.input, [publish()])
-    segment(place.input, [publish(ts="2026-11-19T07:00:00Z")], "2026-11-19")  # the last of several segments
-    summary = str(place.run())
-    assert "tables of earlier versions, rebuilt from the log (trace only with --trace): 2026-11-20\n" in summary
-    assert "kept because their log was deleted: 2026-11-18, 2026-11-19\n" in summary
-    assert place.publishes() == {"2026-11-18": 11, "2026-11-19": 12, "2026-11-20": 1}
-    assert sorted(path.name for path in (place.output / "trace").iterdir()) == ["date=2026-11-18", "date=2026-11-19"]
-    assert "earlier version" not in str(place.run())
 
 
 #: Methods that change the output, by class.

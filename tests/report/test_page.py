@@ -223,7 +223,6 @@ def test_singular_and_plural_are_correct() -> None:
         anomalies=base.anomalies[:1],
         destinations=base.destinations[:1],
         late=1,
-        unmatched=1,
         rejected={"torn": 1},
         latency=base.latency[:1],
         found={},

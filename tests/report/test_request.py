@@ -81,7 +81,7 @@ def test_the_last_day_of_a_stream_is_that_of_each_run(monkeypatch: pytest.Monkey
         clock.append(NOW + timedelta(days=1))
         if len(days) == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-        return Summary("page", [], 0, 0, 0, [], [], [], [], {}, 0, 0, [], [])
+        return Summary("page", [], 0, 0, 0, [], [], {}, 0, [], [])
 
     monkeypatch.setattr("proxy.report.request.datetime", SimpleNamespace(now=lambda _: clock[-1]))
     monkeypatch.setattr(job, "run", run)

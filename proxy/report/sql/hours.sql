@@ -16,7 +16,7 @@ CREATE TEMP TABLE s_flows (vhost VARCHAR, "user" VARCHAR, exchange VARCHAR, dest
 CREATE TEMP TABLE s_bindings (vhost VARCHAR, exchange VARCHAR, binding VARCHAR, rules VARCHAR, n BIGINT, last TIMESTAMP);
 CREATE TEMP TABLE s_lost (vhost VARCHAR, exchange VARCHAR, rk_pattern VARCHAR, outcome VARCHAR, reason VARCHAR, n BIGINT,
     returned BIGINT, example STRUCT(t TIMESTAMP, message_id VARCHAR, rk VARCHAR));
-CREATE TEMP TABLE s_results (result VARCHAR, n BIGINT, bare BIGINT);
+CREATE TEMP TABLE s_results (result VARCHAR, n BIGINT);
 CREATE TEMP TABLE s_latency (what VARCHAR, us DOUBLE, n BIGINT);
 CREATE TEMP TABLE s_rates (proxy VARCHAR, vhost VARCHAR, "user" VARCHAR, conn VARCHAR, second SMALLINT, n BIGINT);
 CREATE TEMP TABLE s_peaks (proxy VARCHAR, vhost VARCHAR, "user" VARCHAR, conn VARCHAR, peak BIGINT);
@@ -70,7 +70,7 @@ SELECT hour, vhost, exchange, rk_pattern, outcome, reason, total(n) AS n, total(
 FROM $rows_lost GROUP BY ALL
 
 -- name: table results
-SELECT hour, result, total(n) AS n, total(bare) AS bare FROM $rows_results GROUP BY ALL
+SELECT hour, result, total(n) AS n FROM $rows_results GROUP BY ALL
 
 -- name: table latency
 SELECT hour, what, us, total(n) AS n FROM $rows_latency GROUP BY ALL

@@ -1,17 +1,5 @@
 -- The data of a page, read from the tables of its days through the views t_NAME.
 
--- name: columns flows
-SELECT NULL::DATE AS date, NULL::INTEGER AS hour, '' AS vhost, '' AS "user", '' AS exchange, '' AS destination, '' AS kind,
-    '' AS outcome, '' AS reason, '' AS rules, 0::BIGINT AS publishes, 0::BIGINT AS bytes, 0::BIGINT AS messages,
-    0::BIGINT AS message_bytes WHERE false
-
--- name: columns confirms
-SELECT NULL::DATE AS date, NULL::INTEGER AS hour, '' AS result, 0::BIGINT AS records WHERE false
-
--- name: columns producers
-SELECT [{'proxy': '', 'conn': '', 'publishes': 0::BIGINT, 'bytes': 0::BIGINT, 'peak_per_second': 0::BIGINT}] AS connections
-WHERE false
-
 -- name: span
 -- Minutes between the first and the last minute with publishes.
 SELECT coalesce(date_diff('minute', min(begin), max(begin)), 0)

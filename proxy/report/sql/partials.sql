@@ -130,9 +130,7 @@ UNION ALL SELECT hour, sid, vhost, exchange, pattern(rk), 'returned', reply_code
 FROM settles WHERE result = 'returned' AND vhost IS NOT NULL AND exchange IS NOT NULL AND rk IS NOT NULL GROUP BY ALL
 
 -- name: table results
--- `bare` counts returns of earlier versions, which do not identify the message.
-SELECT hour, sid, result, count(*) AS n, count(*) FILTER (result = 'returned'
-    AND (vhost IS NULL OR exchange IS NULL OR rk IS NULL)) AS bare FROM settles GROUP BY ALL
+SELECT hour, sid, result, count(*) AS n FROM settles GROUP BY ALL
 
 -- name: table latency
 SELECT hour, sid, what, rounded(us, 4) AS us, count(*) AS n

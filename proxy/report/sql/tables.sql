@@ -15,7 +15,6 @@ CREATE TEMP TABLE m_known (vhost VARCHAR, exchange VARCHAR, binding VARCHAR, rul
 WITH files AS (SELECT any_value(COLUMNS(*)) FROM (FROM p_ledger WHERE is_home ORDER BY path) GROUP BY content)
 SELECT (SELECT coalesce(sum(late), 0)::BIGINT FROM files) AS late,
     (SELECT count(*) FROM files) AS segments,
-    (SELECT coalesce(sum(bare), 0)::BIGINT FROM p_results) AS unmatched,
     (SELECT count(*) FILTER (damaged) FROM files) AS "damaged file",
     (SELECT coalesce(sum("foreign"), 0)::BIGINT FROM files) AS "foreign",
     (SELECT coalesce(sum(torn), 0)::BIGINT FROM files) AS torn,
