@@ -69,7 +69,7 @@ _COUNTED = (
 )
 #: A run ends if a message can be returned only this number of times before the queue drops it.
 _RETURNS_LEFT = 2
-#: Default of RabbitMQ 4.0 and later. Earlier versions have no limit by default.
+#: Default of RabbitMQ 4.0 and later. RabbitMQ 3 has no limit by default.
 _DELIVERY_LIMIT = 20
 
 #: Evaluates a message and returns the explanation.
