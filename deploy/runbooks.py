@@ -1,7 +1,7 @@
 """Sets the base URL of the runbooks in all alerts: ``python -m deploy.runbooks https://wiki.example/oxproxy/``.
 
-It rewrites the chart's default and every ``runbook_url`` in deploy/prometheus and in the series that test the alerts,
-and copies the result into the chart. Exit status: 0 if done, 2 if there is no URL.
+It rewrites the chart's default, every ``runbook_url`` in the alerts and in the series that test them, and the chart's
+README. Exit status: 0 if done, 2 if there is no URL.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from deploy.chart import build
 ROOT = Path(__file__).resolve().parents[1]
 #: Globs for the files that name runbooks, and patterns for the text before the URL and for the URL.
 _PLACES = (
-    ("deploy/prometheus/alerts/*.yaml", r"(runbook_url: )\S*/(?=Oxproxy)"),
+    ("helm/oxproxy/files/prometheus/alerts/*.yaml", r"(runbook_url: )\S*/(?=Oxproxy)"),
     ("tests/deploy/series/*.yaml", r"(runbook_url: )\S*/(?=Oxproxy)"),
     ("helm/oxproxy/values.yaml", r"(runbookBase: )\S+"),
 )

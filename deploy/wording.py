@@ -78,7 +78,7 @@ _CLAUSES = ("Whether", "Where", "Who", "What", "How")
 _PAGES = ("*.md", "docs/**/*.md", "helm/oxproxy/*.md")
 _PLAIN = (
     "config/**/*.yaml",
-    "deploy/prometheus/**/*.yaml",
+    "helm/oxproxy/files/prometheus/**/*.yaml",
     "deploy/grafana/*.py",
     "helm/oxproxy/values.yaml",
     "helm/oxproxy/templates/NOTES.txt",

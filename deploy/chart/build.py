@@ -1,40 +1,29 @@
 """Writes the generated files of the chart: ``python -m deploy.chart.build``.
 
-A chart can read only its own files, so it contains copies of recording rules, alerts and dashboards. In the schema of
-the values, the parts for the configuration and for rules files are generated from the models that read these files.
+In the schema of the values, the parts for the configuration and for rules files are generated from the models that read
+these files. A chart can read only its own files, so the recording rules, alerts and dashboards of all installations
+are in the chart and edited there (`deploy.grafana.build` writes the dashboards).
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from deploy.chart.readme import CHART, ROOT, readme
+from deploy.chart.readme import CHART, readme
 from proxy.cli.schema import json_schema
 from proxy.config.settings import Settings
 from proxy.rules.schema import TOP_KEYS
 
 #: The text of a rules file: every line that begins with a letter has a known key. `oxproxy check --values` checks more.
 _RULES = rf"^(?:(?:[^A-Za-z\r\n][^\r\n]*|(?:{'|'.join(TOP_KEYS)})[ \t]*:[^\r\n]*)?(?:\r?\n|$))*$"
-_SOURCES = {
-    "prometheus": ("deploy/prometheus", "*/*.yaml"),
-    "dashboards": ("deploy/grafana/dashboards", "*.json"),
-}
-
-
-def copies() -> Iterator[tuple[Path, str]]:
-    """Yield each copied file of the chart, and its text."""
-    for name, (folder, pattern) in _SOURCES.items():
-        for source in sorted((ROOT / folder).glob(pattern)):
-            yield CHART / "files" / name / source.relative_to(ROOT / folder), source.read_text()
 
 
 def made() -> dict[Path, str]:
     """Return every generated file of the chart, with its text."""
-    return {**dict(copies()), CHART / "README.md": readme(), CHART / "values.schema.json": values_schema()}
+    return {CHART / "README.md": readme(), CHART / "values.schema.json": values_schema()}
 
 
 def values_schema() -> str:
@@ -71,16 +60,8 @@ def _for_helm(section: Any) -> Any:  # JSON of any shape
     )
 
 
-def orphans() -> set[Path]:
-    """Return copies whose source no longer exists."""
-    return {path for name in _SOURCES for path in (CHART / "files" / name).rglob("*.*")} - made().keys()
-
-
 def main() -> int:
-    for path in orphans():
-        path.unlink()
     for path, text in made().items():
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return 0
 

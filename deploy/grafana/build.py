@@ -1,4 +1,4 @@
-"""Writes the dashboards to the directory that Grafana provisions: ``python -m deploy.grafana.build``."""
+"""Writes the dashboards to the chart, from which Compose takes them too: ``python -m deploy.grafana.build``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from deploy.grafana.dashboard import Dashboard
 from deploy.grafana.overview import OVERVIEW
 from deploy.grafana.rules import RULES
 
-DIRECTORY = Path(__file__).with_name("dashboards")
+DIRECTORY = Path(__file__).resolve().parents[2] / "helm" / "oxproxy" / "files" / "dashboards"
 
 DASHBOARDS = (OVERVIEW, RULES, BROKER)
 

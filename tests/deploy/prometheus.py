@@ -1,6 +1,6 @@
 """Runs a private Prometheus with given targets, and queries it.
 
-It loads the recording rules and alerts of deploy/prometheus unchanged, scrapes every second, and keeps its data in a
+It loads the recording rules and alerts of the chart unchanged, scrapes every second, and keeps its data in a
 temporary directory. Source: Prometheus' HTTP API.
 """
 
@@ -26,7 +26,7 @@ from tests.sidecar import is_ready
 from tests.watched import Watched
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDER = ROOT / "deploy" / "prometheus"
+FOLDER = ROOT / "helm" / "oxproxy" / "files" / "prometheus"
 
 #: Interval of scrapes and of rule evaluations in seconds.
 INTERVAL_SECONDS = 1

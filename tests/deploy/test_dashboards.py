@@ -25,7 +25,7 @@ SCHEMAS: dict[str, Any] = json.loads(Path(__file__).with_name("grafana.jsonschem
 # Grafana's model allows any value here, such as a string with a regular expression. The generated schema allows only an
 # object.
 SCHEMAS["dashboard"]["definitions"]["MatcherConfig"]["properties"]["options"] = {}
-PROVISIONING = DIRECTORY.parent / "provisioning"
+PROVISIONING = ROOT / "deploy" / "grafana" / "provisioning"
 PANELS = [
     pytest.param(panel, id=f"{dashboard.uid}: {panel['title']}")
     for dashboard in DASHBOARDS
@@ -127,8 +127,8 @@ def targets(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_provisioning_and_compose_use_the_same_directory() -> None:
     provider = yaml.safe_load((PROVISIONING / "dashboards" / "oxproxy.yaml").read_text())["providers"][0]
-    compose = (DIRECTORY.parents[1] / "docker" / "compose.yaml").read_text()
-    assert f":{provider['options']['path']}:ro" in compose
+    compose = (ROOT / "deploy" / "docker" / "compose.yaml").read_text()
+    assert f"../../{DIRECTORY.relative_to(ROOT)}:{provider['options']['path']}:ro" in compose
 
 
 def test_provisioning_has_one_default_data_source_of_type_prometheus() -> None:

@@ -105,7 +105,7 @@ def test_the_configuration_of_compose_is_valid(tmp_path: Path) -> None:
 
 
 def test_prometheus_scrapes_the_services_of_compose() -> None:
-    jobs = yaml.safe_load((ROOT / "deploy" / "prometheus" / "prometheus.yaml").read_text())["scrape_configs"]
+    jobs = yaml.safe_load((ROOT / "helm/oxproxy/files/prometheus/prometheus.yaml").read_text())["scrape_configs"]
     targets = {target for job in jobs for config in job["static_configs"] for target in config["targets"]}
     assert targets == {"oxproxy:15693", "rabbitmq:15692"}
     assert "rabbitmq_prometheus" in (FOLDER / "enabled_plugins").read_text()

@@ -169,7 +169,7 @@ def test_the_audit_log_has_the_message_in_open_and_closed_segments(broker: Broke
 def test_panels_on_the_page_exist() -> None:
     sentences = re.findall(r"(?:The panels? (?:is|are)|in the panel) [^.]*\.", " ".join(PAGE.split()))
     named = {title for sentence in sentences for title in re.findall(r'"([^"]+)"', sentence)}
-    board = json.loads((ROOT / "deploy" / "grafana" / "dashboards" / "oxproxy-overview.json").read_text())
+    board = json.loads((ROOT / "helm/oxproxy/files/dashboards/oxproxy-overview.json").read_text())
     titles = {panel["title"] for panel in board["panels"]}
     assert named
     assert named <= titles

@@ -14,8 +14,9 @@ import helm_python
 import pytest
 import yaml
 
-from deploy.chart.build import made, orphans
+from deploy.chart.build import made
 from deploy.chart.readme import CHART, ROOT, at, documented, parent_with_dependency
+from deploy.grafana.build import DASHBOARDS
 from tests.deploy.helm.rendering import JSON, VERSIONS, containers, objects, of_kind, the, validate, variant, variants
 from tests.deploy.helm.test_rendering import SWITCHES, assert_restricted
 from tests.deploy.prometheus import program, rules
@@ -37,10 +38,6 @@ def keys(tree: Any, before: str = "") -> Iterator[str]:  # YAML of any shape
 def test_generated_files_are_up_to_date() -> None:
     stale = [path.name for path, text in made().items() if not path.exists() or path.read_text() != text]
     assert stale == [], "run python -m deploy.chart.build"
-
-
-def test_no_copied_file_is_an_orphan() -> None:
-    assert orphans() == set()
 
 
 def test_every_value_or_its_parent_is_documented() -> None:
@@ -232,9 +229,8 @@ def test_dashboards_equal_those_for_grafana_and_fit_into_a_config_map() -> None:
         if "grafana_dashboard" in document["metadata"]["labels"]
     ]
     dashboards = {name: text for document in maps for name, text in document["data"].items()}
-    folder = ROOT / "deploy" / "grafana" / "dashboards"
     assert {name: json.loads(text) for name, text in dashboards.items()} == {
-        path.name: json.loads(path.read_text()) for path in folder.glob("*.json")
+        f"{dashboard.uid}.json": dashboard.json() for dashboard in DASHBOARDS
     }
     assert all(len(text) < 1_000_000 for text in dashboards.values())
 
