@@ -124,13 +124,20 @@ async def test_a_request_that_is_no_http_is_the_clients_fault_and_logged_as_such
 async def test_a_client_that_disconnects_within_a_body_is_not_an_error_of_the_sidecar(
     start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    base = await start(routes=[json_route("POST", "/page", accepted)])
+    route, reading = json_route("POST", "/page", accepted), asyncio.Event()
+
+    async def observed(request: web.Request) -> web.StreamResponse:
+        reading.set()
+        return await route.handler(request)
+
+    base = await start(routes=[GuardedRoute("POST", "/page", observed)])
     _, writer = await asyncio.open_connection("127.0.0.1", int(base.rpartition(":")[2]))
-    writer.write(b"POST /page HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nabc")
-    await writer.drain()
-    await asyncio.sleep(0.2)
-    writer.close()
-    await asyncio.sleep(0.2)
+    async with asyncio.timeout(20):
+        writer.write(b"POST /page HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nabc")
+        await reading.wait()
+        writer.close()
+        while any("RequestHandler.start" in repr(task.get_coro()) for task in asyncio.all_tasks()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
     assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
