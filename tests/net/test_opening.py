@@ -85,8 +85,9 @@ async def test_a_broker_lost_while_its_virtual_host_is_being_followed_is_noticed
         peer = await stage.greeted()
         link = await stage.broker.link()
         await eventually(lambda: control.asked)
+        (session,) = stage.listener._sessions
         link.writer.transport.abort()
-        await asyncio.sleep(0.02)
+        await eventually(lambda: not session._upstream.connected)
         control.answering.set()
         await peer.expect("Connection.OpenOk")
         assert (await peer.close_reason())[0] == 320
