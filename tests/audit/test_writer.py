@@ -76,13 +76,17 @@ class Disk:
         self.refusing = threading.Event()
         self.open = threading.Event()
         self.open.set()
+        #: set while a write waits for the disk
+        self.waiting = threading.Event()
 
     def log(self, *arguments: Any) -> RotatingLog:  # Any: passed on unchanged
         disk = self
 
         class Disturbed(RotatingLog):
             def write(self, lines: list[bytes], facts: Mapping[int, bytes] = NO_FACTS) -> None:
+                disk.waiting.set()
                 assert disk.open.wait(SECONDS)
+                disk.waiting.clear()
                 if disk.refusing.is_set():
                     raise OSError(28, "No space left on device")
                 super().write(lines, facts)
@@ -595,7 +599,7 @@ async def test_a_gap_has_the_times_of_the_dropped_records_and_not_of_the_failure
     await audit.start()
     disk.open.clear()
     audit.append(f'{{"ts":"{text(now)}","n":1}}\n'.encode())
-    await asyncio.sleep(0.05)
+    await until(disk.waiting.is_set)
     disk.refusing.set()  # the disk hangs for a minute, and then reports an error
     now += 60.0
     disk.open.set()
