@@ -9,10 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from aio_pika.abc import AbstractIncomingMessage
 from structlog.testing import capture_logs
 
 from proxy.broker.connection import DeclaredSettings
-from proxy.broker.declared.announcements import EXCHANGE
+from proxy.broker.declared.announcements import EXCHANGE, Announcements
 from proxy.broker.management_api import ManagementApi
 from proxy.broker.reconcile.observer import Observer
 from proxy.broker.topology import Topology
@@ -396,6 +397,24 @@ def slow_lists(monkeypatch: pytest.MonkeyPatch, seconds: float) -> list[bytes]:
     return listed
 
 
+def announcements(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], list[bytes]]:
+    """Return the virtual hosts whose pending announcements have been sent or lost, and the announcements received."""
+    send, receive = Announcements._send, Announcements._received
+    sent, received = list[str](), list[bytes]()
+
+    async def sending(self: Announcements) -> None:
+        await send(self)
+        sent.append(self._vhost)
+
+    async def receiving(self: Announcements, message: AbstractIncomingMessage) -> None:
+        await receive(self, message)
+        received.append(message.body)
+
+    monkeypatch.setattr(Announcements, "_send", sending)
+    monkeypatch.setattr(Announcements, "_received", receiving)
+    return sent, received
+
+
 async def test_bindings_on_which_no_rule_relies_are_listed_once_at_the_start_however_long_it_takes(
     start: Start, app: Client, outside: Outside, vhost: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,7 +435,7 @@ async def test_a_long_list_is_requested_less_often_where_sidecars_announce_their
     outside.make_queues("a", "b")
     await app.declare("ox")
     await app.bind(stored("ox", "a"))
-    listed = slow_lists(monkeypatch, 1.1)
+    listed, (_, received) = slow_lists(monkeypatch, 1.1), announcements(monkeypatch)
     topology = await start({vhost: state(vhost, {"documents": queues("a")})}, announcing=announcing)
     await reconcile(topology, vhost)  # requests the whole list; the first list was requested by destination
     await reconcile(topology, vhost)  # receives an equal list
@@ -426,9 +445,8 @@ async def test_a_long_list_is_requested_less_often_where_sidecars_announce_their
     if announcing:
         second = await start({}, announcing=True)
         await app.bind(stored("ox", "b", (), 2))
-        await asyncio.sleep(0.1)
         second.managed(vhost).requests.changed(b"ox")
-        await asyncio.sleep(0.5)
+        await until(lambda: len(received) == len((topology, second)))
         await reconcile(topology, vhost)
         assert routed(known(topology, vhost), b"ox") == (b"a", b"b")
 
@@ -439,7 +457,7 @@ async def test_changes_are_announced_again_after_the_exchange_for_announcements_
     outside.make_queues("a", "b", "c")
     await app.declare("ox")
     await app.bind(stored("ox", "a"))
-    listed = slow_lists(monkeypatch, 1.1)
+    listed, (sent, received) = slow_lists(monkeypatch, 1.1), announcements(monkeypatch)
     first, second = await start({}, announcing=True), await start({}, announcing=True)
     for _ in range(2):
         await reconcile(first, vhost)
@@ -449,14 +467,15 @@ async def test_changes_are_announced_again_after_the_exchange_for_announcements_
     outside.delete_exchange(EXCHANGE)
     await app.bind(stored("ox", "b", (), 2))
     second.managed(vhost).requests.changed(b"ox")  # the announcement is lost
-    await asyncio.sleep(0.5)
+    await until(lambda: sent)
     await reconcile(second, vhost)
     await reconcile(first, vhost)
     assert routed(known(first, vhost), b"ox") == (b"a", b"b")
     await reconcile(first, vhost)
     await app.bind(stored("ox", "c", (), 3))
+    received.clear()
     second.managed(vhost).requests.changed(b"ox")
-    await asyncio.sleep(0.5)
+    await until(lambda: len(received) == len((first, second)))
     await reconcile(first, vhost)
     assert routed(known(first, vhost), b"ox") == (b"a", b"b", b"c")
 
