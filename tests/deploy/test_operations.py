@@ -26,6 +26,7 @@ PAGES = [
             "how-to/operations",
             "how-to/install",
             "how-to/cut-over",
+            "how-to/several-sidecars",
             "how-to/tls",
             "explanation/security",
             "explanation/lifecycle",
