@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -253,7 +254,7 @@ def test_a_number_outside_its_limits_is_an_error(
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_status("--version") == 0
-    assert capsys.readouterr().out.startswith("oxproxy 0.")
+    assert capsys.readouterr().out.startswith(f"oxproxy {version('open-exchange-proxy')} ")
 
 
 def test_an_interrupt_prints_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
