@@ -4,8 +4,9 @@ This module checks the keys, types and names in a single file. `compiler` checks
 package `lint` performs the checks that involve several files.
 
 There may be a hundred thousand bindings. Each binding is read as soon as its nodes are complete (`BindingReader`), and
-the positions of its keys are packed into an array. The model, which describes errors in a binding, is used only for
-bindings that may be invalid.
+the positions of its keys are packed into an array: if the bindings were read from the tree of the whole file, reading
+100,000 of them would take 294 instead of 61 MiB of memory. Like everything else in files, a binding is validated by its
+model. A second reader, without the model, would save 13 of 56 us of CPU time for each binding.
 """
 
 from __future__ import annotations
@@ -65,7 +66,6 @@ from proxy.yamlfile.models import (
     Parsed,
     name_fault,
     read_model,
-    short_fault,
 )
 from proxy.yamlfile.models import Table as TableModel
 
@@ -521,12 +521,8 @@ def _binding(packed: PackedBinding, owner: ParsedExchange, index: int, places: P
     return parsed
 
 
-#: Kind and name of a binding's destination, its routing key, and its own name.
-_PlainBinding: TypeAlias = tuple[str, bytes, bytes, str]
 #: Maximum number of shared names and entries.
 _MOST_SHARED = 8192
-#: Keys of a binding that have string values.
-_TEXT_KEYS = frozenset(("queue", "exchange", "name", "routing_key"))
 #: Keys of a binding whose positions are stored, each with its index in the order of positions (`_OWN` and following).
 _MARKED = {"routing_key": _KEY, "name": _NAME, "arguments": _ARGUMENTS}
 
@@ -543,10 +539,10 @@ class BindingReader:
     def __call__(self, node: Node, exchange: int, index: int) -> PackedBinding | None:
         """Return the binding; None if it is invalid."""
         path = binding_path(f"exchanges[{exchange}]", index)
-        plain = _plain_binding(node) or _modelled_binding(Keys(node, self._faults, path))
-        if plain is None or not isinstance(node, Mapping):
+        found = _destination(Keys(node, self._faults, path))
+        if found is None or not isinstance(node, Mapping):
             return None
-        kind, destination, routing_key, name = plain
+        kind, destination, routing_key, name = found
         marks = [node.place] * _FIRST_ARGUMENT
         arguments: Table = ()
         readable: list[tuple[Scalar, Node]] = []
@@ -628,27 +624,8 @@ def read_lines(keys: list[tuple[Scalar, Node]], path: str, faults: Faults) -> li
     return [(key, value, lines[line]) for line, key, value in arguments_of(lines, report)]
 
 
-def _plain_binding(node: Node) -> _PlainBinding | None:
-    """Read a valid binding without its model; return None if it may be invalid."""
-    texts: dict[str, str] = {}
-    for key, child in node.entries if isinstance(node, Mapping) else ():
-        if key.text in _TEXT_KEYS and isinstance(child, Scalar) and child.tag is None:
-            value = child.value
-            if not isinstance(value, str):
-                return None
-            texts[key.text] = value
-        elif key.text not in READABLE_KEYS and (key.text != "arguments" or not isinstance(child, Mapping)):
-            return None
-    if (QUEUE in texts) == (EXCHANGE in texts):
-        return None
-    kind = QUEUE if QUEUE in texts else EXCHANGE
-    routing_key, name = texts.get("routing_key", "").encode(), texts.get("name")
-    if name == "" or short_fault(routing_key) or name_fault(texts[kind]):
-        return None
-    return kind, texts[kind].encode(), routing_key, name or ""
-
-
-def _modelled_binding(keys: Keys) -> _PlainBinding | None:
+def _destination(keys: Keys) -> tuple[str, bytes, bytes, str] | None:
+    """Return the kind and name of a binding's destination, its routing key, and its own name; None if invalid."""
     model = read_model(BindingModel, keys)
     if isinstance(keys.node, Mapping) and (QUEUE in keys) == (EXCHANGE in keys):
         seen = "both" if QUEUE in keys else "neither"

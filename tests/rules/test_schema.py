@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
 from zoneinfo import ZoneInfo
 
 import pytest
 
 from proxy.errors import ConfigErrors
 from proxy.routing.bindings.binding import binding_hash
-from proxy.rules import schema
-from proxy.rules.loader import LoadedRules, compile_rules
+from proxy.rules.loader import compile_rules
 from proxy.rules.ruleset import ExchangeRule, QueueRule
-from proxy.rules.schema import ParsedFile
 from proxy.values import Value
 from proxy.yamlfile.document import Faults
 from tests.rules.loading import binding, by_line, exchange, faults, load
@@ -256,38 +253,12 @@ WRONG = [
 ]
 
 
-def read_bindings(text: str) -> object:
-    """All fields with their positions in the file, or all errors."""
-    seen: list[object] = []
-
-    def look(files: Sequence[ParsedFile], _: LoadedRules) -> None:
-        for parsed in files[0].exchanges[0].bindings:
-            names = [name for name, _ in parsed.binding.arguments]
-            places = [parsed.argument_at(name)[0] for name in (*names, b"none")]
-            seen.append((parsed.binding, repr(parsed.binding), parsed.path, parsed.place, parsed.key_place, places))
-            seen.append((parsed.named, parsed.name_place if parsed.named else None))
-
-    try:
-        compile_rules([("f.yaml", text.encode())], Faults(), look)
-    except ConfigErrors as errors:
-        return str(errors)
-    return seen
-
-
-@pytest.mark.parametrize("wrong", [[], *([item] for item in WRONG)], ids=str)
-@pytest.mark.parametrize("style", ["flow", "block"])
-def test_the_fast_reader_of_bindings_agrees_with_the_model(
-    wrong: list[str], style: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    items = [*PLAIN, *wrong, *OTHER]
-    if style == "flow":
-        text = f"exchanges: [{{bindings: [{', '.join(items)}], name: x}}]\n"
-    else:
-        text = "exchanges:\n  - bindings:\n" + "".join(f"      - {item}\n" for item in items) + "    name: x\n"
-    at_once = read_bindings(text)
-    monkeypatch.setattr(schema, "_plain_binding", lambda _: None)
-    assert at_once == read_bindings(text)
-    assert isinstance(at_once, str) is bool(wrong)
+@pytest.mark.parametrize("wrong", WRONG)
+def test_errors_of_an_invalid_binding_are_in_its_line_only(wrong: str) -> None:
+    lines = ["exchanges:", "  - bindings:", *(f"      - {item}" for item in (*PLAIN, wrong, *OTHER)), "    name: x", ""]
+    with pytest.raises(ConfigErrors) as caught:
+        compile_rules([("f.yaml", "\n".join(lines).encode())], Faults())
+    assert {error.line for error in caught.value.errors} == {3 + len(PLAIN)}
 
 
 @pytest.mark.parametrize(
