@@ -1,5 +1,8 @@
 """Measures the cost of a publish in the relay alone, without sockets: ``python -m tests.bench.relay``.
 
+`measure_conditions` returns rows for the benchmark: what readable conditions, `share` and contracts cost in addition to
+another exchange. Both exchanges are measured in turn in short parts, since the differences are small.
+
 Each read of a producer connection contains 64 publishes, to an exchange with ten `x-?hkv=` bindings. The result is the
 relay's CPU time for the producer's bytes, per publish; the broker's confirms are processed between the measured parts.
 The output names the measured build. With ``PURE_PYTHON=1``, the Python sources are measured.
@@ -8,7 +11,9 @@ The output names the measured build. With ``PURE_PYTHON=1``, the Python sources 
 from __future__ import annotations
 
 import gc
+import statistics
 import sys
+from collections.abc import Iterator
 from time import process_time
 
 from proxy.native import BUILD
@@ -19,6 +24,8 @@ from proxy.relay.records.privacy import Privacy
 from proxy.relay.vhost import VhostState
 from proxy.rules.loader import compile_rules
 from tests import client
+from tests.bench.arena import Arena
+from tests.bench.cases import MICROSECONDS, Row
 from tests.bench.publishes import DIFFERENT, FACTS, Ring, Shape
 from tests.relay.wire import Wire, owned, state
 from tests.routing.building import NOW, Plain, exchange, to_queue
@@ -36,7 +43,9 @@ CONDITIONS: dict[str, dict[str, Plain]] = {"xo": {}, "topic": {"x-?rkta": "order
 #: Exchanges of a rules file: the keys of the exchange, and the conditions of its bindings in the readable spelling.
 READABLE: dict[str, tuple[str, str]] = {
     "readable": ("", ""),
-    "share": ("", "property message_id share: [0, 99]"),
+    "message id": ("", "property message_id !=: none"),
+    "share": ("", "property message_id share: [0, 100]"),
+    "readable, amount": ("", "amount >=: 0"),
     "contract, amount": ("require: {kind is: string, amount is: number, amount >=: 0, amount <: 1e9}", "amount >=: 0"),
 }
 #: For each row, the fields that differ from message to message, and the exchange.
@@ -103,23 +112,101 @@ def reads(differs: tuple[str, ...], name: str) -> list[bytes]:
     return [bytes(ring.data[at : at + size]) for at in range(0, len(ring.data) - size + 1, size)]
 
 
-def microseconds(data: list[bytes], audited: bool = False, facts: bool = False) -> float:
-    """Return the CPU time of a publish."""
-    made = wire(audited, facts)
-    best, tag, at = float("inf"), 0, 0
-    for _ in range(ROUNDS):
-        gc.collect()
-        spent = 0.0
-        for _ in range(READS):
+class Producer:
+    """A producer that sends reads in turn and receives a confirm for each.
+
+    Args:
+        data: reads that contain whole publishes.
+    """
+
+    def __init__(self, data: list[bytes], audited: bool = False, facts: bool = False) -> None:
+        self.connection = wire(audited, facts)
+        self._data = data
+        self._sent = 0
+
+    def microseconds(self, reads: int) -> float:
+        """Send the given number of reads; return the CPU time of a publish."""
+        made, data, spent = self.connection, self._data, 0.0
+        for number in range(self._sent, self._sent + reads):
             begin = process_time()
-            made.relay.producer_sent(data[at], 0.0)
+            made.relay.producer_sent(data[number % len(data)], 0.0)
             spent += process_time() - begin
             assert made.upstream()
-            at = (at + 1) % len(data)
-            tag += PER_READ
+            tag = (number + 1) * PER_READ
             made.answer(client.frame(1, 1, b"\x00\x3c\x00\x50" + tag.to_bytes(8, "big") + b"\1"))
-        best = min(best, spent)
-    return best / (READS * PER_READ) * 1e6
+        self._sent += reads
+        return spent / (reads * PER_READ) * MICROSECONDS
+
+
+def microseconds(data: list[bytes], audited: bool = False, facts: bool = False) -> float:
+    """Return the CPU time of a publish."""
+    producer = Producer(data, audited, facts)
+    best = float("inf")
+    for _ in range(ROUNDS):
+        gc.collect()
+        best = min(best, producer.microseconds(READS))
+    return best
+
+
+# -- rows of the benchmark ---------------------------------------------------------------------------------------------
+
+#: Number of reads in each part of a paired measurement, number of parts in a round, and number of rounds.
+PART_READS, PARTS, PAIRED_ROUNDS = 10, 20, 9
+SAME, ADDED_REPEATING, ADDED_DIFFERING = 1.05, 0.3, 1.5
+#: For each row, the fields that differ from message to message, the measured exchange, and the one to compare with.
+PAIRS: tuple[tuple[Row, tuple[str, ...], str, str], ...] = (
+    (
+        Row("conditions", "CPU in the relay, 10 readable bindings / 10 with arguments", "x", SAME, at_least=False),
+        (),
+        "readable",
+        "xo",
+    ),
+    (
+        Row("conditions", "share of message_id, values repeat, above !=", "us CPU", ADDED_REPEATING, at_least=False),
+        (),
+        "share",
+        "message id",
+    ),
+    (
+        Row("conditions", "share of message_id, values never repeat", "us CPU", ADDED_DIFFERING, at_least=False),
+        ("message_id",),
+        "share",
+        "message id",
+    ),
+    (
+        Row("conditions", "contract of 4 conditions, values repeat", "us CPU", ADDED_REPEATING, at_least=False),
+        (),
+        "contract, amount",
+        "readable, amount",
+    ),
+    (
+        Row("conditions", "contract of 4 conditions, values never repeat", "us CPU", ADDED_DIFFERING, at_least=False),
+        ("amount",),
+        "contract, amount",
+        "readable, amount",
+    ),
+)
+CONDITION_ROWS = tuple(row for row, _, _, _ in PAIRS)
+
+
+def paired(measured: Producer, base: Producer) -> Iterator[tuple[float, float]]:
+    """Yield the CPU times of a publish with both producers for each round: the median of the parts."""
+    for _ in range(PAIRED_ROUNDS):
+        gc.collect()
+        parts = [(measured.microseconds(PART_READS), base.microseconds(PART_READS)) for _ in range(PARTS)]
+        yield statistics.median(one for one, _ in parts), statistics.median(other for _, other in parts)
+
+
+def measure_conditions(_: Arena) -> list[list[float]]:
+    """Return the values of `CONDITION_ROWS`: a ratio, and differences in microseconds."""
+    found = []
+    for row, differs, exchange_name, base_name in PAIRS:
+        times = paired(Producer(reads(differs, exchange_name)), Producer(reads(differs, base_name)))
+        found.append([one / other if row.unit == "x" else one - other for one, other in times])
+    return found
+
+
+# -- the whole table ---------------------------------------------------------------------------------------------------
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from tests.bench import console, cycles, in_process, memory, pauses, report, scale
+from tests.bench import console, cycles, in_process, memory, pauses, relay, report, scale
 from tests.bench.arena import Arena
 from tests.bench.cases import CASES, EXTRA_ROWS, ROWS, Round
 from tests.bench.processes import ChildError
@@ -30,6 +30,7 @@ SINGLES = (
     (memory.LARGE_ROWS, memory.measure_large),
     (memory.LOAD_ROWS, memory.measure_load),
     (in_process.MISS_ROWS, in_process.measure_miss),
+    (relay.CONDITION_ROWS, relay.measure_conditions),
     (pauses.PAUSE_ROWS, pauses.measure_pause),
     (cycles.CYCLE_ROWS, cycles.measure_cycles),
     (pauses.SCRAPE_ROWS, pauses.measure_scrape),
