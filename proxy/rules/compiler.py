@@ -83,7 +83,7 @@ def _blame_exchange(parsed: ParsedExchange, faults: Faults) -> None:
             Exchange(parsed.rule.name, parsed.rule.type, ((name, value),), parsed.rule.local_time)
         except ProtocolError as error:
             reported = True
-            message = f"{text(error.text)} Expected an integer, 0 or more"
+            message = f"{text(error.text)} Got {value_words(value)}, expected an integer, 0 or more"
             faults.error(*parsed.argument_at(name), message)
     if not reported:
         parsed.fields.error("arguments", "these arguments can't be combined")
@@ -198,7 +198,8 @@ def _unknown(key: str, value: Value) -> str:
     if head not in OPERATORS:
         if not rest[:1].isalnum() and (spaced := _with_one_space(key.replace(" ", "", 1))):
             return f'unknown operator {head}; did you mean "{spaced}"?'
-        near = difflib.get_close_matches(head, OPERATORS, 1, 0.75)
+        turned = head.replace("=>", ">=").replace("=<", "<=").replace("==", "=")
+        near = [turned] if turned in OPERATORS else difflib.get_close_matches(head, OPERATORS, 1, 0.75)
         if near:
             return f"unknown operator {head}; did you mean {near[0]}{space}{rest}?"
         if f"{head}-ontrue" in OPERATORS:

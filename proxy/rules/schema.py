@@ -41,6 +41,7 @@ from proxy.rules.spelling.lines import (
     arguments_of,
     condition_argument,
     corrected_line,
+    has_operator,
     lines_by_argument,
 )
 from proxy.values import EXCHANGE, LONGEST_NAME_BYTES, QUEUE, Table, Value, strings
@@ -590,7 +591,8 @@ def _without_expressions(node: Mapping, path: str, faults: Faults) -> Mapping:
     """Report keys such as ``amount >= 1000``, which have no value of their own, and return the other entries."""
     kept = []
     for key, child in node.entries:
-        expected = corrected_line(key.text) if isinstance(child, Scalar) and child.absent else ""
+        is_absent = isinstance(child, Scalar) and child.absent and not has_operator(key.text)
+        expected = corrected_line(key.text) if is_absent else ""
         if expected and expected != corrected_line(""):
             faults.error(key.place, join(path, key.text), f"got a key without a value, expected {expected}")
         else:

@@ -39,6 +39,16 @@ MISTAKES = [
     ("when: {title matches: /^a/}", "the slashes are part of the pattern; did you mean ^a?"),
     ("when: {title matches: /a/i}", "did you mean (?i)a?"),
     (r"when: {utc matches: '^\d{8} 24\d\d'}", 'the hour "24" never occurs'),
+    ("when: {key topic: a.b#}", "in a topic, # is any number of words, and * is one word"),
+    ("when: {key topic: orders*.late}", "in a topic, # is any number of words, and * is one word"),
+    ("when: {country: \u201cde\u201d}", "the typographic quotes \u201c\u201d are part of the value; did you mean de?"),
+    ('arguments: {"tenant missing": true}', 'did you mean "x-?hk!ex: tenant"?'),
+    ('arguments: {"tenant is string": true}', 'did you mean "x-?hkexs: tenant"?'),
+    ('arguments: {"amount >= 1000": true}', 'did you mean "x-?hkv>= amount"?'),
+    ("arguments: {message_id: a}", 'did you mean "x-?pr= message_id"? If not, write "x-?hkv= message_id"'),
+    ("arguments: {match: any}", 'did you mean "x-match"? If not, write "x-?hkv= match"'),
+    ("arguments: {when: {amount: 5}}", "a binding has either arguments, or when, then, else and so on"),
+    ('arguments: {"x?hkv= amount": 5}', 'did you mean "x-?hkv= amount"?'),
     ('when: {" amount": 5}', "begins or ends with a space"),
     ('when: {"am\\u200bount": 5}', 'contains an invisible character: "am\\u200bount"'),
     ('when: {"\\ufeffamount >=": 5}', 'contains an invisible character: "\\ufeffamount"'),
@@ -65,6 +75,8 @@ def test_a_probable_mistake_is_a_warning_with_its_line(binding: str, hint: str) 
         "when: {path matches: /api/, other matches: ^/a/$}",
         r"when: {utc matches: ' 47$', local matches: '^\d{8} (2[0-3]|0\d)'}",
         "when: {key topic: a.*.#, key: a.b}",
+        "arguments: {match: 5, type: a, message-id: a, order: 200}",
+        "when: {type: a, priority >: 5, quote: \u201c}",
     ],
 )
 def test_usual_definitions_cause_no_warning(binding: str) -> None:
@@ -123,6 +135,27 @@ def test_a_misspelt_argument_of_a_queue() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("keys", "idle"),
+    [
+        ("", True),
+        ("arguments: {min-payload-size-silent: 5, alternate-exchange: a}, ", True),
+        ("arguments: {max-payload-size: 5}, ", False),
+        ("require: {tenant is: string}, ", False),
+    ],
+)
+def test_violations_that_nothing_can_cause(keys: str, idle: bool) -> None:
+    loaded = load(f"exchanges: [{{name: e, {keys}violations: observe, bindings: [{{queue: q}}]}}]")
+    expected = ["has no effect without conditions under require, or filters under arguments"] if idle else []
+    assert [warning.message for warning in loaded.warnings] == expected
+
+
 def test_a_routing_operator_without_a_suffix() -> None:
     (fault,) = faults(rules("arguments: {x-addq: a}"))
     assert "unknown operator x-addq; did you mean x-addq-ontrue or x-addq-onfalse?" in fault
+
+
+@pytest.mark.parametrize(("written", "meant"), [("=>", ">="), ("=<", "<="), ("==", "=")])
+def test_an_operator_with_its_signs_in_another_order(written: str, meant: str) -> None:
+    (fault,) = faults(rules(f'arguments: {{"x-?hkv{written} amount": 5}}'))
+    assert f"unknown operator x-?hkv{written}; did you mean x-?hkv{meant} amount?" in fault

@@ -92,6 +92,8 @@ def test_other_exchange_types_keep_arguments_and_routing_keys() -> None:
         ("when: {a share: [5, 1]}", "expected two percentages from 0 to 100"),
         ("when: {utc matches: [a, b]}", 'when["utc matches"]: Invalid use of list type'),
         ("when: {a: }", "5:30: exchanges[0].bindings[0].when.a: no value"),
+        ("when: {amount >=: }", '5:38: exchanges[0].bindings[0].when["amount >="]: no value'),
+        ("when: {x-match: any, a: 5}", 'when.x-match: got the argument "x-match", did you mean match in the binding?'),
         ("when: {amount >= 5}", 'when["amount >= 5"]: got a key without a value, expected {amount >=: 5}'),
         ("when: {amount: {gte: 5}}", 'got a mapping of operators, expected one key for each, such as "amount >="'),
         ("when: {property priority: {'>': 5}}", 'such as "property priority >"'),

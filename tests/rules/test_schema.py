@@ -323,11 +323,11 @@ def test_errors_of_several_bindings_and_of_the_exchange_are_reported_together() 
         "  - {queue: q}",
         "  - {queue: q, arguments: {x-order: 6}}",
     )
-    invalid = "Invalid exchange argument. Expected an integer, 0 or more"
+    invalid, expected = "Invalid exchange argument. Got", "expected an integer, 0 or more"
     order = "Binding's order must be an integer between 100 and 999999"
     assert faults(text) == [
-        f"a.yaml:3:17: exchanges[0].arguments.max-payload-size: {invalid}",
-        f"a.yaml:3:61: exchanges[0].arguments.max-headers-depth: {invalid}",
+        f'a.yaml:3:17: exchanges[0].arguments.max-payload-size: {invalid} the string "big", {expected}',
+        f"a.yaml:3:61: exchanges[0].arguments.max-headers-depth: {invalid} the number 1.5, {expected}",
         f"a.yaml:5:32: exchanges[0].bindings[0].arguments.x-order: {order}: got the number 5",
         f"a.yaml:7:32: exchanges[0].bindings[2].arguments.x-order: {order}: got the number 6",
     ]

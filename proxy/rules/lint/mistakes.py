@@ -13,14 +13,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from proxy.routing.bindings.arguments import X_MATCH
-from proxy.routing.filters import ARGUMENTS
+from proxy.routing.filters import ALTERNATE, ARGUMENTS
 from proxy.rules.schema import ParsedBinding, ParsedExchange, ParsedFile
 from proxy.rules.spelling.lines import (
+    ELSE,
     HEADER,
+    INVISIBLE,
+    THEN,
+    WHEN,
+    Correction,
     corrected_key,
     is_joined,
     lines_by_argument,
     read_key,
+    visible,
 )
 from proxy.values import QUEUE, Value, strings, text
 from proxy.yamlfile.document import Faults, join
@@ -31,13 +37,16 @@ _COMPARED = re.compile(r"\s*(==|!=|>=|<=|<>|=~|>|<)\s*(\S.*)")
 _SLASHES = re.compile(r"/(?:(\^.*|.*\$)/|(.*)/([imsx]+))")
 #: An hour from 24 to 99 after the date; it is followed by the minute, so it is no week.
 _HOUR = re.compile(r" (2[4-9]|[3-9][0-9])(?=[0-9\[\\.(])")
-#: Characters without a width, and characters that are not visible.
-_INVISIBLE = re.compile("[\u00a0\u00ad\u200b-\u200f\u2028-\u202e\u2060\ufeff\x00-\x1f\x7f]")
 #: Other characters for the dash in `x-`; `proxy.rules.lint.files` names these keys.
 _DASHES = frozenset("\u2010\u2011\u2012\u2013\u2212")
 #: Maximum length of all names of queues that are compared, in bytes; see `_meant_queues`.
 _MOST_BYTES = 250_000
-_WILDCARD_WORDS = frozenset((b"**", b">", b"+"))
+#: Wildcards of other systems, and wildcards that are only a part of a word.
+_WILDCARD_WORDS = re.compile(rb"\*\*+|[>+]|[*#]+[^*#]+|[^*#]+[*#]+")
+_TYPOGRAPHIC = frozenset("\u2018\u2019\u201a\u201c\u201d\u201e\u00ab\u00bb")
+#: Keys of a readable binding that contain a mapping, and values of `match`.
+_SECTIONS = (WHEN, THEN, ELSE)
+_MATCH_TYPES = (b"all", b"any", b"eq", b"set")
 #: Arguments of queues that RabbitMQ knows.
 QUEUE_ARGUMENTS = (
     *("x-message-ttl", "x-expires", "x-max-length", "x-max-length-bytes", "x-overflow", "x-max-priority", "x-max-age"),
@@ -61,6 +70,7 @@ def warn_of_mistakes(files: Sequence[ParsedFile], faults: Faults) -> None:
                     faults.warn(queue.place, path, f"unknown argument of a queue; did you mean {near}?")
         for exchange in file.exchanges:
             _destinations(exchange, meant, faults)
+            _idle_violations(exchange, faults)
             if exchange.rule.type == "x-open":
                 for parsed in exchange.bindings:
                     _binding(parsed, faults)
@@ -116,6 +126,14 @@ def _destinations(exchange: ParsedExchange, meant: Mapping[bytes, bytes], faults
             faults.warn(parsed.place, f"{parsed.path}.queue", message)
 
 
+def _idle_violations(exchange: ParsedExchange, faults: Faults) -> None:
+    """Warn about ``violations: observe`` if there is nothing to observe."""
+    filters = [name for name, _ in exchange.rule.arguments if name in ARGUMENTS and name != ALTERNATE]
+    loud = any(not name.endswith(b"-silent") for name in filters)
+    if exchange.rule.observes and not exchange.rule.require and not loud:
+        exchange.fields.warn("violations", "has no effect without conditions under require, or filters under arguments")
+
+
 def _one_letter_off(name: bytes, other: bytes) -> bool:
     """Return True if one letter is missing, added or different, or two letters are swapped. Digits may differ."""
     if abs(len(name) - len(other)) > 1 or min(len(name), len(other)) < 4:
@@ -137,7 +155,11 @@ def _binding(parsed: ParsedBinding, faults: Faults) -> None:
     for key, value in parsed.binding.arguments:
         if key == X_MATCH:
             continue
-        message = _key_mistake(text(key)) or next(filter(None, _value_mistakes(parsed, key, value)), "")
+        message = (
+            _key_mistake(text(key))
+            or _readable_key(text(key), value)
+            or next(filter(None, _value_mistakes(parsed, key, value)), "")
+        )
         if message:
             faults.warn(*parsed.argument_at(key), message)
 
@@ -158,25 +180,38 @@ def _key_mistake(key: str) -> str:
     if name.encode() in ARGUMENTS:
         kind = "alternate-exchange is an argument" if name == "alternate-exchange" else "filters are arguments"
         return f"tests a header named {name}; {kind} of the exchange, not of a binding"
-    if _INVISIBLE.search(name) and name == name.strip(" "):
-        shown = _INVISIBLE.sub(lambda found: f"\\u{ord(found[0]):04x}", name)
-        return f'the name of the header contains an invisible character: "{shown}"'
+    if INVISIBLE.search(name) and name == name.strip(" "):
+        return f'the name of the header contains an invisible character: "{visible(name)}"'
+    return ""
+
+
+def _readable_key(key: str, value: Value) -> str:
+    """Return a warning if an argument's key is a key of the readable spelling."""
+    if key in _SECTIONS and value.letter == "F":
+        return f"tests a header named {key}; a binding has either arguments, or {', '.join(_SECTIONS)} and so on"
+    if key == "match" and value.value in _MATCH_TYPES:
+        return 'tests a header named match; did you mean "x-match"? If not, write "x-?hkv= match"'
+    if key.startswith("x?"):
+        return f'tests a header with this name; did you mean "x-{key[1:]}"? If not, write "x-?hkv= {key}"'
     return ""
 
 
 def _meant(key: str) -> str:
     """Return the argument that a plain key was probably meant as; "" if it is unsuspicious."""
+    correction: Correction | None = Correction(key)
     try:
         condition = read_key(key)
     except ValueError:
+        correction = corrected_key(key)
         try:
-            condition = read_key(corrected_key(key))
+            condition = read_key("" if correction is None else correction.key)
         except ValueError:
             return ""
     else:
         if condition.subject == HEADER and condition.operator.words in ("", "equals"):
             return ""
-    head = text(condition.operator.head(condition.subject))
+    value = "" if correction is None else correction.value
+    head = text(condition.operator.head(condition.subject, value))
     separator = ": " if condition.operator.choices else " "
     return f"{head}{separator}{condition.name}" if condition.name else head
 
@@ -188,11 +223,14 @@ def _value_mistakes(parsed: ParsedBinding, key: bytes, value: Value) -> Iterator
     name = "" if plain else text(key.partition(b" ")[2])
     for content in strings(value):
         written = text(content)
+        if len(written) > 1 and written[0] in _TYPOGRAPHIC and written[-1] in _TYPOGRAPHIC:
+            quotes = f"{written[0]}{written[-1]}"
+            yield f"the typographic quotes {quotes} are part of the value; did you mean {written[1:-1]}?"
         if equality:
             yield _compared(parsed, key, name or text(key), written)
             yield _wildcards(parsed, head if not plain else b"x-?hkv=", name or text(key), written)
         elif head in (b"x-?rkta", b"x-?rk!ta", b"x-?rktaci", b"x-?rk!taci"):
-            if not _WILDCARD_WORDS.isdisjoint(content.split(b".")) or b"**" in content:
+            if any(map(_WILDCARD_WORDS.fullmatch, content.split(b"."))):
                 yield f'"{written}" is compared literally: in a topic, # is any number of words, and * is one word'
         elif head.endswith(b"re") and head.startswith(b"x-?"):
             slashes = _SLASHES.fullmatch(written)

@@ -76,9 +76,17 @@ class WrittenOperator(NamedTuple):
     def subjects(self) -> tuple[str, ...]:
         return tuple(self.heads or self.choices)
 
-    def head(self, subject: str) -> bytes:
-        """Return the argument's key without the name; if there are several values to choose from, that of the first."""
-        return self.heads[subject] if self.heads else next(iter(self.choices[subject].values()))
+    def head(self, subject: str, value: str = "") -> bytes:
+        """Return the argument's key without the name.
+
+        Args:
+            value: the readable value, if it determines the argument; by default, the first one.
+        """
+        if self.heads:
+            return self.heads[subject]
+        heads = self.choices[subject]
+        chosen = FALSE if value == "false" else Value("S", value.encode())
+        return heads.get(chosen) or next(iter(heads.values()))
 
     @property
     def wants_list(self) -> bool:
@@ -205,10 +213,10 @@ _OTHER_WORDS: Final = {
     **dict.fromkeys(("<>", "=!", "!==", "ne", "neq", "not equal", "not equals", "not", "not =", "differs"), "!="),
     **dict.fromkeys(("gt", "greater", "greater than", "more than", "above", "over"), ">"),
     **dict.fromkeys(("lt", "less", "less than", "below", "under"), "<"),
-    **dict.fromkeys(("=>", "gte", "ge", "at least", "min", "from"), ">="),
+    **dict.fromkeys(("=>", "gte", "ge", "at least", "min", "from", "between", "range"), ">="),
     **dict.fromkeys(("=<", "lte", "le", "at most", "max", "to"), "<="),
-    **dict.fromkeys(("one of", "any of", "is one of", "is in", "is any of"), "in"),
-    **dict.fromkeys(("none of", "is not in", "not one of", "!in"), "not in"),
+    **dict.fromkeys(("one of", "any of", "is one of", "is in", "is any of", "one_of", "any_of"), "in"),
+    **dict.fromkeys(("none of", "is not in", "not one of", "!in", "notin", "not_in", "nin"), "not in"),
     **dict.fromkeys(
         ("=~", "~", "~=", "re", "regex", "regexp", "match", "like", "contains", "starts with", "startswith",
          "ends with", "endswith", "begins with"),
@@ -219,14 +227,34 @@ _OTHER_WORDS: Final = {
     **dict.fromkeys(("type", "is a", "is an", "has type", "typeof"), "is"),
     **dict.fromkeys(("percent", "%", "sample", "fraction"), "share"),
 }  # fmt: skip
+#: Words for a header that does not exist.
+_ABSENT: Final = frozenset(
+    ("missing", "is missing", "absent", "is absent", "not exists", "not exist", "does not exist", "not present",
+     "is not present", "not set", "is not set", "unset", "undefined", "not defined", "is not defined")
+)  # fmt: skip
+#: Other names of types, and the types that correspond to them.
+_OTHER_TYPES: Final = {
+    "text": "string", "str": "string", "int": "integer", "bool": "boolean", "array": "list", "float": "number",
+}  # fmt: skip
+#: An operator together with its value, as in ``is a string``.
+_TYPED_WORDS: Final = re.compile(rf"(is(?: not)?)(?: an?)? ({'|'.join((*_TYPES, *_OTHER_TYPES))})")
 #: Prefixes that other rule languages put before a name, with the subject that they mean.
 _OTHER_PREFIX: Final = re.compile(
     r"(?:message\.|msg\.|properties\.)?(?:(headers?)|(property|properties|props?))"
-    r"(?:\.|: ?|\[['\"]?)(?P<name>.+?)['\"\]]*"
+    r"(?:\.|: ?| |\[['\"]?)(?P<name>.+?)['\"\]]*"
 )
+#: A name written as a variable, as in templates.
+_VARIABLE: Final = re.compile(r"\$\{?\.?(?P<name>[^{}$]+)\}?")
+#: Properties whose names are hardly used as names of headers.
+_SURELY_PROPERTIES: Final = frozenset(
+    ("content_type", "content_encoding", "correlation_id", "reply_to", "message_id", "delivery_mode", "cluster_id")
+)
+#: Characters without a width, and characters that are not visible.
+INVISIBLE: Final = re.compile("[\u00a0\u00ad\u200b-\u200f\u2028-\u202e\u2060\ufeff\x00-\x1f\x7f]")
 #: Names of the routing key in other rule languages and in the API.
 _OTHER_KEY: Final = re.compile(r"(?:message\.)?(?:routing[ _.-]?key|rk)", re.IGNORECASE)
 _SIGNS: Final = re.compile(r"(?P<name>.*[^\s<>=!~])(?P<sign>\s*[<>=!~]+)")
+_COMPARED: Final = re.compile(r"(?P<name>[^\s<>=!~?]+) *(?P<sign>[<>=!~]{1,3}) *(?P<value>[^\s<>=!~].*)")
 _JOINED: Final = re.compile(r"&&|\|\|| (?:and|or) ", re.IGNORECASE)
 
 
@@ -254,6 +282,8 @@ def read_key(text: str) -> Condition:
             raise ValueError(f'got no name after {first}, expected "{first} NAME"; {_escape(first)}')
         subject = first
     else:
+        _refuse_argument(text)
+        _refuse_upper_case(text, first)
         rest = text
     name, operator = _split(rest)
     if not name:
@@ -262,6 +292,7 @@ def read_key(text: str) -> Condition:
         _check_property(name, operator)
     elif rest is text:
         _refuse_other_subject(name, operator)
+        _refuse_other_operator(name, operator)
     if subject not in operator.subjects:
         wanted = ", ".join(operator.subjects)
         raise ValueError(f"got a header before {operator.words}, which is an operator for {wanted}")
@@ -270,6 +301,14 @@ def read_key(text: str) -> Condition:
     if operator is PLAIN and name.startswith("x-"):
         raise ValueError(f'got equals after {name}, expected "{name} =", since the name begins with x-')
     return Condition(subject, name, operator)
+
+
+def has_operator(key: str) -> bool:
+    """Return True if a condition's key is valid and ends in an operator."""
+    try:
+        return bool(read_key(key).operator.words)
+    except ValueError:
+        return False
 
 
 def _split(text: str) -> tuple[str, WrittenOperator]:
@@ -293,7 +332,7 @@ def _operator_of(subject: str, words: str) -> WrittenOperator:
     meant = _meant(words)
     if meant not in known:
         meant = next(iter(difflib.get_close_matches(words, known, 1, 0.6)), "") if words[0].isalpha() else ""
-    expected = f'did you mean "{subject} {meant}"?' if meant else f"expected one of {', '.join(dict.fromkeys(known))};"
+    expected = f'did you mean "{subject} {meant}"?' if meant else f"expected one of {', '.join(dict.fromkeys(known))}."
     raise ValueError(f'got "{words}" after {subject}, {expected} {_escape(f"{subject} {words}")}')
 
 
@@ -326,33 +365,111 @@ def _meant(words: str) -> str:
     return _OTHER_WORDS.get(words) or (words if words in OPERATORS else "")
 
 
+def _meaning(words: str) -> tuple[str, str]:
+    """Return the operator, and the value if there is one, that words from another rule language mean."""
+    plain = " ".join(words.lower().split()).replace("doesn't", "not").replace("isn't", "is not")
+    if plain in _ABSENT:
+        return "exists", "false"
+    typed = _TYPED_WORDS.fullmatch(plain)
+    if typed is not None:
+        return typed[1], _OTHER_TYPES.get(typed[2], typed[2])
+    return _meant(words), ""
+
+
+class Correction(NamedTuple):
+    """What a key was probably meant as: a key, and its value if the key contained it."""
+
+    key: str
+    value: str = ""
+
+    def __str__(self) -> str:
+        return f'"{self.key}": {self.value}' if self.value else f'"{self.key}"'
+
+
+def visible(name: str) -> str:
+    """Return a name with escapes for characters that are not visible."""
+    return INVISIBLE.sub(lambda found: f"\\u{ord(found[0]):04x}", name)
+
+
+def _refuse_argument(text: str) -> None:
+    """Refuse an argument that clients declare over AMQP; the subject `header` permits such a name."""
+    head, _, name = text.partition(" ")
+    encoded = head.encode()
+    if encoded in _OF_HEAD and head:
+        subject, operator, choice = _OF_HEAD[encoded]
+        key = _key_of(subject, name or "NAME", operator.words) if subject in _NAMED else f"{subject} {operator.words}"
+        meant = f'"{key.rstrip()}"' if choice is None else documented_form(head)
+    elif encoded in _OF_ROUTE or encoded in _OF_PERMISSION:
+        meant = f"{documented_form(head)} in the binding"
+    elif text.startswith("x-?"):
+        meant = "a key such as amount >="
+    else:
+        return
+    raise ValueError(
+        f'got the argument "{text}", did you mean {meant}? For a header of that name, write "header {text}"'
+    )
+
+
+def _refuse_upper_case(text: str, first: str) -> None:
+    """Refuse a key that is valid if its first word is in lower case; the subject `header` permits such a name."""
+    lower = first.lower()
+    if lower == first or lower not in _SUBJECTS:
+        return
+    meant = lower + text[len(first) :]
+    try:
+        read_key(meant)
+    except ValueError:
+        return
+    raise ValueError(f'got "{text}", did you mean "{meant}"? For a header named "{first}", write "{HEADER} {text}"')
+
+
 def _refuse_doubtful(name: str) -> None:
     """Refuse the name of a header, in a key without an operator, that was probably meant as a name and an operator."""
     hint = _correction(name)
-    if hint:
-        raise ValueError(f'got "{name}", did you mean "{hint}"? {_escape(name)}')
+    if hint is not None:
+        raise ValueError(f'got "{visible(name)}", did you mean {hint}? {_escape(visible(name))}')
     if is_joined(name):
         expected = "expected one condition for each key; with match: any, one of them is sufficient"
         raise ValueError(f"got several conditions in one key, {expected}. {_escape(name)}")
 
 
-def _correction(name: str) -> str:
-    """Return the name and the operator that were probably meant; "" if the name is unsuspicious."""
+def _refuse_other_operator(name: str, operator: WrittenOperator) -> None:
+    """Refuse a name whose last words and operator together are another operator, such as ``not exists`` or ``> =``."""
+    words = name.split(" ")
+    for first in range(1, len(words) if operator.words else 0):
+        tail = " ".join((*words[first:], operator.words))
+        meant, value = _meaning(tail)
+        if not meant and not re.search(r"[^<>=!~ ]", tail):
+            meant = _meant(tail.replace(" ", ""))
+        if meant:
+            hint = Correction(f"{' '.join(words[:first])} {meant}", value)
+            own = f'For a header named "{name}", write "{HEADER} {name} {operator.words}"'
+            raise ValueError(f'got "{name} {operator.words}", did you mean {hint}? {own}')
+
+
+def _correction(name: str) -> Correction | None:
+    """Return the name and the operator that were probably meant; None if the name is unsuspicious."""
     if name in OPERATORS or (name in _OTHER_WORDS and not name[0].isalpha()):
-        return f"NAME {_meant(name)}"
+        return Correction(f"NAME {_meant(name)}")
+    negated = name.removeprefix("not ").removeprefix("!")
+    if negated and negated != name and " " not in negated:
+        return Correction(f"{negated} !=")
     signs = _SIGNS.fullmatch(name)
     if signs is not None:
         sign = signs["sign"].strip()
-        return f"{signs['name'].rstrip()} {_OTHER_WORDS.get(sign, sign if sign in OPERATORS else '=')}"
+        return Correction(f"{signs['name'].rstrip()} {_OTHER_WORDS.get(sign, sign if sign in OPERATORS else '=')}")
+    compared = _COMPARED.fullmatch(name)
+    if compared is not None and _meant(compared["sign"]):
+        return Correction(f"{compared['name']} {_meant(compared['sign'])}", compared["value"])
     words = name.split(" ")
     for first in range(1, len(words)):
         tail = " ".join(words[first:])
-        meant = _meant(tail)
+        meant, value = _meaning(tail)
         if not meant and first == len(words) - 1:
             meant = next(iter(difflib.get_close_matches(tail.lower(), _LAST_WORDS, 1, 0.75)), "")
         if meant:
-            return f"{' '.join(words[:first])} {meant}"
-    return ""
+            return Correction(f"{' '.join(words[:first])} {meant}", value)
+    return None
 
 
 def _other_subject(name: str) -> str:
@@ -360,6 +477,11 @@ def _other_subject(name: str) -> str:
     prefix = _OTHER_PREFIX.fullmatch(name)
     if prefix is not None:
         return f"{PROPERTY} {prefix['name'].replace('-', '_')}" if prefix[2] else str(prefix["name"])
+    variable = _VARIABLE.fullmatch(name)
+    if variable is not None:
+        return str(variable["name"])
+    if name in _SURELY_PROPERTIES:
+        return f"{PROPERTY} {name}"
     return KEY if _OTHER_KEY.fullmatch(name) else ""
 
 
@@ -368,11 +490,11 @@ def is_joined(key: str) -> bool:
     return _JOINED.search(key) is not None
 
 
-def corrected_key(key: str) -> str:
-    """Return the key that was probably meant by a key that `read_key` refuses; "" if unknown."""
+def corrected_key(key: str) -> Correction | None:
+    """Return what a key that `read_key` refuses was probably meant as; None if unknown."""
     name, operator = _split(key)
     words = f" {operator.words}" if operator.words else ""
-    return f"{_other_subject(name)}{words}" if _other_subject(name) else _correction(key)
+    return Correction(f"{_other_subject(name)}{words}") if _other_subject(name) else _correction(key)
 
 
 def _refuse_other_subject(name: str, operator: WrittenOperator) -> None:
@@ -380,7 +502,7 @@ def _refuse_other_subject(name: str, operator: WrittenOperator) -> None:
     words = f" {operator.words}" if operator.words else ""
     meant = _other_subject(name)
     if meant:
-        own = f'. For a header named "{name}", write "{HEADER} {name}{words}"' if HEADER in operator.subjects else ""
+        own = f' For a header named "{name}", write "{HEADER} {name}{words}"' if HEADER in operator.subjects else ""
         raise ValueError(f'got "{name}{words}", did you mean "{meant}{words}"?{own}')
 
 
@@ -473,6 +595,8 @@ def _arguments(line: Line, under_all: bool) -> Iterator[tuple[bytes, Value]]:
         if value != TRUE:
             raise SpellingError(line, f"got {value_words(value)}, expected true; omit the key otherwise")
         value = _FLAG
+    if section and value == ("A", ()):
+        raise SpellingError(line, "got an empty list, expected a name or a list of names")
     yield known[key] + suffix, value
 
 
@@ -528,8 +652,11 @@ def _choice(condition: Condition, value: Value) -> bytes:
         raise ValueError(f"got {value_words(value)}, expected true or false")
     names = written_choices(condition.operator, condition.subject)
     seen = value.value.decode() if isinstance(value.value, bytes) else ""
-    meant = {"text": "string", "str": "string", "int": "integer", "bool": "boolean", "array": "list", "float": "number"}
-    near = [meant[seen.lower()]] if seen.lower() in meant else difflib.get_close_matches(seen.lower(), names, 1, 0.6)
+    near = (
+        [_OTHER_TYPES[seen.lower()]]
+        if seen.lower() in _OTHER_TYPES
+        else difflib.get_close_matches(seen.lower(), names, 1, 0.6)
+    )
     expected = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(names)}"
     raise ValueError(f"got {value_words(value)}; {expected}")
 
