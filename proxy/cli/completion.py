@@ -55,13 +55,20 @@ def listed(parser: argparse.ArgumentParser) -> Iterator[ArgumentHelp]:
 
 
 def _suggested(parser: argparse.ArgumentParser, action: argparse.Action) -> list[str]:
-    """Return the keys of operators for the command that describes them; otherwise nothing."""
+    """Return the keys and words of operators for the command that describes them; otherwise nothing."""
     if not parser.prog.endswith(" operators") or action.option_strings:
         return []
     from proxy.rules.operator_reference import SECTIONS
 
-    keys = (key.split()[0] for section in SECTIONS for entry in section.entries for key in entry.keys)
-    return sorted(set(keys))
+    entries = [entry for section in SECTIONS for entry in section.entries]
+    keys = {key.split()[0] for entry in entries for key in entry.keys}
+    # A shell completes one word, and signs such as > would have to be quoted.
+    words = {
+        form.partition(":")[0].removeprefix("NAME ").removeprefix("key ")
+        for entry in entries
+        for form in entry.readable
+    }
+    return sorted(keys | set(filter(str.isalpha, words)))
 
 
 def _words(text: str) -> str:

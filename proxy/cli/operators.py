@@ -9,6 +9,7 @@ import textwrap
 
 from proxy.cli.console import DONE, NO, output_width, print_errors, print_json, print_line
 from proxy.rules.operator_reference import MATCH_TYPES, SECTIONS, OperatorEntry, OperatorSection
+from proxy.rules.spelling.lines import documented_key
 
 _NAME = " NAME"
 
@@ -33,7 +34,8 @@ def run(options: argparse.Namespace) -> int:
     if selected:
         return DONE
     keys = [key for section in SECTIONS for entry in section.entries for key in entry.keys]
-    close = difflib.get_close_matches(text, [key.removesuffix(_NAME) for key in keys], 3, 0.5)
+    keys += [form for section in SECTIONS for entry in section.entries for form in entry.readable]
+    close = difflib.get_close_matches(text, [key.removesuffix(_NAME).removeprefix("NAME ") for key in keys], 3, 0.5)
     print_errors([f'no operator is named "{text}"' + (f"; did you mean {', '.join(close)}?" if close else "")])
     return NO
 
@@ -52,6 +54,9 @@ def _selected(text: str) -> list[tuple[OperatorSection, OperatorEntry]]:
     exact = [pair for pair in pairs if any(_is_readable(form, text) for form in pair[1].readable)]
     if exact:
         return exact
+    filled = documented_key(text)
+    if filled and filled != text:
+        return _selected(filled)
     spelled = [(pair, (*pair[1].keys, *pair[1].readable)) for pair in pairs]
     return [pair for pair, keys in spelled if any(text in key for key in keys) or text in pair[1].meaning]
 

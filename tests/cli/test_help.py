@@ -104,6 +104,7 @@ def test_bash_completes_commands_options_values_and_files(tmp_path: Path) -> Non
     assert completed("oxproxy", "rules", "diff", "ord", at=tmp_path) == ["orders.yaml"]
     assert completed("oxproxy", "operators", "x-?hkv>") == [r"x-\?hkv\>", r"x-\?hkv\>="]
     assert "x-match:" not in completed("oxproxy", "operators", "")
+    assert completed("oxproxy", "operators", "shar") == ["share"]
     assert completed("oxproxy", "check", "ord", at=tmp_path) == ["orders.yaml"]
     assert completed("oxproxy", "explain", "--rules", "ord", at=tmp_path) == ["orders.yaml"]
     assert completed("oxproxy", "explain", "--exchange", "ord", at=tmp_path) == []
@@ -138,6 +139,23 @@ def test_an_operator_is_found_by_its_key(name: str) -> None:
     assert (status, err) == (0, "")
     assert "arguments: {" in out
     assert name.split()[0].removeprefix("x-match") in out
+
+
+@pytest.mark.parametrize(
+    ("written", "key"),
+    [
+        ("amount >=", "NAME >="),
+        ("country in", "NAME in"),
+        ("tenant exists", "NAME exists: true"),
+        ("property priority >", "property NAME >"),
+        ("key topic", "key topic"),
+        ("add queue", "then: add queue"),
+    ],
+)
+def test_an_operator_is_found_by_a_condition_as_it_is_written(written: str, key: str) -> None:
+    status, out, err = run("operators", written)
+    assert (status, err) == (0, "")
+    assert key in out.splitlines()[0]
 
 
 def test_an_unknown_operator_is_answered_with_similar_ones() -> None:

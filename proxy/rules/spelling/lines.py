@@ -802,6 +802,16 @@ def documented_form(key: str) -> str:
     return f"{key}: {chosen}"
 
 
+def documented_key(key: str) -> str:
+    """Return the documented form, such as ``NAME >=``, of a condition's key that ends in an operator; otherwise ""."""
+    try:
+        subject, _, operator = read_key(key)
+    except ValueError:
+        return ""
+    named = {HEADER: "NAME", PROPERTY: f"{PROPERTY} NAME"}.get(subject, subject)
+    return f"{named} {operator.words}" if operator.words else ""
+
+
 def lines_by_argument(arguments: Table) -> dict[bytes, Line]:
     """Return the line of each argument by its key; the first one, if several lines became one argument.
 
