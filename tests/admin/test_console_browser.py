@@ -289,6 +289,34 @@ async def test_a_failed_publish_is_shown_and_loaded_into_the_form_by_keyboard(ta
     assert_no_errors(tab)
 
 
+PARKING = """\
+queues: [orders.large, it's parked]
+exchanges:
+  - name: orders
+    arguments: {alternate-exchange: rest, max-payload-size: 1}
+    bindings: [{queue: orders.large, when: {amount >=: 1000}}]
+  - {name: rest, type: fanout, bindings: [{queue: it's parked}, {exchange: others}]}
+  - {name: others, arguments: {alternate-exchange: unknown, max-payload-size: 1}, bindings: [{queue: orders.large}]}
+"""
+
+
+async def test_recent_shows_the_commands_for_the_exchanges_of_the_listed_publishes(
+    broker: Broker, tmp_path: Path
+) -> None:
+    with standing(broker, tmp_path, PARKING) as site:
+        async with console(site) as tab:
+            await see(tab, "recent")
+            command = f"oxproxy replay --queue 'it'\\''s parked' --vhost {site.vhost} --dry-run"
+            await shows(tab, "document.querySelector('#parked li')?.textContent", f"orders: {command}")
+            for exchange, items in (("others", 0), ("orders", 1)):
+                with contextlib.suppress(pika.exceptions.AMQPError):
+                    publish(site, "too large", exchange=exchange)
+                row = f"[...document.querySelectorAll('#failed td')].some(cell => cell.textContent === '{exchange}')"
+                await shows(tab, row)
+                await shows(tab, "document.querySelectorAll('#parked li').length", items)
+            assert_no_errors(tab)
+
+
 async def test_an_explanation_contains_a_test_that_passes(tab: Tab, site: Site) -> None:
     await see(tab, "explain")
     fill = {"exchange": "orders", "key": "a.b", "header": "kind", "size": "7", "at": "2026-11-21T08:00:00Z"}
