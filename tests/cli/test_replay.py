@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import pty
 import random
 import re
 import signal
@@ -18,11 +21,13 @@ from pamqp import commands
 
 from proxy.amqp.tables import encode_table
 from proxy.cli.parked import ParkedMessage, parked_message
+from proxy.net import client as net_client
 from proxy.net.client import TakenMessage
 from proxy.values import Table, Value
 from tests import client
 from tests.broker.delivery.site import Site, standing
 from tests.broker.observed import Outside
+from tests.private_broker import PrivateBroker
 from tests.producer import Producer, headers, until
 from tests.rabbitmq import Broker
 from tests.sidecar import PROGRAM, oxproxy_here
@@ -504,6 +509,88 @@ def test_a_broker_that_goes_away_ends_the_run_with_its_reason(site: Site) -> Non
     doubled = counts.total() - 39
     assert doubled <= 1
     assert not doubled or (len(lines) == 2 and "was in flight: it may have reached its destinations" in lines[1])
+
+
+# -- a terminal, and a broker that blocks publishers ------------------------------------------------------------------
+
+
+def test_a_terminal_shows_a_progress_bar_that_disappears_at_the_end(site: Site) -> None:
+    park(site, *range(1, 9))
+    site.reload(MENDED)
+    ours, theirs = pty.openpty()
+    configured = ["--config", str(site.sidecar.configuration), "--vhost", site.vhost, "--rate", "10"]
+    with open(ours, "rb", buffering=0) as terminal:
+        process = subprocess.Popen(
+            [str(PROGRAM), "replay", "--queue", "parked", *configured],
+            stdout=subprocess.PIPE,
+            stderr=theirs,
+            text=True,
+            env=os.environ | {"TERM": "xterm", "COLUMNS": "100"},
+        )
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # the process has closed the terminal
+            while part := terminal.read(4096):
+                shown += part
+        out, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    bars = re.sub(rb"\x1b\[[0-9;?]*[A-Za-z]", b"", shown)
+    assert re.search(rb"replayed .*[1-7]/8", bars), bars
+    assert shown.rstrip().endswith(b"\x1b[2K"), shown[-80:]  # the line is erased
+    assert out.splitlines()[-1] == "8 messages replayed, 0 stay in queue parked"
+    assert b"\x1b" not in out.encode()
+
+
+@pytest.fixture(scope="module")
+def blocking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A site with a broker of its own, whose memory alarm a test can raise."""
+    with PrivateBroker() as broker, standing(broker, tmp_path_factory.mktemp("blocked"), RULES, None, prepare) as site:
+        yield site
+
+
+@contextlib.contextmanager
+def memory_alarm(site: Site) -> Iterator[None]:
+    assert isinstance(site.broker, PrivateBroker)
+    site.broker.rabbitmqctl("set_vm_memory_high_watermark", "absolute", "1MB")
+    try:
+        yield
+    finally:
+        site.broker.rabbitmqctl("set_vm_memory_high_watermark", "0.4")
+
+
+def test_a_run_waits_while_the_broker_blocks_publishers_and_doubles_no_message(blocking: Site) -> None:
+    blocking.reload(RULES)
+    park(blocking, *range(1, 21))
+    blocking.reload(MENDED)
+    with memory_alarm(blocking):
+        process = started(blocking)
+        until(lambda: blocking.metric("upstream_blocked") >= 1)
+        assert process.poll() is None
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert json.loads(out.splitlines()[-1])["summary"]["replayed"] == 20
+    assert sorted(map(int, blocking.bodies("orders.big")[0])) == list(range(1, 21))
+    assert ready(blocking, "parked") == 0
+
+
+def test_a_run_ends_with_the_reason_if_the_broker_blocks_publishers_for_too_long(
+    blocking: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocking.reload(RULES)
+    park(blocking, 1, 2, 3)
+    blocking.reload(MENDED)
+    monkeypatch.setattr(net_client, "_REPLY_SECONDS", 4.0)
+    with memory_alarm(blocking):
+        done = replay(blocking, "--json")
+    assert done.returncode == 1
+    summary = json.loads(done.stdout.splitlines()[-1])["summary"]
+    assert "no response within 4 s; the broker blocks publishers: " in summary["error"]
+    assert summary["in_flight"].startswith("message 1 (exchange orders, routing key k.1)")
+    until(lambda: ready(blocking, "orders.big") + ready(blocking, "parked") >= 3)
+    bodies, parked = blocking.bodies("orders.big", "parked")
+    counts = Counter(map(int, [*bodies, *parked]))
+    assert set(counts) == {1, 2, 3}
+    assert counts.total() <= 4
 
 
 # -- invalid input -----------------------------------------------------------------------------------------------------
