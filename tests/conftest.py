@@ -23,8 +23,9 @@ SERVICES = ("broker", "spark")
 
 # Hypothesis measures wall time, which depends on the other tests that run at the same time.
 # In `make test`, every run tries the same examples, so that a new checkout does not fail by chance. `make test-matrix`
-# tries others, with --hypothesis-profile=random.
+# tries others, with --hypothesis-profile=random. The profile "many" is for a test that is run by hand.
 settings.register_profile("random", settings(), deadline=None)
+settings.register_profile("many", settings(), deadline=None, max_examples=20_000, database=None)
 settings.register_profile("oxproxy", settings(), deadline=None, derandomize=True)
 settings.load_profile("oxproxy")
 

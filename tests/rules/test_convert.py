@@ -9,6 +9,7 @@ from textwrap import dedent
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
 from proxy.cli.main import main
 from proxy.errors import ConfigErrors, ProtocolError
@@ -16,8 +17,8 @@ from proxy.routing.bindings.binding import Binding, typed_arguments
 from proxy.routing.exchange import Exchange
 from proxy.rules.loader import compile_rules
 from proxy.rules.spelling.conversion import convert, identities, value_node
-from proxy.rules.spelling.lines import arguments_of, lines_of
-from proxy.values import Value
+from proxy.rules.spelling.lines import OPERATORS, arguments_of, lines_of
+from proxy.values import Table, Value
 from proxy.yamlfile.document import Mapping, Node, Place, Scalar, Sequence
 from proxy.yamlfile.models import name_fault
 from proxy.yamlfile.writing import write_document
@@ -60,7 +61,10 @@ def has_yaml_form(value: Value) -> bool:
 
 def is_text(content: object) -> bool:
     """Whether YAML can represent the bytes as a string."""
-    return isinstance(content, bytes) and content.isascii() and (not content or content.decode().isprintable())
+    try:
+        return isinstance(content, bytes) and content.decode().isprintable()
+    except UnicodeDecodeError:
+        return False
 
 
 def fit_for_a_file(bindings: Iterable[Binding]) -> list[Binding]:
@@ -121,6 +125,93 @@ def test_converting_a_file_of_vectors_there_and_back_changes_nothing(path: Path)
 @given(BINDINGS["x-open"])
 def test_converting_random_bindings_there_and_back_changes_nothing(bindings: list[Binding]) -> None:
     fitting = fit_for_a_file(Binding(b"xo", *drawn(binding), extensions=True) for binding in bindings)
+    if fitting:
+        there_and_back(rules_file([("xo", fitting)]))
+
+
+#: Words from which names of headers are made that the readable spelling could read as something else.
+WORDS = (
+    *(word for words in OPERATORS for word in words.split()),
+    *(
+        "header",
+        "headers",
+        "property",
+        "key",
+        "utc",
+        "local",
+        "x-match",
+        "x-?hkv=",
+        "==",
+        "&&",
+        "a",
+        "b.c",
+        "a>=",
+        "é",
+        "-",
+    ),
+)
+odd_names = st.one_of(
+    st.sampled_from(("a", "amount", "x-own", "key", "in", "a in", "property type", "header a", "headers.a", "a>=")),
+    st.lists(st.sampled_from(WORDS), min_size=1, max_size=4).map(" ".join),
+    st.text(max_size=12),
+)
+#: Strings that YAML or the readable spelling could read as something else.
+odd_texts = st.one_of(
+    st.sampled_from(
+        ("", "no", "null", "1", "1e3", "0x1", ".inf", "~", ">= 5", "*", "/a/", "true", " a", "- a", "a: b")
+    ),
+    odd_names,
+)
+numbers = st.one_of(
+    st.integers(-(2**31), 2**31 - 1).map(lambda number: Value("I", number)),
+    st.integers(-(2**63), 2**63 - 1).map(lambda number: Value("l", number)),
+    st.integers(-128, 127).map(lambda number: Value("b", number)),
+    st.integers(0, 2**32 - 1).map(lambda number: Value("i", number)),
+    st.floats(allow_nan=False, allow_infinity=False).map(lambda number: Value("d", number)),
+    st.floats(allow_nan=False, allow_infinity=False, width=32).map(lambda number: Value("f", number)),
+    st.integers(0, 2**33).map(lambda seconds: Value("T", seconds)),
+)
+odd_values = st.recursive(
+    st.one_of(
+        odd_texts.map(lambda content: Value("S", content.encode("utf-8", "ignore"))),
+        numbers,
+        st.booleans().map(lambda truth: Value("t", truth)),
+        st.just(Value("V", None)),
+        st.binary(max_size=4).map(lambda content: Value("x", content)),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(lambda elements: Value("A", tuple(elements))),
+        st.dictionaries(odd_names, inner, max_size=2).map(
+            lambda table: Value("F", tuple((key.encode("utf-8", "ignore"), value) for key, value in table.items()))
+        ),
+    ),
+    max_leaves=4,
+)
+HEADS = sorted({head for operator in OPERATORS.values() for head in operator.heads.get("header", b"").split()})
+EXISTENCE = sorted({head for operator in OPERATORS.values() for head in operator.choices.get("header", {}).values()})
+
+
+def arguments_with(name: str, head: bytes, value: Value) -> tuple[bytes, Value]:
+    encoded = name.encode("utf-8", "ignore")
+    return (head + b" " + encoded if head else encoded), value
+
+
+odd_conditions = st.one_of(
+    st.builds(arguments_with, odd_names, st.sampled_from([b"", *HEADS]), odd_values),
+    st.builds(
+        lambda head, name: (head, Value("S", name.encode("utf-8", "ignore"))), st.sampled_from(EXISTENCE), odd_names
+    ),
+)
+odd_bindings = st.builds(
+    lambda match, conditions: tuple(dict([*match, *conditions]).items()),
+    st.sampled_from([[], [(b"x-match", Value("S", b"any"))], [(b"x-match", Value("S", b"set"))]]),
+    st.lists(odd_conditions, min_size=1, max_size=3),
+)
+
+
+@given(st.lists(odd_bindings, min_size=1, max_size=3))
+def test_converting_odd_names_and_values_there_and_back_changes_nothing(tables: list[Table]) -> None:
+    fitting = fit_for_a_file(Binding(b"xo", "queue", b"q", b"", table, extensions=True) for table in tables)
     if fitting:
         there_and_back(rules_file([("xo", fitting)]))
 
