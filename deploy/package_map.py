@@ -42,6 +42,7 @@ PLACES = {
     "report": Place(1.6, 1, "report on the audit log"),
     "admin": Place(-1.3, 2, "HTTP pages"),
     "net": Place(-0.5, 3, "sockets"),
+    "library": Place(1.2, 3, "rules for programs"),
     "broker": Place(-2.0, 4, "control plane"),
     "rules": Place(-1.0, 4, "rules files"),
     "config": Place(0.0, 4, "configuration"),

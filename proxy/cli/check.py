@@ -307,10 +307,9 @@ def _warn_of_unused_tests(given: Sequence[Path], findings: Findings) -> None:
 
 def _walk(loaded: LoadedRules, failure: TestFailure) -> str:
     # Imported here because only failed tests need an explanation.
-    from proxy.rules.explain import ExplainRequest, as_text, explain
+    from proxy.rules.explain import as_text, explain_test
 
-    test = failure.test
-    return as_text(explain(loaded, ExplainRequest(test.message, test.vhost, test.queues), test.at or 0.0))
+    return as_text(explain_test(loaded, failure.test))
 
 
 def _check_tls_files(findings: Findings) -> None:

@@ -236,7 +236,7 @@ def rules_files(settings: Settings) -> list[Path]:
     files: set[Path] = set()
     errors = []
     for index, pattern in enumerate(settings.rules):
-        paths = [path for path in _matching(settings.folder, pattern) if not is_tests_file(path.name)]
+        paths = [path for path in matching_files(settings.folder, pattern) if not is_tests_file(path.name)]
         if not paths:
             problem = "pattern matches no file" if glob.has_magic(pattern) else _absence(settings.folder / pattern)
             if os.path.isdir(settings.folder / pattern):
@@ -252,11 +252,12 @@ def rules_files(settings: Settings) -> list[Path]:
 
 def tests_files(settings: Settings) -> list[Path]:
     """Return the test files that the configuration's patterns match."""
-    matching = (path for pattern in settings.rules for path in _matching(settings.folder, pattern))
+    matching = (path for pattern in settings.rules for path in matching_files(settings.folder, pattern))
     return sorted({path for path in matching if is_tests_file(path.name)})
 
 
-def _matching(folder: Path, pattern: str) -> list[Path]:
+def matching_files(folder: Path, pattern: str) -> list[Path]:
+    """Return the files that a name or a pattern such as ``rules/*.yaml`` matches, relative to a directory."""
     if "\0" in pattern:
         return []
     # As in a shell, a pattern does not match names that begin with a dot, such as editors' backups.

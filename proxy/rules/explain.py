@@ -29,7 +29,7 @@ from proxy.routing.bindings.patterns import DEFAULT_BUDGET
 from proxy.routing.decision import BindingStep, Decision, ExchangeStep, FilterStep, OperatorStep, Outcome, Trace
 from proxy.rules import wire
 from proxy.rules.evaluation import RoutingResult, decide, evaluate, mentioned_queues
-from proxy.rules.file_tests import Time
+from proxy.rules.file_tests import RulesTest, Time
 from proxy.rules.loader import LoadedRules
 from proxy.rules.message import (
     DescribedMessage,
@@ -43,7 +43,7 @@ from proxy.rules.message import (
 from proxy.rules.ruleset import VhostRules
 from proxy.rules.spelling.lines import shown_line
 from proxy.values import Value, counted, text
-from proxy.yamlfile.document import Faults, Place, escaped, read_document
+from proxy.yamlfile.document import Faults, Node, Place, escaped, read_document
 from proxy.yamlfile.models import LISTED, NOTHING, Expected, FileModel, Keys, read_model
 
 _HIDDEN = "***"
@@ -227,6 +227,16 @@ def read_question(data: bytes, source: str) -> ExplainRequest | AddressRequest:
         return asked
     if "frames" in keys:
         return _framed_question(keys, source, faults)
+    return read_request(root, source, faults)
+
+
+def read_request(root: Node, source: str, faults: Faults) -> ExplainRequest:
+    """Read a message from the root of a document.
+
+    Raises:
+        ConfigErrors: the message is invalid; all errors are reported.
+    """
+    keys = Keys(root, faults)
     model = read_model(_RequestModel, keys)
     message = None if model is None else described_message(model, keys)
     if model is None or message is None or faults.errors:
@@ -318,6 +328,11 @@ def explain(
         leaves,
         _note(loaded, vhost, message.exchange) if evaluation.untouched else None,
     )
+
+
+def explain_test(loaded: LoadedRules, test: RulesTest) -> Explanation:
+    """Explain the message of a test in the rules files. A test without a time is evaluated at the epoch."""
+    return explain(loaded, ExplainRequest(test.message, test.vhost, test.queues), test.at or 0.0)
 
 
 def _note(loaded: LoadedRules, vhost: VhostRules, exchange: bytes) -> str:
