@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import tzinfo
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import ConfigDict, Field
 
@@ -32,7 +32,9 @@ from proxy.rules.message import json_value
 from proxy.rules.operator_reference import OPERATORS, arguments_schema, conditions_schema, effects_schema
 from proxy.rules.ruleset import FILE_FIRST, ExchangeRule, QueueRule, Requirement
 from proxy.rules.spelling.lines import (
+    EFFECTS,
     ELSE,
+    FLAGS,
     READABLE_KEYS,
     THEN,
     WHEN,
@@ -121,6 +123,13 @@ def _readable(schema: dict[str, Any], alias: str | None = None) -> Any:
 class BindingModel(FileModel):
     """A binding: a destination and conditions."""
 
+    misplaced: ClassVar[dict[str, str]] = {
+        **{effect: f"then: {{{effect}: {'true' if effect in FLAGS else 'VALUE'}}}" for effect in EFFECTS},
+        **dict.fromkeys(("if", "where", "condition", "conditions", "match when", "filter"), WHEN),
+        **{"otherwise": ELSE, "priority": "order", "x-match": "match", "x-order": "order", "key": "when: {key: VALUE}"},
+        "require": "when, or require of the exchange",
+    }
+
     model_config = ConfigDict(json_schema_extra={"oneOf": [{"required": ["queue"]}, {"required": ["exchange"]}]})
 
     queue: Annotated[bytes, Name("the name of a queue")] = NOTHING
@@ -151,6 +160,12 @@ class BindingModel(FileModel):
 
 class ExchangeModel(FileModel):
     """An exchange that the sidecar evaluates."""
+
+    misplaced: ClassVar[dict[str, str]] = {
+        **{name.decode(): f"arguments: {{{name.decode()}: VALUE}}" for name in ARGUMENTS},
+        WHEN: "when of a binding, or require",
+        "queue": "bindings: [{queue: NAME}]",
+    }
 
     name: Annotated[bytes, Name("the name of an exchange")]
     """the name that producers publish to"""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from ipaddress import ip_interface, ip_network
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeVar, Union, cast, get_args, get_origin
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -116,6 +116,8 @@ class FileModel(BaseModel):
         protected_namespaces=(),
         use_attribute_docstrings=True,
     )
+    #: By unknown key that is often written in this mapping: what is probably meant.
+    misplaced: ClassVar[dict[str, str]] = {}
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
@@ -229,7 +231,9 @@ def _message(model: type[BaseModel], node: Node | None, detail: ErrorDetails) ->
         return str(context["message"])
     if kind == "extra_forbidden":
         owner = key_type(model, *detail["loc"][:-1]).type
-        return f"unknown key{suggestion(str(detail['loc'][-1]), key_names(owner))}"
+        unknown = str(detail["loc"][-1])
+        meant = owner.misplaced.get(unknown)
+        return f"unknown key{f'; did you mean {meant}?' if meant else suggestion(unknown, key_names(owner))}"
     key = key_type(model, *detail["loc"])
     stated = next((mark for mark in key.marks if isinstance(mark, Expected)), None)
     if kind == "missing":

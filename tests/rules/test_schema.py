@@ -315,6 +315,26 @@ def test_a_restriction_that_depends_on_the_match_type_is_found() -> None:
     assert load(binding('{x-match: all, "x-?hkv!= a": [1]}')).rules.vhosts
 
 
+@pytest.mark.parametrize(
+    ("lines", "meant"),
+    [
+        ("max-payload-size: 5", "arguments: {max-payload-size: VALUE}"),
+        ("alternate-exchange: rest", "arguments: {alternate-exchange: VALUE}"),
+        ("when: {amount: 5}", "when of a binding, or require"),
+        ("bindings: [{queue: q, stop: true}]", "then: {stop: true}"),
+        ("bindings: [{queue: q, add queue: r}]", "then: {add queue: VALUE}"),
+        ("bindings: [{queue: q, if: {amount: 5}}]", "when"),
+        ("bindings: [{queue: q, priority: 5}]", "order"),
+        ("bindings: [{queue: q, otherwise: {stop: true}}]", "else"),
+        ("bindings: [{queue: q, x-match: any}]", "match"),
+    ],
+)
+def test_a_key_in_the_wrong_mapping_or_of_another_rule_language(lines: str, meant: str) -> None:
+    (fault,) = faults(exchange(lines))
+    assert fault.startswith("a.yaml:3:")
+    assert fault.endswith(f": unknown key; did you mean {meant}?")
+
+
 def test_errors_of_several_bindings_and_of_the_exchange_are_reported_together() -> None:
     text = exchange(
         "arguments: {max-payload-size: big, min-payload-size: 1, max-headers-depth: 1.5}",
