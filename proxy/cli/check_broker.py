@@ -139,7 +139,10 @@ async def _ask_amqp(settings: ControlSettings, default_vhost: str, findings: Fin
                 for destination, exchange in carried.items()
                 if destination not in absent
             }
-            executor = Executor(settings, VhostState(vhost, Router(())), connection, ObservedState())
+            existing = ObservedState()
+            # The executor logs the declares of other exchanges. Over AMQP, the type is unknown.
+            existing.exchanges_listed({name: ExchangeInfo(name, "") for kind, name in carried.keys() - absent.keys()})
+            executor = Executor(settings, VhostState(vhost, Router(())), connection, existing)
             await executor.carry_out(list(declares))
             for action, failure in executor.failures.items():
                 exchange, why = declares[action], failure.why

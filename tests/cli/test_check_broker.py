@@ -148,6 +148,15 @@ exchanges:
     assert "fresh" not in names
 
 
+def test_an_existing_carrier_is_not_logged_as_declared(broker: Broker, vhost: str, rules: Path, check: Check) -> None:
+    text = f"vhost: {vhost}\nqueues: [a]\nexchanges: [{{name: e, bindings: [{{queue: a}}]}}]\n"
+    rules.write_text(text)
+    with Sidecar(broker, [rules]) as sidecar:
+        assert sidecar.logged("exchange declared")
+        out, err = check(url_of(broker, "amqp"), 0, text)
+    assert "declared" not in out + str(err)
+
+
 def test_an_internal_exchange_in_queue_delivery_is_an_error(broker: Broker, vhost: str, check: Check) -> None:
     Outside(broker, vhost).make_exchange("inner", "fanout", internal=True)
     text = f"vhost: {vhost}\nexchanges: [{{name: e, delivery: queue, bindings: [{{exchange: inner}}]}}]\n"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from proxy.broker.management_api import CARRIER_TYPES, BindingInfo, ExchangeInfo, QueueInfo
 from proxy.broker.methods import unnameable
 from proxy.relay.tokens import TOKEN_PREFIXES, Tokens, is_storage_key, is_token
-from proxy.relay.vhost import OwnedExchange
+from proxy.relay.vhost import CarrierType, OwnedExchange
 from proxy.routing.bindings.operators import Topic
 from proxy.values import Destination, describe, shown, shown_user
 
@@ -53,7 +53,11 @@ def carrier_difference(exchange: OwnedExchange, info: ExchangeInfo | None) -> st
 def declare_conflict(exchange: OwnedExchange, code: int, text: str, username: str) -> str:
     """Describe the broker's refusal to declare a carrier."""
     if code == 406:
-        return f"{_shown(exchange)} exists on the broker with different properties: {_WAYS_OUT} (broker: {text})"
+        why = f"{_shown(exchange)} exists on the broker with different properties: {_WAYS_OUT} (broker: {text})"
+        if exchange.wanted_type is CarrierType.AUTO and "current is 'topic'" in text:
+            # Only the management API shows the type of an exchange, and whether a sidecar created it.
+            why += "; if a sidecar created it, set carrier_type: topic, or use upstream.management"
+        return why
     if code == 403:
         more = "configure permission on it"
         if exchange.alternate is not None:

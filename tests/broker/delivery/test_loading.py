@@ -73,7 +73,7 @@ MARKED = {"x_open_exchange": True}
         ("direct", {}, True, "as a direct exchange that no sidecar created", ""),
         ("fanout", MARKED, True, "with type fanout", ""),
         ("direct", {"x_open_exchange": "true"}, True, "as a direct exchange that no sidecar created", ""),
-        ("topic", {}, False, "with different properties", "received 'direct' but current is 'topic'"),
+        ("topic", {}, False, "with different properties", "if a sidecar created it, set carrier_type: topic"),
         ("direct", {**MARKED, "alternate_exchange": "other"}, True, "with different properties",
          "inequivalent arg 'alternate-exchange'"),
     ],
