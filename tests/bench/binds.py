@@ -1,8 +1,8 @@
 """Measures clients' binds: ``python -m tests.bench.binds``, with ``RABBITMQ_ROOT`` for another version of RabbitMQ.
 
 The same number of pipelined binds is sent to the broker itself and through a sidecar, in turn. Through a sidecar, each
-bind stores one more row, and each destination of a batch one token row. The sidecar is then started again, and the time
-until it is ready with these bindings is measured.
+bind stores one more row, and each destination of a batch one token row. On another broker, client bindings to ten
+queues are created, and the time is measured until a sidecar that is started again is ready with them.
 """
 
 from __future__ import annotations
@@ -21,20 +21,25 @@ from tests.sidecar import Sidecar
 AHEAD = 1_000
 #: Most that binds through a sidecar may take, as a multiple of plain binds.
 TARGETS = {"one queue": 1.3, "distinct queues": 2.2}
+#: Numbers of client bindings, and the time after which a sidecar that is started with them should be ready.
+READY_SECONDS = {10_000: 2, 100_000: 15}
+#: Number of queues of these bindings, and of starts.
+QUEUES, STARTS = 10, 3
 
 
-def pipelined(app: Application, exchange: str, queues: Sequence[str], count: int) -> float:
-    """Bind pipelined; return the seconds."""
-    frames = [app.binding(queues[n % len(queues)], exchange, {"x-?hkv= n": n}) for n in range(count)]
+def pipelined(app: Application, exchange: str, queues: Sequence[str], count: int, first: int = 0) -> float:
+    """Create the bindings from `first` up to `count`, pipelined; return the seconds."""
+    frames = [app.binding(queues[n % len(queues)], exchange, {"x-?hkv= n": n}) for n in range(first, count)]
     began = time.perf_counter()
-    for at in range(0, count, AHEAD):
+    for at in range(0, len(frames), AHEAD):
         app.send(*frames[at : at + AHEAD])
         for _ in frames[at : at + AHEAD]:
             app.expect("Queue.BindOk")
     return time.perf_counter() - began
 
 
-def measure(broker: PrivateBroker, count: int, rounds: int) -> None:
+def measure_binds(broker: PrivateBroker, count: int, rounds: int) -> None:
+    kind = "topic" if broker.version < (3, 13) else "direct"
     with Sidecar(broker) as sidecar, Application(sidecar.port, "/") as app, Application(broker.port, "/") as plain:
         for name, size in (("one queue", 1), ("distinct queues", count)):
             queues = [f"{name}.{n}" for n in range(size)]
@@ -42,32 +47,54 @@ def measure(broker: PrivateBroker, count: int, rounds: int) -> None:
             ratios = []
             for number in range(rounds):
                 direct, through = f"plain.{number}.{size}", f"open.{number}.{size}"
-                kind = "topic" if broker.version < (3, 13) else "direct"
                 plain.exchange(direct, kind=kind, durable=True)
                 app.exchange(through, durable=True)
                 seconds = pipelined(plain, direct, queues, count), pipelined(app, through, queues, count)
                 ratios.append(seconds[1] / seconds[0])
-                print(f"{name}: {count} binds plain {seconds[0]:.2f} s, through the sidecar {seconds[1]:.2f} s")
-                if number < rounds - 1:
-                    plain.delete(direct)
-                    app.delete(through)
+                print(f"{name}: {count:,} binds plain {seconds[0]:.2f} s, through the sidecar {seconds[1]:.2f} s")
+                plain.delete(direct)
+                app.delete(through)
             print(f"{name}: {statistics.median(ratios):.2f} times plain binds (target {TARGETS[name]})", flush=True)
-    began = time.perf_counter()
-    with Sidecar(broker) as again:
-        took_seconds = time.perf_counter() - began
-        print(f"ready with {sum(declared(again, '/').values())} bindings after {took_seconds:.1f} s")
-        with Producer(again.port, "/").open(confirm=True) as producer:
-            assert not producer.send_settled(through, "k", {"n": 1}, mandatory=True).returned
+
+
+def measure_start(broker: PrivateBroker) -> None:
+    queues = [f"q.{number}" for number in range(QUEUES)]
+    bound = 0
+    for count, target_seconds in READY_SECONDS.items():
+        with Sidecar(broker) as sidecar, Application(sidecar.port, "/") as app:
+            app.queues(*queues)
+            app.exchange("open", durable=True)
+            pipelined(app, "open", queues, count, first=bound)
+            bound = count
+        seconds = []
+        for _ in range(STARTS):
+            began = time.perf_counter()
+            with Sidecar(broker) as again:
+                seconds.append(time.perf_counter() - began)
+                assert declared(again, "/") == {"open": count}
+                with Producer(again.port, "/").open(confirm=True) as producer:
+                    assert not producer.send_settled("open", "k", {"n": count - 1}, mandatory=True).returned
+        print(
+            f"ready with {count:,} bindings {statistics.median(seconds):.1f} s after the start "
+            f"(target {target_seconds} s)",
+            flush=True,
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=10_000, help="number of binds")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", choices=("binds", "start"))
     arguments = parser.parse_args()
-    with PrivateBroker() as broker:
-        print(f"RabbitMQ {'.'.join(map(str, broker.version))}", flush=True)
-        measure(broker, arguments.count, arguments.rounds)
+    if arguments.only != "start":
+        with PrivateBroker() as broker:
+            print(f"RabbitMQ {'.'.join(map(str, broker.version))}", flush=True)
+            measure_binds(broker, arguments.count, arguments.rounds)
+    if arguments.only != "binds":
+        with PrivateBroker() as broker:
+            print(f"RabbitMQ {'.'.join(map(str, broker.version))}", flush=True)
+            measure_start(broker)
 
 
 if __name__ == "__main__":
