@@ -14,8 +14,8 @@ from tests.other_rabbitmq import RELEASES, ROOT_VARIABLE, file_system, inside, o
 from tests.private_broker import PrivateBroker
 from tests.rabbitmq import URL_VARIABLE
 
-#: Directories with tests of the protocol, permissions and faults.
-FOLDERS = ("tests/broker", "tests/faults", "tests/net")
+#: Tests of the protocol, permissions and faults.
+TESTS = ("tests/broker", "tests/faults", "tests/net", "tests/deploy/test_permissions.py")
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -55,6 +55,6 @@ def test_protocol_tests_pass_with_each_rabbitmq(release: str) -> None:
     environment = os.environ | {ROOT_VARIABLE: str(file_system(release))}
     environment.pop(URL_VARIABLE, None)
     workers = ("--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *workers, *FOLDERS]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *workers, *TESTS]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:]
