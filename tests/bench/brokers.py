@@ -7,7 +7,8 @@ For each release of Debian (see ``tests.other_rabbitmq``), publishes with confir
 - through the sidecar to exchanges whose carriers have ten times as many stale tokens as tokens in use. These are tokens
   of secrets that the sidecar does not list, so that no publish carries them.
 
-The tables contain medians of all rounds. CPU time is that of the broker, per message.
+In addition, messages with tokens are sent to carriers of each type without the sidecar (``tests.bench.carriers``). The
+tables contain medians of all rounds. CPU time is that of the broker, per message.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pamqp import commands
 
 from proxy.relay.tokens import Secrets, Tokens
 from proxy.values import QUEUE
-from tests.bench.carriers import IN_TURN, WARM_UP_SECONDS, bind_all, generator
+from tests.bench.carriers import IN_TURN, WARM_UP_SECONDS, bind_all, crossing, generator
 from tests.bench.generator import Generator, Run
 from tests.bench.publishes import Shape
 from tests.other_rabbitmq import RELEASES, file_system, obstacle
@@ -34,7 +35,9 @@ from tests.sidecar import Sidecar
 VHOST = "/"
 #: Numbers of destinations of the exchanges with and without stale tokens.
 DESTINATIONS = (10, 100, 1_000)
-#: Number of unused tokens per token in use.
+#: Numbers of bindings of the carriers to which messages are sent without the sidecar.
+BINDINGS = (10, 1_000)
+#: Number of stale tokens per token in use.
 STALE = 10
 
 
@@ -126,6 +129,7 @@ def main() -> None:
     parser.add_argument("releases", metavar="RELEASE", nargs="*", default=list(RELEASES))
     parser.add_argument("--seconds", type=float, default=0.8, help="of each sample")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", choices=("rates", "crossing"))
     options = parser.parse_args()
     if reason := obstacle():
         parser.exit(2, f"{reason}\n")
@@ -134,7 +138,10 @@ def main() -> None:
     for release in options.releases:
         with PrivateBroker(root=file_system(release)) as broker:
             print(f"RabbitMQ {'.'.join(map(str, broker.version))}", flush=True)
-            measure(broker, options.seconds, options.rounds)
+            if options.only != "crossing":
+                measure(broker, options.seconds, options.rounds)
+            if options.only != "rates":
+                crossing(broker, VHOST, options.seconds, options.rounds, BINDINGS)
 
 
 if __name__ == "__main__":

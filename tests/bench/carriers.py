@@ -90,8 +90,14 @@ def frames(exchange: str, key: str, table: Table) -> bytes:
     return client.publish(1, exchange.encode(), key.encode(), table, b"x" * 100)
 
 
-def crossing(broker: PrivateBroker, vhost: str, seconds: float, rounds: int) -> None:
-    """Print the broker's CPU time per message in microseconds, as "with one token / with three tokens"."""
+def crossing(
+    broker: PrivateBroker, vhost: str, seconds: float, rounds: int, bindings: Sequence[int] = CROSSING
+) -> None:
+    """Print the broker's CPU time per message in microseconds, as "with one token / with three tokens".
+
+    Args:
+        bindings: numbers of bindings of the carriers, ascending.
+    """
     pid = broker.process_id
     broker.create_queue(vhost, "all", True, **{"x-max-length": 1})
     print(f"| bindings | {' | '.join(FORMS)} |\n|---|{'---|' * len(FORMS)}")
@@ -99,7 +105,7 @@ def crossing(broker: PrivateBroker, vhost: str, seconds: float, rounds: int) -> 
     with Producer(broker.port, vhost).open() as control:
         for form, (kind, _) in FORMS.items():
             control.ask(commands.Exchange.Declare(0, form, kind))
-        for count in CROSSING:
+        for count in bindings:
             streams: dict[tuple[str, int], Stream] = {}
             for form in FORMS:
                 keys = names(form, count)
