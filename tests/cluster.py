@@ -38,27 +38,42 @@ class Cluster:
         )
         return next(node for node in self.nodes if node.node == name)
 
-    def separate(self, node: PrivateBroker) -> None:
-        """Interrupt the connections between a node and the others."""
+    @contextlib.contextmanager
+    def without(self, *nodes: PrivateBroker) -> Iterator[None]:
+        """Kill nodes, and start them again afterwards, with their data."""
+        for node in nodes:
+            node.kill()
+        try:
+            yield
+        finally:
+            for node in nodes:
+                node.start()
+
+    @contextlib.contextmanager
+    def separated(self, node: PrivateBroker) -> Iterator[None]:
+        """Permit no connections between a node and the others, and connect them again afterwards."""
         for other in self.others(node):
             node.rabbitmqctl("eval", f"erlang:set_cookie('{other.node}', separated).")
         for other in self.others(node):
             node.rabbitmqctl("eval", f"erlang:disconnect_node('{other.node}').")
+        try:
+            yield
+        finally:
+            for other in self.others(node):
+                node.rabbitmqctl("eval", f"erlang:set_cookie('{other.node}', erlang:get_cookie()).")
+            for other in self.others(node):
+                node.rabbitmqctl("eval", f"net_kernel:connect_node('{other.node}').")
 
-    def heal(self, node: PrivateBroker) -> None:
-        """Permit the connections between a separated node and the others."""
-        for other in self.others(node):
-            node.rabbitmqctl("eval", f"erlang:set_cookie('{other.node}', erlang:get_cookie()).")
-        for other in self.others(node):
-            node.rabbitmqctl("eval", f"net_kernel:connect_node('{other.node}').")
-
-    def replace(self, node: PrivateBroker) -> None:
-        """Start a killed node with an empty disk and add it to the cluster, as its replacement."""
-        [member, _] = self.others(node)
-        member.rabbitmqctl("forget_cluster_node", node.node)
+    def empty(self, node: PrivateBroker) -> None:
+        """Start a killed node with an empty disk, as a broker of its own, and remove it from the cluster."""
+        self.others(node)[0].rabbitmqctl("forget_cluster_node", node.node)
         node.erase()
         node.start()
-        join(node, member)
+
+    def add(self, node: PrivateBroker) -> None:
+        """Add an empty node to the cluster, and to the members of all quorum queues."""
+        join(node, self.others(node)[0])
+        node.rabbitmqctl("eval", f'rabbit_quorum_queue:grow(\'{node.node}\', <<".*">>, <<".*">>, all).')
 
 
 def join(node: PrivateBroker, member: PrivateBroker) -> None:
