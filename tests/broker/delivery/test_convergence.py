@@ -1,4 +1,7 @@
-"""Two sidecars on one broker, while queues change through them and directly: in the end, every token is correct."""
+"""Two sidecars on one broker, while queues change through them and directly.
+
+In the end, every token is correct, and messages reach the queues that rules and bindings select, and no others.
+"""
 
 from __future__ import annotations
 
@@ -81,6 +84,18 @@ class Churn:
             wrong[f"bindings that sidecar {number} knows"] = set() if count == len(self.bound) else {str(count)}
         return {what: which for what, which in wrong.items() if which}
 
+    def deliveries(self) -> dict[str, int]:
+        """Publish one message for each queue, and one for all queues, through both sidecars; return what arrived."""
+        *through, direct = self._channels
+        for channel in through:
+            channel.basic_publish(RULES, "", b"")
+            for number in range(len(self._names)):
+                channel.basic_publish(CLIENTS, "", b"", pika.BasicProperties(headers={"number": number}))
+        return {name: direct.queue_purge(name).method.message_count for name in self.existing}
+
+    def expected(self) -> dict[str, int]:
+        return {name: 2 * (1 + (name in self.bound)) for name in self.existing}
+
 
 @contextmanager
 def churned(broker: Broker, folder: Path, count: int, seed: int) -> Iterator[Churn]:
@@ -108,6 +123,7 @@ def churned(broker: Broker, folder: Path, count: int, seed: int) -> Iterator[Chu
             )
             stack.callback(connection.close)
             channels.append(connection.channel())
+            channels[-1].confirm_delivery()
         for channel in channels[:2]:
             channel.exchange_declare(CLIENTS, "x-open", durable=True)
         yield Churn(Outside(broker, vhost), sidecars, channels, names, seed)
@@ -133,6 +149,7 @@ def test_after_the_last_change_nothing_is_missing(broker: Broker, tmp_path: Path
             for _ in range(400):
                 churn.step()
             settle(churn, LOADED_SECONDS)
+            assert churn.deliveries() == churn.expected()
 
 
 @pytest.mark.matrix
@@ -145,3 +162,4 @@ def test_a_thousand_queues_for_five_minutes(broker: Broker, tmp_path: Path) -> N
             churn.step()
             steps += 1
         print(f"{steps} changes, right {settle(churn, PROMISED_SECONDS):.1f} s after the last one")  # shown with -s
+        assert churn.deliveries() == churn.expected()
