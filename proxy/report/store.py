@@ -190,12 +190,13 @@ class Partials:
             again = self._present(rebuilt) | {segment.path: segment for segment in new}
             self._job([entry for entry in again.values() if entry is not None], rebuilt)
         elif new:
-            for job in split(new, 1 + _cost(new) // _JOB_BYTES):
-                self._job(job, rebuilt)
+            jobs = split(new, 1 + _cost(new) // _JOB_BYTES)
+            for number, job in enumerate(jobs, 1):
+                self._job(job, rebuilt, f", part {number} of {len(jobs)}" if len(jobs) > 1 else "")
 
-    def _job(self, segments: Sequence[Entry], rebuilt: set[int]) -> None:
-        """Read segments and merge them into their hours."""
-        self._run.progress.step("reading segments", len(segments))
+    def _job(self, segments: Sequence[Entry], rebuilt: set[int], part: str = "") -> None:
+        """Read segments and merge them into their hours. The progress shows which part of the new segments they are."""
+        self._run.progress.step(f"reading segments{part}", len(segments))
         segments = sorted(segments, key=lambda segment: (segment.unit, segment.path))
         with explained("reading the log"):
             if isinstance(self._run.storage, LocalFiles):

@@ -305,7 +305,6 @@ def find_segments(
     files: Storage,
     folder: str,
     wanted: Callable[[date], bool] = lambda _: True,
-    depth: int = _DEPTH,
     *,
     with_open: bool = False,
 ) -> list[Entry]:
@@ -314,23 +313,30 @@ def find_segments(
     Args:
         with_open: whether segments that are being written are included. They are ordered by their later path.
     """
-    found: list[Entry] = []
+    found = _searched(files, folder, wanted, _DEPTH, with_open=with_open)
+    return sorted(found, key=lambda segment: (segment.unit, segment.closed_path))
+
+
+def _searched(
+    files: Storage, folder: str, wanted: Callable[[date], bool], depth: int, *, with_open: bool
+) -> Iterator[Entry]:
+    """Yield the segments, in any order."""
     listed = files.entries(folder)
-    paths = {entry.path for entry in listed}
+    paths = {entry.path for entry in listed} if with_open else set()
     for entry in listed:
+        name = entry.name
         # While a segment is being closed, both of its files may exist.
         opened = with_open and entry.closed_path != entry.path and entry.closed_path not in paths
-        if (entry.name.startswith(("_", ".")) and not opened) or _NOT_TEXT.search(entry.name):
+        if (name.startswith(("_", ".")) and not opened) or _NOT_TEXT.search(name):
             continue
         if not entry.is_folder:
-            if entry.name.endswith(_SUFFIXES):
-                found.append(entry)
-        elif (day := folder_day(f"{entry.name}/")) is not None:
+            if name.endswith(_SUFFIXES):
+                yield entry
+        elif (day := folder_day(f"{name}/")) is not None:
             if wanted(day):
-                found += find_segments(files, entry.path, with_open=with_open)
+                yield from _searched(files, entry.path, lambda _: True, _DEPTH, with_open=with_open)
         elif depth:
-            found += find_segments(files, entry.path, wanted, depth - 1, with_open=with_open)
-    return sorted(found, key=lambda segment: (segment.unit, segment.closed_path))
+            yield from _searched(files, entry.path, wanted, depth - 1, with_open=with_open)
 
 
 @functools.lru_cache(4096)
