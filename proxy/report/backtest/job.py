@@ -18,6 +18,7 @@ from proxy.report.backtest.page import render
 from proxy.report.backtest.partials import FOLDER, TABLES, Group, convert_contents, convert_files, grouped
 from proxy.report.backtest.result import BacktestResult, result_of
 from proxy.report.files.storage import LocalFiles, LockedError, find_segments, literal, local_path, unit_folder
+from proxy.report.pages import PAGE as REPORT_PAGE
 from proxy.report.request import Request
 from proxy.report.session import LazySession, Run, explained, opened
 from proxy.rules.loader import LoadedRules
@@ -56,7 +57,8 @@ def backtest(request: Request, loaded: LoadedRules, names: Sequence[str]) -> Bac
             judged = _judge(run, groups, output, loaded.contents, is_local)
         result = result_of(judged, loaded, names, sum(len(group.segments) for group in groups))
         if request.output:
-            run.write_text(f"{output}/{PAGE}", render(result))
+            report = REPORT_PAGE if run.storage.exists(f"{output}/{REPORT_PAGE}") else ""
+            run.write_text(f"{output}/{PAGE}", render(result, report))
             result.page = f"{output}/{PAGE}"
         return result
 

@@ -11,9 +11,14 @@ from proxy.report.wording import whole
 _ROWS = 500
 
 
-def render(result: BacktestResult) -> str:
+def render(result: BacktestResult, report: str = "") -> str:
+    """Return the page.
+
+    Args:
+        report: link to the page of the report; empty if there is none.
+    """
     return _TEMPLATES.get_template("backtest.html").render(
-        result=result, rows=_ROWS, subject=f"back-test of {result.candidate}"
+        result=result, report=report, rows=_ROWS, subject=f"back-test of {result.candidate}"
     )
 
 
