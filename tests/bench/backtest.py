@@ -1,7 +1,7 @@
 """Measures a back-test: ``python -m tests.bench.backtest DIR [LINES [FACTS]]``.
 
 The log in DIR, which is generated if it does not exist, has 10 million publishes with 50,000 distinct facts by default.
-The first run creates the tables; the second and third run use them. CPU times include all processes.
+The first run creates the tables; the other runs use them. CPU times include all processes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ def rules(limit: int) -> str:
     bindings = [f"      - {{queue: q{number}, when: {{kind: k{number}}}}}" for number in range(QUEUES)]
     large = f'      - {{queue: large, when: {{"amount >=": {limit}}}}}'
     return "\n".join(["exchanges:", "  - name: orders", "    bindings:", *bindings, large, ""])
+
+
+#: A binding that adds a queue during a minute of each hour.
+CLOCK = '      - {queue: often, arguments: {"x-?dture": " ..07"}}\n'
 
 
 def write_log(folder: Path, count: int, distinct: int) -> None:
@@ -78,8 +82,9 @@ def main() -> int:
         ("tables and rules in force", distinct // 2),
         ("rules in force", distinct // 2),
         ("changed", 100),
+        ("clock condition", distinct // 2),
     ):
-        candidate.write_text(rules(limit))
+        candidate.write_text(rules(limit) + (CLOCK if title == "clock condition" else ""))
         command = [str(PROGRAM), "backtest", str(candidate), "--input", str(log), "--output", str(output), "--json"]
         began, spent = time.monotonic(), dict[int, float]()
         with (folder / "result.json").open("w") as target, subprocess.Popen(command, stdout=target) as process:

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -194,6 +195,35 @@ exchanges:
     assert judged(log, rules).equal == 2
     assert judged(log, rules.replace("size-silent: 3", "size-silent: 2")).different == 1
     assert judged(log, rules.replace("20261121", "20261122")).different == 1
+
+
+def test_times_with_the_same_results_of_clock_conditions_are_judged_together(tmp_path: Path) -> None:
+    rules = """
+timezone: Asia/Tokyo
+exchanges:
+  - name: x
+    delivery: queue
+    bindings:
+      - {queue: day, arguments: {"x-?dture": " 1[0-9]{5} "}}
+      - {queue: evening, arguments: {"x-?dtl!re": " 18"}}
+      - {queue: eu, when: {region: eu}}
+"""
+    made = recorded(rules, [message("k", EU), message("k")])
+    facts, publishes = [line for line in made if '"facts",' in line], [line for line in made if '"publish"' in line]
+    for second in range(3000):
+        at = datetime(2026, 11, 20, 9, 30, tzinfo=UTC) + timedelta(seconds=second)
+        record = json.loads(publishes[second % 2])
+        queues = ["day", "evening"] * (at.hour == 10) + ["eu"] * (second % 2 == 0)
+        outcome = {"queues": queues, "outcome": "routed" if queues else "unrouted"}
+        # The last publish of each minute may have been decided in the next minute.
+        part = "970000" if at.second == 59 else "100000"
+        facts.append(json.dumps(record | outcome | {"ts": f"{at:%Y-%m-%dT%H:%M:%S}.{part}Z"}))
+    lines.segment(tmp_path, facts, hour=9)
+    found = judged(tmp_path, rules)
+    assert (found.equal, found.different) == (2999, 0)
+    [exchange] = found.exchanges
+    assert exchange["reasons"] == {"the clock may have changed between the decision and its record": 1}
+    assert found.evaluations < 10
 
 
 ADDRESSES = """

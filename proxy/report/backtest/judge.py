@@ -1,9 +1,9 @@
 """Evaluates candidate rules for recorded publishes. This module runs in Spark tasks, on any machine.
 
 DuckDB groups the publishes by exchange, facts, recorded result, and whatever else the rules of the exchange test: the
-routing key, the range of sizes, the second. The rules are evaluated once per group, in the same way as for `explain`.
-The clock of a decision may be a little later than the time of its record. Shortly before the end of a second, both
-seconds must have the same result.
+routing key, the range of sizes, the time. The rules are evaluated once per group, in the same way as for `explain`.
+Times at which all clock conditions have the same results are not distinguished. The clock of a decision may be a little
+later than the time of its record. Shortly before the end of a second, both seconds must have the same result.
 
 A publish is not judged if the record lacks something on which the result may depend. Nothing is guessed.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -25,13 +25,18 @@ import duckdb
 from proxy.relay.records.facts_record import read_bytes, read_table
 from proxy.report.backtest.partials import SQL
 from proxy.report.files.temporary import temporary
+from proxy.routing.bindings.arguments import X_MATCH, read_arguments
+from proxy.routing.bindings.compiled import Draft
+from proxy.routing.bindings.exchange_types import OPEN
+from proxy.routing.bindings.operators import Operator
 from proxy.routing.decision import Decision, Facts, Interest, QueueNames
 from proxy.routing.exchange import join_interests
+from proxy.routing.message import Message
 from proxy.rules.evaluation import PASSED, Evaluation, evaluate
 from proxy.rules.loader import LoadedRules, compile_rules
 from proxy.rules.message import DescribedMessage
 from proxy.rules.ruleset import VhostRules
-from proxy.values import Table, text
+from proxy.values import QUEUE, Table, text
 
 #: Maximum number of examples per difference and task, and of differences with examples per task.
 EXAMPLES, _WITH_EXAMPLES = 3, 2000
@@ -40,7 +45,9 @@ _UNROUTABLE = ("unrouted", "filtered", "rejected")
 #: What a byte looks like that is not UTF-8; and what a hash looks like.
 _ESCAPED, _HASH = re.compile(r"\\x[0-9a-f]{2}"), re.compile("[0-9a-f]{24}")
 _NO_FACTS = "the record has no facts (audit.facts)"
-_NO_QUEUES = QueueNames()
+_NO_QUEUES, _NOTHING = QueueNames(), Facts(b"")
+#: Beginning of the keys of clock conditions.
+_CLOCK_KEYS = b"x-?dt"
 
 
 class Result(NamedTuple):
@@ -170,6 +177,26 @@ class Candidate:
             return Interest()
         return join_interests([found, Interest(routing_key=True)]) if vhost in self._books else found
 
+    def clocks(self, vhost: str, seconds: Iterable[int]) -> Iterator[int]:
+        """Yield for each second the first of the given seconds in which all clock conditions have the same results."""
+        conditions = list(self._clock_conditions(vhost))
+        first: dict[tuple[bool, ...], int] = {}
+        for second in seconds:
+            message = Message(_NOTHING, float(second), _NO_QUEUES, lambda _: 0)
+            results = tuple(condition.predicate(condition.seen(message), message) for condition in conditions)
+            yield first.setdefault(results, second)
+
+    def _clock_conditions(self, vhost: str) -> Iterator[Operator]:
+        for rule in self._loaded.rules.vhosts[vhost].exchanges:
+            draft = Draft((QUEUE, b""), rule.local_time, extensions=True)
+            tables: list[Table] = [(requirement.argument,) for requirement in rule.require]
+            if rule.type == OPEN:
+                tables += [binding.arguments for binding in rule.bindings]
+            for arguments in tables:
+                chosen = (entry for entry in arguments if entry[0] == X_MATCH or entry[0].startswith(_CLOCK_KEYS))
+                read_arguments(tuple(chosen), draft)
+            yield from draft.others
+
     def result(self, row: _Row, known: _Known | None) -> Result:
         """Return the result for a publish.
 
@@ -193,7 +220,8 @@ class Candidate:
             _check_key(row, known)
         if not interest.clock or row.second is None:
             return self._evaluate(row, known, 0.0)
-        results = {self._evaluate(row, known, float(row.second + more)) for more in range(1 + bool(row.is_late))}
+        seconds = (row.second,) if row.later is None else (row.second, row.later)
+        results = {self._evaluate(row, known, float(second)) for second in seconds}
         if len(results) > 1:
             raise UnknownError("the clock may have changed between the decision and its record")
         return results.pop()
@@ -283,7 +311,7 @@ class _Row(NamedTuple):
     rk: str | None
     size_class: int
     second: int | None
-    is_late: bool
+    later: int | None
     fact: int | None
     message_id: str | None
     outcome: str
@@ -339,6 +367,10 @@ class _Task:
                 "message_id" in interest.properties,
             )
             self._duck.execute("INSERT INTO needs VALUES (?, ?, ?, ?, ?, ?)", [vhost, exchange, *values])
+        self._duck.execute(SQL["clocks"])
+        for vhost, seconds in self._duck.execute(SQL["seconds"]).fetchall():
+            columns = [vhost, seconds, list(self._candidate.clocks(vhost, seconds))]
+            self._duck.execute("INSERT INTO clocks SELECT ?, unnest(?::BIGINT[]), unnest(?::BIGINT[])", columns)
         self._duck.execute(SQL["keys"])
         contents = dict(self._duck.execute(f"SELECT fact, content FROM read_parquet({list(facts)})").fetchall())
         known = {fact: _known(content) for fact, content in contents.items()}

@@ -62,14 +62,29 @@ SELECT DISTINCT vhost, exchange FROM rows
 CREATE OR REPLACE TEMP TABLE needs (vhost VARCHAR, exchange VARCHAR, keyed BOOLEAN, sizes BIGINT[], clock BOOLEAN,
     ids BOOLEAN)
 
+-- name: clocks
+-- Seconds in which all clock conditions of a virtual host have the same results have the same value `same`.
+CREATE OR REPLACE TEMP TABLE clocks (vhost VARCHAR, second BIGINT, same BIGINT)
+
+-- name: seconds
+-- The seconds of the publishes to exchanges with clock conditions, by virtual host, in order.
+SELECT vhost, list(DISTINCT second ORDER BY second) FROM (
+    SELECT vhost, unnest(CASE WHEN is_late THEN [second, second + 1] ELSE [second] END) AS second FROM (
+        SELECT DISTINCT rows.vhost, rows.second, is_late
+        FROM rows JOIN needs ON rows.vhost = needs.vhost AND rows.exchange = needs.exchange WHERE clock))
+GROUP BY vhost
+
 -- name: keys
--- The publishes, with the values that the candidate rules of their exchange test.
+-- The publishes, with the values that the candidate rules of their exchange test. `later` is set if clock conditions may
+-- have had the results of the next second instead.
 CREATE OR REPLACE TEMP VIEW keys AS SELECT rows.vhost, rows.exchange, CASE WHEN keyed THEN rk END AS rk,
-    len(list_filter(sizes, lambda bound: bound <= size)) AS size_class, CASE WHEN clock THEN second END AS second,
-    clock AND is_late AS is_late, fact, CASE WHEN ids THEN message_id END AS message_id, outcome, queues, exchanges,
+    len(list_filter(sizes, lambda bound: bound <= size)) AS size_class, now.same AS second,
+    nullif(next.same, now.same) AS later, fact, CASE WHEN ids THEN message_id END AS message_id, outcome, queues, exchanges,
     remotes, violates, alternate, is_failed, is_spent, is_evaluated, n, rk AS example_rk, size AS example_size,
     rows.second AS example_second, rows.message_id AS example_id
 FROM rows JOIN needs ON rows.vhost = needs.vhost AND rows.exchange = needs.exchange
+LEFT JOIN clocks AS now ON clock AND now.vhost = rows.vhost AND now.second = rows.second
+LEFT JOIN clocks AS next ON clock AND is_late AND next.vhost = rows.vhost AND next.second = rows.second + 1
 
 -- name: groups
 SELECT * EXCLUDE (n, example_rk, example_size, example_second, example_id), sum(n)::BIGINT AS n FROM keys GROUP BY ALL
