@@ -1,1 +1,1 @@
-"""Runs the report on a Spark cluster: the program for spark-submit, and the archive that it needs."""
+"""Runs reports and back-tests on a Spark cluster: the programs for spark-submit, and the archive that they need."""

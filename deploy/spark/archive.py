@@ -3,8 +3,8 @@
 
 spark-submit distributes the archive with ``--py-files``. The archive contains this package, PyYAML and pamqp for
 reading rules files, and Jinja for writing pages. All of these consist only of Python and text, so the archive works on
-every machine. Executors use the archive to convert segments to partials. Reading rules files also requires pydantic,
-which is compiled and has to be installed on the driver's machine.
+every machine. Executors use the archive to convert and merge segments. Reading rules files also requires pydantic,
+which is compiled and has to be installed: on the machine of the driver, and for back-tests on those of the executors.
 """
 
 from __future__ import annotations
