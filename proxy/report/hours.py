@@ -110,28 +110,46 @@ def merged(merge: Merge, work: Path, target: Path) -> list[Hour]:
         for name in _TABLES:
             statement = Template(_SQL[f"table {name}"]).substitute(values)
             if len(merge.units) == 1:
-                file = target / str(merge.units[0]) / f"{name}.parquet"
-                _copy(duck, f"SELECT * EXCLUDE hour FROM ({statement})", file)
+                folder, rows = target / str(merge.units[0]), f"SELECT * EXCLUDE hour FROM ({statement})"
+                if name == IDS and _count(duck, rows) > _UNDIVIDED:
+                    _copy_divided(duck, rows, folder)
+                else:
+                    _copy(duck, rows, folder / f"{name}.parquet")
             else:
                 duck.execute(f"COPY ({statement}) TO '{target}/{name}' (FORMAT parquet, COMPRESSION zstd, {_BY_HOUR})")
                 for file in (target / name).rglob("*.parquet"):
-                    placed = target / file.parent.name.removeprefix("hour=") / f"{name}.parquet"
-                    if placed.exists():
-                        raise FileExistsError(f"more than one file of the table {name} for an hour: {placed}")
-                    file.rename(placed)
+                    _place(file, target / file.parent.name.removeprefix("hour=") / f"{name}.parquet")
                 shutil.rmtree(target / name)
         return [_described(duck, unit, target / str(unit)) for unit in merge.units]
 
 
+def _count(duck: duckdb.DuckDBPyConnection, statement: str) -> int:
+    [(rows,)] = duck.execute(f"SELECT count(*) FROM ({statement})").fetchall()
+    return int(rows)
+
+
+def _copy_divided(duck: duckdb.DuckDBPyConnection, statement: str, folder: Path) -> None:
+    """Write message ids to several files, in one pass: they are most of the data of an hour."""
+    parts, options = folder / IDS, "FORMAT parquet, COMPRESSION zstd, PARTITION_BY (bucket)"
+    duck.execute(f"COPY (SELECT *, key % {BUCKETS} AS bucket FROM ({statement})) TO '{parts}' ({options})")
+    for file in parts.rglob("*.parquet"):
+        _place(file, folder / f"{IDS}-{file.parent.name.removeprefix('bucket=')}.parquet")
+    shutil.rmtree(parts)
+
+
+def _place(file: Path, target: Path) -> None:
+    """Move the file of a partition to its place."""
+    if target.exists():
+        raise FileExistsError(f"more than one file of a partition: {target}")
+    file.rename(target)
+
+
 def _described(duck: duckdb.DuckDBPyConnection, unit: int, folder: Path) -> Hour:
     publishes, days = 0, []
-    if (ids := folder / f"{IDS}.parquet").exists():
-        [(rows,)] = duck.execute(f"SELECT count(*) FROM '{ids}'").fetchall()
-        if rows > _UNDIVIDED:
-            for bucket in range(BUCKETS):
-                part = f"FROM '{ids}' WHERE key % {BUCKETS} = {bucket}"
-                _copy(duck, part, folder / f"{IDS}-{bucket}.parquet")
-            ids.unlink()
+    ids = folder / f"{IDS}.parquet"
+    if ids.exists() and _count(duck, f"FROM '{ids}'") > _UNDIVIDED:
+        _copy_divided(duck, f"FROM '{ids}'", folder)
+        ids.unlink()
     if (traffic := folder / "traffic.parquet").exists():
         [(publishes,)] = duck.execute(f"SELECT sum(n)::BIGINT FROM '{traffic}'").fetchall()
     if (ledger := folder / "ledger.parquet").exists():
