@@ -25,7 +25,8 @@ def query(request: Request, statement: str) -> tuple[list[str], list[Row]]:
     with LazySession(request) as session, opened(session, request, of_input=False) as run:
         try:
             if not _create_views(run):
-                raise ConfigError(request.output, 0, "--query", "no tables; run oxproxy report first")
+                of_days = "" if request.since is None and request.until is None else " of these days"
+                raise ConfigError(request.output, 0, "--query", f"no tables{of_days}; run oxproxy report first")
             statements = run.duck.extract_statements(statement)
             if [part.type for part in statements] != [duckdb.StatementType.SELECT]:
                 raise ConfigError("oxproxy report", 0, "--query", "expected one SELECT statement")

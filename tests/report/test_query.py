@@ -96,6 +96,11 @@ def test_a_query_without_a_report_is_an_error(tmp_path: Path, capsys: pytest.Cap
     assert not (tmp_path / "none").exists()
 
 
+def test_a_query_for_days_without_tables_is_an_error(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--output", str(output), "--query", "FROM flows", "--until", "2020-01-01"]) == 2
+    assert capsys.readouterr().err == f"{output}: --query: no tables of these days; run oxproxy report first\n"
+
+
 def test_a_report_without_input_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--output", str(tmp_path)]) == 2
     assert capsys.readouterr().err == "oxproxy: --input: missing, expected the directory of the audit log\n"
