@@ -22,6 +22,7 @@ from pathlib import Path
 import duckdb
 
 from tests.report.generator import RHYTHM
+from tests.report.independent import Computed
 from tests.sidecar import PROGRAM
 
 DAY = datetime(2026, 11, 20, tzinfo=UTC)
@@ -176,7 +177,7 @@ def used(process: int) -> tuple[int, float]:
     return int(stat[21]) * _PAGE, (int(stat[11]) + int(stat[12])) / _TICKS
 
 
-def measure_day(place: Path, records: int) -> None:
+def measure_day(place: Path, records: int, *, compare: bool) -> None:
     folder, output = place / f"day-{records}", place / "report"
     write_day(folder, records)
     shutil.rmtree(output, ignore_errors=True)
@@ -187,6 +188,9 @@ def measure_day(place: Path, records: int) -> None:
                 show(folder)
             cost = reported(folder, output)
             print(f"{cost.output.splitlines()[0]}\n  {state}: {cost}", flush=True)
+        if compare:
+            found = Computed(folder, output).compare()
+            print(f"all tables are equal to DuckDB's aggregation of the lines ({len(found)} queries with rows)")
     finally:
         hide(folder)
 
@@ -206,6 +210,9 @@ def main() -> None:
     cases = parser.add_subparsers(dest="case", required=True)
     day = cases.add_parser("day", help="a day, then an additional hour, then nothing new")
     day.add_argument("--records", type=int, default=20_000_000)
+    day.add_argument(
+        "--compare", action="store_true", help="then compare the tables with DuckDB's own aggregation of the lines"
+    )
     many = cases.add_parser("many", help="many small segments, then nothing new")
     many.add_argument("--segments", type=int, default=28_800)
     many.add_argument("--each", type=int, default=200)
@@ -213,7 +220,7 @@ def main() -> None:
     options = parser.parse_args()
     options.directory.mkdir(parents=True, exist_ok=True)
     if options.case == "day":
-        measure_day(options.directory, options.records)
+        measure_day(options.directory, options.records, compare=options.compare)
     elif options.case == "many":
         measure_many(options.directory, options.segments, options.each)
     else:

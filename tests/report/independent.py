@@ -228,12 +228,12 @@ class Computed:
             whole = " AND outcome IS NOT NULL" if kind == "publish" else ""
             self._duck.execute(f"CREATE VIEW {name} AS FROM lines WHERE kind = '{kind}'{whole}")
 
-    def answers(self) -> Iterator[tuple[str, list[Row], list[Row], int]]:
-        """Yield the name of each question, the rows of the log, those of the report, and the number of percentiles."""
+    def questions(self) -> Iterator[tuple[str, str, str, int]]:
+        """Yield the questions about the report's tables as in `QUESTIONS`, with the names of files filled in."""
         names = {path.name: f"read_parquet('{path}/*/*.parquet')" for path in self._report.iterdir() if path.is_dir()}
         for name, of_log, of_report, percentiles in QUESTIONS:
             if all(f"{{{table}}}" not in of_report or table in names for table in TABLES):
-                yield name, self.ask(of_log), self.ask(of_report.format_map(names)), percentiles
+                yield name, of_log, of_report.format_map(names), percentiles
 
     def compare(self) -> set[str]:
         """Compare all rows.
@@ -242,16 +242,17 @@ class Computed:
             The names of the questions that have rows.
         """
         full = set()
-        for name, of_log, of_report, percentiles in self.answers():
-            full |= {name} if of_report else set()
+        for name, of_log, of_report, percentiles in self.questions():
+            report_rows = self.ask(of_report)
+            full |= {name} if report_rows else set()
             if percentiles == PART:
-                assert set(of_report) <= set(of_log), name
+                assert self.ask(f"{of_report} EXCEPT ({of_log})") == [], name
                 continue
-            cut = [slice(0, len(row) - percentiles) for row in of_log]
-            assert [row[: len(row) - percentiles] for row in of_report] == [
-                row[part] for row, part in zip(of_log, cut, strict=True)
+            log_rows = self.ask(of_log)
+            assert [row[: len(row) - percentiles] for row in report_rows] == [
+                row[: len(row) - percentiles] for row in log_rows
             ], name
-            for report_row, log_row in zip(of_report, of_log, strict=True):
+            for report_row, log_row in zip(report_rows, log_rows, strict=True):
                 rest = len(report_row) - percentiles
                 assert report_row[rest:] == pytest.approx(log_row[rest:], rel=ERRORS.get(name, 0)), name
         return full
