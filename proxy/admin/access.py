@@ -45,6 +45,8 @@ GUESSES, GUESS_SECONDS = 10, 6.0
 _MOST_ADDRESSES = 1024
 #: Size of the IPv6 network that counts as one address, since a host may use any address of its network.
 _IPV6_PREFIX = 64
+#: Stands for all loopback addresses.
+_LOOPBACK_NAME = "loopback"
 _BEARER = "bearer"
 _CHALLENGE = {"WWW-Authenticate": 'Bearer realm="oxproxy"'}
 _FOREIGN = "refused, because the request comes from another web page\n"
@@ -280,8 +282,13 @@ def _address(remote: str | None) -> IPv4Address | IPv6Address | None:
 
 
 def _counted(remote: str | None) -> str:
-    """Return the address or network whose invalid tokens are counted together."""
+    """Return the address or network whose invalid tokens are counted together.
+
+    A process on this host can use any address of 127.0.0.0/8, so all loopback addresses are counted together.
+    """
     address = _address(remote)
+    if address is not None and address.is_loopback:
+        return _LOOPBACK_NAME
     if isinstance(address, IPv6Address):
         return str(ip_network((int(address), _IPV6_PREFIX), strict=False))
     return str(address)

@@ -245,10 +245,11 @@ async def test_guesses_are_slowed_down_and_probes_stay_open(served: Served, http
     assert await served.ask(http, "guess") == 429
 
 
-async def test_addresses_are_counted_separately_and_ipv6_hosts_by_network(
+async def test_addresses_are_counted_separately_but_those_of_an_ipv6_network_and_of_loopback_together(
     served: Served, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     access_to = {"10.0.0.5": 401, "::ffff:10.0.0.5": 429, "10.0.0.6": 401, "2001:db8::1": 401, "2001:db8::2": 429}
+    access_to |= {"127.0.0.1": 401, "127.0.0.2": 429, "127.200.3.4": 429, "::1": 429, "::ffff:127.0.0.9": 429}
     seen = {}
     allowed = Access(["0.0.0.0/0", "::/0"], (), TOKENS, timer=Clock())
     running = AdminServer(Exposition(Counters()), tuple, dict, allowed)
