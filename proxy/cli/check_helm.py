@@ -25,6 +25,8 @@ CheckRules: TypeAlias = Callable[[Sequence[RulesSource], Callable[[Path], bytes]
 
 #: The chart's name, under which the values of a parent chart contain its values.
 _CHART = "oxproxy"
+#: Endings of the names of rules files.
+_RULES_ENDINGS = (".yaml", ".yml")
 #: Parts of the configuration that the chart adds if the values do not contain them, as environment variables.
 _ADDED = {
     ("declared", "secrets"): ("OXPROXY_DECLARED__SECRETS", "[{file: secret}]"),
@@ -50,6 +52,12 @@ def check_values(path: Path, data: bytes, findings: Findings, check_rules: Check
         sources, read = _sources(files, path, data, faults)
         if sources:
             check_rules(sources, read, listening)
+    rules = _child(root, "rules")
+    for key, _ in rules.entries if isinstance(rules, Mapping) else ():
+        if key.text.endswith(_RULES_ENDINGS):
+            faults.error(
+                key.place, f"rules.{key.text}", f"got a rules file here, expected it as rules.files.{key.text}"
+            )
     for name, node in (("config", config), ("rules.files", files)):
         if node is not None and not isinstance(node, Mapping):
             faults.error(node.place, name, f"got {describe(node)}, expected a mapping")

@@ -66,6 +66,11 @@ def test_values_of_a_parent_chart_contain_those_of_the_chart(tmp_path: Path) -> 
             'values.yaml:18:51: exchanges[0].bindings[0].arguments["x-?hkv=> amount"]: unknown operator x-?hkv=>',
         ),
         ("      # the orders", '      "orders', "values.yaml:"),
+        (
+            "  files:",
+            "  more.yaml: |\n    queues: []\n  files:",
+            "values.yaml:9:3: rules.more.yaml: got a rules file here",
+        ),
         ("  files:", "  files: [a]\n  others:", "values.yaml:9:10: rules.files: got a list, expected a mapping"),
         (
             "    orders.yaml: |  # a comment",
