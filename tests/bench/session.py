@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from tests.bench import console, cycles, in_process, memory, pauses, relay, report, scale
+from tests.bench import console, cycles, in_process, memory, pauses, relay, report, scale, scrapers
 from tests.bench.arena import Arena
 from tests.bench.cases import CASES, EXTRA_ROWS, ROWS, Round
 from tests.bench.processes import ChildError
@@ -44,8 +44,9 @@ EXTRA_SINGLES = (
     (scale.DECIDE_ROWS, scale.measure_decisions),
     (scale.RELOAD_ROWS, scale.measure_reload),
     (scale.RESTORE_ROWS, scale.measure_restore),
+    (scrapers.SCRAPER_ROWS, scrapers.measure_scrapers),
 )
-"""Single measurements that are made only on request, since 100,000 bindings take several minutes."""
+"""Single measurements that are made only on request, since they take minutes."""
 STANDARD = unique(row.name for row in (*ROWS, *(rows[0] for rows, _ in SINGLES)))
 EXTRA = unique(row.name for row in (*EXTRA_ROWS, *(rows[0] for rows, _ in EXTRA_SINGLES)))
 
