@@ -6,16 +6,19 @@ import asyncio
 import gc
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 import structlog
 
 from proxy.admin.server import GuardedRoute, json_route
+from proxy.app.reload_units import Brokers, BrokersOf, ReloadUnit, load_units
 from proxy.broker.methods import DeclareQueue
+from proxy.broker.reconcile.reconciler import PreparedRules
+from proxy.broker.reconcile.vhost_loop import VhostTopology
 from proxy.broker.topology import Topology
 from proxy.config.loader import ChangedSettings
 from proxy.errors import ConfigErrors, UpstreamError, UpstreamFailure
@@ -26,7 +29,7 @@ from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.destination_translation import static_translations
 from proxy.routing.exchange import Exchange
 from proxy.routing.router import Router
-from proxy.rules.loader import LoadedRules, load_rules
+from proxy.rules.loader import LoadedRules, joined_rules
 from proxy.rules.ruleset import VhostRules
 from proxy.rules.watch import FileWatch, lone_mounts
 from proxy.rules.wire import owned_exchanges
@@ -51,8 +54,9 @@ _MOUNTINFO = Path("/proc/self/mountinfo")
 
 #: Returns files in the order in which they are loaded.
 Files: TypeAlias = Callable[[], Sequence[Path]]
-#: Activates prepared data; neither waits nor fails.
-Activation: TypeAlias = Callable[[], None]
+#: Activates TLS files, tokens and brokers that have been read, except the brokers of the given virtual hosts; neither
+#: waits nor fails.
+Activation: TypeAlias = Callable[[Collection[str]], None]
 
 _Compiled = TypeVar("_Compiled")
 
@@ -62,8 +66,10 @@ class ReloadReport:
     """The outcome of one reload.
 
     Args:
-        errors: reasons why the new rules are not active; empty if they are active.
-        invalid: whether the files are invalid or the broker has refused the rules; False if the broker is unreachable.
+        errors: reasons why some or all new rules are not active; empty if they are active.
+        outdated: names of the virtual hosts whose new rules are not active.
+        invalid: whether files are invalid or the broker has refused rules.
+        unavailable: whether rules are not active because the broker was unreachable.
         missing: destinations of the new rules that can't be reached now, such as queues that no client has declared.
         version: version of the active rules after the reload.
         at: time in seconds since the epoch.
@@ -72,7 +78,9 @@ class ReloadReport:
     """
 
     errors: Sequence[str] = ()
+    outdated: Sequence[str] = ()
     invalid: bool = False
+    unavailable: bool = False
     missing: Sequence[str] = ()
     version: str = ""
     at: float = 0.0
@@ -86,9 +94,18 @@ class ReloadReport:
             "at": self.at,
             "reason": self.reason,
             "errors": list(self.errors),
+            "outdated": list(self.outdated),
             "missing": list(self.missing),
             "restart": list(self.restart),
         }
+
+
+class _PreparedVhost(NamedTuple):
+    """A virtual host for whose new rules everything has been declared and bound."""
+
+    managed: VhostTopology
+    state: VhostState
+    rules: PreparedRules
 
 
 class Reload:
@@ -96,14 +113,16 @@ class Reload:
 
     A reload reads, compiles and tests the files in a separate thread. Everything that the new rules need is then
     declared on the broker. Finally, all virtual hosts switch at once, so that each publish is decided by either the old
-    or the new rules. After a failure before the switch, the active rules stay in use.
+    or the new rules. If the rules of a virtual host are invalid or refused, the active rules stay in use for its
+    `ReloadUnit`. If a file that the configuration names can't be used, they stay in use for all virtual hosts.
 
     Args:
         files: lists the rules files of the configuration.
         state_of: returns the shared state of a virtual host, and creates the state if there is none.
         tasks: runs reloads, and the cleanup after a reload, in the background.
-        brokers_of: reads the brokers named by the rules, the TLS files and the tokens, in a thread; returns a function
-            that activates them.
+        brokers_of: reads the brokers that rules name; called in a thread.
+        others_of: reads the TLS files, including those of the given brokers, and the tokens, in a thread; returns a
+            function that activates them together with the brokers.
         other_files: lists TLS files and files with tokens, which are also watched.
         settings: compares the configuration file with the configuration in use; called in a thread.
     """
@@ -116,7 +135,8 @@ class Reload:
         topology: Topology,
         counters: Counters,
         tasks: Tasks,
-        brokers_of: Callable[[LoadedRules], Activation],
+        brokers_of: BrokersOf,
+        others_of: Callable[[Brokers], Activation],
         other_files: Files = tuple,
         settings: Callable[[], ChangedSettings] = ChangedSettings,
     ) -> None:
@@ -126,9 +146,11 @@ class Reload:
         self._other_files = other_files
         self._settings = settings
         self._brokers_of = brokers_of
+        self._others_of = others_of
         self._state_of = state_of
         self._topology = topology
         self._counters = counters
+        counters.rules.outdated = dict.fromkeys(loaded.rules.vhosts, False)
         self._tasks = tasks
         self._watches = (FileWatch(files, loaded.rules.version), FileWatch(other_files, ""))
         self._watches[1].take()
@@ -171,18 +193,19 @@ class Reload:
     async def reload(self, reason: str) -> ReloadReport:
         """Load the files and, if they are valid, activate them; `reason` is the cause, for the log."""
         async with self._one_at_a_time:
+            before = self.loaded
             answer = await self._load_and_activate()
             answer = replace(answer, version=self.loaded.rules.version, at=time.time(), reason=reason)
             changed = await asyncio.to_thread(self._settings)
             self.last = answer = replace(answer, restart=changed.keys)
-            unavailable = bool(answer.errors) and not answer.invalid
-            self._again_at = asyncio.get_running_loop().time() + RETRY_SECONDS if unavailable else None
-        self._counters.rules.reloads["error" if answer.errors else "ok"] += 1
-        if answer.errors:
-            _log.error("reload failed", reason=reason, rules=answer.version, errors=list(answer.errors))
-        else:
+            self._again_at = asyncio.get_running_loop().time() + RETRY_SECONDS if answer.unavailable else None
+        self._count(answer)
+        if not answer.errors or self.loaded is not before:
             self._counters.rules.last_success_seconds = answer.at
             _log.info("reloaded", reason=reason, rules=answer.version)
+        if answer.errors:
+            outdated, errors = list(answer.outdated), list(answer.errors)
+            _log.error("reload failed", reason=reason, rules=answer.version, outdated=outdated, errors=errors)
         if changed.keys:
             _log.warning("changed settings require a restart", keys=list(changed.keys))
         if changed.errors:
@@ -190,35 +213,36 @@ class Reload:
             _log.warning(event, errors=list(changed.errors))
         return answer
 
+    def _count(self, answer: ReloadReport) -> None:
+        counters = self._counters.rules
+        counters.reloads["error" if answer.errors else "ok"] += 1
+        counters.outdated = {name: name in answer.outdated for name in {*self.loaded.rules.vhosts, *answer.outdated}}
+
     async def _load_and_activate(self) -> ReloadReport:
         try:
             with _compilation_in_thread():
-                loaded, failures, activation = await asyncio.to_thread(self._load)
+                units, activation = await asyncio.to_thread(self._load)
         except ConfigErrors as error:
-            return ReloadReport([str(fault) for fault in error.errors], invalid=True)
+            return self._refusal([str(fault) for fault in error.errors])
         except Exception as error:  # noqa: BLE001 -- no file may crash the sidecar
             _log.exception("reload failed unexpectedly")
-            return ReloadReport([f"{type(error).__name__} while loading: {error}"], invalid=True)
-        if failures:
-            return ReloadReport(failures, invalid=True)
-        return await self._activate(loaded, activation)
+            return self._refusal([f"{type(error).__name__} while loading: {error}"])
+        return await self._activate(units, activation)
+
+    def _refusal(self, errors: Sequence[str]) -> ReloadReport:
+        """Return the report on a reload that activated nothing."""
+        return ReloadReport(errors, sorted(self.loaded.rules.vhosts), invalid=True)
 
     def _look(self) -> bool:
         looks = [watch.look() for watch in self._watches]  # a list, so that every watch checks its files
         return any(looks)
 
-    def _load(self) -> tuple[LoadedRules, list[str], Activation]:
+    def _load(self) -> tuple[list[ReloadUnit], Activation]:
         for watch in self._watches:
             watch.take()
-        loaded = load_rules(self._files())
-        follow_brokers = self._brokers_of(loaded)
-        labels = traffic_labels(self._counters, loaded)
-
-        def activate() -> None:
-            follow_brokers()
-            self._counters.traffic.name(labels)
-
-        return loaded, [str(failure) for failure in loaded.failures()], activate
+        units = load_units(self._files(), self.loaded, self._brokers_of)
+        brokers = {name: named for unit in units if not unit.errors for name, named in unit.brokers.items()}
+        return units, self._others_of(brokers)
 
     def _lone_mounts(self) -> list[str]:
         try:
@@ -227,39 +251,65 @@ class Reload:
         except (OSError, ConfigErrors):  # not Linux, or a missing file, which the next load reports
             return []
 
-    async def _activate(self, loaded: LoadedRules, activation: Activation) -> ReloadReport:
-        for warning in loaded.warnings:
+    async def _activate(self, units: Sequence[ReloadUnit], activation: Activation) -> ReloadReport:
+        for warning in (warning for unit in units if unit.changed for warning in unit.loaded.warnings):
             _log.warning("configuration", text=str(warning))
+        # At the same time, since an unreachable virtual host delays the others by its deadline.
+        async with asyncio.TaskGroup() as group:
+            preparing = [group.create_task(self._prepare(unit)) for unit in units]
+        prepared = [task.result() for task in preparing]
+        units = [unit for unit, _ in prepared]
+        outdated = {name for unit in units if unit.errors for name in unit.vhosts}
         before = self.loaded
-        if loaded.rules.version == before.rules.version:
-            activation()
-        else:
-            try:
-                await self._change_over(before, loaded, activation)
-            except UpstreamError as error:
-                return ReloadReport([str(error)], invalid=error.failure is UpstreamFailure.REFUSED)
-        missing = [text for name in loaded.rules.vhosts for text in _unreachable(self._state_of(name))]
-        return ReloadReport(missing=missing[:_SHOWN])
-
-    async def _change_over(self, before: LoadedRules, loaded: LoadedRules, activation: Activation) -> None:
-        prepared = []
-        for name in sorted({*before.rules.vhosts, *loaded.rules.vhosts}):
-            rules = loaded.rules.vhosts.get(name, VhostRules(name))
-            state, exchanges = self._state_of(name), owned_exchanges(rules)
-            router = loaded.routers.get(name) or Router(())
-            if not self._topology.follows(name):
-                await self._topology.adopt(name, state)
-            managed = self._topology.managed(name)  # looked up now: the virtual host may be deleted during `prepare`
-            prepared.append((managed, state, await managed.prepare(exchanges, router, declared_queues(rules))))
-        remains = [exchange for router in before.routers.values() for exchange in router.exchanges.values()]
+        loaded, labels = await asyncio.to_thread(self._joined, units)
         # No await until `self.loaded` is set, so that no publish is processed in between.
-        for managed, state, new in prepared:
-            managed.reconciler.swap(new)
-            state.set_addresses(loaded.books.get(state.name))
-        activation()
-        self._counters.rules.version = loaded.rules.version
-        self.loaded = loaded
-        self._tasks.start(free_exchanges(remains), "free old rules")
+        for vhost in (vhost for unit, vhosts in prepared if not unit.errors for vhost in vhosts):
+            vhost.managed.reconciler.swap(vhost.rules)
+            vhost.state.set_addresses(loaded.books.get(vhost.state.name))
+        activation(outdated)
+        if loaded.contents != before.contents:
+            self._counters.traffic.name(labels)
+            self._counters.rules.version = loaded.rules.version
+            self.loaded = loaded
+            replaced = (router for name, router in before.routers.items() if loaded.routers.get(name) is not router)
+            remains = [exchange for router in replaced for exchange in router.exchanges.values()]
+            self._tasks.start(free_exchanges(remains), "free old rules")
+        missing = [text for name in loaded.rules.vhosts for text in _unreachable(self._state_of(name))]
+        failed = [unit for unit in units if unit.errors]
+        return ReloadReport(
+            [error for unit in failed for error in unit.errors],
+            sorted(outdated),
+            invalid=any(unit.invalid for unit in failed),
+            unavailable=not all(unit.invalid for unit in failed),
+            missing=missing[:_SHOWN],
+        )
+
+    def _joined(self, units: Sequence[ReloadUnit]) -> tuple[LoadedRules, TrafficLabels]:
+        """Return the rules of all units, and their labels. A unit with errors keeps its active rules."""
+        loaded = joined_rules([self.loaded.of_vhosts(unit.vhosts) if unit.errors else unit.loaded for unit in units])
+        return loaded, traffic_labels(self._counters, loaded)
+
+    async def _prepare(self, unit: ReloadUnit) -> tuple[ReloadUnit, list[_PreparedVhost]]:
+        """Declare and bind what a unit needs; return the unit, with an error if the broker fails or refuses."""
+        prepared: list[_PreparedVhost] = []
+        if unit.errors or not unit.changed:
+            return unit, prepared
+        for name in sorted(unit.vhosts):
+            try:
+                prepared.append(await self._prepare_vhost(name, unit.loaded))
+            except UpstreamError as error:
+                refused = error.failure is UpstreamFailure.REFUSED
+                return unit.failed([f"vhost {name}: {error}"], invalid=refused), []
+        return unit, prepared
+
+    async def _prepare_vhost(self, name: str, loaded: LoadedRules) -> _PreparedVhost:
+        rules = loaded.rules.vhosts.get(name, VhostRules(name))
+        state, exchanges = self._state_of(name), owned_exchanges(rules)
+        router = loaded.routers.get(name) or Router(())
+        if not self._topology.follows(name):
+            await self._topology.adopt(name, state)
+        managed = self._topology.managed(name)  # looked up now: the virtual host may be deleted during `prepare`
+        return _PreparedVhost(managed, state, await managed.prepare(exchanges, router, declared_queues(rules)))
 
 
 @contextmanager

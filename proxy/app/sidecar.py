@@ -12,7 +12,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -45,7 +45,8 @@ from proxy.app.composition import (
     token_files,
 )
 from proxy.app.exit_status import EXIT_FAULTY, EXIT_OK
-from proxy.app.reload import Reload, declared_queues, traffic_labels
+from proxy.app.reload import Activation, Reload, declared_queues, traffic_labels
+from proxy.app.reload_units import Brokers
 from proxy.app.shadow import Shadow
 from proxy.audit.policy import AuditPolicy
 from proxy.audit.writer import AuditWriter
@@ -326,7 +327,7 @@ class Sidecar:
     def _make_remotes(self, tasks: Tasks) -> RemotePool:
         listening = self._settings.listen_addresses
         brokers = remote_brokers(self._loaded, self._environ, listening)
-        self._tls.read(brokers)()
+        self._tls.read(brokers)(brokers)
         for section, policy in self._tls.policies().items():
             _log.info("TLS policy", section=section, **policy)
         remotes = RemotePool(brokers, self._counters, self._version, tasks, self._tls.contexts)
@@ -359,14 +360,18 @@ class Sidecar:
 
         files = partial(rules_files, self._settings)
 
-        def brokers_of(loaded: LoadedRules) -> Callable[[], None]:
-            brokers = remote_brokers(loaded, self._environ, self._remotes.listening)
+        def brokers_of(loaded: LoadedRules) -> Brokers:
+            return remote_brokers(loaded, self._environ, self._remotes.listening)
+
+        def others_of(brokers: Brokers) -> Activation:
             use_contexts = self._tls.read(brokers)
             tokens = admin_tokens(self._settings)
 
-            def use() -> None:
-                use_contexts()
-                self._remotes.use(brokers)
+            def use(outdated: Collection[str]) -> None:
+                kept = {name: named for name, named in self._remotes.brokers.items() if name in outdated}
+                new = {name: named for name, named in brokers.items() if name not in outdated}
+                use_contexts(new | kept)
+                self._remotes.use(new | kept)
                 if self._access.use(tokens):
                     self._live.end_streams()
 
@@ -378,7 +383,16 @@ class Sidecar:
             return [*self._tls.files(), *token_files(self._settings)]
 
         reload = Reload(
-            files, self._loaded, state_of, self._topology, self._counters, tasks, brokers_of, other_files, changed
+            files,
+            self._loaded,
+            state_of,
+            self._topology,
+            self._counters,
+            tasks,
+            brokers_of,
+            others_of,
+            other_files,
+            changed,
         )
         asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, reload.request)
         return reload

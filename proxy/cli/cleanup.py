@@ -128,7 +128,7 @@ def control_of(settings: Settings) -> tuple[ControlSettings, str]:
         message = "not set, expected the address of the management API, which is needed to list created objects"
         raise ConfigErrors([ConfigError("configuration", 0, "upstream.management", message)])
     tls = SidecarTls(settings)
-    tls.read({})()
+    tls.read({})({})
     return control_settings(settings, tls, secrets_of(settings)), management
 
 

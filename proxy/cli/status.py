@@ -38,7 +38,7 @@ _STALE_ADVICE = "no message uses them, and oxproxy cleanup --stale removes them"
 
 #: Lists that `/status` contains for the last reload, with their titles. The destinations that were missing at that time
 #: are omitted, since the current ones are listed under their virtual host.
-_RELOAD_FINDINGS = (("errors", "error"), ("restart", "restart"))
+_RELOAD_FINDINGS = (("outdated", "outdated"), ("errors", "error"), ("restart", "restart"))
 #: Width of the first column: that of the longest title, and two spaces.
 _COLUMN = max(len(f"  {name}") for _, name in (*_FINDINGS, *_RELOAD_FINDINGS)) + 2
 

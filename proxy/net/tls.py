@@ -231,11 +231,12 @@ class TlsContexts:
             self._made[tls] = context
         return context
 
-    def read(self, wanted: Iterable[ServerTls | ClientTls]) -> Callable[[], None]:
+    def read(self, wanted: Iterable[ServerTls | ClientTls]) -> Callable[[Iterable[ServerTls | ClientTls]], None]:
         """Read all files again. This takes a few milliseconds, and may run in a thread.
 
         Returns:
-            A function that puts the new contexts into use.
+            A function that puts the new contexts into use. Of the settings that it receives, those that have not been
+            read keep their contexts.
 
         Raises:
             ConfigErrors: some files can't be used; the contexts in use stay unchanged.
@@ -250,7 +251,11 @@ class TlsContexts:
         if errors:
             raise ConfigErrors(errors)
 
-        def use() -> None:
+        def use(kept: Iterable[ServerTls | ClientTls]) -> None:
+            for tls in kept:
+                if tls in self._made and tls not in new._made:
+                    new._made[tls] = self._made[tls]
+                    new.ends.update({key: end for key, end in self.ends.items() if key[1] == str(tls.certificate)})
             self._made, self.ends = new._made, new.ends
 
         return use

@@ -53,21 +53,23 @@ class SidecarTls:
         #: TLS settings of connections to brokers named by the active rules
         self._remote: list[ClientTls] = []
 
-    def read(self, brokers: Mapping[str, Mapping[bytes, RemoteBroker]]) -> Callable[[], None]:
+    def read(
+        self, brokers: Mapping[str, Mapping[bytes, RemoteBroker]]
+    ) -> Callable[[Mapping[str, Mapping[bytes, RemoteBroker]]], None]:
         """Read all TLS files, including the files of the given brokers (by virtual host and name).
 
         Returns:
-            A function that puts the contexts into use for new connections.
+            A function that puts the contexts into use for new connections. It receives the brokers in use. The contexts
+            of brokers that have not been read are kept.
 
         Raises:
             ConfigErrors: some files can't be used.
         """
-        remote = [broker.tls for named in brokers.values() for broker in named.values() if broker.tls is not None]
-        use_contexts = self.contexts.read([*self.sections.values(), *remote])
+        use_contexts = self.contexts.read([*self.sections.values(), *_tls_of(brokers)])
 
-        def use() -> None:
-            self._remote = remote
-            use_contexts()
+        def use(in_use: Mapping[str, Mapping[bytes, RemoteBroker]]) -> None:
+            self._remote = _tls_of(in_use)
+            use_contexts(self._remote)
 
         return use
 
@@ -106,6 +108,10 @@ class SidecarTls:
             return None
         same = any(address.host == parts.hostname for address in self._addresses)
         return self.client(self.upstream, self.upstream.server_name if same else None)
+
+
+def _tls_of(brokers: Mapping[str, Mapping[bytes, RemoteBroker]]) -> list[ClientTls]:
+    return [broker.tls for named in brokers.values() for broker in named.values() if broker.tls is not None]
 
 
 def _server_tls(folder: Path, tls: ListenTls | None) -> ServerTls | None:

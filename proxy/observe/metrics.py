@@ -181,6 +181,12 @@ METRICS: tuple[MetricSpec, ...] = (
         "Time when the active rules were loaded.",
     ),
     _metric(
+        "rules_outdated",
+        "vhost",
+        lambda counters: [((vhost,), outdated) for vhost, outdated in counters.rules.outdated.items()],
+        "1 while the previous rules of a virtual host are active because the last reload failed for it, else 0.",
+    ),
+    _metric(
         "connections",
         "side",
         connections,

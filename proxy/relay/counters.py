@@ -391,6 +391,8 @@ class RulesCounters:
     version: str = ""
     reloads: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("ok", "error"), 0))
     last_success_seconds: float = 0.0
+    #: whether the new rules of a virtual host are not active, by virtual host
+    outdated: dict[str, bool] = field(default_factory=dict)
 
 
 class Counters:

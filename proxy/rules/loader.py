@@ -5,7 +5,7 @@ This module does not connect to a broker. `LoadedRules` contains everything that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -22,6 +22,7 @@ from proxy.rules.lint.files import check_vhost
 from proxy.rules.ruleset import QueueRule, Rules, VhostRules
 from proxy.rules.schema import (
     MAX_FILE_BYTES,
+    PackedPlaces,
     ParsedFile,
     RulesSource,
     read_rules_file,
@@ -40,6 +41,7 @@ class LoadedRules:
         routers: the compiled rules by virtual host.
         books: the address tables by virtual host; empty tables are omitted.
         contents: name and bytes of each file. Excluded from the repr, since addresses may contain passwords.
+        vhost_of: the virtual host of each file, by name.
     """
 
     rules: Rules
@@ -48,6 +50,22 @@ class LoadedRules:
     warnings: tuple[ConfigWarning, ...] = ()
     books: Mapping[str, AddressBook] = field(default_factory=dict)
     contents: tuple[tuple[str, bytes], ...] = field(default=(), repr=False)
+    vhost_of: Mapping[str, str] = field(default_factory=dict)
+
+    def of_vhosts(self, vhosts: Container[str]) -> LoadedRules:
+        """Return the rules of some virtual hosts."""
+        vhost_of = {name: vhost for name, vhost in self.vhost_of.items() if vhost in vhosts}
+        contents = tuple((name, data) for name, data in self.contents if name in vhost_of)
+        rules = {name: vhost for name, vhost in self.rules.vhosts.items() if name in vhosts}
+        return LoadedRules(
+            Rules(rules_version(contents), rules),
+            {name: self.routers[name] for name in rules},
+            tuple(test for test in self.tests if test.vhost in vhosts),
+            tuple(warning for warning in self.warnings if warning.place.source in vhost_of),
+            {name: book for name, book in self.books.items() if name in vhosts},
+            contents,
+            vhost_of,
+        )
 
     def failures(self) -> list[TestFailure]:
         """Run the tests in the files; return the failures."""
@@ -73,15 +91,25 @@ def load_rules(paths: Iterable[Path]) -> LoadedRules:
     Raises:
         ConfigErrors: all errors in all files.
     """
-    faults = Faults()
-    contents = []
-    for path in paths:
-        try:
-            with path.open("rb") as file:
-                contents.append((str(path), file.read(MAX_FILE_BYTES + 1)))  # `read_source` reports a larger file
-        except OSError as error:
-            faults.error(Place(str(path), 0), "", f"can't be read: {error.strerror or error}")
-    return compile_rules(contents, faults)
+    return compile_sources([parsed_source(str(path), read_content(path)) for path in paths], Faults())
+
+
+def read_content(path: Path) -> bytes | Faults:
+    """Return the content of a rules file, or an error if it can't be read."""
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_FILE_BYTES + 1)  # `read_source` reports a larger file
+    except OSError as error:
+        faults = Faults()
+        faults.error(Place(str(path), 0), "", f"can't be read: {error.strerror or error}")
+        return faults
+
+
+def parsed_source(name: str, content: bytes | Faults) -> RulesSource:
+    """Parse the result of `read_content`."""
+    if isinstance(content, Faults):
+        return RulesSource(name, b"", None, PackedPlaces(name), content)
+    return read_source(name, content)
 
 
 def compile_rules(
@@ -119,6 +147,20 @@ def compile_sources(
         return loaded
 
 
+def joined_rules(parts: Sequence[LoadedRules]) -> LoadedRules:
+    """Return the rules of all parts, which must be for different virtual hosts, with the files in loading order."""
+    contents = tuple(sorted((file for part in parts for file in part.contents), key=lambda file: Path(file[0])))
+    return LoadedRules(
+        Rules(rules_version(contents), {name: rules for part in parts for name, rules in part.rules.vhosts.items()}),
+        {name: router for part in parts for name, router in part.routers.items()},
+        tuple(test for part in parts for test in part.tests),
+        tuple(warning for part in parts for warning in part.warnings),
+        {name: book for part in parts for name, book in part.books.items()},
+        contents,
+        {name: vhost for part in parts for name, vhost in part.vhost_of.items()},
+    )
+
+
 def _read(source: RulesSource, files: list[ParsedFile], faults: Faults) -> None:
     faults.extend(source.faults)
     if source.root is not None:
@@ -151,7 +193,8 @@ def _compile(
     faults.check()
     contents = tuple((source.name, source.data) for source in sources)
     rules = Rules(rules_version(contents), vhosts)
-    return LoadedRules(rules, routers, tuple(tests), tuple(faults.warnings), books, contents)
+    vhost_of = {file.source: file.vhost for file in files}
+    return LoadedRules(rules, routers, tuple(tests), tuple(faults.warnings), books, contents, vhost_of)
 
 
 def _tests_in_other_file(file: ParsedFile, read: TestsReader, faults: Faults) -> list[RulesTest]:

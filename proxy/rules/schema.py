@@ -58,6 +58,7 @@ from proxy.yamlfile.document import (
     is_tests_file,
     join,
     read_document,
+    top_level_values,
 )
 from proxy.yamlfile.models import (
     LISTED,
@@ -85,8 +86,12 @@ OWN_ARGUMENTS = frozenset((b"x-open-exchange", b"x-oxproxy"))
 # -- models ------------------------------------------------------------------------------------------------------------
 
 
+def _is_vhost(name: str) -> bool:
+    return 1 <= len(name.encode()) <= LONGEST_NAME_BYTES
+
+
 def _vhost(name: str) -> str:
-    if not 1 <= len(name.encode()) <= LONGEST_NAME_BYTES:
+    if not _is_vhost(name):
         raise ValueError("the name of a virtual host, 1 to 255 bytes")
     return name
 
@@ -719,6 +724,25 @@ def read_source(name: str, data: bytes) -> RulesSource:
     if root is not None:
         faults.extend(of_bindings)
     return RulesSource(name, data, root, places, faults)
+
+
+def vhosts_of(source: RulesSource) -> frozenset[str] | None:
+    """Return the virtual hosts that a file names, also if the file is invalid; None if they can't be determined.
+
+    A valid file names one virtual host. A file that names several (a duplicate key) is invalid.
+    """
+    root = source.root
+    if source.faults.errors:
+        values = top_level_values(source.data, "vhost")
+    elif isinstance(root, Mapping):
+        entry = root.entry("vhost")
+        values = [] if entry is None else [entry[1].value if isinstance(entry[1], Scalar) else None]
+        if entry is None and all(key.text in TOP_KEYS for key, _ in root.entries):
+            return frozenset((RulesModel.model_fields["vhost"].default,))
+    else:
+        values = []
+    names = frozenset(value for value in values if isinstance(value, str) and _is_vhost(value))
+    return names if values and len(names) == len(set(values)) else None
 
 
 def release_parsed(file: ParsedFile) -> None:

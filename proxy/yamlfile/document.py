@@ -19,6 +19,7 @@ from yaml.events import (
     AliasEvent,
     DocumentStartEvent,
     MappingEndEvent,
+    MappingStartEvent,
     NodeEvent,
     ScalarEvent,
     SequenceEndEvent,
@@ -356,6 +357,35 @@ def read_document(
         place, message = _syntax_fault(error, source, data.decode())
         faults.error(place, "", f"YAML syntax: {message}")
     return None
+
+
+def top_level_values(data: bytes, key: str) -> list[Plain]:
+    """Return the values of a top-level key in a file that may be invalid, up to the first syntax error.
+
+    A value that is a list or a mapping is returned as None.
+    """
+    values: list[Plain] = []
+    depth, reads_key, found = 0, True, False
+    parser = _LOADER(data.removeprefix(_MARK))
+    try:
+        while (event := parser.get_event()) is not None:
+            opens = isinstance(event, MappingStartEvent | SequenceStartEvent)
+            depth += opens - isinstance(event, MappingEndEvent | SequenceEndEvent)
+            if not isinstance(event, NodeEvent) or depth - opens != 1:
+                continue
+            value: Plain = None
+            if isinstance(event, ScalarEvent):
+                value = resolve(event.value) if event.implicit[0] and not event.style else event.value
+            if reads_key:
+                found = value == key
+            elif found:
+                values.append(value)
+            reads_key = not reads_key
+    except yaml.YAMLError:
+        pass  # reported by `read_document`
+    finally:
+        parser.dispose()
+    return values
 
 
 class _Composer:

@@ -111,7 +111,7 @@ def test_declarations_of_clients_follow_the_configuration(tmp_path: Path) -> Non
     rules = client_rules(settings)
     assert not rules.strict_unbind
     tls = SidecarTls(settings)
-    tls.read({})()
+    tls.read({})({})
     assert control_settings(settings, tls, Secrets()).declared.client_routes is ClientRoutes.ANY
 
 

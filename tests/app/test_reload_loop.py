@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,6 +15,7 @@ from proxy.admin.access import Access
 from proxy.admin.server import AdminServer
 from proxy.app import reload as reloading
 from proxy.app.reload import Activation, Reload, ReloadReport, free_exchanges
+from proxy.app.reload_units import Brokers, ReloadUnit
 from proxy.broker.reconcile.reconciler import PreparedRules
 from proxy.broker.topology import Topology
 from proxy.errors import ConfigError, ConfigErrors
@@ -23,7 +24,7 @@ from proxy.observe.exposition import Exposition
 from proxy.relay.counters import Counters
 from proxy.relay.vhost import VhostState
 from proxy.routing.router import Router
-from proxy.rules.loader import LoadedRules, load_rules
+from proxy.rules.loader import joined_rules, load_rules
 from tests.routing.building import exchange, to_queue
 
 BEFORE = "exchanges: [{name: letters, bindings: [{queue: a}]}]\n"
@@ -42,7 +43,7 @@ class ScriptedReload(Reload):
         self.counters = counters.rules
         self.counters.version = loaded.rules.version
         self.results: list[ReloadReport] = []
-        self.activated: list[str] = []
+        self.activated = 0
         self.fault: Exception | None = None
         self.at_work = 0
         state, topology = VhostState("/", Router(())), cast("Topology", None)
@@ -53,24 +54,29 @@ class ScriptedReload(Reload):
             topology,
             counters,
             Tasks(),
-            self.brokers,
+            lambda _loaded: {},
+            self.others,
             lambda: [self.certificate],
         )
 
-    def brokers(self, loaded: LoadedRules) -> Activation:
+    def others(self, _brokers: Brokers) -> Activation:
         if self.fault is not None:
             raise self.fault
-        return lambda: self.activated.append(loaded.rules.version)
 
-    async def _activate(self, loaded: LoadedRules, activation: Activation) -> ReloadReport:
+        def activate(_outdated: Collection[str]) -> None:
+            self.activated += 1
+
+        return activate
+
+    async def _activate(self, units: Sequence[ReloadUnit], activation: Activation) -> ReloadReport:
         assert not self.at_work
         self.at_work += 1
         await asyncio.sleep(0)
         self.at_work -= 1
         result = self.results.pop(0) if self.results else ReloadReport()
         if not result.errors:
-            activation()
-            self.loaded = loaded
+            activation(())
+            self.loaded = joined_rules([unit.loaded for unit in units])
         return result
 
 
@@ -95,13 +101,13 @@ async def test_an_error_while_loading_is_reported_and_activates_nothing(
     assert answer.errors[0].startswith(error)
     assert answer.invalid
     assert answer.version == reload.counters.version
-    assert reload.activated == []
+    assert reload.activated == 0
     assert reload.counters.reloads == {"ok": 0, "error": 1}
 
 
 async def test_reloads_do_not_overlap(reload: ScriptedReload) -> None:
     answers: Sequence[object] = await asyncio.gather(*(reload.reload("request") for _ in range(5)))
-    assert len(answers) == len(reload.activated) == 5
+    assert len(answers) == reload.activated == 5
 
 
 async def watch_files(reload: ScriptedReload, change: Callable[[], object], attempts: int) -> None:
@@ -122,7 +128,7 @@ async def test_valid_rules_are_retried_after_a_failed_activation(
     reload: ScriptedReload, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
     monkeypatch.setattr("proxy.app.reload.RETRY_SECONDS", 0.01)
-    reload.results = [ReloadReport(["the broker is away"])] * 2
+    reload.results = [ReloadReport(["the broker is away"], unavailable=True)] * 2
     if reason == "signal":
         reload.file.write_text(AFTER)
         await reload.reload(reason)
@@ -135,7 +141,8 @@ async def test_valid_rules_are_retried_after_a_failed_activation(
     [
         (ReloadReport(), 200),
         (ReloadReport(["bad"], invalid=True), 422),
-        (ReloadReport(["no broker"]), 503),
+        (ReloadReport(["no broker"], unavailable=True), 503),
+        (ReloadReport(["bad", "no broker"], invalid=True, unavailable=True), 422),
     ],
 )
 async def test_the_http_status_distinguishes_invalid_files_from_an_unreachable_broker(
@@ -222,7 +229,9 @@ async def test_a_virtual_host_deleted_during_a_reload_does_not_cause_a_partial_s
     states = {name: VhostState(name, Router(())) for name in "ab"}
     topology: Any = _Vhosts("a", "b")
     first = topology.managed("a")
-    reload = Reload(lambda: files, loaded, states.__getitem__, topology, Counters(), Tasks(), lambda _: lambda: None)
+    reload = Reload(
+        lambda: files, loaded, states.__getitem__, topology, Counters(), Tasks(), lambda _: {}, lambda _: lambda _: None
+    )
     files[0].write_text(RULES % ("a", "new"))
     files[1].write_text(RULES % ("b", "new"))
     try:

@@ -23,6 +23,7 @@ from proxy.app.reload import Reload
 from proxy.broker.methods import DeclareQueue
 from proxy.broker.reconcile.reconciler import PreparedRules
 from proxy.broker.topology import Topology
+from proxy.net.remote.endpoints import RemoteBroker
 from proxy.net.tasks import Tasks
 from proxy.relay.counters import Counters
 from proxy.relay.vhost import OwnedExchange, VhostState
@@ -229,7 +230,10 @@ async def longest_turns_ms(path: Path) -> list[float]:
     gc.freeze()
     state, topology = VhostState("/", Router(())), cast("Topology", NoBroker())
     tasks = Tasks()
-    reload = Reload(lambda: [path], loaded, lambda _: state, topology, Counters(), tasks, lambda _: lambda: None)
+    no_brokers, nothing = dict[str, dict[bytes, RemoteBroker]](), lambda _outdated: None
+    reload = Reload(
+        lambda: [path], loaded, lambda _: state, topology, Counters(), tasks, lambda _: no_brokers, lambda _: nothing
+    )
     del loaded
     found = []
     for number in range(RELOADS):

@@ -124,13 +124,13 @@ def test_a_context_stays_until_files_are_read_again(authority: Authority, tmp_pa
             shutil.copy(source, target)
 
     install("localhost")
-    contexts.read([tls])()
+    contexts.read([tls])([])
     before = names(contexts.of(tls), authority)
     install("localhost")
     assert names(contexts.of(tls), authority) == before
     use = contexts.read([tls])
     assert names(contexts.of(tls), authority) == before
-    use()
+    use([])
     assert names(contexts.of(tls), authority) != before
 
 
@@ -150,7 +150,7 @@ def test_the_expiry_of_certificates_in_use_is_reported_by_side_and_file(authorit
     install(expired=False)
     use = contexts.read(wanted)
     assert set(contexts.ends.values()) == {first}
-    use()
+    use([])
     assert set(contexts.ends) == {("downstream", str(pair[0])), ("upstream", str(pair[0]))}
     assert min(contexts.ends.values()) > first
 
@@ -159,7 +159,7 @@ def test_an_invalid_file_prevents_the_use_of_all_files(
     authority: Authority, pair: tuple[Path, Path], tmp_path: Path
 ) -> None:
     contexts, good, bad = TlsContexts(), ClientTls(authority.ca), ServerTls(*pair)
-    contexts.read([good, bad])()
+    contexts.read([good, bad])([])
     before = contexts.of(good), contexts.of(bad)
     with pytest.raises(ConfigErrors) as caught:
         contexts.read([good, ServerTls(tmp_path / "gone", pair[1]), ClientTls(none(tmp_path))])

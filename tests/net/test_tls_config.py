@@ -57,12 +57,26 @@ def test_all_files_are_read_and_each_error_is_reported() -> None:
 def test_files_of_brokers_in_rules_are_watched_while_the_rules_are_in_force(tmp_path: Path) -> None:
     authority = Authority(tmp_path / "authority")
     config = wanted("rules: []")
-    use = config.read({"/": {b"far": RemoteBroker("far", 1, ClientTls(authority.ca))}})
+    brokers = {"/": {b"far": RemoteBroker("far", 1, ClientTls(authority.ca))}}
+    use = config.read(brokers)
     assert config.files() == []
-    use()
+    use(brokers)
     assert config.files() == [authority.ca]
-    config.read({})()
+    config.read({})({})
     assert config.files() == []
+
+
+def test_brokers_that_are_still_in_use_keep_their_contexts_although_their_files_are_unusable(tmp_path: Path) -> None:
+    ca = tmp_path / "ca"
+    ca.write_bytes(Authority(tmp_path / "authority").ca.read_bytes())
+    config, tls = wanted("rules: []"), ClientTls(ca)
+    brokers = {"/": {b"far": RemoteBroker("far", 1, tls)}}
+    config.read(brokers)(brokers)
+    before = config.contexts.of(tls)
+    ca.write_text("no certificate")
+    config.read({})(brokers)
+    assert config.contexts.of(tls) is before
+    assert config.files() == [ca]
 
 
 @pytest.mark.parametrize(
