@@ -25,7 +25,7 @@ _CHANGES = Row(
             "Rules versions over time",
             "If several versions stay active for a long time, sidecars have different rules.",
             [Query(f"count by (instance, version) ({chosen('oxproxy_rules_info')})", "{{instance}} {{version}}")],
-            width=12,
+            width=8,
         ),
         Number(
             "Last reload",
@@ -38,6 +38,13 @@ _CHANGES = Row(
             "Reload failures",
             "Failures in the selected time range. The log and /status contain every error.",
             [Query(total(increase("oxproxy_rules_reload_total", 'result="error"')))],
+            thresholds=((1, RED),),
+            height=8,
+        ),
+        Number(
+            "Outdated virtual hosts",
+            "Virtual hosts whose previous rules are active, because the last reload failed for them.",
+            [Query(f"sum(max by (vhost) ({chosen('oxproxy_rules_outdated')}))")],
             thresholds=((1, RED),),
             height=8,
         ),

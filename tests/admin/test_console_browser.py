@@ -420,6 +420,33 @@ async def test_a_lost_broker_and_a_stopped_sidecar_are_shown(
             await shows(tab, "document.getElementById('state').textContent !== 'no response'")
 
 
+async def test_a_virtual_host_whose_rules_were_not_reloaded_is_named(
+    broker: Broker, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder, other = tmp_path_factory.mktemp("outdated"), "console-outdated"
+    broker.create_vhost(other)
+    second = folder / "second.yaml"
+    second.write_text(f"vhost: {other}\nqueues: [q]\n")
+    rules = {"rules": [str(folder / "rules.yaml"), str(second)]}
+    try:
+        with standing(broker, folder, RULES, rules) as site:
+            async with console(site) as tab:
+                second.write_text(f"vhost: {other}\nqueus: [q]\n")
+                await see(tab, "overview")
+                tile = "document.querySelector('#tiles dt + dd').textContent"
+                await shows(tab, f"{tile}.includes('reload refused for {other}')")
+                alerts = await tab.value("document.getElementById('alerts').textContent")
+                assert "queus: unknown key; did you mean queues?" in alerts
+                await see(tab, "rules")
+                note = "document.getElementById('outdated').textContent"
+                await shows(tab, f"{note}.includes('The previous rules are active for 1 virtual host: {other}')")
+                second.write_text(f"vhost: {other}\nqueues: [q]\n")
+                await shows(tab, f"{note} === ''")
+                assert_no_errors(tab)
+    finally:
+        broker.delete_vhost(other)
+
+
 async def test_the_console_asks_once_for_a_token_and_never_puts_it_into_a_url(
     broker: Broker, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

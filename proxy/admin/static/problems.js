@@ -2,6 +2,9 @@
 
 import { count } from './dom.js'
 
+// Maximum number of names in a title.
+const MOST_NAMES = 2
+
 // The lists of findings in /status for a virtual host: title of one finding, title of several findings in the singular
 // and in the plural, whether the finding prevents deliveries, and texts.
 export const FINDINGS = [
@@ -17,6 +20,13 @@ export const FINDINGS = [
     `${carrier}: ${count(number, 'token')} of secrets that are not listed; no message uses them, and oxproxy cleanup --stale removes them`)],
 ]
 
+// Returns the title of a refused reload, which names the virtual hosts that keep their previous rules if others do not.
+function refused({ outdated }, vhosts) {
+  const partly = vhosts.some(({ vhost }) => !outdated.includes(vhost))
+  return partly && outdated.length <= MOST_NAMES ? `reload refused for ${outdated.join(', ')}` : partly
+    ? `reload refused for ${count(outdated.length, 'virtual host')}` : 'reload refused'
+}
+
 // Returns groups of problems: short title, severity (bad or warn) and texts.
 export function problems(status) {
   const away = status.vhosts.filter(vhost => !vhost.connected)
@@ -25,7 +35,7 @@ export function problems(status) {
   const groups = [
     ['not ready', 'bad', status.not_ready.map(text => `Not ready: ${text}`)],
     ['broker unreachable', 'bad', away.map(vhost => `Control connection to virtual host ${vhost.vhost}: ${vhost.fault || 'not connected'}`)],
-    ['reload refused', 'bad', (reload?.errors ?? []).map(text => `Last reload failed: ${text}`)],
+    [reload && refused(reload, status.vhosts), 'bad', (reload?.errors ?? []).map(text => `Last reload failed: ${text}`)],
     ['audit log failing', 'bad', status.audit_failure ? [`Audit log: ${status.audit_failure}`] : []],
     [`${count(remotes.length, 'other broker')} unreachable`, 'bad', remotes.map(remote => `Broker ${remote.broker}: ${remote.error}`)],
     ...FINDINGS.map(([kind, one, several, serious, texts]) => {

@@ -12,6 +12,7 @@ let looked = 0
 
 export async function show() {
   margin()
+  outdated()
   const version = state.status?.rules
   if (version && shown === version && !loading) look()
   if (!version || shown === version || loading) return
@@ -73,6 +74,14 @@ function colored(text) {
   if (!parts) return [name(text)]
   const [, indent, key, colon, rest, comment] = parts
   return [indent, ...(key ? [element('b', {}, name(key)), colon] : []), ...(rest ? [name(rest)] : []), ...(comment ? [element('i', {}, name(comment))] : [])]
+}
+
+// The virtual hosts whose files were refused by the last reload.
+function outdated() {
+  const reload = state.status?.last_reload
+  at('outdated').replaceChildren(...(reload?.outdated.length ? [element('div', { class: 'note bad' },
+    element('p', {}, `The last reload failed. The previous rules are active for ${count(reload.outdated.length, 'virtual host')}: `, name(reload.outdated.join(', '))),
+    ...reload.errors.map(text => element('p', {}, name(text))))] : []))
 }
 
 let compared = ''
