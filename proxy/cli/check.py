@@ -203,6 +203,9 @@ def _kind(path: Path, files: _Files, faults: Faults) -> str | None:
         faults.extend(source.faults)
         return None
     keys = [key.text for key, _ in root.entries]
+    if _is_values(root):
+        faults.error(root.place, "", "got values of the Helm chart, expected a configuration or rules; use --values")
+        return None
     kinds = [name for name, known in (("settings", _SETTINGS_KEYS), ("rules", TOP_KEYS)) if set(keys) & set(known)]
     if len(kinds) == 1:
         return kinds[0]
@@ -214,6 +217,12 @@ def _kind(path: Path, files: _Files, faults: Faults) -> str | None:
     expected = f"a configuration ({', '.join(_SETTINGS_KEYS)}) or rules ({', '.join(TOP_KEYS)})"
     faults.error(root.place, "", f"got {seen}, expected those of {expected}")
     return None
+
+
+def _is_values(root: Mapping) -> bool:
+    """Return True for values of the Helm chart, which have a section `config` or `rules.files`."""
+    sections = {key.text: value for key, value in root.entries if isinstance(value, Mapping)}
+    return "config" in sections or ("rules" in sections and sections["rules"].entry("files") is not None)
 
 
 def _settings(path: Path, files: _Files, environ: Environment[str, str], findings: Findings) -> list[Path]:

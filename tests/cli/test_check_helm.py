@@ -106,6 +106,13 @@ def test_the_defaults_of_the_chart_have_no_errors() -> None:
     assert oxproxy_here("check", "-f", str(CHART / "values.yaml")).returncode == 0
 
 
+def test_values_without_the_option_are_recognized(tmp_path: Path) -> None:
+    (tmp_path / "values.yaml").write_text(VALUES)
+    done = oxproxy_here("check", str(tmp_path / "values.yaml"))
+    assert done.returncode == 2
+    assert done.stderr.endswith("got values of the Helm chart, expected a configuration or rules; use --values\n")
+
+
 def test_no_file_is_an_error() -> None:
     done = oxproxy_here("check")
     assert (done.returncode, done.stderr) == (2, "oxproxy check: got no file, expected FILE or --values FILE\n")
