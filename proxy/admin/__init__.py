@@ -1,6 +1,7 @@
 """Serves HTTP on the admin address, for operators, probes and Prometheus. Only this package uses aiohttp's server.
 
 - `access`: tokens and roles, checks of a request's origin, and records of changes.
+- `pace`: limits the share of time in which requests are answered.
 - `server`: the server, the pages ``/metrics``, ``/livez``, ``/readyz`` and ``/status``, and
   `json_route`, which creates a page from a function.
 - `explain`: ``POST /explain``, which returns the queues that a message would reach, and the reasons.

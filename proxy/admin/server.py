@@ -5,7 +5,8 @@ connect) and ``/status``. The server calls functions of the application and does
 requests from the start of the process to the end of the drain.
 
 Connections are limited in number and duration, so that they don't exhaust the file descriptors that producers need.
-With TLS, this includes the handshake, so connections are accepted here and not by the event loop.
+With TLS, this includes the handshake, so connections are accepted here and not by the event loop. Requests are limited
+to a share of the time (`Pace`), since they share the event loop with producers.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from aiohttp.http import HttpProcessingError
 from prometheus_client.exposition import gzip_accepted
 
 from proxy.admin.access import Access, Handler, Role
+from proxy.admin.pace import Pace
 from proxy.errors import ConfigError, ConfigErrors
 from proxy.net.listener import listening_sockets
 from proxy.net.tls import ContextProvider, words
@@ -62,6 +64,10 @@ MOST_REFUSED, REFUSED_SECONDS = 32, 1.0
 #: Seconds within which the first request of a connection must be received, and within which each response must be read
 #: and the next request received. There is no deadline while a page is being rendered.
 REQUEST_SECONDS = 30.0
+#: Share of the time in which requests are answered and metrics are rendered, and seconds of each that are permitted at
+#: once. A probe or a page without metrics takes about `ANSWER_SECONDS`, so 200 per second are answered. Requests for
+#: metrics have a separate share, so that probes do not wait for them.
+SHARE, ANSWER_BURST_SECONDS, METRICS_BURST_SECONDS, ANSWER_SECONDS = 0.1, 0.1, 0.5, 0.0005
 _BACKLOG = 128
 #: Maximum number of connections accepted in one iteration of the event loop, and pause after an accept has failed.
 _ACCEPTED_AT_ONCE, _ACCEPT_PAUSE_SECONDS = 16, 1.0
@@ -128,6 +134,7 @@ class AdminServer:
         #: connections by aiohttp's protocol, starting with the connection that has been idle for the longest time
         self._connections: dict[asyncio.BaseProtocol, _Connection] = {}
         self._refused: set[_Refused] = set()
+        self._answers, self._renderings = Pace(SHARE, ANSWER_BURST_SECONDS), Pace(SHARE, METRICS_BURST_SECONDS)
         self._exposition = exposition
         self._readiness = readiness
         self._degraded = degraded
@@ -224,13 +231,15 @@ class AdminServer:
 
         request.content.on_eof(received)
         try:
+            await self._answers.wait(ANSWER_SECONDS)
             return await handler(request)
         finally:
             rendering = False
             connection.wait()
 
     async def _get_metrics(self, request: web.Request) -> web.Response:
-        page, content_type = await self._exposition.render(request.headers.get("Accept", ""))
+        async with self._renderings.turn():
+            page, content_type = await self._exposition.render(request.headers.get("Accept", ""))
         response = web.Response(body=page, headers={"Content-Type": content_type})
         if gzip_accepted(request.headers.get("Accept-Encoding", "")):
             # aiohttp compresses a page of this size in a thread, without the interpreter's lock.
