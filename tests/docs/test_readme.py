@@ -21,6 +21,9 @@ from tests.sidecar import PROGRAM, pika_channel
 
 ROOT = Path(__file__).resolve().parents[2]
 (PART,) = re.findall(r"^## With your own broker$(.*?)^## ", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE)
+(FAILURES,) = re.findall(
+    r"^## What happens if something fails$(.*?)^## ", (ROOT / "README.md").read_text(), re.DOTALL | re.MULTILINE
+)
 CONFIGURATION, RULES = re.findall(r"```yaml\n(.*?)```", PART, re.DOTALL)
 CHECK, SERVE, PLAN, EXPLAIN = (
     shlex.split(line, comments=True) for line in re.findall(r"^    (oxproxy .*)$", PART, re.MULTILINE)
@@ -51,6 +54,13 @@ def publish(place: Place, amount: object) -> None:
 
 def taken(place: Place) -> list[int]:
     return place.taken("orders.all", "orders.large")
+
+
+def test_each_failure_in_the_table_names_a_test_that_exists() -> None:
+    rows = re.findall(r"^\| (?!what fails|---)([^|]+) \|.*\[`(test_\w+)`\]\((\S+)\) \|$", FAILURES, re.MULTILINE)
+    assert [len(FAILURES.strip().splitlines()[2:8]), len(rows)] == [6, 6]
+    for fault, name, file in rows:
+        assert re.search(rf"^def {name}\(", (ROOT / file).read_text(), re.MULTILINE), fault
 
 
 def test_the_check_accepts_both_files_and_runs_the_test(place: Place) -> None:
