@@ -26,7 +26,7 @@ from tests.sidecar import Sidecar, pika_channel
 
 PICTURE = Path(__file__).resolve().parents[2] / "docs" / "pictures" / "console.png"
 VIEWS = ("overview", "map", "rules", "explain", "recent", "shadow")
-WIDTHS = (360, 1280, 2560)
+WIDTHS = (400, 1280, 2560)
 #: Seconds of traffic before the picture for README.md is taken, and seconds for a page to draw received data.
 TRAFFIC_SECONDS, SETTLING_SECONDS = 30.0, 2.5
 #: Height of the highest picture.
