@@ -163,7 +163,7 @@ class Vhosts:
         self._failures = failures
         for plans in self._plans.values():
             plans.failures = failures
-            plans.state.changed()
+            plans.state.settings_changed()
 
     def _make(self, state: VhostState) -> Plans:
         plans = Plans(state, self._counters, self._sources, self._rules, self._journal, self._decisions)

@@ -1,7 +1,8 @@
 """State of one virtual host, shared by the control plane and the relays.
 
-Only the control plane writes `queues`. A `TokenTable` tracks which tokens are bound. Everything runs in one thread, so
-plain attributes suffice. Code that changes data on which cached decisions depend has to call `changed`.
+A `TokenTable` tracks which tokens are bound. Everything runs in one thread, so plain attributes suffice. Code that
+changes data on which cached decisions depend has to call `changed` or, if all decisions may depend on the data,
+`settings_changed`.
 """
 
 from __future__ import annotations
@@ -211,8 +212,10 @@ class VhostState:
     exchanges: dict[bytes, OwnedExchange] = field(default_factory=dict)
     #: the existing queues, sorted, for regex routes
     queues: QueueNames = field(default_factory=QueueNames)
-    #: number incremented by every change that makes cached data stale
+    #: number of changes on which cached decisions may depend; see `changed`
     epoch: int = 0
+    #: number of those changes on which every cached decision may depend; see `settings_changed`
+    settings_version: int = 0
     #: latest sequence number of a declaration made through this sidecar
     last_sequence: int = 0
     #: the broker's exchanges, including the default exchange, that are known not to be open exchanges; None while
@@ -296,31 +299,45 @@ class VhostState:
         return self.last_sequence
 
     def changed(self) -> None:
-        """Make every relay discard data derived from this state."""
+        """Make every relay check whether its plans are still current, before it uses them again.
+
+        This is called after a change of an exchange, its bindings or its token table, or of the queue names.
+        """
         self.epoch += 1
+
+    def settings_changed(self) -> None:
+        """Make every relay discard all plans. This is called after a change that concerns the whole virtual host."""
+        self.settings_version += 1
+        self.changed()
+
+    def set_queues(self, queues: QueueNames) -> None:
+        """Replace the queue names; `queues` is the present object if no name has changed."""
+        if queues is not self.queues:
+            self.queues = queues
+            if self.router.sees_queues:
+                self.changed()
 
     def swap(self, exchanges: dict[bytes, OwnedExchange], router: Router) -> None:
         self.exchanges = exchanges
         self.router = router
         self._derive()
-        self.changed()
+        self.settings_changed()
 
     def set_addresses(self, addresses: AddressBook | None) -> None:
         self.addresses = addresses
         self._derive()
-        self.changed()
+        self.settings_changed()
 
     def set_secrets(self, secrets: Secrets) -> None:
         self.secrets, self.tokens = secrets, Tokens(self.name, secrets.token_keys)
-        self.changed()
+        self.settings_changed()
 
     def add_exchange(self, owned: OwnedExchange, exchange: Exchange) -> None:
         self.exchanges[owned.name] = owned
         if self.plain_exchanges is not None:
             self.plain_exchanges.discard(owned.name)
         self.router.add(exchange)
-        self._derive()
-        self.changed()
+        self._exchanges_changed()
 
     def remove_exchange(self, name: bytes) -> None:
         """Remove an exchange, its bindings, and all clients' bindings whose destination is this exchange."""
@@ -329,8 +346,14 @@ class VhostState:
         for other in list(self.exchanges.values()):
             for stored in list(other.receivers.get(("exchange", name), {}).values()):
                 self.remove_binding(stored)
+        self._exchanges_changed()
+
+    def _exchanges_changed(self) -> None:
         self._derive()
-        self.changed()
+        if self.addresses is not None:  # it does not redirect to names of exchanges that are evaluated here
+            self.settings_changed()
+        else:
+            self.changed()
 
     def add_binding(
         self, stored: StoredBinding, compiled: CompiledBinding | None = None, identity: Hashable = None

@@ -39,16 +39,19 @@ class Router:
     def __init__(self, exchanges: Iterable[Exchange]) -> None:
         self._exchanges = {exchange.name: exchange for exchange in exchanges}
         self.exchanges: Mapping[bytes, Exchange] = MappingProxyType(self._exchanges)
-        self._reaches: dict[bytes, _Reach] = {}
+        self._reaches: dict[bytes, Reach] = {}
 
     def add(self, exchange: Exchange) -> None:
         """Add an exchange, or replace the exchange with the same name."""
         self._exchanges[exchange.name] = exchange
-        self._reaches.clear()
+        self._forget_reaches(exchange.name)
 
     def remove(self, name: bytes) -> None:
         self._exchanges.pop(name, None)
-        self._reaches.clear()
+        self._forget_reaches(name)
+
+    def _forget_reaches(self, name: bytes) -> None:
+        self._reaches = {start: reach for start, reach in self._reaches.items() if not reach.depends_on(name)}
 
     @property
     def sees_queues(self) -> bool:
@@ -57,7 +60,7 @@ class Router:
 
     def interest(self, exchange: bytes) -> Interest:
         """Return the facts that can change the decision for a message published to `exchange`."""
-        return self._reach(exchange).interest
+        return self.reach(exchange).interest
 
     def destinations(self, exchange: bytes) -> frozenset[Destination]:
         """Return all destinations outside the router that are named in the rules for messages to `exchange`.
@@ -65,18 +68,18 @@ class Router:
         The alternate exchange of `exchange` itself is not included, since the broker applies it. The result is the same
         object until a binding changes.
         """
-        return self._reach(exchange).destinations
+        return self.reach(exchange).destinations
 
     def leads_on(self, exchange: bytes) -> bool:
         """Return True if messages to `exchange` can reach an exchange outside the router.
 
         This includes the alternate exchange of `exchange` itself.
         """
-        return self._reach(exchange).leads_on
+        return self.reach(exchange).leads_on
 
     def has_client_bindings(self, exchange: bytes) -> bool:
         """Return True if a binding that a client declared can affect messages to `exchange`."""
-        return any(reached.client_bindings > 0 for reached in self._reach(exchange).exchanges)
+        return any(reached.client_bindings > 0 for reached in self.reach(exchange).exchanges)
 
     def names(self, exchange: bytes, destination: Destination) -> bool:
         """Return True if `destinations` contains this destination, without building that set, which may be large."""
@@ -84,7 +87,7 @@ class Router:
             return False
         return any(
             reached.uses(destination) > 0 or (reached.name != exchange and destination == (EXCHANGE, reached.alternate))
-            for reached in self._reach(exchange).exchanges
+            for reached in self.reach(exchange).exchanges
         )
 
     def mentions(self, destination: Destination) -> bool:
@@ -111,7 +114,7 @@ class Router:
 
     def may_choose_unnamed(self, exchange: bytes, kind: str) -> bool:
         """Return True if messages to `exchange` can reach destinations of this kind that no rule names."""
-        reached = self._reach(exchange).exchanges
+        reached = self.reach(exchange).exchanges
         return any(other.chooses_queues if kind == QUEUE else other.lets_producer_add_exchanges for other in reached)
 
     def decide(
@@ -207,15 +210,16 @@ class Router:
             nested.sort(key=_name)
         return nested
 
-    def _reach(self, exchange: bytes) -> _Reach:
+    def reach(self, exchange: bytes) -> Reach:
+        """Return the exchanges that messages to `exchange` can reach: the same object until one of them changes."""
         reach = self._reaches.get(exchange)
         if reach is None or not reach.is_current():
-            reach = self._reaches[exchange] = _Reach(self._exchanges, exchange)
+            reach = self._reaches[exchange] = Reach(self._exchanges, exchange)
         return reach
 
 
-class _Reach:
-    """The exchanges in the router that messages to one exchange can reach."""
+class Reach:
+    """The exchanges in the router that messages to one exchange can reach, including that exchange."""
 
     __slots__ = ("_changes", "_destinations", "_leads_on", "_owned", "_start", "exchanges", "interest")
 
@@ -252,6 +256,15 @@ class _Reach:
                 for exchange in self.exchanges
             )
         return self._leads_on
+
+    def depends_on(self, name: bytes) -> bool:
+        """Return True if messages can reach an exchange with this name, whether or not it is in the router."""
+        return any(
+            name in (exchange.name, exchange.alternate)
+            or name in exchange.next_names
+            or exchange.lets_producer_add_exchanges
+            for exchange in self.exchanges
+        )
 
     def is_current(self) -> bool:
         for exchange, changes in zip(self.exchanges, self._changes, strict=True):

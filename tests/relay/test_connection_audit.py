@@ -283,7 +283,7 @@ def test_lines_of_passed_publishes_name_the_rules_in_force() -> None:
     wire.produce(publish("k", to="amq.direct"))
     log.rules = "v2"
     wire.produce(publish("k", to="amq.direct"))
-    wire.state.changed()
+    wire.state.settings_changed()
     wire.produce(publish("k", to="amq.direct"))
     assert [line.split()[3] for line in log.lines] == ["passed", "passed", "passed/v2"]
 

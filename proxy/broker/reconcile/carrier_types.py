@@ -72,4 +72,7 @@ def adopt_types(state: VhostState, desired: DesiredState, listed: Mapping[bytes,
             is_topic = state.prefers_topic(exchange.wanted_type, many=many)
         else:
             continue
-        exchange.carrier_type = CarrierType.TOPIC if is_topic else CarrierType.DIRECT
+        carrier_type = CarrierType.TOPIC if is_topic else CarrierType.DIRECT
+        if exchange.carrier_type is not carrier_type:
+            exchange.carrier_type = carrier_type
+            state.changed()

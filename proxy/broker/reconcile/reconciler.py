@@ -191,7 +191,6 @@ class Reconciler:
         owned = self.state.exchanges.get(name)
         if owned is not None and owned.delivery is Delivery.CARRIER:
             await self.observer.read_bindings([owned])
-            self.state.changed()
         return info
 
     async def end(self, owned: OwnedExchange) -> bool:

@@ -283,22 +283,13 @@ class RelayRequests:
             exchange.tokens.declared(destination)
         if kind == QUEUE:
             self._observed.add_queue(name, exclusive)
-            names = state.queues.with_name(name)
-            changed = names is not state.queues and state.router.sees_queues
-            state.queues = names
-            if changed:
-                state.changed()
+            state.set_queues(state.queues.with_name(name))
 
     def queue_deleted(self, queue: bytes) -> None:
         """Record that a queue and its bindings were deleted."""
-        state, destination = self.state, (QUEUE, queue)
         self._observed.remove_queue(queue)
-        names = state.queues.without_name(queue)
-        changed = names is not state.queues and state.router.sees_queues
-        state.queues = names
-        self._gone(destination)
-        if changed:
-            state.changed()
+        self.state.set_queues(self.state.queues.without_name(queue))
+        self._gone((QUEUE, queue))
         self.confirm()
 
     def changed(self, exchange: bytes) -> None:

@@ -271,11 +271,7 @@ class VhostTopology:
         management = self.reconciler.management if self._settings.declared.announce and not thorough else None
         announced = management is not None and await self._announcements.check(management)
         await reconciler.look(thorough=thorough, announced=announced)
-        names = reconciler.names.names(state.queues)
-        changed = names is not state.queues and state.router.sees_queues
-        state.queues = names
-        if changed:
-            state.changed()
+        state.set_queues(reconciler.names.names(state.queues))
         desired = reconciler.desired()
         requests.bound_count = sum(
             len(exchange.tokens.bound.keys() - desired.tokens_of(exchange)) for exchange in desired.made

@@ -304,7 +304,6 @@ class ClientBindings:
             if state.has_token(destination) and (owned := state.now(sent_to)) is not None:
                 owned.tokens.bind_ok(destination, tokens)
         further = [place for planned in batch.binds for place in own_tokens(self._connection, planned.compiled.binding)]
-        state.changed()
         for name in changed:
             self._connection.terms.inventory.changed(name)
         if further:

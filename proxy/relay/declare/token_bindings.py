@@ -76,7 +76,7 @@ def bind_tokens(
         done()
         return
     waiting = len(wanted)
-    state, channel = connection.plans.state, connection.upstream.sidecar_channel
+    channel = connection.upstream.sidecar_channel
 
     def answered(text: str | None, owned: OwnedExchange, destination: Destination, tokens: tuple[bytes, ...]) -> None:
         nonlocal waiting
@@ -85,7 +85,6 @@ def bind_tokens(
             owned.tokens.bind_ok(destination, tokens)
         else:
             owned.tokens.refused(destination, text, connection.traffic.now)
-        state.changed()
         if not waiting:
             done()
 

@@ -4,8 +4,9 @@ A `Plan` is used for publishes to one exchange that is evaluated here, or to one
 translates. It lists the facts that the rules test, so that the pass collects nothing else, and maps these facts to the
 outgoing form of the message. This map is the only cache of decisions (see `DecisionCaches` for its limits).
 
-`Plans` holds the plans for one virtual host. When the state of the virtual host changes (`VhostState.changed`), all
-plans are dropped with their decisions.
+`Plans` holds the plans for one virtual host. When the state of the virtual host changes (`VhostState.changed`), each
+plan is checked before it is used again. It is dropped with its decisions if anything has changed that they depend on
+(`Basis`). When the settings of the virtual host change (`VhostState.settings_changed`), all plans are dropped.
 
 Source: architecture, "The decision is pure" and "Bodies stream, headers are read in place".
 """
@@ -131,8 +132,48 @@ class DecisionCaches:
         self.used_bytes -= self._used.pop(plan, 0)
 
 
+class Basis:
+    """What the plan for an evaluated exchange depends on, besides the settings of the virtual host.
+
+    This is the exchange itself, the exchanges that its messages can reach and their bindings, the tokens of its
+    destinations and, if rules choose among the queues, the names of the queues.
+    """
+
+    __slots__ = ("_carrier_type", "_epoch", "_owned", "_queues_version", "_reach", "_state", "_tokens_version")
+
+    def __init__(self, state: VhostState, owned: OwnedExchange) -> None:
+        self._state: Final = state
+        self._owned: Final = owned
+        self._reach: Final = state.router.reach(owned.name)
+        self._tokens_version: Final = owned.tokens.version
+        self._carrier_type: Final = owned.carrier_type
+        self._queues_version: Final = state.queues.version
+        #: value of `VhostState.epoch` at which the plan was last known to be current
+        self._epoch = state.epoch
+
+    @property
+    def interest(self) -> Interest:
+        return self._reach.interest
+
+    def is_current(self) -> bool:
+        """Return True if everything is as it was when the plan was made."""
+        state, owned = self._state, self._owned
+        if self._epoch == state.epoch:
+            return True
+        if (
+            state.exchanges.get(owned.name) is not owned
+            or state.router.reach(owned.name) is not self._reach
+            or owned.tokens.version != self._tokens_version
+            or owned.carrier_type is not self._carrier_type
+            or (self._reach.interest.queues and state.queues.version != self._queues_version)
+        ):
+            return False
+        self._epoch = state.epoch
+        return True
+
+
 class Plans:
-    """The plans of one virtual host, created on demand and recreated when the state of the virtual host has changed."""
+    """The plans of one virtual host, created on demand, and recreated when they are no longer current."""
 
     def __init__(
         self,
@@ -153,8 +194,11 @@ class Plans:
         self.confirm_timing = counters.confirm_seconds
         self.sources = sources
         self.caches = caches or DecisionCaches()
-        self.epoch = state.epoch
+        self._epoch = state.epoch
+        self._settings_version = state.settings_version
         self._by_exchange: dict[bytes, Plan] = {}
+        #: those that are known to be current
+        self._current: dict[bytes, Plan] = {}
         #: plans for publishes to other exchanges, needed for the address table or the tap; None for publishes that are
         #: forwarded unchanged
         self._by_address: dict[tuple[bytes, bytes], Plan | None] = {}
@@ -182,19 +226,24 @@ class Plans:
 
     def set_tap(self, tap: Tap | None) -> None:
         self.tap = tap
-        self.state.changed()
+        self.state.settings_changed()
 
     def current(self) -> dict[bytes, Plan]:
-        """Return the cached plans by exchange, after dropping them if the state has changed."""
-        if self.epoch != self.state.epoch:
-            self.forget()
-        return self._by_exchange
+        """Return the plans by exchange that are known to be current. `find` checks and adds the others."""
+        state = self.state
+        if self._epoch != state.epoch:
+            self._epoch = state.epoch
+            self._current.clear()
+            if self._settings_version != state.settings_version:
+                self._settings_version = state.settings_version
+                self.forget()
+        return self._current
 
     def forget(self) -> None:
-        self.epoch = self.state.epoch
         for plan in (*self._by_exchange.values(), *self._by_address.values()):
             if plan is not None:
                 plan.forget()
+        self._current.clear()
         self._by_exchange.clear()
         self._by_address.clear()
         self._passed_records.clear()
@@ -209,26 +258,44 @@ class Plans:
 
         The plan is for the publish's exchange if that exchange is evaluated here, otherwise for the publish's address.
         """
-        plans = self.current()
-        plan = plans.get(exchange)
+        current = self.current()
+        plan = current.get(exchange)
         if plan is not None:
             return plan
         owned = self.state.exchanges.get(exchange)
         if owned is not None:
-            plan = plans[exchange] = Plan(self, owned, self.state.router.interest(exchange))
+            plan = current[exchange] = self._of_exchange(owned)
             return plan
         if self.passes_unknown:
             return None
         plans_by_address = self._by_address
         address = (exchange, routing_key)
-        if address not in plans_by_address:
-            if len(plans_by_address) >= ADDRESSES:
-                for plan in plans_by_address.values():
-                    if plan is not None:
-                        plan.forget()
-                plans_by_address.clear()
-            plans_by_address[address] = self._translate(Publication(exchange, routing_key))
-        return plans_by_address[address]
+        if address in plans_by_address:
+            plan = plans_by_address[address]
+            if plan is None or plan.is_current():
+                return plan
+            plan.forget()
+        elif len(plans_by_address) >= ADDRESSES:
+            for plan in plans_by_address.values():
+                if plan is not None:
+                    plan.forget()
+            plans_by_address.clear()
+        plan = plans_by_address[address] = self._translate(Publication(exchange, routing_key))
+        return plan
+
+    def _of_exchange(self, owned: OwnedExchange) -> Plan:
+        """Return the plan for an evaluated exchange, which is made if there is none or if it is no longer current."""
+        plans, exchanges = self._by_exchange, self.state.exchanges
+        plan = plans.get(owned.name)
+        if plan is not None:
+            if plan.is_current():
+                return plan
+            plan.forget()
+        plan = plans[owned.name] = Plan(self, owned, Basis(self.state, owned))
+        if len(plans) > len(exchanges):
+            for name in plans.keys() - exchanges.keys():
+                plans.pop(name).forget()
+        return plan
 
     def passed_record(self, exchange: bytes) -> str:
         """Return the constant part of the audit records for publishes to an exchange that is not evaluated here."""
@@ -257,16 +324,14 @@ class Plans:
         if isinstance(target, Target) and target.remote is None and not reserved:
             owned = state.exchanges.get(target.publication.exchange)
             if owned is not None:
-                interest = state.router.interest(owned.name)
-                return Plan(self, owned, interest, source=source, routing_key=target.publication.routing_key)
+                basis = Basis(state, owned)
+                return Plan(self, owned, basis, source=source, routing_key=target.publication.routing_key)
             if target.publication.exchange in state.carriers:
                 target = FailedTranslation(target.rule, CARRIER_TARGET)
             elif target.publication == publication:
                 return self._passing(publication)
         owned = OwnedExchange(publication.exchange, "direct", Delivery.QUEUE, b"")
-        return Plan(
-            self, owned, _NO_INTEREST, source=source, fixed=_translated(self, source, target), reserved=reserved
-        )
+        return Plan(self, owned, source=source, fixed=_translated(self, source, target), reserved=reserved)
 
     def _passing(self, publication: Publication) -> Plan | None:
         """Return the plan for a publish that is forwarded unchanged; None unless a tap observes the publish."""
@@ -279,7 +344,7 @@ class Plans:
             record = self.passed_record(exchange)
         out = Outgoing(Decision(exchange, Outcome.UNROUTED), tally, (), True, (), record, None, exchange)
         owned = OwnedExchange(exchange, "direct", Delivery.QUEUE, b"")
-        return Plan(self, owned, _NO_INTEREST, source=PublishSource(publication, 0), fixed=out)
+        return Plan(self, owned, source=PublishSource(publication, 0), fixed=out)
 
 
 class Plan:
@@ -287,7 +352,7 @@ class Plan:
 
     Args:
         owned: the exchange that is evaluated.
-        interest: facts that the exchange's rules test.
+        basis: what the decisions depend on; None if no rules are evaluated.
         source: the producer's address, if the plan is for a single address; None if it is for an evaluated exchange.
         routing_key: the routing key that the rules test, if the address table redirects the publish.
         fixed: the outgoing form, if no rules are evaluated.
@@ -295,24 +360,26 @@ class Plan:
     """
 
     __slots__ = (
-        "_forms", "_interest", "_limit_bytes", "_limit_entries", "_plans", "_source", "_unkept", "decisions", "facts",
-        "fixed", "hits", "keyed", "mentioned", "name_sizes", "owned", "plain", "reserved", "routing_key", "tap",
-        "whole_table",
+        "_basis", "_forms", "_interest", "_limit_bytes", "_limit_entries", "_plans", "_source", "_unkept", "decisions",
+        "facts", "fixed", "hits", "keyed", "mentioned", "name_sizes", "owned", "plain", "reserved", "routing_key",
+        "tap", "whole_table",
     )  # fmt: skip
 
     def __init__(
         self,
         plans: Plans,
         owned: OwnedExchange,
-        interest: Interest,
+        basis: Basis | None = None,
         *,
         source: PublishSource | None = None,
         routing_key: bytes | None = None,
         fixed: Outgoing | None = None,
         reserved: bytes = b"",
     ) -> None:
+        interest = _NO_INTEREST if basis is None else basis.interest
         self._plans: Final = plans
         self._source: Final = source
+        self._basis: Final = basis
         self._interest: Final = interest
         self.owned: Final = owned
         self.fixed: Final = fixed
@@ -325,7 +392,7 @@ class Plan:
         #: Whether the message's routing key is a fact. The address table needs the key if a destination is an exchange.
         self.keyed: Final = routing_key is None and (interest.routing_key or plans.state.addresses is not None)
         #: Whether the headers and the routing key are the only facts.
-        self.plain: Final = not (interest.properties or interest.body_sizes or interest.clock or interest.queues)
+        self.plain: Final = not (interest.properties or interest.body_sizes or interest.clock)
         #: by encoded name, why the pass collects or removes a header: a sum of FACT, CUT_BCC, CUT_CC and CUT_OURS
         self.mentioned: Final = {shortstr(name): cut for name, cut in _ALWAYS.items()}
         for name in interest.headers or ():
@@ -345,6 +412,10 @@ class Plan:
         self._limit_entries: Final = EXCHANGE_ENTRIES if source is None else ADDRESS_ENTRIES
         self._limit_bytes: Final = EXCHANGE_BYTES if source is None else ADDRESS_BYTES
 
+    def is_current(self) -> bool:
+        """Return True if nothing has changed that the decisions depend on, besides the settings."""
+        return self._basis is None or self._basis.is_current()
+
     def other_facts(self, header: bytes) -> tuple[Properties, object]:
         """Return the facts, other than headers and routing key, from a whole content header frame.
 
@@ -358,11 +429,8 @@ class Plan:
         parts: list[object] = []
         if interest.body_sizes:
             parts.append(bisect_right(interest.body_sizes, U64.unpack_from(header, 11)[0]))
-        plans = self._plans
         if interest.clock:
-            parts.append(int(plans.sources.wall()))
-        if interest.queues:
-            parts.append(plans.state.queues.version)
+            parts.append(int(self._plans.sources.wall()))
         return properties, tuple(parts)
 
     def facts_record(self, header: bytes) -> FactsRecord | None:

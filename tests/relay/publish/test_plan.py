@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -9,17 +10,19 @@ from hypothesis import strategies as st
 from proxy.addressing.targets import Publication
 from proxy.amqp.tables import encode_table
 from proxy.errors import Scope
+from proxy.relay.declare.storage import identity_key
 from proxy.relay.publish import plan as plan_module
 from proxy.relay.publish.outgoing import copy_frames
 from proxy.relay.publish.plan import FACTS_BYTES, DecisionCaches, Plan
-from proxy.relay.vhost import Delivery
-from proxy.routing.decision import QueueNames
-from proxy.values import Table, Value
+from proxy.relay.tokens import Secrets
+from proxy.relay.vhost import BindingCopy, Delivery, StoredBinding, VhostState
+from proxy.routing.bindings.binding import Binding
+from proxy.values import EXCHANGE, QUEUE, Destination, Table, Value
 from tests import client
 from tests.client import content_header, split
 from tests.relay.contents import properties, tables
-from tests.relay.wire import REPORT, Wire, publish, routed, ruled, table, token, with_tokens
-from tests.routing.building import NOW, Plain, many, to_queue
+from tests.relay.wire import REPORT, Wire, owned, publish, routed, ruled, state, table, token, with_tokens
+from tests.routing.building import NOW, Plain, exchange, many, to_queue
 
 
 def plan_of(wire: Wire) -> Plan:
@@ -172,8 +175,67 @@ def test_queue_names_that_a_rule_uses_cause_a_new_decision() -> None:
     wire = Wire(of)
     message = publish(body=b"")
     assert forwarded(wire, message) == with_tokens(message, "a")
-    of.queues = QueueNames((b"jobs.1",), 1)
+    of.set_queues(of.queues.with_name(b"jobs.1"))
     assert forwarded(wire, message) == with_tokens(message, "a", "jobs.1")
+
+
+# -- validity ---------------------------------------------------------------------------------------------------------
+
+
+def client_binding(exchange: bytes, destination: Destination) -> StoredBinding:
+    binding = Binding(exchange, *destination, b"", ())
+    return StoredBinding(binding, identity_key(binding.identity), (BindingCopy(1, "user", b"", b"s"),))
+
+
+def of_three_exchanges() -> VhostState:
+    """A virtual host in which ``xo`` routes to ``next``, and ``other`` chooses among all queues."""
+    made = (
+        exchange(Binding(b"xo", EXCHANGE, b"next", b"", ())),
+        exchange(name="next"),
+        exchange(to_queue("a", {"x-addqre-ontrue": "^jobs"}), name="other"),
+    )
+    return state(*((one, owned(one, bound=[(QUEUE, b"a")])) for one in made))
+
+
+@pytest.mark.parametrize(
+    ("change", "new_decisions"),
+    [
+        pytest.param(lambda of: of.add_binding(client_binding(b"xo", (QUEUE, b"a"))), {"xo"}, id="its bindings"),
+        pytest.param(
+            lambda of: of.add_binding(client_binding(b"next", (QUEUE, b"a"))), {"xo", "next"}, id="bindings downstream"
+        ),
+        pytest.param(
+            lambda of: of.exchanges[b"next"].tokens.refused((QUEUE, b"a"), "gone", 0.0), {"next"}, id="its tokens"
+        ),
+        pytest.param(lambda of: of.set_queues(of.queues.with_name(b"jobs.1")), {"other"}, id="the queues"),
+        pytest.param(lambda of: of.set_secrets(Secrets([b"s"])), {"xo", "next", "other"}, id="the secrets"),
+    ],
+)
+def test_a_change_makes_only_the_decisions_that_depend_on_it_be_made_again(
+    change: Callable[[VhostState], object], new_decisions: set[str]
+) -> None:
+    wire = Wire(of_three_exchanges()).open()
+    messages = {name: publish(to=name) for name in ("xo", "next", "other")}
+    for message in messages.values():
+        wire.produce(message)
+    change(wire.state)
+    made = set()
+    for name, message in messages.items():
+        before = decisions_made(wire)
+        wire.produce(message)
+        if decisions_made(wire) > before:
+            made.add(name)
+    assert made == new_decisions
+
+
+def test_the_decisions_for_a_deleted_exchange_are_discarded_when_another_exchange_is_used() -> None:
+    wire = Wire(of_three_exchanges()).open()
+    wire.produce(publish(to="xo"), publish(to="next"), publish(to="other"))
+    used = wire.plans.caches.used_bytes
+    wire.state.remove_exchange(b"other")
+    wire.state.add_binding(client_binding(b"next", (QUEUE, b"a")))
+    wire.produce(publish(to="next"))
+    assert 0 < wire.plans.caches.used_bytes < used
 
 
 # -- bounds -----------------------------------------------------------------------------------------------------------
@@ -252,7 +314,7 @@ def test_the_cache_size_of_the_process_is_limited_and_the_largest_cache_is_clear
         assert caches.used_bytes <= 20_000
     assert len(plan_of(small).decisions) == 1
     for wire in wires:
-        wire.state.changed()
+        wire.state.settings_changed()
         plan_of(wire)
     assert caches.used_bytes == 0
 

@@ -141,9 +141,7 @@ class _Changes:
 
     def queue(self, name: str, exists: bool) -> None:
         queues = self.state.queues
-        self.state.queues = queues.with_name(name.encode()) if exists else queues.without_name(name.encode())
-        if self.state.router.sees_queues:
-            self.state.changed()
+        self.state.set_queues(queues.with_name(name.encode()) if exists else queues.without_name(name.encode()))
 
     def declare(self, name: str, alternate: str | None) -> None:
         if name.encode() not in self.state.exchanges:
