@@ -343,7 +343,7 @@ async def free_exchanges(exchanges: list[Exchange]) -> None:
             await asyncio.sleep(POLL_SECONDS)
         else:
             continue
-        while exchange.dismantle(_FREED_AT_ONCE):  # noqa: ASYNC110 -- lets other tasks run, does not poll
+        while exchange.file.dismantle(_FREED_AT_ONCE):  # noqa: ASYNC110 -- lets other tasks run, does not poll
             await asyncio.sleep(0)
 
 

@@ -17,7 +17,6 @@ import structlog
 
 from proxy.admin.server import GuardedRoute, json_route
 from proxy.app.reload import Reload
-from proxy.broker.declared.store import inherit
 from proxy.errors import ProtocolError
 from proxy.net.tasks import Tasks
 from proxy.net.vhosts import Vhosts
@@ -46,10 +45,8 @@ BATCH_SECONDS, PAUSE_SECONDS = 0.001, 0.02
 PAUSE_FACTOR = 19
 #: Time limit for comparing the remaining buffered publishes when a comparison ends, in seconds.
 _LAST_SECONDS = 2.0
-#: Seconds between two updates of client declarations.
-_INHERIT_SECONDS = 1.0
-#: Number of client bindings added to the candidate before other tasks may run.
-_STEP = 64
+#: Seconds between two updates of clients' exchanges.
+_OVERLAY_SECONDS = 1.0
 #: Seconds after which a candidate whose report is not read is discarded.
 UNREAD_SECONDS = 3600.0
 
@@ -134,7 +131,7 @@ class Shadow:
         owned = {name: owned_exchanges(vhost) for name, vhost in loaded.rules.vhosts.items()}
         differences = RulesComparison(ComparedRules(self._reload.loaded), candidate)
         run = _Run(candidate, differences, owned, self._wall(), self._timer())
-        await self._inherit(run)
+        self._overlay(run)
         self._run = run
         self._vhosts.set_tap(self)
         self._tasks.start(self._compare(run), "shadow")
@@ -206,9 +203,9 @@ class Shadow:
             self._compare_batch(run)
             now = self._timer()
             await asyncio.sleep(max(PAUSE_SECONDS, PAUSE_FACTOR * (now - begin)))
-            if now - looked > _INHERIT_SECONDS:
+            if now - looked > _OVERLAY_SECONDS:
                 looked = now
-                await self._inherit(run)
+                self._overlay(run)
             if now - run.last_read > UNREAD_SECONDS and self._run is run:
                 self._stop(run)
 
@@ -240,16 +237,14 @@ class Shadow:
         )
         run.differences.compare(seen, lambda: self._example(observed))
 
-    async def _inherit(self, run: _Run) -> None:
-        """Add new client declarations to the candidate's rules, as a reload would."""
+    def _overlay(self, run: _Run) -> None:
+        """Let the candidate's rules see clients' exchanges and bindings, as a reload would."""
         for state in self._vhosts.states:
             owned, router = run.owned.get(state.name), run.candidate.loaded.routers.get(state.name)
             if owned is None or router is None or run.epochs.get(state.name) == state.epoch:
                 continue
             run.epochs[state.name] = state.epoch
-            for number, _ in enumerate(inherit(state, owned, router)):
-                if not number % _STEP:
-                    await asyncio.sleep(0)
+            state.overlay(owned, router)
 
     def _example(self, observed: ObservedDecision) -> dict[str, object]:
         """Return the parts of a message that may be shown, according to the settings for audit records."""

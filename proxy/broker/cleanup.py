@@ -184,8 +184,7 @@ async def _read_declarations(management: ManagementApi, state: VhostState) -> di
             if row.stores:
                 with suppress(ValueError, ProtocolError):
                     stored = binding_from_listing(state, name, state.exchanges[name].carrier, row)
-                    if not state.router.exchanges[name].has(stored.binding):
-                        state.add_binding(stored)
+                    state.add_binding(stored)
     return listed
 
 

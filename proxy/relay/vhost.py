@@ -11,9 +11,10 @@ from collections import Counter
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from proxy.addressing.targets import AddressBook
+from proxy.errors import ProtocolError
 from proxy.relay.token_table import TokenTable
 from proxy.relay.tokens import Secrets, Tokens
 from proxy.routing.bindings.binding import Binding
@@ -112,14 +113,69 @@ class StoredBinding(NamedTuple):
         return first._replace(copies=copies)
 
 
+#: A binding that new rules make invalid, and the reason.
+Refused: TypeAlias = tuple[StoredBinding, str]
+
+
 def sorted_copies(copies: Iterable[BindingCopy]) -> tuple[BindingCopy, ...]:
     """Return the copies of one binding in the order of `StoredBinding.copies`."""
     return tuple(sorted(copies, key=lambda copy: (not copy.signed, *copy[:-1])))
 
 
+class ClientLayer(dict[Hashable, StoredBinding]):
+    """The bindings that clients created on one exchange, by identity. Only `keep` and `drop` change them.
+
+    The compiled bindings are in the layer `Exchange.clients`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: the same bindings, by the destination of the binding (not the destinations of its routes), then by identity
+        self.receivers: dict[Destination, dict[Hashable, StoredBinding]] = {}
+        #: increases with every binding that a client creates, creates again or removes
+        self.changes = 0
+        #: number of regular expressions in the bindings, by user
+        self.regexes: Counter[str] = Counter()
+
+    def keep(self, stored: StoredBinding, identity: Hashable = None) -> None:
+        """Store a binding, replacing any binding with the same identity.
+
+        The identity is computed if it is not given.
+        """
+        identity = identity or stored.binding.identity
+        self.changes += 1
+        self._count_regexes(self.get(identity), -1)
+        self._count_regexes(stored, 1)
+        self[identity] = stored
+        self.receivers.setdefault(stored.destination, {})[identity] = stored
+
+    def drop(self, binding: Binding) -> bool:
+        """Remove the binding that has the same identity as the given binding; return whether it existed."""
+        identity = binding.identity
+        removed = self.pop(identity, None)
+        if removed is None:
+            return False
+        self.changes += 1
+        self._count_regexes(removed, -1)
+        alike = self.receivers[removed.destination]
+        del alike[identity]
+        if not alike:
+            del self.receivers[removed.destination]
+        return True
+
+    def _count_regexes(self, stored: StoredBinding | None, change: int) -> None:
+        if stored is not None and (count := count_regexes(stored.binding.arguments)):
+            self.regexes[stored.client] += change * count
+
+
 @dataclass(slots=True, eq=False)
 class OwnedExchange:
-    """An exchange whose bindings this sidecar evaluates."""
+    """An exchange whose bindings this sidecar evaluates.
+
+    There is one object for an exchange as long as its type, its delivery and its carrier stay the same, and as long as
+    it is a rules file or a client that defines it. A reload replaces the other values that the rules file specifies
+    (`redefine`), and leaves clients' bindings and tokens alone.
+    """
 
     #: the name that producers use
     name: bytes
@@ -135,18 +191,12 @@ class OwnedExchange:
     arguments: Table = ()
     #: declaration by a client; None for an exchange from a rules file
     declared: DeclaredExchange | None = None
-    #: bindings created by clients, by identity; bindings from rules files are only in the router
-    clients: dict[Hashable, StoredBinding] = field(default_factory=dict)
-    #: the same bindings, by the destination of the binding (not the destinations of its routes), then by identity
-    receivers: dict[Destination, dict[Hashable, StoredBinding]] = field(default_factory=dict)
+    #: bindings created by clients; bindings from rules files are only in the router
+    clients: ClientLayer = field(default_factory=ClientLayer)
     #: its destinations; see `relay.token_table`
     tokens: TokenTable = field(default_factory=TokenTable)
-    #: increases with every binding that a client creates, creates again or removes
-    changes: int = 0
     #: increases whenever a client declares the exchange again, since the broker may have deleted it in the meantime
     declares: int = 0
-    #: number of regular expressions in clients' bindings, by user
-    regexes: Counter[str] = field(default_factory=Counter)
     #: requested type of its carrier if the carrier has to be declared
     wanted_type: CarrierType = CarrierType.AUTO
     #: the type of its carrier: TOPIC or DIRECT. It never changes once the carrier has been declared.
@@ -157,35 +207,33 @@ class OwnedExchange:
         """True if the exchange's carrier is a topic exchange."""
         return self.carrier_type is CarrierType.TOPIC
 
-    def keep(self, stored: StoredBinding, identity: Hashable = None) -> None:
-        """Store a client's binding, replacing any binding with the same identity.
+    def is_same(self, other: OwnedExchange) -> bool:
+        """Return True if two objects with one name stand for the same exchange of a rules file.
 
-        The identity is computed if it is not given.
+        The second one then redefines the first one.
         """
-        identity = identity or stored.binding.identity
-        self.changes += 1
-        self._count_regexes(self.clients.get(identity), -1)
-        self._count_regexes(stored, 1)
-        self.clients[identity] = stored
-        self.receivers.setdefault(stored.destination, {})[identity] = stored
+        place = (self.type, self.delivery, self.carrier)
+        by_file = self.declared is None and other.declared is None
+        return by_file and place == (other.type, other.delivery, other.carrier)
 
-    def drop(self, binding: Binding) -> bool:
-        """Remove the client's binding that has the same identity as the given binding; return whether it existed."""
-        identity = binding.identity
-        removed = self.clients.pop(identity, None)
-        if removed is None:
-            return False
-        self.changes += 1
-        self._count_regexes(removed, -1)
-        alike = self.receivers[removed.destination]
-        del alike[identity]
-        if not alike:
-            del self.receivers[removed.destination]
-        return True
+    def is_defined_as(self, new: OwnedExchange) -> bool:
+        """Return True if `redefine` would change nothing."""
+        return (
+            self.is_same(new)
+            and self.unmatched_pass == new.unmatched_pass
+            and self.alternate == new.alternate
+            and self.arguments == new.arguments
+            and self.wanted_type is new.wanted_type
+            and self.carrier_type is new.carrier_type
+        )
 
-    def _count_regexes(self, stored: StoredBinding | None, change: int) -> None:
-        if stored is not None and (count := count_regexes(stored.binding.arguments)):
-            self.regexes[stored.client] += change * count
+    def redefine(self, new: OwnedExchange) -> None:
+        """Adopt what new rules specify; see `is_same`."""
+        self.unmatched_pass = new.unmatched_pass
+        self.alternate = new.alternate
+        self.arguments = new.arguments
+        self.wanted_type = new.wanted_type
+        self.carrier_type = new.carrier_type
 
     @property
     def ends(self) -> bool:
@@ -258,19 +306,11 @@ class VhostState:
 
     def bound_by_clients(self, destination: Destination) -> list[OwnedExchange]:
         """Return the exchanges to which clients have bound a destination."""
-        return [owned for owned in self.exchanges.values() if destination in owned.receivers]
+        return [owned for owned in self.exchanges.values() if destination in owned.clients.receivers]
 
-    def now(self, owned: OwnedExchange) -> OwnedExchange | None:
-        """Return the current object for an exchange, since a reload of the rules replaces these objects.
-
-        Return None if the exchange was deleted, or if its name now belongs to a different exchange.
-        """
-        new = self.exchanges.get(owned.name)
-        if new is None or new is owned:
-            return new
-        place = (owned.type, owned.delivery, owned.carrier)
-        same = owned.declared is None and new.declared is None and place == (new.type, new.delivery, new.carrier)
-        return new if same else None
+    def has(self, owned: OwnedExchange) -> bool:
+        """Return False if an exchange was deleted, or if its name now belongs to a different exchange."""
+        return self.exchanges.get(owned.name) is owned
 
     def may_be_open(self, name: bytes) -> bool:
         """Return True if this exchange is unknown here, but may have been declared through another sidecar."""
@@ -317,11 +357,59 @@ class VhostState:
             if self.router.sees_queues:
                 self.changed()
 
-    def swap(self, exchanges: dict[bytes, OwnedExchange], router: Router) -> None:
+    def overlay(self, exchanges: dict[bytes, OwnedExchange], router: Router) -> list[Refused]:
+        """Let new rules refer to the tokens and the client declarations of this virtual host.
+
+        The new rules then also see later changes of tokens and bindings, but not of clients' exchanges; for these, this
+        method is called again. If a rules file defines an exchange with the name of a client's exchange, the definition
+        in the file applies, and clients' bindings are kept.
+
+        Args:
+            exchanges: the exchanges of the new rules, to which clients' exchanges are added.
+
+        Returns:
+            The bindings that the new type of an exchange makes invalid.
+        """
+        refused: list[Refused] = []
+        by_carrier = {owned.carrier: owned for owned in self.carried()}
+        for name, new in list(exchanges.items()):
+            if new.declared is not None and not self.has(new):
+                del exchanges[name]
+                router.remove(name)
+            elif new.delivery is Delivery.CARRIER and (known := by_carrier.get(new.carrier)) is not None:
+                new.tokens, new.carrier_type = known.tokens, known.carrier_type
+        for name, owned in self.exchanges.items():
+            known, exchange = exchanges.get(name), self.router.exchanges[name]
+            if known is None and owned.declared is not None:
+                exchanges[name] = owned
+                router.add(exchange)
+            elif known is not None and known is not owned:
+                new_exchange = router.exchanges[name]
+                if known.type != owned.type:
+                    refused += _compiled_again(owned, known, new_exchange)
+                    router.add(new_exchange)
+                elif known.clients is not owned.clients:
+                    known.clients = owned.clients
+                    new_exchange.share_clients(exchange)
+                    router.add(new_exchange)
+                if owned.is_defined_as(known):
+                    exchanges[name] = owned
+        return refused
+
+    def swap(self, exchanges: dict[bytes, OwnedExchange], router: Router) -> list[Refused]:
+        """Replace the rules; see `overlay`."""
+        refused = self.overlay(exchanges, router)
+        for name, owned in self.exchanges.items():
+            new = exchanges.get(name)
+            if new is not None and owned.is_same(new):
+                owned.redefine(new)
+                exchanges[name] = owned
+                router.exchanges[name].follow_local_time(self.router.exchanges[name])
         self.exchanges = exchanges
         self.router = router
         self._derive()
         self.settings_changed()
+        return refused
 
     def set_addresses(self, addresses: AddressBook | None) -> None:
         self.addresses = addresses
@@ -344,7 +432,7 @@ class VhostState:
         self.exchanges.pop(name, None)
         self.router.remove(name)
         for other in list(self.exchanges.values()):
-            for stored in list(other.receivers.get(("exchange", name), {}).values()):
+            for stored in list(other.clients.receivers.get(("exchange", name), {}).values()):
                 self.remove_binding(stored)
         self._exchanges_changed()
 
@@ -374,14 +462,14 @@ class VhostState:
             if stored.copies == known.copies:
                 # The queue may have been deleted and declared again since a listing was requested, so the listing may
                 # lack the binding. Replace the binding with a new object, so that this listing does not remove it.
-                owned.keep(known._replace(), identity)
+                owned.clients.keep(known._replace(), identity)
                 return False
             is_new = stored.copies[0] != known.copies[0]
             if is_new:
                 stored = self._limited(stored)
-                exchange.unbind(known.binding)
+                exchange.clients.remove(known.binding)
                 exchange.bind(stored.binding)
-        owned.keep(stored, identity)
+        owned.clients.keep(stored, identity)
         self.changed()
         return is_new
 
@@ -398,8 +486,8 @@ class VhostState:
         """Remove a client's binding."""
         binding = stored.binding
         owned = self.exchanges.get(binding.exchange)
-        if owned is not None and owned.drop(binding):
-            self.router.exchanges[binding.exchange].unbind(binding)
+        if owned is not None and owned.clients.drop(binding):
+            self.router.exchanges[binding.exchange].clients.remove(binding)
             self.changed()
 
     def _derive(self) -> None:
@@ -410,3 +498,18 @@ class VhostState:
         self.restores = translates or any(
             not owned.is_carrier or owned.alternate is not None for owned in self.exchanges.values()
         )
+
+
+def _compiled_again(owned: OwnedExchange, new: OwnedExchange, exchange: Exchange) -> list[Refused]:
+    """Compile the clients' bindings of an exchange for its new type, each of which takes some microseconds."""
+    refused: list[Refused] = []
+    new.clients = ClientLayer()
+    exchange.clear_clients()
+    for identity, stored in owned.clients.items():
+        try:
+            exchange.bind(stored.binding)
+        except ProtocolError as error:
+            refused.append((stored, str(error)))
+        else:
+            new.clients.keep(stored, identity)
+    return refused

@@ -10,6 +10,7 @@ Source: the open-exchange specification, section 1 (items 5 and 6) and section 1
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from itertools import count
 from types import MappingProxyType
 
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET
@@ -29,6 +30,8 @@ from proxy.routing.error_texts import encode_error_text
 from proxy.routing.exchange import Exchange, join_interests
 from proxy.routing.message import Message
 from proxy.values import EXCHANGE, QUEUE, Destination
+
+_numbers = count(1)
 
 
 class Router:
@@ -221,9 +224,11 @@ class Router:
 class Reach:
     """The exchanges in the router that messages to one exchange can reach, including that exchange."""
 
-    __slots__ = ("_changes", "_destinations", "_leads_on", "_owned", "_start", "exchanges", "interest")
+    __slots__ = ("_changes", "_destinations", "_leads_on", "_owned", "_start", "exchanges", "interest", "number")
 
     def __init__(self, owned: Mapping[bytes, Exchange], start: bytes) -> None:
+        #: differs from the number of every other object
+        self.number: int = next(_numbers)
         self._owned = owned
         self._start = start
         self._destinations: frozenset[Destination] | None = None

@@ -248,9 +248,9 @@ messages = st.builds(
 def visit_every_binding(exchange: Exchange) -> None:
     """Disable the index of an exchange, so that every message visits every binding."""
     for compiled in exchange.entries:
-        exchange._index.remove(compiled)
+        exchange.file._index.remove(compiled)
         compiled.index_place = ALWAYS_VISITED
-        insort(exchange._index._always, compiled)
+        insort(exchange.file._index._always, compiled)
 
 
 def bind_valid(exchange: Exchange, bindings: Iterable[Binding]) -> list[Binding]:

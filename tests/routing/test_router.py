@@ -128,7 +128,7 @@ def test_the_cost_of_a_message_does_not_depend_on_bindings_with_other_values(
         *(to_queue(f"k{at}", {"x-?rk=": f"k{at}"}) for at in range(count)),
     )
     assert decide(made, facts("k7", {"type": "t5"})).queues == (b"k7", b"q5")
-    assert len(made._index.candidates(message(facts("k7", {"type": "t5"})))) == 2
+    assert len(made.file.candidates(message(facts("k7", {"type": "t5"})))) == 2
 
 
 # -- regular expressions of routes ------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ Source: architecture, "The broker is the store".
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeAlias
 
@@ -40,6 +40,7 @@ from proxy.relay.tokens import STORAGE_WORD, Secrets
 from proxy.relay.vhost import (
     BindingCopy,
     CarrierType,
+    ClientLayer,
     DeclaredExchange,
     OwnedExchange,
     StoredBinding,
@@ -48,7 +49,6 @@ from proxy.relay.vhost import (
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.exchange import Exchange
 from proxy.routing.filters import argument_faults
-from proxy.routing.router import Router
 from proxy.values import Destination, Table, describe, shown
 
 log = structlog.get_logger(__name__)
@@ -124,7 +124,7 @@ _Row: TypeAlias = tuple[Destination, bytes, str, str]
 class BindingsBefore(NamedTuple):
     """The state of an exchange when a listing of its bindings was requested."""
 
-    exchange: Exchange
+    layer: ClientLayer
     clients: Mapping[Hashable, StoredBinding]
     changes: int
 
@@ -136,15 +136,15 @@ class _Listed:
     Args:
         decoded: the stored bindings in the last listing.
         unverified: identities of the bindings that the next listing has to confirm.
-        applied: the exchange and its number of changes when the last listing was applied; None if anything else
-            changed the exchange between the request and the application of that listing.
+        applied: the clients' bindings and their number of changes when the last listing was applied; None if anything
+            else changed them between the request and the application of that listing.
         unsigned: descriptions of the bindings that are not signed with any of our secrets.
         previous: number of bindings that are signed, but not with the current secret.
     """
 
     decoded: dict[_Row, tuple[Hashable, StoredBinding]] = field(default_factory=dict)
     unverified: set[Hashable] = field(default_factory=set)
-    applied: tuple[Exchange, int] | None = None
+    applied: tuple[ClientLayer, int] | None = None
     unsigned: list[str] = field(default_factory=list)
     previous: int = 0
 
@@ -181,17 +181,15 @@ class BindingListings:
     def settled(self, owned: OwnedExchange) -> bool:
         """Return True if an exchange has not changed since the last listing of its bindings was applied."""
         last = self._listed.get(owned.name)
-        if last is None or last.applied is None or self._state.exchanges.get(owned.name) is not owned:
+        if last is None or last.applied is None or not self._state.has(owned):
             return False
-        exchange, changes = last.applied
-        return self._state.router.exchanges.get(owned.name) is exchange and owned.changes == changes
+        layer, changes = last.applied
+        return owned.clients is layer and layer.changes == changes
 
     def before(self, owned: OwnedExchange) -> BindingsBefore | None:
         """Return the input for `take`; None if the exchange is not in use. Must be called before the request."""
-        if self._state.exchanges.get(owned.name) is not owned:
-            return None
-        exchange = self._state.router.exchanges[owned.name]
-        return BindingsBefore(exchange, dict(owned.clients), owned.changes)
+        layer = owned.clients
+        return BindingsBefore(layer, dict(layer), layer.changes) if self._state.has(owned) else None
 
     async def read_ahead(self, owned: OwnedExchange, listed: Iterable[BindingInfo]) -> None:
         """Decode the stored bindings in a part of a listing, before `take` is called with the whole listing."""
@@ -212,6 +210,7 @@ class BindingListings:
             last = self._listed.setdefault(owned.name, _Listed())
             joined = await self._joined(owned, last, listed)
             believed, last.unverified = last.unverified, set()
+            layer = before.layer
             expected_changes = before.changes
             clients: Iterable[Hashable] = [
                 *joined,
@@ -222,9 +221,9 @@ class BindingListings:
                     await asyncio.sleep(0)
                 if not self._is_same(owned, before):
                     return
-                is_disturbed = owned.changes != expected_changes
-                changes = owned.changes
-                then, now, stored = before.clients.get(identity), owned.clients.get(identity), joined.get(identity)
+                is_disturbed = layer.changes != expected_changes
+                changes = layer.changes
+                then, now, stored = before.clients.get(identity), layer.get(identity), joined.get(identity)
                 # If a relay has added, removed or replaced a binding since the request, the relay's change is kept.
                 if now is None and then is None and stored is not None:
                     if is_disturbed and identity not in believed:
@@ -235,9 +234,9 @@ class BindingListings:
                     self._store.remove_binding(now)
                     if stored is not None:
                         self._store.add_binding(stored, identity)
-                expected_changes += owned.changes - changes
-            is_applied = not last.unverified and owned.changes == expected_changes
-            last.applied = (before.exchange, owned.changes) if is_applied else None
+                expected_changes += layer.changes - changes
+            is_applied = not last.unverified and layer.changes == expected_changes
+            last.applied = (layer, layer.changes) if is_applied else None
 
     def found(self, owned: OwnedExchange, listed: Iterable[BindingInfo]) -> None:
         """Add the clients' bindings from an incomplete list of an exchange's bindings."""
@@ -247,9 +246,8 @@ class BindingListings:
                 self._store.add_binding(stored, identity)
 
     def _is_same(self, owned: OwnedExchange, before: BindingsBefore) -> bool:
-        """Return True if the exchange is still the same object as when its bindings were requested."""
-        state = self._state
-        return state.exchanges.get(owned.name) is owned and state.router.exchanges.get(owned.name) is before.exchange
+        """Return True if the exchange is still the same as when its bindings were requested."""
+        return self._state.has(owned) and owned.clients is before.layer
 
     async def _joined(
         self, owned: OwnedExchange, last: _Listed, listed: Iterable[BindingInfo]
@@ -309,53 +307,6 @@ def _row(info: BindingInfo) -> _Row:
 
 def why_unsigned(info: BindingInfo) -> str:
     return "signature matches no configured secret" if info.signature else "no signature"
-
-
-#: A binding that new rules reject, and the reason.
-Refused: TypeAlias = tuple[StoredBinding, str]
-
-
-def inherit(state: VhostState, exchanges: dict[bytes, OwnedExchange], router: Router) -> Iterator[Refused | None]:
-    """Carry clients' exchanges and bindings over to new rules, in small steps. The state may change between the steps.
-
-    If a rules file now defines an exchange with the name of a client's exchange, the definition in the file applies,
-    and clients' bindings are kept. Other client exchanges are unchanged. A further call carries over later changes.
-
-    Args:
-        state: the state with the old rules and the declarations.
-
-    Yields:
-        For each step, None, or a binding that the new rules make invalid.
-    """
-    for name, owned in list(exchanges.items()):
-        if owned.declared is not None and state.exchanges.get(name) is not owned:
-            del exchanges[name]
-            router.remove(name)
-    for name, owned in list(state.exchanges.items()):
-        new = exchanges.get(name)
-        if new is None and owned.declared is not None:
-            exchanges[name] = owned
-            router.add(state.router.exchanges[name])
-        elif new is not None and new is not owned:
-            yield from _bindings(owned, new, router.exchanges[name])
-        yield None
-
-
-def _bindings(old: OwnedExchange, new: OwnedExchange, exchange: Exchange) -> Iterator[Refused | None]:
-    for identity, stored in list(new.clients.items()):
-        if old.clients.get(identity) is not stored:
-            exchange.unbind(stored.binding)
-            new.drop(stored.binding)
-    for identity, stored in list(old.clients.items()):
-        if identity in new.clients or exchange.has(stored.binding):
-            continue  # the rules file has the same binding and takes precedence
-        try:
-            exchange.bind(stored.binding)
-        except ProtocolError as error:
-            yield stored, str(error)
-        else:
-            new.keep(stored)
-            yield None
 
 
 #: Maximum number of logged errors. It is limited because any user that is permitted to bind can cause such errors.
@@ -486,8 +437,6 @@ class DeclarationStore:
     def add_binding(self, stored: StoredBinding, identity: Hashable = None) -> None:
         """Add a client's binding if it is valid; `identity` is computed if not given."""
         binding = stored.binding
-        if self.state.router.exchanges[binding.exchange].has(binding):
-            return  # the rules file has the same binding and takes precedence
         # Only signed bindings count: unsigned bindings are not trusted, and exchanges have no order.
         signed = [copy.sequence for copy in stored.copies if copy.signed]
         self.state.last_sequence = max(self.state.last_sequence, *signed, 0)

@@ -16,7 +16,7 @@ from proxy.broker.reconcile.checks import carrier_conflict, internal_conflicts
 from proxy.broker.reconcile.desired import DesiredState
 from proxy.broker.reconcile.observed import ObservedState
 from proxy.relay.tokens import Tokens
-from proxy.relay.vhost import Delivery, OwnedExchange, StoredBinding
+from proxy.relay.vhost import OwnedExchange, StoredBinding
 from proxy.values import EXCHANGE, QUEUE, Destination, describe, shown
 
 
@@ -209,16 +209,3 @@ def lost_bindings(
         for stored in before
         if stored.binding.exchange not in listed and missing.get(stored.destination) == ABSENT
     ]
-
-
-def share_tables(old: DesiredState, exchanges: Mapping[bytes, OwnedExchange]) -> None:
-    """Let new exchanges share the token tables of old exchanges with the same carrier."""
-    current = _by_carrier(old)
-    for exchange in exchanges.values():
-        if exchange.delivery is Delivery.CARRIER and exchange.carrier in current:
-            exchange.tokens = current[exchange.carrier].tokens
-            exchange.carrier_type = current[exchange.carrier].carrier_type
-
-
-def _by_carrier(desired: DesiredState) -> dict[bytes, OwnedExchange]:
-    return {exchange.carrier: exchange for exchange in desired.carriers}

@@ -298,7 +298,7 @@ class Observer:
             return None
         # Destinations may have been declared through this sidecar since the names were listed.
         names = {(QUEUE, name) for name in seen.queues} | {(EXCHANGE, name) for name in seen.exchanges if name}
-        names |= exchange.tokens.bound.keys() | exchange.receivers.keys()
+        names |= exchange.tokens.bound.keys() | exchange.clients.receivers.keys()
         return sorted(names) if len(names) <= limit and not any(map(_unreadable, names)) else None
 
     async def _read(self, management: ManagementApi, exchange: OwnedExchange, carriers: int | None) -> None:

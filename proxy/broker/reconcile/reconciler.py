@@ -17,7 +17,7 @@ from typing import NamedTuple
 import structlog
 
 from proxy.broker.connection import ControlConnection, ControlSettings
-from proxy.broker.declared.store import DeclarationStore, inherit
+from proxy.broker.declared.store import DeclarationStore
 from proxy.broker.management_api import ExchangeInfo, ManagementApi
 from proxy.broker.methods import ABSENT, DeclareQueue
 from proxy.broker.reconcile.carrier_types import CarrierBindings, adopt_types
@@ -32,7 +32,6 @@ from proxy.broker.reconcile.diff import (
     first_token,
     lost_bindings,
     missing_destinations,
-    share_tables,
 )
 from proxy.broker.reconcile.executor import Executor
 from proxy.broker.reconcile.observed import ObservedState
@@ -43,8 +42,6 @@ from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.router import Router
 from proxy.values import EXCHANGE, QUEUE, Destination, describe, shown
 
-#: Number of client bindings that are carried over to new rules before control is returned to the event loop.
-_STEP = 64
 #: Maximum number of attempts to look up bindings that change during the lookup.
 _LOOKUPS = 3
 
@@ -257,10 +254,11 @@ class Reconciler:
             owned = self.state.exchanges.get(name)
             if self.management is None or owned is None or owned.delivery is Delivery.QUEUE:
                 return
-            before = dict(owned.receivers.get(destination, {}))
+            receivers = owned.clients.receivers
+            before = dict(receivers.get(destination, {}))
             listed = await self.management.changed_bindings(self.state.name, owned.carrier, b"", [destination])
             # If these bindings changed in the meantime, the list may contain removed bindings.
-            if listed and self.state.exchanges.get(name) is owned and owned.receivers.get(destination, {}) == before:
+            if listed and self.state.has(owned) and receivers.get(destination, {}) == before:
                 self.store.listings.found(owned, listed[1])
                 return
 
@@ -384,24 +382,20 @@ class Reconciler:
         """Declare and bind everything that new rules need, before the new rules replace the old rules.
 
         Args:
-            exchanges: the new exchanges, to which token tables and client declarations are added.
+            exchanges: the new exchanges, which then refer to tokens and client declarations (`VhostState.overlay`).
 
         Raises:
             UpstreamError: there are conflicts (REFUSED), or the broker is unreachable.
         """
         async with self._one_at_a_time:
-            old = self.desired()
-            for number, _ in enumerate(inherit(self.state, exchanges, router)):
-                if number % _STEP == _STEP - 1:
-                    await asyncio.sleep(0)
-            share_tables(old, exchanges)
+            self.state.overlay(exchanges, router)
             await self.reconcile(lambda: desired_state(exchanges, router), queues)
             self.observer.finish()
             return PreparedRules(exchanges, router, tuple(queues))
 
     def swap(self, new: PreparedRules) -> None:
         """Replace the old rules with prepared rules, including the latest client declarations."""
-        for stored, why in filter(None, inherit(self.state, new.exchanges, new.router)):
+        for stored, why in self.state.swap(new.exchanges, new.router):
             log.warning(
                 "new rules reject a client's binding",
                 vhost=self.state.name,
@@ -409,5 +403,4 @@ class Reconciler:
                 destination=describe(stored.destination),
                 error=why,
             )
-        self.state.swap(new.exchanges, new.router)
         self.queues = new.queues

@@ -362,7 +362,7 @@ class RelayRequests:
         now = asyncio.get_running_loop().time()
         for exchange in list(self.state.exchanges.values()):
             exchange.tokens.deleted(destination)
-            for stored in list(exchange.receivers.get(destination, {}).values()):
+            for stored in list(exchange.clients.receivers.get(destination, {}).values()):
                 self._store.remove_binding(stored)
             if exchange.ends:
                 self._request_refresh()

@@ -52,7 +52,6 @@ from proxy.relay.declare.token_bindings import bind_tokens, end_exchange, own_to
 from proxy.relay.vhost import BindingCopy, ClientRoutes, Delivery, OwnedExchange, StoredBinding
 from proxy.routing.bindings.binding import Binding
 from proxy.routing.bindings.compiled import CompiledBinding
-from proxy.routing.bindings.exchange_types import compile_binding
 from proxy.values import EXCHANGE, QUEUE, Destination, can_exist, counted, describe, reserved_prefix, shown
 
 #: An exchange to look up; if there is a destination, the exchange's bindings to it are looked up instead.
@@ -198,10 +197,11 @@ class ClientBindings:
         """
         state = self._state
         binding = self._binding(request, owned)
-        compiled = compile_binding(owned.type, binding, local_time=None)
+        exchange = state.router.exchanges[owned.name]
+        compiled = exchange.compile(binding)
         self._refuse_unkept(request, owned)
         known = self._coming.get(binding.identity) or owned.clients.get(binding.identity)
-        if known is None and state.router.exchanges[owned.name].has(binding):
+        if known is None and exchange.has(binding):
             return _Bind(request, owned, compiled, None, ())
         routes = self._routes(request, compiled)
         regexes = 0
@@ -292,16 +292,11 @@ class ClientBindings:
         self._forget(batch)
         changed: set[bytes] = set()
         for planned in batch.binds:
-            owned = state.now(planned.owned)
-            if owned is None:
-                continue
-            # In the meantime, the binding may have been added to a rules file.
-            exchange, stored = state.router.exchanges[owned.name], planned.stored
-            is_clients = planned.identity in owned.clients or not exchange.has(planned.compiled.binding)
-            if stored is not None and is_clients and state.add_binding(stored, planned.compiled):
+            owned, stored = planned.owned, planned.stored
+            if stored is not None and state.has(owned) and state.add_binding(stored, planned.compiled):
                 changed.add(owned.name)
-        for (sent_to, destination), tokens in batch.tokens.items():
-            if state.has_token(destination) and (owned := state.now(sent_to)) is not None:
+        for (owned, destination), tokens in batch.tokens.items():
+            if state.has_token(destination) and state.has(owned):
                 owned.tokens.bind_ok(destination, tokens)
         further = [place for planned in batch.binds for place in own_tokens(self._connection, planned.compiled.binding)]
         for name in changed:
@@ -357,19 +352,17 @@ class ClientBindings:
         run_steps(self._remove(channel, request, owned, stored))
         return False
 
-    def _remove(self, channel: Channel, request: BindRequest, old: OwnedExchange, stored: StoredBinding) -> Steps:
+    def _remove(self, channel: Channel, request: BindRequest, owned: OwnedExchange, stored: StoredBinding) -> Steps:
         """Unbind the storage rows of a binding, and end the exchange if it was the last one."""
-        owned: OwnedExchange | None = old
         known: StoredBinding | None = stored
         unbound: set[tuple[bytes, bytes]] = set()
         while known is not None and (rows := [row for row in stored_rows(known) if row not in unbound]):
-            steps = [unbind(channel.number, request.receiver, old.carrier, *row) for row in rows]
+            steps = [unbind(channel.number, request.receiver, owned.carrier, *row) for row in rows]
             yield partial(inject, self._connection, channel, steps)
             unbound.update(rows)
             # A listing may have shown further copies, which another sidecar has stored, in the meantime.
-            owned = self._state.now(old)
-            known = None if owned is None else owned.clients.get(stored.binding.identity)
-        if owned is not None and known is not None:
+            known = owned.clients.get(stored.binding.identity) if self._state.has(owned) else None
+        if known is not None:
             self._state.remove_binding(known)
             self._connection.terms.inventory.changed(owned.name)
             if owned.ends:
@@ -478,7 +471,7 @@ class ClientBindings:
             return
         user, most = self._connection.terms.user, self._connection.plans.rules.regexes
         current = self._state.coming_regexes[user]
-        current += sum(owned.regexes[user] for owned in self._state.exchanges.values())
+        current += sum(owned.clients.regexes[user] for owned in self._state.exchanges.values())
         if current + more > most:
             text = (
                 f"the bindings of user '{user}' have {counted(current, 'regular expression')}; {more} more would "

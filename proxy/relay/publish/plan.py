@@ -139,21 +139,29 @@ class Basis:
     destinations and, if rules choose among the queues, the names of the queues.
     """
 
-    __slots__ = ("_carrier_type", "_epoch", "_owned", "_queues_version", "_reach", "_state", "_tokens_version")
+    __slots__ = (
+        "_carrier_type",
+        "_epoch",
+        "_owned",
+        "_queues_version",
+        "_reach_number",
+        "_state",
+        "_tokens_version",
+        "interest",
+    )
 
     def __init__(self, state: VhostState, owned: OwnedExchange) -> None:
         self._state: Final = state
         self._owned: Final = owned
-        self._reach: Final = state.router.reach(owned.name)
+        # The reach itself would keep the rules of before a reload in memory.
+        reach = state.router.reach(owned.name)
+        self._reach_number: Final[int] = reach.number
+        self.interest: Final = reach.interest
         self._tokens_version: Final = owned.tokens.version
         self._carrier_type: Final = owned.carrier_type
         self._queues_version: Final = state.queues.version
         #: value of `VhostState.epoch` at which the plan was last known to be current
         self._epoch = state.epoch
-
-    @property
-    def interest(self) -> Interest:
-        return self._reach.interest
 
     def is_current(self) -> bool:
         """Return True if everything is as it was when the plan was made."""
@@ -161,11 +169,11 @@ class Basis:
         if self._epoch == state.epoch:
             return True
         if (
-            state.exchanges.get(owned.name) is not owned
-            or state.router.reach(owned.name) is not self._reach
+            not state.has(owned)
+            or state.router.reach(owned.name).number != self._reach_number
             or owned.tokens.version != self._tokens_version
             or owned.carrier_type is not self._carrier_type
-            or (self._reach.interest.queues and state.queues.version != self._queues_version)
+            or (self.interest.queues and state.queues.version != self._queues_version)
         ):
             return False
         self._epoch = state.epoch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta, timezone
+
 import pytest
 from pamqp import commands
 
@@ -10,7 +12,10 @@ from proxy.amqp.tables import encode_table
 from proxy.relay.connection_state import NOT_LOOKED_UP, EndExchange
 from proxy.relay.publish.plan import ClientRules
 from proxy.relay.tokens import STORAGE, Secrets, is_storage_key, is_token
-from proxy.relay.vhost import CarrierType, ClientRoutes, DeclaredExchange, Delivery, OwnedExchange
+from proxy.relay.vhost import CarrierType, ClientRoutes, DeclaredExchange, Delivery, OwnedExchange, VhostState
+from proxy.routing.bindings.binding import Binding
+from proxy.routing.exchange import Exchange
+from proxy.routing.router import Router
 from proxy.values import Destination, Table, Value
 from tests import client
 from tests.client import exchange_bind, names, queue_bind, queue_unbind, split
@@ -28,6 +33,7 @@ from tests.relay.wire import (
     owned,
     publish,
     routed,
+    ruled,
     say,
     state,
     token,
@@ -319,15 +325,62 @@ def test_an_empty_queue_name_is_the_queue_declared_last() -> None:
     assert closed(made, made.refused())[0] == 406
 
 
+def at_local_time(hours: int) -> VhostState:
+    """A virtual host whose rules file gives the exchange ``xo`` this offset of the local time."""
+    made = Exchange(b"xo", "x-open", local_time=timezone(timedelta(hours=hours)))
+    return state((made, owned(made)))
+
+
+def test_local_time_in_a_binding_of_a_client_is_that_of_the_rules_file() -> None:
+    made = Wire(at_local_time(9)).open()
+    made.produce(queue_bind(1, b"b", b"xo", b"", encode_table(((b"x-?dtlre", Value("S", b"170000")),))))
+    made.answer(BIND_OK * 2)
+    assert made.produce(publish()) == with_tokens(publish(), "b")  # 08:00 UTC
+    new = at_local_time(10)
+    made.state.swap(new.exchanges, new.router)
+    assert made.produce(publish()) == publish()
+
+
+def test_a_reload_keeps_the_exchange_with_its_bindings_and_tokens() -> None:
+    made = bound()
+    before, layer = xo(made), xo(made).clients
+    new = routed("a", "c", alternate="other")
+    made.state.swap(new.exchanges, new.router)
+    assert (xo(made), xo(made).clients, xo(made).alternate) == (before, layer, b"other")
+    assert made.state.token_of(before, B) is not None
+    assert made.produce(publish(headers=KIND_B)) == with_tokens(publish(headers=KIND_B), "b")
+
+
+def test_a_binding_that_a_rules_file_also_contains_is_used_once_and_stays_when_the_file_drops_it() -> None:
+    made = bound()
+    file_binding = Binding(b"xo", "queue", b"b", b"", WANTED, "of the file", extensions=True)
+    for new in (ruled(file_binding), routed("a")):
+        made.state.swap(new.exchanges, new.router)
+        made.state.exchanges[b"xo"].tokens.bind_ok(B, (token("queue", b"b"),))
+        assert made.produce(publish(headers=KIND_B)) == with_tokens(publish(headers=KIND_B), "b")
+    assert rows(made.produce(queue_bind(1, b"b", b"xo", b"", OTHER))) == [("S", b"b"), ("T", b"b")]
+
+
+def test_a_new_type_of_an_exchange_compiles_the_bindings_of_clients_again() -> None:
+    made = bound()
+    assert made.produce(publish(headers=KIND_B)) == with_tokens(publish(headers=KIND_B), "b")
+    direct = exchange(kind="direct")
+    refused = made.state.swap({b"xo": owned(direct, bound=[B])}, Router([direct]))
+    assert not refused
+    assert clients(made) == 1
+    assert made.produce(publish("", headers=())) == with_tokens(publish("", headers=()), "b")
+    assert made.produce(publish("key", headers=KIND_B)) == publish("key", headers=KIND_B)
+
+
 def test_a_bind_answered_after_a_reload_counts_for_the_new_rules() -> None:
     made = wire()
     made.produce(BIND)
     again = routed("a")
     made.state.swap(again.exchanges, again.router)
     assert made.answer(BIND_OK * 2) == BIND_OK
-    assert made.state.exchanges[b"xo"] is again.exchanges[b"xo"]
     assert clients(made) == 1
-    assert B in again.exchanges[b"xo"].tokens.bound
+    assert B in made.state.exchanges[b"xo"].tokens.bound
+    assert made.produce(publish(headers=KIND_B)) == with_tokens(publish(headers=KIND_B), "b")
 
 
 # -- exclusive queues -------------------------------------------------------------------------------------------------

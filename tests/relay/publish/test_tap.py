@@ -137,4 +137,5 @@ def test_a_tap_continues_after_rules_are_replaced() -> None:
     wire.produce(publish("k"))
     wire.state.swap(other.exchanges, other.router)
     wire.produce(publish("k"))
+    wire.control("r")
     assert [seen.decision.queues for seen in tap] == [(b"q",), (b"r",)]
