@@ -320,7 +320,9 @@ def _compilation_in_thread() -> Iterator[None]:
     collection is disabled, since it would stop all threads while it traverses all rules. Objects that exist at the end
     are permanently excluded from garbage collection.
     """
-    gc.collect()  # garbage that still exists at the end would never be freed
+    # Garbage that still exists at the end would never be freed. Old objects are not examined, since they may include
+    # 100,000 client bindings.
+    gc.collect(1)
     interval = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_SECONDS)
     with without_collection():

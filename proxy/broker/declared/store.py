@@ -16,8 +16,10 @@ Source: architecture, "The broker is the store".
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 import structlog
@@ -114,6 +116,8 @@ def _table(entries: bytes) -> Table:
 
 #: Number of bindings that are read or applied before control is returned to the event loop.
 _STEP = 128
+#: Number of new bindings after which objects are excluded from garbage collection.
+_MANY = 1024
 #: Maximum number of bindings in one log line.
 _SHOWN = 20
 
@@ -130,11 +134,22 @@ class BindingsBefore(NamedTuple):
 
 
 @dataclass(slots=True)
+class _Decoded:
+    """A stored binding in a listing; `listing` is the number of the last listing that contained it."""
+
+    identity: Hashable
+    stored: StoredBinding
+    listing: int = 0
+
+
+@dataclass(slots=True)
 class _Listed:
     """State derived from the listings of one exchange's bindings.
 
     Args:
-        decoded: the stored bindings in the last listing.
+        decoded: the stored bindings in the last listing. The table is updated, not replaced, since freeing a table of
+            100,000 rows and making another one would block the event loop.
+        listing: number of listings so far.
         unverified: identities of the bindings that the next listing has to confirm.
         applied: the clients' bindings and their number of changes when the last listing was applied; None if anything
             else changed them between the request and the application of that listing.
@@ -142,7 +157,8 @@ class _Listed:
         previous: number of bindings that are signed, but not with the current secret.
     """
 
-    decoded: dict[_Row, tuple[Hashable, StoredBinding]] = field(default_factory=dict)
+    decoded: dict[_Row, _Decoded] = field(default_factory=dict)
+    listing: int = 0
     unverified: set[Hashable] = field(default_factory=set)
     applied: tuple[ClientLayer, int] | None = None
     unsigned: list[str] = field(default_factory=list)
@@ -195,12 +211,14 @@ class BindingListings:
         """Decode the stored bindings in a part of a listing, before `take` is called with the whole listing."""
         decoded = self._listed.setdefault(owned.name, _Listed()).decoded
         with without_collection():
+            known = len(decoded)
             for number, info in enumerate(info for info in listed if info.stores):
                 if number % _STEP == _STEP - 1:
                     await asyncio.sleep(0)
                 row = _row(info)
                 if row not in decoded and (result := self._decode(owned, info)) is not None:
                     decoded[row] = result
+            _exclude_from_collection(len(decoded) - known)
 
     async def take(self, owned: OwnedExchange, before: BindingsBefore | None, listed: Iterable[BindingInfo]) -> None:
         """Apply a listing of a carrier's bindings, including additions and removals made by other sidecars."""
@@ -212,15 +230,13 @@ class BindingListings:
             believed, last.unverified = last.unverified, set()
             layer = before.layer
             expected_changes = before.changes
-            clients: Iterable[Hashable] = [
-                *joined,
-                *(identity for identity in before.clients if identity not in joined),
-            ]
-            for number, identity in enumerate(clients):
+            for number, identity in enumerate(chain(joined, before.clients)):
                 if number % _STEP == _STEP - 1:
                     await asyncio.sleep(0)
                 if not self._is_same(owned, before):
                     return
+                if number >= len(joined) and identity in joined:
+                    continue
                 is_disturbed = layer.changes != expected_changes
                 changes = layer.changes
                 then, now, stored = before.clients.get(identity), layer.get(identity), joined.get(identity)
@@ -237,13 +253,13 @@ class BindingListings:
                 expected_changes += layer.changes - changes
             is_applied = not last.unverified and layer.changes == expected_changes
             last.applied = (layer, layer.changes) if is_applied else None
+            _exclude_from_collection(len(joined) - len(before.clients))
 
     def found(self, owned: OwnedExchange, listed: Iterable[BindingInfo]) -> None:
         """Add the clients' bindings from an incomplete list of an exchange's bindings."""
         for info in listed:
             if info.stores and (decoded := self._decode(owned, info)) is not None:
-                identity, stored = decoded
-                self._store.add_binding(stored, identity)
+                self._store.add_binding(decoded.stored, decoded.identity)
 
     def _is_same(self, owned: OwnedExchange, before: BindingsBefore) -> bool:
         """Return True if the exchange is still the same as when its bindings were requested."""
@@ -253,7 +269,8 @@ class BindingListings:
         self, owned: OwnedExchange, last: _Listed, listed: Iterable[BindingInfo]
     ) -> dict[Hashable, StoredBinding]:
         """Read the stored bindings in a listing; return them by identity, with the copies of a binding merged."""
-        fresh: dict[_Row, tuple[Hashable, StoredBinding]] = {}
+        last.listing += 1
+        seen = 0
         joined: dict[Hashable, StoredBinding] = {}
         unsigned: list[str] = []
         previous: set[Hashable] = set()
@@ -263,11 +280,15 @@ class BindingListings:
             if not info.stores:
                 continue
             row = _row(info)
-            decoded = last.decoded.get(row) or self._decode(owned, info)
+            decoded = last.decoded.get(row)
             if decoded is None:
-                continue
-            fresh[row] = decoded
-            identity, stored = decoded
+                decoded = self._decode(owned, info)
+                if decoded is None:
+                    continue
+                last.decoded[row] = decoded
+            seen += decoded.listing != last.listing
+            decoded.listing = last.listing
+            identity, stored = decoded.identity, decoded.stored
             (copy,) = stored.copies
             if not copy.signed:
                 unsigned.append(f"{info} (claimed user {copy.client!r}): {why_unsigned(info)}")
@@ -276,7 +297,10 @@ class BindingListings:
             known = joined.get(identity)
             joined[identity] = stored if known is None else known.merged_with(stored)
         self._warn_of_unsigned(owned.name, unsigned, last.unsigned)
-        last.decoded, last.unsigned = fresh, unsigned
+        last.unsigned = unsigned
+        if seen < len(last.decoded):
+            for row in [row for row, decoded in last.decoded.items() if decoded.listing != last.listing]:
+                del last.decoded[row]
         # If its client binds again, such a binding gets a copy that is signed with the current secret.
         last.previous = sum(all(copy.secret != 0 for copy in joined[identity].copies) for identity in previous)
         return joined
@@ -292,13 +316,22 @@ class BindingListings:
                 bindings=fresh[:_SHOWN],
             )
 
-    def _decode(self, owned: OwnedExchange, info: BindingInfo) -> tuple[Hashable, StoredBinding] | None:
+    def _decode(self, owned: OwnedExchange, info: BindingInfo) -> _Decoded | None:
         try:
             stored = binding_from_listing(self._state, owned.name, owned.carrier, info)
         except ValueError as error:
             self._store.log_fault(owned.name, f"the stored binding to {info} is damaged: {error}")
             return None
-        return stored.binding.identity, stored
+        return _Decoded(stored.binding.identity, stored)
+
+
+def _exclude_from_collection(count: int) -> None:
+    """Exclude all objects from garbage collection if many bindings were loaded while collection was disabled.
+
+    The next collection would traverse all of them, which takes 3 ms for 1,000 bindings.
+    """
+    if count >= _MANY:
+        gc.freeze()
 
 
 def _row(info: BindingInfo) -> _Row:

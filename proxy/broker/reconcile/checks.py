@@ -7,7 +7,7 @@ are returned as text for the operator. All functions are pure. Source: architect
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Generator, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -20,6 +20,8 @@ from proxy.values import Destination, describe, shown, shown_user
 
 _WAYS_OUT = "give the carrier another name (carrier: NAME) or use delivery: queue"
 _HASH = re.compile(rb"[0-9a-f]{16}")
+#: Number of bindings that are classified in one step.
+_STEP = 1024
 
 
 def carrier_conflict(exchange: OwnedExchange, info: ExchangeInfo | None) -> str | None:
@@ -93,21 +95,36 @@ class CarrierRows(NamedTuple):
 
 
 def carrier_rows(bindings: Iterable[BindingInfo], tokens: Tokens) -> CarrierRows:
-    """Tell the bindings of a carrier apart.
+    """Return the bindings of a carrier by kind; see `carrier_rows_in_steps`."""
+    steps = carrier_rows_in_steps(list(bindings), tokens)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            rows: CarrierRows = end.value
+            return rows
+
+
+def carrier_rows_in_steps(bindings: Sequence[BindingInfo], tokens: Tokens) -> Generator[None, None, CarrierRows]:
+    """Return the bindings of a carrier by kind, in steps, since there may be 100,000 of them.
 
     A binding with the token of another destination is foreign: any user that may bind on the carrier can create such a
     binding, and messages to the other destination would be routed by it.
     """
-    listed = list(bindings)
-    owners = {
-        token: destination
-        for destination in {binding.destination for binding in listed}
-        for token in tokens.candidates(destination, one_word=True)
-    }
+    owners: dict[bytes, Destination] = {}
+    destinations: set[Destination] = set()
+    for number, binding in enumerate(bindings, 1):
+        if binding.destination not in destinations:
+            destinations.add(binding.destination)
+            owners.update(dict.fromkeys(tokens.candidates(binding.destination, one_word=True), binding.destination))
+        if not number % _STEP:
+            yield
     rows: dict[Destination, set[bytes]] = {}
     foreign: list[BindingInfo] = []
     stale: list[BindingInfo] = []
-    for binding in listed:
+    for number, binding in enumerate(bindings, 1):
+        if not number % _STEP:
+            yield
         owner = owners.get(binding.routing_key)
         if owner == binding.destination:
             rows.setdefault(owner, set()).add(binding.routing_key)

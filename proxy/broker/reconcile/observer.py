@@ -7,7 +7,7 @@ up to a fixed number of objects that could not be listed are looked up by name. 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -20,7 +20,7 @@ from proxy.broker.methods import ABSENT, unnameable
 from proxy.broker.reconcile.checks import (
     CarrierRows,
     bypasses,
-    carrier_rows,
+    carrier_rows_in_steps,
     dead_letter_warnings,
     topic_warnings,
 )
@@ -327,7 +327,7 @@ class Observer:
                 last.current_until = answered_at + _SHARE * took_seconds
             return
         digest, bindings = answer
-        rows = carrier_rows(bindings, tokens)
+        rows = await _in_steps(carrier_rows_in_steps(bindings, tokens))
         self._note_foreign(exchange.carrier, rows.foreign)
         self._note_stale(exchange.carrier, len(rows.stale))
         ends = bool(rows.tokens) and not any(info.stores for info in bindings)
@@ -449,6 +449,17 @@ def log_missing(vhost: str, last: Collection[K], missing: Mapping[K, str], descr
     if back:
         names = [describe(item) for item in back[:_SHOWN]]
         log.info("destinations found", vhost=vhost, missing=len(missing), destinations=names)
+
+
+async def _in_steps(steps: Generator[None, None, T]) -> T:
+    """Return the result of a generator; other tasks run between its steps."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+        await asyncio.sleep(0)
 
 
 def _unreadable(destination: Destination) -> bool:
