@@ -16,8 +16,8 @@ from aiohttp import web
 
 from proxy.admin.server import GuardedRoute, json_response
 from proxy.errors import ProtocolError
-from proxy.relay.audit_record import TimestampText
-from proxy.relay.publish.tap import FailedPublish, FailureSink
+from proxy.relay.plan.tap import FailedPublish, FailureSink
+from proxy.relay.records.audit_record import TimestampText
 from proxy.relay.records.privacy import Privacy
 from proxy.values import text
 

@@ -23,7 +23,7 @@ from proxy.net.listener import ListenerLimits
 from proxy.net.remote.endpoints import RemoteBroker, RemoteLimits
 from proxy.net.tls_config import SidecarTls, broker_tls
 from proxy.relay.connection_state import MOST_MESSAGE_BYTES, RelayLimits
-from proxy.relay.publish.plan import ClientRules
+from proxy.relay.plan.plan import ClientRules
 from proxy.relay.rate_limits import RateLimits
 from proxy.relay.records.facts_record import FactsMode, FactsTable
 from proxy.relay.records.privacy import Privacy

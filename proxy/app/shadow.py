@@ -20,7 +20,7 @@ from proxy.app.reload import Reload
 from proxy.errors import ProtocolError
 from proxy.net.tasks import Tasks
 from proxy.net.vhosts import Vhosts
-from proxy.relay.publish.tap import ObservedDecision
+from proxy.relay.plan.tap import ObservedDecision
 from proxy.relay.records.privacy import Privacy
 from proxy.relay.vhost import OwnedExchange
 from proxy.rules.comparison import ComparedRules, ObservedPublish, RulesComparison

@@ -67,10 +67,10 @@ from proxy.net.tls_config import SidecarTls
 from proxy.net.upstream import MOST_KEPT, Upstream, UpstreamPool
 from proxy.net.vhosts import Vhosts
 from proxy.observe.exposition import Exposition
-from proxy.relay.audit_record import PublishLog
 from proxy.relay.counters import Counters
-from proxy.relay.publish.plan import Sources
+from proxy.relay.plan.plan import Sources
 from proxy.relay.rate_limits import UserRateLimits
+from proxy.relay.records.audit_record import PublishLog
 from proxy.relay.vhost import VhostState
 from proxy.routing.bindings.patterns import jit_compiles
 from proxy.rules.loader import LoadedRules

@@ -1,6 +1,6 @@
 """The audit log: one JSON line per publish, in segments that the report reads.
 
-`proxy.relay.audit_record` renders the lines.
+`proxy.relay.records.audit_record` renders the lines.
 
 - `policy`: settings of the log, such as its mode and the size of segments.
 - `writer`: buffering in the event loop, back-pressure, and tracking of the lines that are on disk.

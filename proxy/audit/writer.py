@@ -22,8 +22,8 @@ from proxy.audit.retention import SegmentCloser
 from proxy.audit.segments import DIRECTORY_MODE, InstanceLock, open_segments, safe_instance
 from proxy.audit.writer_thread import NO_FACTS, RETRY_SECONDS, Batch, RotatingLog, WriteResult, WriterThread
 from proxy.errors import ConfigError
-from proxy.relay.audit_record import TimestampText, gap_record
 from proxy.relay.counters import AuditCounters
+from proxy.relay.records.audit_record import TimestampText, gap_record
 from proxy.relay.records.facts_record import FactsTable
 
 _log = structlog.get_logger(__name__)

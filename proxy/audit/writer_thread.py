@@ -25,7 +25,7 @@ import structlog
 
 from proxy.audit.policy import AuditMode, AuditPolicy
 from proxy.audit.segments import OpenSegment, safe_instance
-from proxy.relay.audit_record import HOUR, TIME
+from proxy.relay.records.audit_record import HOUR, TIME
 
 _log = structlog.get_logger(__name__)
 

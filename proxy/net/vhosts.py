@@ -14,11 +14,11 @@ from typing import Protocol
 
 import structlog
 
-from proxy.relay.audit_record import PublishLog
 from proxy.relay.connection_state import NO_INVENTORY, QueueInventory
 from proxy.relay.counters import Counters
-from proxy.relay.publish.plan import ClientRules, DecisionCaches, Plans, Sources
-from proxy.relay.publish.tap import FailureSink, Tap
+from proxy.relay.plan.plan import ClientRules, DecisionCaches, Plans, Sources
+from proxy.relay.plan.tap import FailureSink, Tap
+from proxy.relay.records.audit_record import PublishLog
 from proxy.relay.vhost import OwnedExchange, VhostState
 from proxy.routing.router import Router
 from proxy.values import Destination

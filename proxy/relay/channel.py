@@ -21,8 +21,8 @@ from proxy.addressing.targets import Publication, Remote
 from proxy.amqp.frames import BODY, FRAME_HEAD, HEADER
 from proxy.relay.channel_state import CLOSED, PLAIN, ChannelMode, ChannelState
 from proxy.relay.confirm_ledger import Ledger, Returns, Settled
-from proxy.relay.publish.outgoing import Copy, RemoteTargets
-from proxy.relay.remote.link import RemotePublisher
+from proxy.relay.plan.outgoing import Copy, RemoteTargets
+from proxy.relay.remote_link import RemotePublisher
 from proxy.values import Destination
 
 #: Used in `ContentUnderWay.remaining` and `Deliveries.unfinished` while the content header is outstanding.

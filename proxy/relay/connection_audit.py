@@ -24,9 +24,9 @@ from typing import Final, Protocol
 from proxy.amqp.properties import header_table
 from proxy.amqp.tables import pick
 from proxy.errors import ProtocolError
-from proxy.relay.audit_record import PublishLog, PublishRecord
 from proxy.relay.channel import Channel
 from proxy.relay.channel_state import CONFIRM
+from proxy.relay.records.audit_record import PublishLog, PublishRecord
 from proxy.relay.records.facts_record import FactsRecord
 
 #: Maximum number of mandatory publishes for which returns can be identified, per channel without confirms. If there are

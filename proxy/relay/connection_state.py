@@ -34,10 +34,10 @@ from proxy.relay.channel_state import (
     next_state,
 )
 from proxy.relay.connection_audit import AuditCommits, ConnectionAudit, DelayedConfirms
-from proxy.relay.declare.sidecar_channel import SidecarChannel
 from proxy.relay.handshake.greeting import Tuning
-from proxy.relay.publish.plan import Plans
-from proxy.relay.remote.link import RemotePublisher
+from proxy.relay.plan.plan import Plans
+from proxy.relay.remote_link import RemotePublisher
+from proxy.relay.sidecar_channel import SidecarChannel
 from proxy.relay.vhost import OwnedExchange
 from proxy.values import Destination
 

@@ -23,7 +23,7 @@ from proxy.relay.connection_state import (
     Phase,
     Request,
 )
-from proxy.relay.publish.plan import Plans
+from proxy.relay.plan.plan import Plans
 from proxy.relay.publish.publish_pass import PublishPass
 
 

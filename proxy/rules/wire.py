@@ -15,7 +15,7 @@ from typing import TypeAlias
 from proxy.addressing.targets import AddressBook, FailedTranslation, Publication, Target
 from proxy.amqp.tables import decode_table, encode_table
 from proxy.relay.counters import Traffic
-from proxy.relay.publish.outgoing import (
+from proxy.relay.plan.outgoing import (
     Copy,
     Outgoing,
     PublishSource,

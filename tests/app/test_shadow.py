@@ -22,8 +22,8 @@ from proxy.errors import ConfigErrors
 from proxy.net.tasks import Tasks
 from proxy.net.vhosts import Vhosts
 from proxy.relay.counters import Counters
-from proxy.relay.publish.plan import Sources
-from proxy.relay.publish.tap import ObservedDecision
+from proxy.relay.plan.plan import Sources
+from proxy.relay.plan.tap import ObservedDecision
 from proxy.relay.records.privacy import Privacy
 from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange, VhostState
 from proxy.routing.decision import Decision, Outcome

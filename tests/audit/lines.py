@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from proxy.relay.audit_record import PublishLog
+from proxy.relay.records.audit_record import PublishLog
 from proxy.relay.records.facts_record import FactsRecord, FactsTable
 from proxy.relay.records.privacy import Privacy
 

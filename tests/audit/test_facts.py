@@ -15,8 +15,8 @@ from hypothesis import given
 from proxy.amqp.tables import encode_table
 from proxy.audit.policy import AuditMode, AuditPolicy
 from proxy.audit.writer import AuditWriter
-from proxy.relay.audit_record import PublishLog
 from proxy.relay.counters import AuditCounters
+from proxy.relay.records.audit_record import PublishLog
 from proxy.relay.records.facts_record import HEADERS_BYTES, FactsMode, FactsTable, read_table, read_typed, typed
 from proxy.relay.records.privacy import Privacy
 from proxy.routing.decision import Interest

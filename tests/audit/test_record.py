@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from proxy.amqp.tables import encode_value
 from proxy.audit.policy import AuditMode, AuditPolicy
 from proxy.errors import ConfigError
-from proxy.relay.audit_record import HOUR, TimestampText, gap_record
+from proxy.relay.records.audit_record import HOUR, TimestampText, gap_record
 from proxy.relay.records.privacy import HASHABLE, HEADER_CHARACTERS, Privacy, header_value
 from proxy.values import Value
 from tests.audit.lines import TS, line, log, settle_line

@@ -31,8 +31,8 @@ from proxy.audit.writer import AuditWriter
 from proxy.audit.writer_thread import NO_FACTS, RotatingLog
 from proxy.errors import ConfigError
 from proxy.observe.logs import configure
-from proxy.relay.audit_record import TimestampText
 from proxy.relay.counters import AuditCounters
+from proxy.relay.records.audit_record import TimestampText
 
 #: A time in the future, so that the hour does not end.
 TS = "2196-11-21T07:59:59.000001Z"

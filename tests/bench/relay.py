@@ -22,8 +22,8 @@ from pamqp import commands
 from pamqp.common import FieldTable
 
 from proxy.native import BUILD
-from proxy.relay.audit_record import PublishLog
-from proxy.relay.publish.plan import ClientRules, Plans, Sources
+from proxy.relay.plan.plan import ClientRules, Plans, Sources
+from proxy.relay.records.audit_record import PublishLog
 from proxy.relay.records.facts_record import FactsMode, FactsTable
 from proxy.relay.records.privacy import Privacy
 from proxy.relay.vhost import VhostState

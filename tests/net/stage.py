@@ -25,7 +25,7 @@ from proxy.net.upstream import Upstream
 from proxy.net.vhosts import ControlPlane, Vhosts
 from proxy.relay.connection_state import RelayLimits
 from proxy.relay.counters import Counters
-from proxy.relay.publish.plan import Sources
+from proxy.relay.plan.plan import Sources
 from proxy.relay.rate_limits import UserRateLimits
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.bindings.binding import Binding

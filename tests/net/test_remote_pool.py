@@ -16,7 +16,7 @@ from proxy.net.remote.pool import ProducerRemotes, RemotePool
 from proxy.net.tasks import Tasks
 from proxy.net.tls import ClientTls, TlsContexts
 from proxy.relay.counters import Counters
-from proxy.relay.remote.link import RemotePublisher, RemoteResult
+from proxy.relay.remote_link import RemotePublisher, RemoteResult
 from proxy.yamlfile.hosts import HostPort
 from tests.net.stage import FakeBroker, Peer, eventually
 from tests.relay.remote_broker import Told

@@ -5,7 +5,7 @@ from __future__ import annotations
 from proxy.addressing.table import AddressRule, AddressTable
 from proxy.addressing.targets import AddressBook, Remote
 from proxy.relay.connection_state import RemoteBrokers
-from proxy.relay.remote.link import RemoteMessage, RemotePublisher, RemoteResult
+from proxy.relay.remote_link import RemoteMessage, RemotePublisher, RemoteResult
 from proxy.relay.vhost import VhostState
 from tests.relay.wire import REPORT, Wire, publish
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from proxy.relay.audit_record import PublishLog
 from proxy.relay.connection_state import Phase, RelayLimits
+from proxy.relay.records.audit_record import PublishLog
 from proxy.relay.records.facts_record import FactsMode, FactsTable
 from proxy.relay.records.privacy import Privacy
 from proxy.relay.vhost import Delivery, VhostState

@@ -23,7 +23,7 @@ from proxy.relay.connection_state import (
 )
 from proxy.relay.counters import Counters
 from proxy.relay.handshake.greeting import Tuning
-from proxy.relay.publish.plan import ClientRules, Plans, Sources
+from proxy.relay.plan.plan import ClientRules, Plans, Sources
 from proxy.relay.relay import Relay
 from proxy.relay.token_table import TokenTable
 from proxy.relay.tokens import Tokens

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.errors import ConfigErrors
-from proxy.relay.audit_record import PublishLog
+from proxy.relay.records.audit_record import PublishLog
 from proxy.relay.records.facts_record import FactsMode, FactsTable
 from proxy.relay.records.privacy import Privacy
 from proxy.relay.vhost import VhostState

@@ -1,6 +1,6 @@
 """Keeps one link to another broker connected: socket, TLS, deadlines, reconnects, back-pressure.
 
-`relay.remote.link` gets the received bytes and decides what to send. A lane (the publishes of one producer's
+`relay.remote_link` gets the received bytes and decides what to send. A lane (the publishes of one producer's
 channel) outlives a connection: waiting messages are sent over the next connection or, at their deadline, reported to
 the producer as lost. No message is sent twice.
 
@@ -23,7 +23,7 @@ from proxy.net.remote.endpoints import Endpoint
 from proxy.net.tls import TlsContexts, words
 from proxy.relay.connection_state import AHEAD_MESSAGES
 from proxy.relay.counters import RemoteCounters
-from proxy.relay.remote.link import Lane, RemoteLink, RemoteMessage, RemoteResult
+from proxy.relay.remote_link import Lane, RemoteLink, RemoteMessage, RemoteResult
 
 _log = structlog.get_logger(__name__)
 #: Timeout for connecting and logging in to a broker.

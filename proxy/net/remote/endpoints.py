@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from proxy.addressing.targets import Remote
 from proxy.net.tls import ClientTls
-from proxy.relay.remote.link import Credentials
+from proxy.relay.remote_link import Credentials
 from proxy.yamlfile.hosts import can_be_looked_up
 
 #: Default user name and password of AMQP clients.

@@ -19,7 +19,7 @@ from proxy.net.remote.endpoints import Endpoint, RemoteBroker, endpoint
 from proxy.net.tasks import Tasks
 from proxy.net.tls import TlsContexts
 from proxy.relay.counters import Counters, RemoteCounters
-from proxy.relay.remote.link import Lane, RemoteMessage, RemotePublisher
+from proxy.relay.remote_link import Lane, RemoteMessage, RemotePublisher
 from proxy.yamlfile.hosts import HostPort, is_own_address
 
 #: Maximum number of concurrent links, not counting those that a reload has replaced. A limit is needed because a rule

@@ -7,6 +7,5 @@
 | binds and unbinds; destinations that a client's routes may reach | `bindings` |
 | the storage format of exchanges and bindings on the broker | `storage` |
 | running the sidecar's methods on a client's own channel | `injected_methods` |
-| the channel of the upstream connection that is reserved for the sidecar | `sidecar_channel` |
 | binding tokens and checking permissions on that channel | `token_bindings` |
 """

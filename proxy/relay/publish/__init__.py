@@ -4,8 +4,5 @@
 |---|---|
 | the pass over the read buffer, which turns incoming publishes into outgoing bytes | `publish_pass` |
 | other frames, and the slow path of publishes: waiting, splitting, other brokers, refusals | `producer_frames` |
-| the facts that the rules for an address need, and the cache of decisions | `plan` |
-| outgoing exchange, routing key and BCC for a decision | `outgoing` |
 | splitting a publish into several publishes | `split_publish` |
-| observing publishes | `tap` |
 """

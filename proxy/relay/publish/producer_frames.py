@@ -48,8 +48,8 @@ from proxy.relay.declare.bindings import ClientBindings
 from proxy.relay.declare.exchanges import ClientExchanges
 from proxy.relay.declare.injected_methods import look_up, pass_on, refuse_in_order
 from proxy.relay.declare.queues import ClientQueues
-from proxy.relay.publish.outgoing import PUBLISH, Outgoing, copy_frames, refuse_reserved, remote_header
-from proxy.relay.publish.plan import Plan
+from proxy.relay.plan.outgoing import PUBLISH, Outgoing, copy_frames, refuse_reserved, remote_header
+from proxy.relay.plan.plan import Plan
 from proxy.relay.publish.split_publish import fitting, send_collected
 from proxy.relay.remote.forwarding import send_alone
 from proxy.values import counted

@@ -89,7 +89,7 @@ from proxy.relay.connection_audit import ConnectionAudit, table_offsets
 from proxy.relay.connection_state import ConnectionState, Phase
 from proxy.relay.declare.injected_methods import refuse_in_order
 from proxy.relay.original_address import ADDRESS_HEADER, refuse_forged
-from proxy.relay.publish.outgoing import (
+from proxy.relay.plan.outgoing import (
     CC_BCC,
     CC_ONLY,
     CUT_BCC,
@@ -99,7 +99,7 @@ from proxy.relay.publish.outgoing import (
     refuse_reserved,
     table_entries,
 )
-from proxy.relay.publish.plan import FACT, Plan
+from proxy.relay.plan.plan import FACT, Plan
 from proxy.relay.publish.producer_frames import ProducerFrames
 from proxy.relay.records.facts_record import Properties
 from proxy.values import RESERVED_PREFIX

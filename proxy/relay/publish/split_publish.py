@@ -21,7 +21,7 @@ from proxy.relay.channel_state import CONFIRM, OPEN, PLAIN
 from proxy.relay.confirm_ledger import Ledger, Returns
 from proxy.relay.connection_state import ConnectionState
 from proxy.relay.declare.injected_methods import when_processed
-from proxy.relay.publish.outgoing import PUBLISH, Copy, Outgoing, copy_frames
+from proxy.relay.plan.outgoing import PUBLISH, Copy, Outgoing, copy_frames
 from proxy.relay.remote.forwarding import copy_ids, send_remote_copies
 
 _CONTENT_TOO_LARGE = 311

@@ -15,8 +15,8 @@ from proxy.addressing.targets import Remote, Target
 from proxy.relay.channel import Channel, CollectedPublish, PendingPublish
 from proxy.relay.channel_state import CONFIRM, CONFIRMABLE
 from proxy.relay.connection_state import ConnectionState, Phase
-from proxy.relay.publish.outgoing import RemoteTargets, remote_header
-from proxy.relay.remote.link import RemoteMessage, RemotePublisher, RemoteResult
+from proxy.relay.plan.outgoing import RemoteTargets, remote_header
+from proxy.relay.remote_link import RemoteMessage, RemotePublisher, RemoteResult
 
 #: Results for which the producer gets an ack.
 _TAKEN = frozenset((RemoteResult.ACKED, RemoteResult.RETURNED))

@@ -10,7 +10,7 @@ from pamqp import commands
 from proxy.amqp.method_frames import QueueBind, QueueUnbind, read_method
 from proxy.amqp.tables import encode_table
 from proxy.relay.connection_state import NOT_LOOKED_UP, EndExchange
-from proxy.relay.publish.plan import ClientRules
+from proxy.relay.plan.plan import ClientRules
 from proxy.relay.tokens import STORAGE, Secrets, is_storage_key, is_token
 from proxy.relay.vhost import CarrierType, ClientRoutes, DeclaredExchange, Delivery, OwnedExchange, VhostState
 from proxy.routing.bindings.binding import Binding

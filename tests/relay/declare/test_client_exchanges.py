@@ -11,7 +11,7 @@ from proxy.amqp.method_frames import ExchangeDeclare, exchange_declare, exchange
 from proxy.amqp.tables import decode_table, encode_table
 from proxy.relay.connection_state import EndExchange, RestoreTokens
 from proxy.relay.declare.storage import KEPT, MARK, open_exchange, unpack
-from proxy.relay.publish.plan import ClientRules
+from proxy.relay.plan.plan import ClientRules
 from proxy.relay.vhost import DeclaredExchange
 from proxy.values import Table, Value
 from tests.client import exchange_bind, names, queue_bind, split

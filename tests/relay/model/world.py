@@ -54,7 +54,7 @@ from proxy.relay.connection_state import (
 )
 from proxy.relay.counters import Counters
 from proxy.relay.declare.storage import MARK
-from proxy.relay.publish.plan import Plans, Sources
+from proxy.relay.plan.plan import Plans, Sources
 from proxy.relay.relay import Relay
 from proxy.relay.tokens import Secrets, is_storage_key, is_token
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState

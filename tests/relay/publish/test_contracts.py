@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from proxy.relay.publish.tap import FailedPublish
+from proxy.relay.plan.tap import FailedPublish
 from proxy.relay.vhost import VhostState
 from proxy.rules.loader import compile_rules
 from proxy.values import Table, Value

@@ -11,9 +11,9 @@ from proxy.addressing.targets import Publication
 from proxy.amqp.tables import encode_table
 from proxy.errors import Scope
 from proxy.relay.declare.storage import identity_key
-from proxy.relay.publish import plan as plan_module
-from proxy.relay.publish.outgoing import copy_frames
-from proxy.relay.publish.plan import FACTS_BYTES, DecisionCaches, Plan
+from proxy.relay.plan import plan as plan_module
+from proxy.relay.plan.outgoing import copy_frames
+from proxy.relay.plan.plan import FACTS_BYTES, DecisionCaches, Plan
 from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import BindingCopy, Delivery, StoredBinding, VhostState
 from proxy.routing.bindings.binding import Binding

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from proxy.addressing.table import AddressRule, AddressTable
 from proxy.addressing.targets import AddressBook
 from proxy.relay.declare.storage import identity_key
-from proxy.relay.publish.plan import Plans
+from proxy.relay.plan.plan import Plans
 from proxy.relay.tokens import Secrets
 from proxy.relay.vhost import BindingCopy, DeclaredExchange, Delivery, StoredBinding, VhostState
 from proxy.routing.bindings.binding import Binding

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import pytest
 
-from proxy.relay.publish.tap import ObservedDecision
+from proxy.relay.plan.tap import ObservedDecision
 from proxy.relay.vhost import Delivery, VhostState
 from proxy.routing.decision import Outcome
 from proxy.values import Value

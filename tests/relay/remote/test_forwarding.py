@@ -7,7 +7,7 @@ from pamqp import commands
 
 from proxy.amqp.properties import header_table
 from proxy.amqp.tables import pick
-from proxy.relay.remote.link import RemoteResult
+from proxy.relay.remote_link import RemoteResult
 from tests import client
 from tests.client import names, split
 from tests.producer import headers

@@ -7,7 +7,7 @@ from pamqp import base, commands
 
 from proxy.amqp.frames import PROTOCOL_HEADER
 from proxy.amqp.tables import encode_table
-from proxy.relay.remote.link import FRAME_MAX, RemoteLink, RemoteResult
+from proxy.relay.remote_link import FRAME_MAX, RemoteLink, RemoteResult
 from tests import client
 from tests.client import method, split
 from tests.producer import headers

@@ -22,10 +22,9 @@ from proxy.amqp.frames import U16, U64, shortstr
 from proxy.amqp.properties import decode_properties, header_table
 from proxy.amqp.tables import decode_table, pick
 from proxy.errors import ProtocolError
-from proxy.relay.audit_record import PublishLog
 from proxy.relay.counters import Counters
 from proxy.relay.original_address import ADDRESS_HEADER, CC_ASIDE
-from proxy.relay.publish.outgoing import (
+from proxy.relay.plan.outgoing import (
     CUT_BCC,
     CUT_CC,
     CUT_OURS,
@@ -37,7 +36,8 @@ from proxy.relay.publish.outgoing import (
     labels,
     outgoing,
 )
-from proxy.relay.publish.tap import FailedPublish, FailureSink, ObservedDecision, Tap
+from proxy.relay.plan.tap import FailedPublish, FailureSink, ObservedDecision, Tap
+from proxy.relay.records.audit_record import PublishLog
 from proxy.relay.records.facts_record import FactsRecord, FactsScope, Properties
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.bindings.patterns import DEFAULT_BUDGET

@@ -18,9 +18,9 @@ from proxy.amqp.frames import HEADER, U16, U32, frame, shortstr
 from proxy.amqp.properties import HEADERS, header_table
 from proxy.amqp.tables import decode_value, pick, without
 from proxy.errors import ProtocolError, Scope
-from proxy.relay.audit_record import PublishLog
 from proxy.relay.counters import Tally, Traffic
 from proxy.relay.original_address import ADDRESS_ENTRY, CC_ASIDE, OURS, address_parts, entry
+from proxy.relay.records.audit_record import PublishLog
 from proxy.relay.tokens import NOWHERE
 from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from proxy.routing.decision import Decision, Outcome
