@@ -204,15 +204,16 @@ class Reconciler:
             UpstreamError: the broker did not respond.
         """
         state, management = self.state, self.management
-        rows = [(destination, token) for destination, tokens in owned.tokens.bound.items() for token in tokens]
         if management is not None:
             listed = await management.bindings(state.name, owned.carrier)
             if any(info.stores for info in listed):
                 self.store.listings.found(owned, listed)
                 return False
             rows = [(info.destination, info.routing_key) for info in listed if is_token(info.routing_key)]
-        if owned.clients and management is None:
+        elif owned.clients:
             return False
+        else:
+            rows = [(destination, token) for destination, tokens in owned.tokens.bound.items() for token in tokens]
         await self.executor.unbind(owned, rows)
         if owned.declared is not None and owned.declared.auto_delete:
             await self._ended(owned)
