@@ -25,4 +25,4 @@ class CompiledModules(BuildHookInterface[Any]):
         subprocess.run([sys.executable, Path(self.root, "deploy", "native.py")], check=True)
         build_data["pure_python"] = False
         build_data["infer_tag"] = True
-        build_data["force_include"][str(Path(self.root, "proxy", "_native"))] = "proxy/_native"
+        build_data["force_include"][str(Path(self.root, "proxy/oxproxy/_native"))] = "oxproxy/_native"

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from proxy.cli.commands import COMMANDS, CommandEntry, make_parser
+from oxproxy.cli.commands import COMMANDS, CommandEntry, make_parser
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE, MAN = DOCS / "reference" / "cli.md", DOCS / "oxproxy.1"

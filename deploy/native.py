@@ -1,8 +1,9 @@
 """Compiles the modules of the publish path with mypyc: ``python -m deploy.native``.
 
 ``compiled`` in ``[tool.oxproxy]`` of ``pyproject.toml`` lists the modules. The extension modules and their manifest are
-written to ``proxy/_native``, where `proxy.native` finds them. Nothing is done if the existing modules are up to date.
-Only `proxy.native` is imported from the project, and only mypy and setuptools are needed from other packages.
+written to ``proxy/oxproxy/_native``, where `oxproxy.native` finds them. Nothing is done if the existing modules are up
+to date. Only `oxproxy.native` is imported from the project, and only mypy and setuptools are needed from other
+packages.
 
 mypyc does not support import cycles (including type-only imports), fields of type ``object`` in named tuples or
 dataclasses, ``is`` between tuples, integers beyond 2^53 as ``float``, subclasses in modules that are not listed, or
@@ -28,9 +29,11 @@ from importlib.metadata import version
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))  # needed if this file is run by its path, as the build hook does
+#: The directory with the package.
+SOURCES = ROOT / "proxy"
+sys.path.insert(0, str(SOURCES))  # needed if this file is run by its path, as the build hook does
 
-from proxy.native import FOLDER, MANIFEST, SUFFIX, digest, read_manifest  # noqa: E402
+from oxproxy.native import FOLDER, MANIFEST, SUFFIX, digest, read_manifest  # noqa: E402
 
 FAILED, NO_COMPILER = 1, 3
 LOG = ROOT / "build" / "native.log"
@@ -43,7 +46,7 @@ HOT = ("publish_pass.c", "_ops.c")
 
 
 def modules() -> list[str]:
-    """Return the sources that are compiled, relative to the project's directory."""
+    """Return the sources that are compiled, relative to `SOURCES`."""
     listed: list[str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["oxproxy"]["compiled"]
     return listed
 
@@ -54,11 +57,11 @@ def with_imports(names: Iterable[str]) -> list[str]:
     sources = set()
     while wanted:
         name = wanted.pop()
-        if name in sources or not (ROOT / name).is_file():
+        if name in sources or not (SOURCES / name).is_file():
             continue
         sources.add(name)
-        for node in ast.walk(ast.parse((ROOT / name).read_bytes())):
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "proxy":
+        for node in ast.walk(ast.parse((SOURCES / name).read_bytes())):
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] == "oxproxy":
                 path = node.module.replace(".", "/")
                 wanted += [f"{path}.py", *(f"{path}/{alias.name}.py" for alias in node.names)]
     return sorted(sources)
@@ -122,7 +125,7 @@ def main() -> int:
     """Compile unless the existing modules are up to date."""
     names = modules()
     sources = with_imports(names)
-    wanted = digest(str(ROOT), sources), settings(names), sources
+    wanted = digest(str(SOURCES), sources), settings(names), sources
     if read_manifest(FOLDER) == wanted:
         return 0
     if lacking := missing():
@@ -135,7 +138,7 @@ def main() -> int:
     LOG.parent.mkdir(exist_ok=True)
     with LOG.open("wb") as log:
         # In a separate process, since mypyc ends the process after an error and changes global state.
-        done = subprocess.run([sys.executable, __file__, str(target)], cwd=ROOT, stdout=log, stderr=log, check=False)
+        done = subprocess.run([sys.executable, __file__, str(target)], cwd=SOURCES, stdout=log, stderr=log, check=False)
     if done.returncode:
         print(LOG.read_text(errors="replace")[-3000:], f"Compilation failed (full log: {LOG})", file=sys.stderr)
         return FAILED

@@ -1,4 +1,4 @@
-"""Draws the packages of ``proxy`` and their imports as docs/pictures/packages.svg: ``python -m deploy.package_map``.
+"""Draws the packages of ``oxproxy`` and their imports as docs/pictures/packages.svg: ``python -m deploy.package_map``.
 
 An arrow points from a package to a package that it imports. Arrows implied by other arrows are omitted (transitive
 reduction), as are arrows to the bottom row, which any package may import.
@@ -81,8 +81,8 @@ _STYLE = """
 
 @cache
 def imports() -> dict[str, set[str]]:
-    """Return which packages each package imports; a module directly in ``proxy`` counts as a package."""
-    proxy = ROOT / "proxy"
+    """Return which packages each package imports; a module directly in ``oxproxy`` counts as a package."""
+    proxy = ROOT / "proxy/oxproxy"
     names = {path.parent.name for path in proxy.glob("*/__init__.py")}
     names |= {path.stem for path in proxy.glob("*.py") if path.stem != "__init__"}
     graph: dict[str, set[str]] = {name: set() for name in names}
@@ -94,7 +94,7 @@ def imports() -> dict[str, set[str]]:
 
 
 def _imported(tree: ast.AST) -> Iterator[str]:
-    """Yield the first name after ``proxy`` of each import."""
+    """Yield the first name after ``oxproxy`` of each import."""
     for node in ast.walk(tree):
         modules: list[str] = []
         if isinstance(node, ast.ImportFrom) and node.module is not None:
@@ -103,7 +103,7 @@ def _imported(tree: ast.AST) -> Iterator[str]:
             modules = [alias.name for alias in node.names]
         for module in modules:
             top, _, rest = module.partition(".")
-            if top == "proxy":
+            if top == "oxproxy":
                 yield rest.partition(".")[0]
 
 
@@ -154,7 +154,7 @@ def picture() -> str:
     height = max(map(_top, PLACES)) + _BOX_HEIGHT + _MARGIN
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height:g}" role="img">',
-        "<title>The packages of proxy and their imports</title>",
+        "<title>The packages of oxproxy and their imports</title>",
         f"<desc>{escape(description())}</desc>",
         f"<style>{_STYLE}</style>",
         '<defs><marker id="head" markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto">'
@@ -205,7 +205,7 @@ def main() -> int:
     """Write the picture, and its alternative text to the page that shows it."""
     PICTURE.parent.mkdir(exist_ok=True)
     PICTURE.write_text(picture())
-    PAGE.write_text(SHOWN.sub(rf"![The packages of proxy and their imports: {description()}.]\2", PAGE.read_text()))
+    PAGE.write_text(SHOWN.sub(rf"![The packages of oxproxy and their imports: {description()}.]\2", PAGE.read_text()))
     return 0
 
 

@@ -11,11 +11,11 @@ from typing import NamedTuple
 from pydantic import SecretStr
 
 from deploy.manual import manuals
-from proxy.config.settings import Settings
-from proxy.observe.metrics import METRICS
-from proxy.rules.operator_reference import FILTERS, MATCH_TYPES, SECTIONS, OperatorSection
-from proxy.yamlfile.document import join
-from proxy.yamlfile.models import FileModel, key_names, key_type
+from oxproxy.config.settings import Settings
+from oxproxy.observe.metrics import METRICS
+from oxproxy.rules.operator_reference import FILTERS, MATCH_TYPES, SECTIONS, OperatorSection
+from oxproxy.yamlfile.document import join
+from oxproxy.yamlfile.models import FileModel, key_names, key_type
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 

@@ -82,7 +82,7 @@ _PLAIN = (
     "deploy/grafana/*.py",
     "helm/oxproxy/values.yaml",
     "helm/oxproxy/templates/NOTES.txt",
-    "proxy/admin/static/*",
+    "proxy/oxproxy/admin/static/*",
 )
 
 
@@ -94,7 +94,7 @@ def _pages() -> Iterator[tuple[Path, int, str, Mapping[str, str]]]:
     for pattern in _PLAIN:
         for path in sorted(ROOT.glob(pattern)):
             yield path, 1, path.read_text(), LEFT_OUT | PAGE_HABITS
-    for path in sorted((ROOT / "proxy").rglob("*.py")):
+    for path in sorted((ROOT / "proxy/oxproxy").rglob("*.py")):
         if "_native" not in path.parts:
             source = path.read_text()
             for line, text in (*_strings(ast.parse(source)), *_comments(source)):
@@ -132,7 +132,7 @@ def findings() -> list[str]:
                 use for pattern, use in words.items() if re.match(pattern, text[match.start() :], re.IGNORECASE)
             )
             messages.append(f"{path.relative_to(ROOT)}:{line}: {match[0]!r}: {instead}")
-    for path in sorted((ROOT / "proxy").rglob("*.py")):
+    for path in sorted((ROOT / "proxy/oxproxy").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 word = (ast.get_docstring(node) or "").partition(" ")[0]

@@ -14,9 +14,9 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Self
 
-from proxy.amqp.frames import FrameBuffer, PartialFrame
-from proxy.amqp.properties import decode_properties, header_table
-from proxy.amqp.tables import (
+from oxproxy.amqp.frames import FrameBuffer, PartialFrame
+from oxproxy.amqp.properties import decode_properties, header_table
+from oxproxy.amqp.tables import (
     decode_table,
     decode_value,
     encode_table,
@@ -26,13 +26,13 @@ from proxy.amqp.tables import (
     too_deep,
     without,
 )
-from proxy.errors import ProtocolError
-from proxy.native import BUILD
-from proxy.routing.bindings.binding import Binding
-from proxy.routing.decision import Decision, Facts, QueueNames, Trace
-from proxy.routing.exchange import Exchange
-from proxy.routing.router import Router
-from proxy.values import QUEUE, Table, Value
+from oxproxy.errors import ProtocolError
+from oxproxy.native import BUILD
+from oxproxy.routing.bindings.binding import Binding
+from oxproxy.routing.decision import Decision, Facts, QueueNames, Trace
+from oxproxy.routing.exchange import Exchange
+from oxproxy.routing.router import Router
+from oxproxy.values import QUEUE, Table, Value
 from tests.relay.wire import Wire, owned, state
 from tests.routing.building import NOW
 

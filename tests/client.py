@@ -1,7 +1,8 @@
 """Builds AMQP frames from names and values, and decodes frames. It has no sockets and no state.
 
-This module is independent of proxy.amqp: pamqp encodes methods, and this module encodes contents. proxy.amqp encodes
-only tables that pamqp cannot encode: header tables, and arguments of binds, which are passed as encoded entries.
+This module is independent of oxproxy.amqp: pamqp encodes methods, and this module encodes contents. oxproxy.amqp
+encodes only tables that pamqp cannot encode: header tables, and arguments of binds, which are passed as encoded
+entries.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from typing import NamedTuple, cast
 from pamqp import base, commands
 from pamqp import frame as pamqp_frame
 
-from proxy.amqp import methods
-from proxy.amqp.method_frames import bind, unbind
-from proxy.amqp.methods import method_frame
-from proxy.amqp.tables import encode_table
-from proxy.values import EXCHANGE, QUEUE, Table
+from oxproxy.amqp import methods
+from oxproxy.amqp.method_frames import bind, unbind
+from oxproxy.amqp.methods import method_frame
+from oxproxy.amqp.tables import encode_table
+from oxproxy.values import EXCHANGE, QUEUE, Table
 
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"

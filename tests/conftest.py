@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from proxy import values
+from oxproxy import values
 from tests.broker.delivery.distance import Far, distant
 from tests.private_broker import BrokerMissing, some_broker
 from tests.rabbitmq import Broker

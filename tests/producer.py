@@ -1,7 +1,7 @@
 """An AMQP client on a blocking socket that sends the frames of ``client`` to a broker or a sidecar.
 
 Every wait has a deadline. Heartbeats are skipped; all other frames are returned unchanged. The client is independent of
-proxy.net and of every AMQP library except pamqp.
+oxproxy.net and of every AMQP library except pamqp.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import pytest
 from pamqp import base, commands
 from pamqp.common import FieldTable
 
-from proxy.amqp.tables import decode_table
-from proxy.values import Table, Value
+from oxproxy.amqp.tables import decode_table
+from oxproxy.values import Table, Value
 from tests import client
 from tests.client import Frame
 

@@ -27,7 +27,7 @@ from unittest.mock import patch
 import pika
 import yaml
 
-from proxy.cli.main import main
+from oxproxy.cli.main import main
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
 from tests.watched import Watched

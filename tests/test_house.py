@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PROXY = ROOT / "proxy"
+PROXY = ROOT / "proxy/oxproxy"
 
 #: Module names that do not describe their content.
 EMPTY_NAMES = {"util", "utils", "helper", "helpers", "common", "manager", "base", "misc"}
@@ -45,7 +45,7 @@ OWNERS = {
 
 #: Largest number of modules in a directory, without `__init__`. The directory of commands is exempt.
 MOST_MODULES = 16
-OF_COMMANDS = "proxy/cli"
+OF_COMMANDS = "proxy/oxproxy/cli"
 
 #: Strings that no tracked file may contain. They are split, so that this file can be searched too.
 FORBIDDEN = {

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from deploy.chart.readme import CHART, readme
-from proxy.cli.schema import json_schema
-from proxy.config.settings import Settings
-from proxy.rules.schema import TOP_KEYS
+from oxproxy.cli.schema import json_schema
+from oxproxy.config.settings import Settings
+from oxproxy.rules.schema import TOP_KEYS
 
 #: The text of a rules file: every line that begins with a letter has a known key. `oxproxy check --values` checks more.
 _RULES = rf"^(?:(?:[^A-Za-z\r\n][^\r\n]*|(?:{'|'.join(TOP_KEYS)})[ \t]*:[^\r\n]*)?(?:\r?\n|$))*$"

@@ -11,8 +11,8 @@ import sys
 import urllib.request
 from pathlib import Path
 
-from proxy.config.loader import load_settings
-from proxy.errors import ConfigErrors
+from oxproxy.config.loader import load_settings
+from oxproxy.errors import ConfigErrors
 
 CONFIGURATION = Path("/etc/oxproxy/oxproxy.yaml")
 

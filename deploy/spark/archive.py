@@ -28,7 +28,7 @@ def write(target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         libraries = [Path(str(module.__file__)).parent for module in (yaml, pamqp, jinja2, markupsafe)]
-        for package in (ROOT / "proxy", *libraries):
+        for package in (ROOT / "proxy/oxproxy", *libraries):
             for path in sorted([*package.rglob("*.py"), *package.rglob("templates/*"), *package.rglob("sql/*.sql")]):
                 _add(archive, path.relative_to(package.parent).as_posix(), path.read_bytes())
         # The command reads its own version from the metadata.

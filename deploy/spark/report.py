@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from proxy.cli.main import main
+from oxproxy.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main(["report", *sys.argv[1:]]))

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.addressing.table import AddressIndex, AddressPattern, AddressRule, AddressTable, Translation
+from oxproxy.addressing.table import AddressIndex, AddressPattern, AddressRule, AddressTable, Translation
 from tests.conformance.messenger import steps_of_match
 
 

@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.addressing.address import (
+from oxproxy.addressing.address import (
     InvalidAddress,
     parse_address,
     without_password,
 )
-from proxy.addressing.table import AddressRule, AddressTable
-from proxy.addressing.targets import (
+from oxproxy.addressing.table import AddressRule, AddressTable
+from oxproxy.addressing.targets import (
     AddressBook,
     FailedTranslation,
     Publication,
@@ -154,7 +154,7 @@ def test_a_publish_without_a_rule_is_unchanged() -> None:
 
 
 def test_cached_translations_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.addressing.targets._KEPT_TARGETS", 2)
+    monkeypatch.setattr("oxproxy.addressing.targets._KEPT_TARGETS", 2)
     book = AddressBook(AddressTable([AddressRule(b"*", b"/$1")]))
     first = book.look_up(b"", b"a")
     book.look_up(b"", b"b")

@@ -20,12 +20,12 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from proxy.admin import server as admin
-from proxy.admin.access import GUESS_SECONDS, GUESSES, Access, AdminChange, AdminToken, Role
-from proxy.admin.server import AdminServer, json_route
-from proxy.net.tls import ServerTls
-from proxy.observe.exposition import Exposition
-from proxy.relay.counters import Counters
+from oxproxy.admin import server as admin
+from oxproxy.admin.access import GUESS_SECONDS, GUESSES, Access, AdminChange, AdminToken, Role
+from oxproxy.admin.server import AdminServer, json_route
+from oxproxy.net.tls import ServerTls
+from oxproxy.observe.exposition import Exposition
+from oxproxy.relay.counters import Counters
 from tests.admin.test_openapi import DESCRIBED
 from tests.certificates import Authority
 from tests.producer import until

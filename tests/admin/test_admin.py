@@ -12,15 +12,15 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
-from proxy.admin import server as admin
-from proxy.admin.access import Access
-from proxy.admin.console import console_routes
-from proxy.admin.server import AdminServer, GuardedRoute, json_route
-from proxy.app.shadow import RULES_BYTES, _compiled, uploaded_files
-from proxy.errors import ConfigError, ConfigErrors
-from proxy.native import BUILD
-from proxy.observe.exposition import Exposition
-from proxy.relay.counters import Counters
+from oxproxy.admin import server as admin
+from oxproxy.admin.access import Access
+from oxproxy.admin.console import console_routes
+from oxproxy.admin.server import AdminServer, GuardedRoute, json_route
+from oxproxy.app.shadow import RULES_BYTES, _compiled, uploaded_files
+from oxproxy.errors import ConfigError, ConfigErrors
+from oxproxy.native import BUILD
+from oxproxy.observe.exposition import Exposition
+from oxproxy.relay.counters import Counters
 
 Start = Callable[..., Awaitable[str]]
 

@@ -13,7 +13,7 @@ from typing import Any
 import pika
 import pytest
 
-from proxy.rules.loader import compile_rules
+from oxproxy.rules.loader import compile_rules
 from tests.broker.delivery.site import Site, standing
 from tests.browser import SCHEMES, Scheme, Tab, required_browser
 from tests.rabbitmq import Broker

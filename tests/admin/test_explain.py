@@ -9,15 +9,15 @@ import time
 
 import pytest
 
-from proxy.admin.explain import ExplainPage
-from proxy.amqp.methods import BASIC_ACK, method_frame
-from proxy.errors import ConfigErrors
-from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange, VhostState
-from proxy.routing.decision import QueueNames
-from proxy.routing.exchange import Exchange
-from proxy.routing.router import Router
-from proxy.rules.wire import owned_exchanges
-from proxy.values import Value
+from oxproxy.admin.explain import ExplainPage
+from oxproxy.amqp.methods import BASIC_ACK, method_frame
+from oxproxy.errors import ConfigErrors
+from oxproxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange, VhostState
+from oxproxy.routing.decision import QueueNames
+from oxproxy.routing.exchange import Exchange
+from oxproxy.routing.router import Router
+from oxproxy.rules.wire import owned_exchanges
+from oxproxy.values import Value
 from tests.client import content_header, publish
 from tests.routing.building import NOW, to_queue
 from tests.rules.loading import load

@@ -11,13 +11,13 @@ from typing import Any
 import aiohttp
 import pytest
 
-from proxy.admin import live, server
-from proxy.admin.access import Access
-from proxy.admin.live import MOST_STREAMS, LiveFeed, LiveTopic
-from proxy.admin.server import MOST_CONNECTIONS, AdminServer
-from proxy.admin.traffic import TrafficSampler, quantile
-from proxy.observe.exposition import Exposition
-from proxy.relay.counters import CONFIRM_BOUNDS, Counters, Histogram
+from oxproxy.admin import live, server
+from oxproxy.admin.access import Access
+from oxproxy.admin.live import MOST_STREAMS, LiveFeed, LiveTopic
+from oxproxy.admin.server import MOST_CONNECTIONS, AdminServer
+from oxproxy.admin.traffic import TrafficSampler, quantile
+from oxproxy.observe.exposition import Exposition
+from oxproxy.relay.counters import CONFIRM_BOUNDS, Counters, Histogram
 
 
 class Clock:

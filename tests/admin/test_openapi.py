@@ -16,14 +16,14 @@ import jsonschema
 import pika
 import pytest
 
-from proxy.admin import console
-from proxy.values import Value
+from oxproxy.admin import console
+from oxproxy.values import Value
 from tests import client
 from tests.broker.delivery.site import Site, standing
 from tests.rabbitmq import Broker
 from tests.sidecar import pika_channel, request_page
 
-FILE = files("proxy.admin") / "static" / "openapi.json"
+FILE = files("oxproxy.admin") / "static" / "openapi.json"
 DESCRIBED: dict[str, Any] = json.loads(FILE.read_text())
 RULES = """\
 queues: [good]
@@ -79,7 +79,7 @@ def test_the_file_is_valid_and_every_schema_is_referenced() -> None:
 
 def test_the_described_pages_are_those_of_the_sidecar(site: Site) -> None:
     sources = "".join(
-        path.read_text() for package in ("admin", "app") for path in Path(f"proxy/{package}").glob("*.py")
+        path.read_text() for package in ("admin", "app") for path in Path(f"proxy/oxproxy/{package}").glob("*.py")
     )
     served = set(re.findall(r'(?:json_route|GuardedRoute)\(\s*"([A-Z]+)", "([^"]+)"', sources))
     served |= {("GET", path) for path in re.findall(r'add_get\("([^"]+)"', sources)}

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from proxy.admin.pace import Pace
+from oxproxy.admin.pace import Pace
 
 
 class Clock:

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.amqp.frames import FrameBuffer, RawFrame
-from proxy.errors import ProtocolError, Scope
+from oxproxy.amqp.frames import FrameBuffer, RawFrame
+from oxproxy.errors import ProtocolError, Scope
 from tests.amqp.test_tables import refusal
 from tests.client import frame
 

@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import base, commands
 
-from proxy.amqp import method_frames as frames
-from proxy.amqp import methods
-from proxy.amqp.frames import FRAME_END, METHOD
-from proxy.amqp.methods import Argument, arguments, method_frame, method_of
-from proxy.amqp.tables import encode_table
-from proxy.errors import LocalProtocolError, ProtocolError, Scope
+from oxproxy.amqp import method_frames as frames
+from oxproxy.amqp import methods
+from oxproxy.amqp.frames import FRAME_END, METHOD
+from oxproxy.amqp.methods import Argument, arguments, method_frame, method_of
+from oxproxy.amqp.tables import encode_table
+from oxproxy.errors import LocalProtocolError, ProtocolError, Scope
 from tests.amqp.test_tables import refusal
 from tests.relay.contents import tables
 

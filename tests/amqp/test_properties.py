@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.amqp.properties import HEADERS, decode_properties, header_table
-from proxy.amqp.tables import encode_table
-from proxy.errors import ProtocolError, Scope
-from proxy.values import Table
+from oxproxy.amqp.properties import HEADERS, decode_properties, header_table
+from oxproxy.amqp.tables import encode_table
+from oxproxy.errors import ProtocolError, Scope
+from oxproxy.values import Table
 from tests.amqp.test_tables import refusal
 from tests.client import encode_properties
 from tests.relay.contents import tables

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.amqp.tables import (
+from oxproxy.amqp.tables import (
     MAX_NESTING,
     decode_table,
     decode_value,
@@ -20,8 +20,8 @@ from proxy.amqp.tables import (
     too_deep,
     without,
 )
-from proxy.errors import LocalProtocolError, ProtocolError, Scope
-from proxy.values import Table, Value
+from oxproxy.errors import LocalProtocolError, ProtocolError, Scope
+from oxproxy.values import Table, Value
 from tests.relay.contents import NAMES, tables
 
 #: Type letter, Python value, and the bytes after the letter (AMQP 0-9-1 errata, "Field types", as decoded by RabbitMQ).

@@ -5,7 +5,7 @@ from socket import gethostname
 
 from pydantic import SecretStr
 
-from proxy.app.composition import (
+from oxproxy.app.composition import (
     audit_policy,
     audit_privacy,
     client_rules,
@@ -15,16 +15,16 @@ from proxy.app.composition import (
     secrets_of,
     session_limits,
 )
-from proxy.audit.policy import AuditMode, AuditPolicy
-from proxy.audit.retention import Retention
-from proxy.config.loader import load_settings, parse_settings
-from proxy.config.settings import Settings
-from proxy.net.tls_config import SidecarTls
-from proxy.relay.rate_limits import UserRateLimits
-from proxy.relay.records.privacy import Privacy
-from proxy.relay.tokens import Secrets
-from proxy.relay.vhost import ClientRoutes
-from proxy.yamlfile.document import Faults
+from oxproxy.audit.policy import AuditMode, AuditPolicy
+from oxproxy.audit.retention import Retention
+from oxproxy.config.loader import load_settings, parse_settings
+from oxproxy.config.settings import Settings
+from oxproxy.net.tls_config import SidecarTls
+from oxproxy.relay.rate_limits import UserRateLimits
+from oxproxy.relay.records.privacy import Privacy
+from oxproxy.relay.tokens import Secrets
+from oxproxy.relay.vhost import ClientRoutes
+from oxproxy.yamlfile.document import Faults
 
 
 def configured(text: str) -> Settings:

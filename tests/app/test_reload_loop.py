@@ -11,20 +11,20 @@ from typing import Any, cast
 import aiohttp
 import pytest
 
-from proxy.admin.access import Access
-from proxy.admin.server import AdminServer
-from proxy.app import reload as reloading
-from proxy.app.reload import Activation, Reload, ReloadReport, free_exchanges
-from proxy.app.reload_units import Brokers, ReloadUnit
-from proxy.broker.reconcile.reconciler import PreparedRules
-from proxy.broker.topology import Topology
-from proxy.errors import ConfigError, ConfigErrors
-from proxy.net.tasks import Tasks
-from proxy.observe.exposition import Exposition
-from proxy.relay.counters import Counters
-from proxy.relay.vhost import VhostState
-from proxy.routing.router import Router
-from proxy.rules.loader import joined_rules, load_rules
+from oxproxy.admin.access import Access
+from oxproxy.admin.server import AdminServer
+from oxproxy.app import reload as reloading
+from oxproxy.app.reload import Activation, Reload, ReloadReport, free_exchanges
+from oxproxy.app.reload_units import Brokers, ReloadUnit
+from oxproxy.broker.reconcile.reconciler import PreparedRules
+from oxproxy.broker.topology import Topology
+from oxproxy.errors import ConfigError, ConfigErrors
+from oxproxy.net.tasks import Tasks
+from oxproxy.observe.exposition import Exposition
+from oxproxy.relay.counters import Counters
+from oxproxy.relay.vhost import VhostState
+from oxproxy.routing.router import Router
+from oxproxy.rules.loader import joined_rules, load_rules
 from tests.routing.building import exchange, to_queue
 
 BEFORE = "exchanges: [{name: letters, bindings: [{queue: a}]}]\n"
@@ -127,7 +127,7 @@ async def watch_files(reload: ScriptedReload, change: Callable[[], object], atte
 async def test_valid_rules_are_retried_after_a_failed_activation(
     reload: ScriptedReload, monkeypatch: pytest.MonkeyPatch, reason: str
 ) -> None:
-    monkeypatch.setattr("proxy.app.reload.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("oxproxy.app.reload.RETRY_SECONDS", 0.01)
     reload.results = [ReloadReport(["the broker is away"], unavailable=True)] * 2
     if reason == "signal":
         reload.file.write_text(AFTER)

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from proxy.app.reload_units import Brokers, load_units
-from proxy.errors import ConfigError, ConfigErrors
-from proxy.rules.loader import LoadedRules, load_rules
+from oxproxy.app.reload_units import Brokers, load_units
+from oxproxy.errors import ConfigError, ConfigErrors
+from oxproxy.rules.loader import LoadedRules, load_rules
 from tests.broker.delivery.site import Site, standing
 from tests.producer import Producer, until
 from tests.rabbitmq import Broker

@@ -14,23 +14,23 @@ from typing import Any, TypeVar, cast
 
 import pytest
 
-from proxy.amqp.tables import encode_table
-from proxy.app import shadow as shadow_module
-from proxy.app.reload import Reload
-from proxy.app.shadow import Shadow, uploaded_files
-from proxy.errors import ConfigErrors
-from proxy.net.tasks import Tasks
-from proxy.net.vhosts import Vhosts
-from proxy.relay.counters import Counters
-from proxy.relay.plan.plan import Sources
-from proxy.relay.plan.tap import ObservedDecision
-from proxy.relay.records.privacy import Privacy
-from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange, VhostState
-from proxy.routing.decision import Decision, Outcome
-from proxy.routing.exchange import Exchange
-from proxy.routing.router import Router
-from proxy.rules.loader import LoadedRules
-from proxy.rules.wire import owned_exchanges
+from oxproxy.amqp.tables import encode_table
+from oxproxy.app import shadow as shadow_module
+from oxproxy.app.reload import Reload
+from oxproxy.app.shadow import Shadow, uploaded_files
+from oxproxy.errors import ConfigErrors
+from oxproxy.net.tasks import Tasks
+from oxproxy.net.vhosts import Vhosts
+from oxproxy.relay.counters import Counters
+from oxproxy.relay.plan.plan import Sources
+from oxproxy.relay.plan.tap import ObservedDecision
+from oxproxy.relay.records.privacy import Privacy
+from oxproxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange, VhostState
+from oxproxy.routing.decision import Decision, Outcome
+from oxproxy.routing.exchange import Exchange
+from oxproxy.routing.router import Router
+from oxproxy.rules.loader import LoadedRules
+from oxproxy.rules.wire import owned_exchanges
 from tests.broker.delivery.site import Site, standing
 from tests.client import split
 from tests.producer import until

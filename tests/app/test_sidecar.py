@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from proxy.app.sidecar import product_version
-from proxy.audit.segments import InstanceLock
-from proxy.cli.main import main
-from proxy.native import BUILD
+from oxproxy.app.sidecar import product_version
+from oxproxy.audit.segments import InstanceLock
+from oxproxy.cli.main import main
+from oxproxy.native import BUILD
 from tests import client
 from tests.broker.observed import Outside
 from tests.private_broker import free_port
@@ -387,7 +387,7 @@ def test_an_unexpected_error_is_logged_in_one_line(
     def broken(_paths: object) -> None:
         raise KeyError("unexpected")
 
-    monkeypatch.setattr("proxy.app.process.load_rules", broken)
+    monkeypatch.setattr("oxproxy.app.process.load_rules", broken)
     assert main(["serve", "--config", str(file)]) == 1
     (line,) = capfd.readouterr().err.splitlines()
     assert 'level=error event="exiting after an unexpected error" error="KeyError: \'unexpected\'"' in line
@@ -450,7 +450,7 @@ def test_status_has_the_keys_named_in_runbooks(serve: Serve) -> None:
 
 
 def test_events_searched_for_in_runbooks_exist() -> None:
-    source = "".join(path.read_text() for path in (Path(__file__).resolve().parents[2] / "proxy").rglob("*.py"))
+    source = "".join(path.read_text() for path in (Path(__file__).resolve().parents[2] / "proxy/oxproxy").rglob("*.py"))
     searched = {
         event for path in RUNBOOKS for event in re.findall(r"journalctl[^\n|]*\| grep '([a-z ]+)'", path.read_text())
     }

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from proxy.relay.records.audit_record import PublishLog
-from proxy.relay.records.facts_record import FactsRecord, FactsTable
-from proxy.relay.records.privacy import Privacy
+from oxproxy.relay.records.audit_record import PublishLog
+from oxproxy.relay.records.facts_record import FactsRecord, FactsTable
+from oxproxy.relay.records.privacy import Privacy
 
 #: the time in all lines, as a number and as a string
 SECONDS, TS = 1795247999.5, "2026-11-21T07:59:59.500000Z"

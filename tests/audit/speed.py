@@ -15,9 +15,9 @@ from pathlib import Path
 
 import structlog
 
-from proxy.audit.policy import AuditMode, AuditPolicy
-from proxy.audit.writer import AuditWriter
-from proxy.relay.counters import AuditCounters
+from oxproxy.audit.policy import AuditMode, AuditPolicy
+from oxproxy.audit.writer import AuditWriter
+from oxproxy.relay.counters import AuditCounters
 from tests.report.generator import Day
 
 LINES = 3_000_000

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.audit import retention as closing
-from proxy.audit import segments, writer
-from proxy.audit.policy import AuditMode
-from proxy.audit.retention import Retention, expire
-from proxy.audit.segments import open_segments
-from proxy.audit.writer_thread import RotatingLog
-from proxy.errors import ConfigError
+from oxproxy.audit import retention as closing
+from oxproxy.audit import segments, writer
+from oxproxy.audit.policy import AuditMode
+from oxproxy.audit.retention import Retention, expire
+from oxproxy.audit.segments import open_segments
+from oxproxy.audit.writer_thread import RotatingLog
+from oxproxy.errors import ConfigError
 from tests.audit.test_writer import SECONDS, Disk, left_open, line, matching_files, numbers, policy, until, writing
 
 

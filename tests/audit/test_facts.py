@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from proxy.amqp.tables import encode_table
-from proxy.audit.policy import AuditMode, AuditPolicy
-from proxy.audit.writer import AuditWriter
-from proxy.relay.counters import AuditCounters
-from proxy.relay.records.audit_record import PublishLog
-from proxy.relay.records.facts_record import HEADERS_BYTES, FactsMode, FactsTable, read_table, read_typed, typed
-from proxy.relay.records.privacy import Privacy
-from proxy.routing.decision import Interest
-from proxy.values import Table, Value
+from oxproxy.amqp.tables import encode_table
+from oxproxy.audit.policy import AuditMode, AuditPolicy
+from oxproxy.audit.writer import AuditWriter
+from oxproxy.relay.counters import AuditCounters
+from oxproxy.relay.records.audit_record import PublishLog
+from oxproxy.relay.records.facts_record import HEADERS_BYTES, FactsMode, FactsTable, read_table, read_typed, typed
+from oxproxy.relay.records.privacy import Privacy
+from oxproxy.routing.decision import Interest
+from oxproxy.values import Table, Value
 from tests.audit.lines import TS, line, log
 from tests.audit.test_record import KEY
 from tests.audit.test_segments import LogWithClock, visible

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from proxy.amqp.tables import encode_value
-from proxy.audit.policy import AuditMode, AuditPolicy
-from proxy.errors import ConfigError
-from proxy.relay.records.audit_record import HOUR, TimestampText, gap_record
-from proxy.relay.records.privacy import HASHABLE, HEADER_CHARACTERS, Privacy, header_value
-from proxy.values import Value
+from oxproxy.amqp.tables import encode_value
+from oxproxy.audit.policy import AuditMode, AuditPolicy
+from oxproxy.errors import ConfigError
+from oxproxy.relay.records.audit_record import HOUR, TimestampText, gap_record
+from oxproxy.relay.records.privacy import HASHABLE, HEADER_CHARACTERS, Privacy, header_value
+from oxproxy.values import Value
 from tests.audit.lines import TS, line, log, settle_line
 
 KEY = b"0123456789abcdef"

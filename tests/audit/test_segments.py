@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.audit import segments
-from proxy.audit.policy import AuditMode, AuditPolicy
-from proxy.audit.retention import Retention, expire
-from proxy.audit.segments import (
+from oxproxy.audit import segments
+from oxproxy.audit.policy import AuditMode, AuditPolicy
+from oxproxy.audit.retention import Retention, expire
+from oxproxy.audit.segments import (
     InstanceLock,
     OpenSegment,
     compress_segment,
@@ -28,7 +28,7 @@ from proxy.audit.segments import (
     orphaned_segments,
     safe_instance,
 )
-from proxy.audit.writer_thread import RotatingLog
+from oxproxy.audit.writer_thread import RotatingLog
 
 HOUR = "2026-11-21T07"
 NAME = "audit-main-20261121T075959000000Z-000001"
@@ -199,7 +199,7 @@ def test_an_instance_lock_is_exclusive_until_its_release(tmp_path: Path) -> None
 CLAIM_AND_WAIT = """
 import sys
 from pathlib import Path
-from proxy.audit.segments import InstanceLock
+from oxproxy.audit.segments import InstanceLock
 claim = InstanceLock.acquire(Path(sys.argv[1]), "main")
 print(claim is not None, flush=True)
 sys.stdin.read()

@@ -22,17 +22,17 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
-from proxy.audit import retention as closing
-from proxy.audit import segments, writer, writer_thread
-from proxy.audit.policy import AuditMode, AuditPolicy
-from proxy.audit.retention import Retention
-from proxy.audit.segments import InstanceLock, OpenSegment
-from proxy.audit.writer import AuditWriter
-from proxy.audit.writer_thread import NO_FACTS, RotatingLog
-from proxy.errors import ConfigError
-from proxy.observe.logs import configure
-from proxy.relay.counters import AuditCounters
-from proxy.relay.records.audit_record import TimestampText
+from oxproxy.audit import retention as closing
+from oxproxy.audit import segments, writer, writer_thread
+from oxproxy.audit.policy import AuditMode, AuditPolicy
+from oxproxy.audit.retention import Retention
+from oxproxy.audit.segments import InstanceLock, OpenSegment
+from oxproxy.audit.writer import AuditWriter
+from oxproxy.audit.writer_thread import NO_FACTS, RotatingLog
+from oxproxy.errors import ConfigError
+from oxproxy.observe.logs import configure
+from oxproxy.relay.counters import AuditCounters
+from oxproxy.relay.records.audit_record import TimestampText
 
 #: A time in the future, so that the hour does not end.
 TS = "2196-11-21T07:59:59.000001Z"
@@ -546,10 +546,10 @@ async def test_a_full_file_system(small_disk: Path, mode: AuditMode, monkeypatch
 KILLED = """
 import asyncio, sys
 from pathlib import Path
-from proxy.relay.counters import AuditCounters
-from proxy.audit.policy import AuditPolicy, AuditMode
-from proxy.audit.writer import AuditWriter
-from proxy.observe.logs import configure
+from oxproxy.relay.counters import AuditCounters
+from oxproxy.audit.policy import AuditPolicy, AuditMode
+from oxproxy.audit.writer import AuditWriter
+from oxproxy.observe.logs import configure
 
 async def main():
     configure("error")

@@ -15,7 +15,7 @@ import sys
 import time
 from pathlib import Path
 
-from proxy.audit.segments import compress_segment
+from oxproxy.audit.segments import compress_segment
 from tests.bench.report_day import family, used
 from tests.sidecar import PROGRAM
 

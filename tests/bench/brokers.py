@@ -22,8 +22,8 @@ from pathlib import Path
 
 from pamqp import commands
 
-from proxy.relay.tokens import Secrets, Tokens
-from proxy.values import QUEUE
+from oxproxy.relay.tokens import Secrets, Tokens
+from oxproxy.values import QUEUE
 from tests.bench.carriers import IN_TURN, WARM_UP_SECONDS, bind_all, crossing, generator
 from tests.bench.generator import Generator, Run
 from tests.bench.publishes import Shape

@@ -3,7 +3,7 @@
 ``python -m tests.bench.carriers`` measures on a private broker:
 
 - without the sidecar, the broker's CPU time per message with one or three tokens in ``BCC``, by carrier type and form
-  of the tokens. `proxy.relay.tokens.FEW_DESTINATIONS` is the number of bindings at which two types cost the same.
+  of the tokens. `oxproxy.relay.tokens.FEW_DESTINATIONS` is the number of bindings at which two types cost the same.
 - the publish rate through the sidecar with 2,000 unconfirmed publishes, relative to the rate without the sidecar to an
   ordinary exchange with the same number of bindings. The ordinary exchange is a topic exchange if RabbitMQ compares
   each message with all bindings of a direct exchange, otherwise a direct exchange.
@@ -29,8 +29,8 @@ from pathlib import Path
 
 from pamqp import commands
 
-from proxy.broker.versions import BrokerVersion
-from proxy.values import Table
+from oxproxy.broker.versions import BrokerVersion
+from oxproxy.values import Table
 from tests import client
 from tests.bench.cases import REAL_WINDOW
 from tests.bench.confirms import ConfirmCounter

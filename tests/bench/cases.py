@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from proxy.native import BUILD
+from oxproxy.native import BUILD
 from tests.bench.publishes import FACTS, Shape
 
 QUEUES = 10

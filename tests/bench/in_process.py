@@ -20,16 +20,16 @@ from time import perf_counter, process_time
 
 import uvloop
 
-from proxy.addressing.table import AddressRule, AddressTable
-from proxy.addressing.targets import AddressBook, Target
-from proxy.admin.access import Access
-from proxy.admin.live import QUIET_SECONDS
-from proxy.admin.server import AdminServer
-from proxy.admin.traffic import SAMPLE_SECONDS, TrafficSampler
-from proxy.app.reload import traffic_labels
-from proxy.observe.exposition import Exposition
-from proxy.relay.counters import Counters, Tally
-from proxy.rules.loader import load_rules
+from oxproxy.addressing.table import AddressRule, AddressTable
+from oxproxy.addressing.targets import AddressBook, Target
+from oxproxy.admin.access import Access
+from oxproxy.admin.live import QUIET_SECONDS
+from oxproxy.admin.server import AdminServer
+from oxproxy.admin.traffic import SAMPLE_SECONDS, TrafficSampler
+from oxproxy.app.reload import traffic_labels
+from oxproxy.observe.exposition import Exposition
+from oxproxy.relay.counters import Counters, Tally
+from oxproxy.rules.loader import load_rules
 from tests.bench import arrangement
 from tests.bench.arena import Arena
 from tests.bench.cases import ADDRESS_RULES, MANY, MICROSECONDS, Row

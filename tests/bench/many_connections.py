@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 
-from proxy.values import Value
+from oxproxy.values import Value
 from tests import client
 from tests.bench.carriers import Stream, frames
 from tests.bench.cases import MICROSECONDS

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from pamqp import commands
 
-from proxy.amqp.tables import encode_table
+from oxproxy.amqp.tables import encode_table
 from tests import client
 from tests.bench import arrangement
 from tests.bench.arena import Arena

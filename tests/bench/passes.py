@@ -19,25 +19,25 @@ from typing import cast
 
 import uvloop
 
-from proxy.amqp.tables import encode_table
-from proxy.app.reload import Reload
-from proxy.broker.declared.store import DeclarationStore
-from proxy.broker.management_api import BindingInfo, ManagementApi
-from proxy.broker.methods import DeclareQueue
-from proxy.broker.reconcile.observed import ObservedState
-from proxy.broker.reconcile.observer import Observer
-from proxy.broker.reconcile.reconciler import PreparedRules
-from proxy.broker.topology import Topology
-from proxy.native import BUILD
-from proxy.net.tasks import Tasks
-from proxy.relay.counters import Counters
-from proxy.relay.declare.storage import identity_key, pack, signed_copy
-from proxy.relay.vhost import OwnedExchange, StoredBinding, VhostState
-from proxy.routing.bindings.binding import Binding
-from proxy.routing.router import Router
-from proxy.rules.loader import load_rules
-from proxy.rules.wire import owned_exchanges
-from proxy.values import QUEUE, Destination
+from oxproxy.amqp.tables import encode_table
+from oxproxy.app.reload import Reload
+from oxproxy.broker.declared.store import DeclarationStore
+from oxproxy.broker.management_api import BindingInfo, ManagementApi
+from oxproxy.broker.methods import DeclareQueue
+from oxproxy.broker.reconcile.observed import ObservedState
+from oxproxy.broker.reconcile.observer import Observer
+from oxproxy.broker.reconcile.reconciler import PreparedRules
+from oxproxy.broker.topology import Topology
+from oxproxy.native import BUILD
+from oxproxy.net.tasks import Tasks
+from oxproxy.relay.counters import Counters
+from oxproxy.relay.declare.storage import identity_key, pack, signed_copy
+from oxproxy.relay.vhost import OwnedExchange, StoredBinding, VhostState
+from oxproxy.routing.bindings.binding import Binding
+from oxproxy.routing.router import Router
+from oxproxy.rules.loader import load_rules
+from oxproxy.rules.wire import owned_exchanges
+from oxproxy.values import QUEUE, Destination
 from tests.routing.building import arguments
 
 BINDINGS, QUEUES, RELOADS = 100_000, 10, 3

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from proxy.values import Table, Value
+from oxproxy.values import Table, Value
 from tests import client
 from tests.producer import headers
 

@@ -21,13 +21,13 @@ from time import process_time
 from pamqp import commands
 from pamqp.common import FieldTable
 
-from proxy.native import BUILD
-from proxy.relay.plan.plan import ClientRules, Plans, Sources
-from proxy.relay.records.audit_record import PublishLog
-from proxy.relay.records.facts_record import FactsMode, FactsTable
-from proxy.relay.records.privacy import Privacy
-from proxy.relay.vhost import VhostState
-from proxy.rules.loader import compile_rules
+from oxproxy.native import BUILD
+from oxproxy.relay.plan.plan import ClientRules, Plans, Sources
+from oxproxy.relay.records.audit_record import PublishLog
+from oxproxy.relay.records.facts_record import FactsMode, FactsTable
+from oxproxy.relay.records.privacy import Privacy
+from oxproxy.relay.vhost import VhostState
+from oxproxy.rules.loader import compile_rules
 from tests import client
 from tests.bench.arena import Arena
 from tests.bench.cases import MICROSECONDS, Row

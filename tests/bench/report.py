@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from proxy.native import BUILD
+from oxproxy.native import BUILD
 from tests.bench.cases import Round, Row
 
 

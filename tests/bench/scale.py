@@ -19,19 +19,19 @@ import uvloop
 from pamqp import commands
 from pamqp.common import FieldTable
 
-from proxy.app.reload import Reload
-from proxy.broker.methods import DeclareQueue
-from proxy.broker.reconcile.reconciler import PreparedRules
-from proxy.broker.topology import Topology
-from proxy.net.remote.endpoints import RemoteBroker
-from proxy.net.tasks import Tasks
-from proxy.relay.counters import Counters
-from proxy.relay.vhost import OwnedExchange, VhostState
-from proxy.routing.decision import Facts, QueueNames
-from proxy.routing.exchange import Exchange
-from proxy.routing.router import Router
-from proxy.rules.loader import load_rules
-from proxy.values import Value
+from oxproxy.app.reload import Reload
+from oxproxy.broker.methods import DeclareQueue
+from oxproxy.broker.reconcile.reconciler import PreparedRules
+from oxproxy.broker.topology import Topology
+from oxproxy.net.remote.endpoints import RemoteBroker
+from oxproxy.net.tasks import Tasks
+from oxproxy.relay.counters import Counters
+from oxproxy.relay.vhost import OwnedExchange, VhostState
+from oxproxy.routing.decision import Facts, QueueNames
+from oxproxy.routing.exchange import Exchange
+from oxproxy.routing.router import Router
+from oxproxy.rules.loader import load_rules
+from oxproxy.values import Value
 from tests.bench import arrangement
 from tests.bench.arena import Arena
 from tests.bench.cases import Row

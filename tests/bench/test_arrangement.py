@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from proxy.addressing.targets import Target
-from proxy.routing.decision import Facts, QueueNames
-from proxy.routing.router import Router
-from proxy.rules.loader import load_rules
-from proxy.values import Value
+from oxproxy.addressing.targets import Target
+from oxproxy.routing.decision import Facts, QueueNames
+from oxproxy.routing.router import Router
+from oxproxy.rules.loader import load_rules
+from oxproxy.values import Value
 from tests.bench import arrangement
 from tests.bench.cases import CASES, Case, Way
 from tests.rabbitmq import Broker

@@ -4,9 +4,9 @@ import time
 
 import pytest
 
-from proxy.garbage import without_collection
-from proxy.observe.exposition import Exposition
-from proxy.relay.counters import Counters
+from oxproxy.garbage import without_collection
+from oxproxy.observe.exposition import Exposition
+from oxproxy.relay.counters import Counters
 from tests.bench import in_process
 from tests.bench.cases import MANY
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.errors import UpstreamError, UpstreamFailure
+from oxproxy.errors import UpstreamError, UpstreamFailure
 from tests.bench import arrangement, scale
 from tests.bench.processes import ChildError
 

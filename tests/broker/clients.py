@@ -9,15 +9,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from proxy.amqp.method_frames import exchange_declare
-from proxy.amqp.tables import decode_table, encode_table
-from proxy.broker.connection import ControlConnection, ControlSettings
-from proxy.broker.methods import Bind
-from proxy.relay.declare.storage import exchange_arguments, identity_key, open_exchange, signed_copy, stored_rows
-from proxy.relay.vhost import BindingCopy, DeclaredExchange, OwnedExchange, StoredBinding, VhostState
-from proxy.routing.bindings.binding import Binding
-from proxy.routing.router import Router
-from proxy.values import Table, Value
+from oxproxy.amqp.method_frames import exchange_declare
+from oxproxy.amqp.tables import decode_table, encode_table
+from oxproxy.broker.connection import ControlConnection, ControlSettings
+from oxproxy.broker.methods import Bind
+from oxproxy.relay.declare.storage import exchange_arguments, identity_key, open_exchange, signed_copy, stored_rows
+from oxproxy.relay.vhost import BindingCopy, DeclaredExchange, OwnedExchange, StoredBinding, VhostState
+from oxproxy.routing.bindings.binding import Binding
+from oxproxy.routing.router import Router
+from oxproxy.values import Table, Value
 from tests.broker.observed import bind_token
 from tests.relay.wire import token
 

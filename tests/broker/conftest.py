@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from proxy.broker.management_api import ManagementApi
-from proxy.broker.reconcile.vhost_loop import VhostTopology
-from proxy.broker.task_supervisor import Supervisor
-from proxy.relay.vhost import VhostState
+from oxproxy.broker.management_api import ManagementApi
+from oxproxy.broker.reconcile.vhost_loop import VhostTopology
+from oxproxy.broker.task_supervisor import Supervisor
+from oxproxy.relay.vhost import VhostState
 from tests.broker.observed import Outside, Queue, settings
 from tests.rabbitmq import Broker
 

@@ -14,15 +14,15 @@ import pika
 import pika.adapters.blocking_connection
 import pika.exceptions
 
-from proxy.broker.connection import ControlSettings
-from proxy.broker.methods import Bind, DeclareQueue
-from proxy.broker.topology import Topology
-from proxy.relay.tokens import is_token
-from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
-from proxy.routing.bindings.binding import Binding
-from proxy.routing.exchange import Exchange
-from proxy.routing.router import Router
-from proxy.values import Destination, Value
+from oxproxy.broker.connection import ControlSettings
+from oxproxy.broker.methods import Bind, DeclareQueue
+from oxproxy.broker.topology import Topology
+from oxproxy.relay.tokens import is_token
+from oxproxy.relay.vhost import Delivery, OwnedExchange, VhostState
+from oxproxy.routing.bindings.binding import Binding
+from oxproxy.routing.exchange import Exchange
+from oxproxy.routing.router import Router
+from oxproxy.values import Destination, Value
 from tests.rabbitmq import Broker, quoted
 from tests.relay.wire import bound_table, token
 

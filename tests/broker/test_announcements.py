@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from proxy.broker.connection import ControlConnection
-from proxy.broker.declared.announcements import EXCHANGE, Announcements, decode_announcement, encode_announcement
-from proxy.broker.task_supervisor import Supervisor
+from oxproxy.broker.connection import ControlConnection
+from oxproxy.broker.declared.announcements import EXCHANGE, Announcements, decode_announcement, encode_announcement
+from oxproxy.broker.task_supervisor import Supervisor
 from tests.broker.observed import Outside, has, settings
 from tests.producer import until
 from tests.rabbitmq import Broker

@@ -5,11 +5,11 @@ from collections.abc import Callable
 
 import pytest
 
-from proxy.broker.declared.store import BindingListings, DeclarationStore
-from proxy.broker.management_api import BindingInfo
-from proxy.relay.declare.storage import pack
-from proxy.relay.vhost import OwnedExchange, StoredBinding, VhostState
-from proxy.routing.router import Router
+from oxproxy.broker.declared.store import BindingListings, DeclarationStore
+from oxproxy.broker.management_api import BindingInfo
+from oxproxy.relay.declare.storage import pack
+from oxproxy.relay.vhost import OwnedExchange, StoredBinding, VhostState
+from oxproxy.routing.router import Router
 from tests.broker.clients import declare_here, stored
 from tests.broker.observed import until
 

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.broker.management_api import BindingInfo
-from proxy.broker.reconcile import checks
-from proxy.relay.tokens import STORAGE, Tokens
-from proxy.values import RESERVED_PREFIX
+from oxproxy.broker.management_api import BindingInfo
+from oxproxy.broker.reconcile import checks
+from oxproxy.relay.tokens import STORAGE, Tokens
+from oxproxy.values import RESERVED_PREFIX
 
 EVERY = Tokens("/", (b"new", b"old"))
 TOKENS = [

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.broker.cleanup import find_leftovers, find_stale, remove_leftover, remove_rows
-from proxy.broker.management_api import ManagementApi
-from proxy.errors import UpstreamError
-from proxy.relay.tokens import Secrets, Tokens
-from proxy.values import RESERVED_PREFIX
+from oxproxy.broker.cleanup import find_leftovers, find_stale, remove_leftover, remove_rows
+from oxproxy.broker.management_api import ManagementApi
+from oxproxy.errors import UpstreamError
+from oxproxy.relay.tokens import Secrets, Tokens
+from oxproxy.values import RESERVED_PREFIX
 from tests.broker.observed import Outside, settings
 from tests.rabbitmq import Broker
 from tests.sidecar import answering

@@ -11,9 +11,9 @@ import aiormq
 import pytest
 from aio_pika.tools import OneShotCallback
 
-from proxy.broker.connection import ControlConnection, TlsSettings, log_in
-from proxy.broker.methods import Bind, DeclareQueue, Find, declare_carrier
-from proxy.errors import UpstreamError, UpstreamFailure
+from oxproxy.broker.connection import ControlConnection, TlsSettings, log_in
+from oxproxy.broker.methods import Bind, DeclareQueue, Find, declare_carrier
+from oxproxy.errors import UpstreamError, UpstreamFailure
 from tests.broker.observed import Outside, answering, bind_token, owned, settings
 from tests.private_broker import free_port
 from tests.rabbitmq import Broker
@@ -188,7 +188,7 @@ async def test_a_cancellation_that_comes_when_the_attempt_has_just_failed_is_not
     async def connect(transport: aiormq.Connection) -> None:
         await loop.create_task(fail())
 
-    monkeypatch.setattr("proxy.broker.connection._Transport.connect", connect)
+    monkeypatch.setattr("oxproxy.broker.connection._Transport.connect", connect)
     unreachable = Broker("127.0.0.1", free_port(), "")
     login = loop.create_task(log_in(settings(unreachable), "/", unreachable.host, unreachable.port))
     with pytest.raises(asyncio.CancelledError):

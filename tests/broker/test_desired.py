@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.broker.management_api import QueueInfo
-from proxy.broker.reconcile.desired import desired_state
-from proxy.broker.reconcile.diff import Observation, believed_tokens
-from proxy.broker.reconcile.observed import ObservedState
-from proxy.relay.tokens import Tokens
-from proxy.relay.vhost import VhostState
-from proxy.routing.bindings.binding import Binding
-from proxy.routing.exchange import Exchange
-from proxy.routing.router import Router
-from proxy.values import Table, Value
+from oxproxy.broker.management_api import QueueInfo
+from oxproxy.broker.reconcile.desired import desired_state
+from oxproxy.broker.reconcile.diff import Observation, believed_tokens
+from oxproxy.broker.reconcile.observed import ObservedState
+from oxproxy.relay.tokens import Tokens
+from oxproxy.relay.vhost import VhostState
+from oxproxy.routing.bindings.binding import Binding
+from oxproxy.routing.exchange import Exchange
+from oxproxy.routing.router import Router
+from oxproxy.values import Table, Value
 from tests.broker.clients import declare_here, stored, text
 from tests.broker.observed import exchanges, owned, queues, router
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 
 import pytest
 
-from proxy.broker.management_api import BindingInfo, ExchangeInfo, QueueInfo
-from proxy.broker.methods import DeclareQueue
-from proxy.broker.reconcile.desired import DesiredState, desired_state
-from proxy.broker.reconcile.diff import (
+from oxproxy.broker.management_api import BindingInfo, ExchangeInfo, QueueInfo
+from oxproxy.broker.methods import DeclareQueue
+from oxproxy.broker.reconcile.desired import DesiredState, desired_state
+from oxproxy.broker.reconcile.diff import (
     Action,
     BindToken,
     Observation,
@@ -19,10 +19,10 @@ from proxy.broker.reconcile.diff import (
     missing_destinations,
     undetermined,
 )
-from proxy.broker.reconcile.observed import ObservedState
-from proxy.relay.tokens import Tokens
-from proxy.relay.vhost import Delivery, OwnedExchange
-from proxy.values import Destination
+from oxproxy.broker.reconcile.observed import ObservedState
+from oxproxy.relay.tokens import Tokens
+from oxproxy.relay.vhost import Delivery, OwnedExchange
+from oxproxy.values import Destination
 from tests.broker.observed import Queue, exchanges, owned, queues, router
 from tests.relay.wire import token
 

@@ -12,10 +12,10 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from proxy.broker.connection import ControlSettings, TlsSettings
-from proxy.broker.management_api import BindingInfo, ExchangeInfo, ManagementApi, QueueInfo
-from proxy.broker.reconcile.diff import RemoveBinding
-from proxy.errors import UpstreamError, UpstreamFailure
+from oxproxy.broker.connection import ControlSettings, TlsSettings
+from oxproxy.broker.management_api import BindingInfo, ExchangeInfo, ManagementApi, QueueInfo
+from oxproxy.broker.reconcile.diff import RemoveBinding
+from oxproxy.errors import UpstreamError, UpstreamFailure
 from tests.broker.observed import Outside, answering, settings
 from tests.certificates import Authority
 from tests.private_broker import free_port

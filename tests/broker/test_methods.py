@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.broker import methods
+from oxproxy.broker import methods
 
 
 @pytest.mark.parametrize("name", [b"q", b"orders~2 (old)", "Käse".encode(), b"a" * 255])

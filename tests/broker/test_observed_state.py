@@ -4,10 +4,10 @@ from functools import cache
 
 import pytest
 
-from proxy.broker.management_api import ExchangeInfo, QueueInfo
-from proxy.broker.methods import ABSENT
-from proxy.broker.reconcile.observed import ObservedState
-from proxy.routing.decision import QueueNames
+from oxproxy.broker.management_api import ExchangeInfo, QueueInfo
+from oxproxy.broker.methods import ABSENT
+from oxproxy.broker.reconcile.observed import ObservedState
+from oxproxy.routing.decision import QueueNames
 
 
 def listing(*names: str) -> dict[bytes, QueueInfo]:

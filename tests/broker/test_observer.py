@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from proxy.broker.declared.store import DeclarationStore
-from proxy.broker.management_api import BindingInfo, ManagementApi
-from proxy.broker.reconcile.observed import ObservedState
-from proxy.broker.reconcile.observer import Observer
-from proxy.relay.vhost import OwnedExchange
-from proxy.values import Destination
+from oxproxy.broker.declared.store import DeclarationStore
+from oxproxy.broker.management_api import BindingInfo, ManagementApi
+from oxproxy.broker.reconcile.observed import ObservedState
+from oxproxy.broker.reconcile.observer import Observer
+from oxproxy.relay.vhost import OwnedExchange
+from oxproxy.values import Destination
 from tests.broker.observed import Outside, exchanges, owned, queues, settings, state
 from tests.rabbitmq import Broker, quoted
 from tests.relay.wire import token
@@ -138,7 +138,7 @@ async def test_with_few_possible_destinations_first_lists_and_long_lists_are_req
     assert len(observer.foreign[b"c"]) == len(STRANGE_NAMES) + 1
     await observer.read_bindings([carrier], names_listed=True)  # the list is known to be short
     await observer.read_bindings([carrier])
-    monkeypatch.setattr("proxy.broker.reconcile.observer._MANY_BINDINGS", 10)
+    monkeypatch.setattr("oxproxy.broker.reconcile.observer._MANY_BINDINGS", 10)
     await observer.read_bindings([carrier], names_listed=True)
     [first, *others, last] = asked
     assert first is not None

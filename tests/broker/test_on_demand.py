@@ -7,13 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
-from proxy.broker.management_api import ExchangeInfo, ManagementApi, QueueInfo
-from proxy.broker.methods import Refusal
-from proxy.broker.reconcile.diff import BindToken
-from proxy.broker.reconcile.executor import Executor
-from proxy.broker.reconcile.vhost_loop import VhostTopology
-from proxy.relay.vhost import Delivery
-from proxy.values import Destination
+from oxproxy.broker.management_api import ExchangeInfo, ManagementApi, QueueInfo
+from oxproxy.broker.methods import Refusal
+from oxproxy.broker.reconcile.diff import BindToken
+from oxproxy.broker.reconcile.executor import Executor
+from oxproxy.broker.reconcile.vhost_loop import VhostTopology
+from oxproxy.relay.vhost import Delivery
+from oxproxy.values import Destination
 from tests.broker.conftest import Make
 from tests.broker.observed import Outside, missing, owned, queues, router, state
 

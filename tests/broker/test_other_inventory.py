@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.broker.connection import ControlConnection
-from proxy.broker.declared.store import DeclarationStore
-from proxy.broker.management_api import ManagementApi
-from proxy.broker.reconcile.observed import ObservedState
-from proxy.broker.reconcile.observer import Observer
+from oxproxy.broker.connection import ControlConnection
+from oxproxy.broker.declared.store import DeclarationStore
+from oxproxy.broker.management_api import ManagementApi
+from oxproxy.broker.reconcile.observed import ObservedState
+from oxproxy.broker.reconcile.observer import Observer
 from tests.broker.observed import Outside, owned, settings, state
 from tests.rabbitmq import Broker
 

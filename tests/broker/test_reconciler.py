@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from proxy.broker.connection import ControlConnection, ControlSettings
-from proxy.broker.methods import Bind, Find, Method, Refusal
-from proxy.broker.reconcile.desired import desired_state
-from proxy.broker.reconcile.reconciler import Reconciler
-from proxy.relay.vhost import Delivery
-from proxy.values import Destination
+from oxproxy.broker.connection import ControlConnection, ControlSettings
+from oxproxy.broker.methods import Bind, Find, Method, Refusal
+from oxproxy.broker.reconcile.desired import desired_state
+from oxproxy.broker.reconcile.reconciler import Reconciler
+from oxproxy.relay.vhost import Delivery
+from oxproxy.values import Destination
 from tests.broker.observed import bind_token, owned, queues, router, state
 
 

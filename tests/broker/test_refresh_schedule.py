@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from proxy.broker.reconcile.vhost_loop import RefreshSchedule
+from oxproxy.broker.reconcile.vhost_loop import RefreshSchedule
 
 
 class FakeConnection:

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.amqp.tables import encode_table
-from proxy.broker.declared.store import DeclarationStore, binding_from_listing, exchange_from_listing
-from proxy.broker.management_api import BindingInfo, ExchangeInfo
-from proxy.relay.declare.storage import pack
-from proxy.relay.vhost import StoredBinding, VhostState
-from proxy.routing.router import Router
-from proxy.values import Table, Value
+from oxproxy.amqp.tables import encode_table
+from oxproxy.broker.declared.store import DeclarationStore, binding_from_listing, exchange_from_listing
+from oxproxy.broker.management_api import BindingInfo, ExchangeInfo
+from oxproxy.relay.declare.storage import pack
+from oxproxy.relay.vhost import StoredBinding, VhostState
+from oxproxy.routing.router import Router
+from oxproxy.values import Table, Value
 from tests.broker.clients import copied, declare_here, stored, text
 from tests.broker.observed import has
 

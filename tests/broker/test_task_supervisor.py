@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.broker.task_supervisor import Supervisor
+from oxproxy.broker.task_supervisor import Supervisor
 
-PROXY = Path(__file__).resolve().parents[2] / "proxy"
+PROXY = Path(__file__).resolve().parents[2] / "proxy/oxproxy"
 STARTED = re.compile(r'keep\(\s*"(\w+)"')
 TASKS = sorted({name for path in PROXY.rglob("*.py") for name in STARTED.findall(path.read_text())})
 

@@ -12,19 +12,19 @@ import pytest
 from aio_pika.abc import AbstractIncomingMessage
 from structlog.testing import capture_logs
 
-from proxy.broker.connection import DeclaredSettings
-from proxy.broker.declared.announcements import EXCHANGE, Announcements
-from proxy.broker.management_api import ManagementApi
-from proxy.broker.reconcile.observer import Observer
-from proxy.broker.topology import Topology
-from proxy.errors import UpstreamError, UpstreamFailure
-from proxy.relay.declare.storage import KEPT, exchange_arguments, kept_arguments, pack
-from proxy.relay.original_address import longstr_entry
-from proxy.relay.vhost import VhostState
-from proxy.routing.decision import Facts
-from proxy.routing.exchange import Exchange
-from proxy.routing.router import Router
-from proxy.values import Table, Value
+from oxproxy.broker.connection import DeclaredSettings
+from oxproxy.broker.declared.announcements import EXCHANGE, Announcements
+from oxproxy.broker.management_api import ManagementApi
+from oxproxy.broker.reconcile.observer import Observer
+from oxproxy.broker.topology import Topology
+from oxproxy.errors import UpstreamError, UpstreamFailure
+from oxproxy.relay.declare.storage import KEPT, exchange_arguments, kept_arguments, pack
+from oxproxy.relay.original_address import longstr_entry
+from oxproxy.relay.vhost import VhostState
+from oxproxy.routing.decision import Facts
+from oxproxy.routing.exchange import Exchange
+from oxproxy.routing.router import Router
+from oxproxy.values import Table, Value
 from tests.broker.clients import AUTO_DELETE, Client, client, declare_here, stored, text
 from tests.broker.observed import Outside, has, owned, queues, reconcile, router, settings, state, until
 from tests.private_broker import free_port

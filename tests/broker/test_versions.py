@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.broker import versions
-from proxy.broker.management_api import ManagementApi
-from proxy.broker.topology import status_of
-from proxy.broker.versions import BrokerVersion, announced
+from oxproxy.broker import versions
+from oxproxy.broker.management_api import ManagementApi
+from oxproxy.broker.topology import status_of
+from oxproxy.broker.versions import BrokerVersion, announced
 from tests.broker.conftest import Make
 from tests.broker.observed import Outside, has, settings, state
 from tests.rabbitmq import Broker

@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.broker.connection import ControlSettings
-from proxy.broker.management_api import ExchangeInfo, VhostDiscovery
-from proxy.errors import UpstreamError, UpstreamFailure
+from oxproxy.broker.connection import ControlSettings
+from oxproxy.broker.management_api import ExchangeInfo, VhostDiscovery
+from oxproxy.errors import UpstreamError, UpstreamFailure
 from tests.broker.observed import has
 
 SETTINGS = ControlSettings((), "guest", "guest", refresh_seconds=0.001, retry_seconds=0.001, patience_seconds=0.05)

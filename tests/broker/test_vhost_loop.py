@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from proxy.broker.connection import ControlConnection
-from proxy.broker.management_api import ManagementApi, QueueInfo
-from proxy.broker.methods import DeclareQueue, Method, Refusal, declare_carrier
-from proxy.broker.reconcile.desired import DesiredState
-from proxy.broker.reconcile.diff import BindToken
-from proxy.broker.reconcile.vhost_loop import VhostTopology
-from proxy.errors import UpstreamError, UpstreamFailure
-from proxy.relay.vhost import Delivery
+from oxproxy.broker.connection import ControlConnection
+from oxproxy.broker.management_api import ManagementApi, QueueInfo
+from oxproxy.broker.methods import DeclareQueue, Method, Refusal, declare_carrier
+from oxproxy.broker.reconcile.desired import DesiredState
+from oxproxy.broker.reconcile.diff import BindToken
+from oxproxy.broker.reconcile.vhost_loop import VhostTopology
+from oxproxy.errors import UpstreamError, UpstreamFailure
+from oxproxy.relay.vhost import Delivery
 from tests.broker.clients import declare_here, stored, text
 from tests.broker.conftest import Make
 from tests.broker.observed import Outside, Queue, exchanges, has, missing, owned, queues, router, state, until
@@ -307,7 +307,7 @@ async def test_a_thousand_declared_queues_and_bindings_do_not_compute_the_desire
     known = state(vhost, {"documents": queues("a")})
     requests = (await make(known)).requests
     declare_here(known, "ox")
-    monkeypatch.setattr("proxy.broker.reconcile.reconciler.desired_state", never)
+    monkeypatch.setattr("oxproxy.broker.reconcile.reconciler.desired_state", never)
     for number in range(1_000):
         name = f"q{number}"
         assert not requests.interested(name.encode())

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli import main as cli
-from proxy.cli.admin_client import AdminClient, admin_url
-from proxy.config.settings import AdminSection, Settings
-from proxy.errors import ConfigErrors
-from proxy.rules.loader import rules_version
-from proxy.yamlfile.hosts import HostPort
+from oxproxy.cli import main as cli
+from oxproxy.cli.admin_client import AdminClient, admin_url
+from oxproxy.config.settings import AdminSection, Settings
+from oxproxy.errors import ConfigErrors
+from oxproxy.rules.loader import rules_version
+from oxproxy.yamlfile.hosts import HostPort
 from tests.sidecar import answering
 
 ANSWER: dict[str, object] = {"rules": "new", "outcome": "routed", "queues": ["a"], "error": None}

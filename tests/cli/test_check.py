@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli.check import check_files
-from proxy.cli.findings import Findings
-from proxy.cli.main import main
-from proxy.config.loader import load_settings, rules_files
-from proxy.rules.loader import load_rules
-from proxy.rules.watch import FileWatch
+from oxproxy.cli.check import check_files
+from oxproxy.cli.findings import Findings
+from oxproxy.cli.main import main
+from oxproxy.config.loader import load_settings, rules_files
+from oxproxy.rules.loader import load_rules
+from oxproxy.rules.watch import FileWatch
 
 GOOD = """
 exchanges: [{name: e, bindings: [{queue: q}]}]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli import main as cli
-from proxy.relay.tokens import FEW_DESTINATIONS
+from oxproxy.cli import main as cli
+from oxproxy.relay.tokens import FEW_DESTINATIONS
 from tests.broker.observed import Outside
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli import main as cli
-from proxy.cli.check_formats import as_sarif
-from proxy.cli.findings import ERROR, Finding
-from proxy.cli.main import main
+from oxproxy.cli import main as cli
+from oxproxy.cli.check_formats import as_sarif
+from oxproxy.cli.findings import ERROR, Finding
+from oxproxy.cli.main import main
 from tests.certificates import Authority
 
 RULES = """\

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from pamqp import commands
 
-from proxy.cli import main as cli
-from proxy.relay.tokens import is_token
+from oxproxy.cli import main as cli
+from oxproxy.relay.tokens import is_token
 from tests.broker.delivery.applications import Application
 from tests.broker.delivery.site import Site, standing, vhost_status
 from tests.broker.observed import Outside

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from proxy.app import process
-from proxy.cli import main as cli
-from proxy.cli.console import configuration
-from proxy.cli.main import main
-from proxy.config.loader import load_settings, parse_settings
-from proxy.errors import ConfigErrors
-from proxy.yamlfile.document import Faults
+from oxproxy.app import process
+from oxproxy.cli import main as cli
+from oxproxy.cli.console import configuration
+from oxproxy.cli.main import main
+from oxproxy.config.loader import load_settings, parse_settings
+from oxproxy.errors import ConfigErrors
+from oxproxy.yamlfile.document import Faults
 from tests.sidecar import PROGRAM, oxproxy
 
 RULES = """
@@ -254,7 +254,7 @@ def test_a_number_outside_its_limits_is_an_error(
 
 def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_status("--version") == 0
-    assert capsys.readouterr().out.startswith(f"oxproxy {version('open-exchange-proxy')} ")
+    assert capsys.readouterr().out.startswith(f"oxproxy {version('oxproxy')} ")
 
 
 def test_an_interrupt_prints_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -269,7 +269,7 @@ def test_an_interrupt_prints_no_traceback(monkeypatch: pytest.MonkeyPatch, capsy
 def imported(*arguments: object) -> set[str]:
     """Run a command in a new process, and return the modules that it imported."""
     program = (
-        "import sys; from proxy.cli.main import main\n"
+        "import sys; from oxproxy.cli.main import main\n"
         "try: status = main(sys.argv[1:])\n"
         "except SystemExit as exit: status = exit.code\n"
         "print(*sys.modules)\n"
@@ -283,17 +283,17 @@ def imported(*arguments: object) -> set[str]:
 def test_check_and_explain_import_no_network_libraries(rules: Path, tmp_path: Path) -> None:
     message = tmp_path / "message.yaml"
     message.write_text("exchange: e")
-    heavy = {"asyncio", "aio_pika", "aiohttp", "uvloop", "prometheus_client", "pyspark", "proxy.app.sidecar"}
+    heavy = {"asyncio", "aio_pika", "aiohttp", "uvloop", "prometheus_client", "pyspark", "oxproxy.app.sidecar"}
     assert heavy & imported("check", rules) == set()
     assert heavy & imported("explain", "--rules", rules, "--message", message) == set()
 
 
 def test_a_command_imports_only_its_own_module() -> None:
-    main = {"proxy.cli.commands", "proxy.cli.console", "proxy.cli.main"}
-    modules = {name for name in imported("--version") if name.startswith("proxy.")}
-    assert modules == main | {"proxy.cli", "proxy.errors", "proxy.native"}
-    modules = {name for name in imported("schema", "config") if name.startswith("proxy.cli.")}
-    assert modules == main | {"proxy.cli.schema"}
+    main = {"oxproxy.cli.commands", "oxproxy.cli.console", "oxproxy.cli.main"}
+    modules = {name for name in imported("--version") if name.startswith("oxproxy.")}
+    assert modules == main | {"oxproxy.cli", "oxproxy.errors", "oxproxy.native"}
+    modules = {name for name in imported("schema", "config") if name.startswith("oxproxy.cli.")}
+    assert modules == main | {"oxproxy.cli.schema"}
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_a_command_without_a_table_does_not_import_rich(arguments: list[str]) ->
 
 
 def test_a_closed_pipe_causes_no_traceback(rules: Path) -> None:
-    command = [sys.executable, "-m", "proxy.cli.main", "check", str(rules)]
+    command = [sys.executable, "-m", "oxproxy.cli.main", "check", str(rules)]
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, check=False)
@@ -358,7 +358,7 @@ def test_import_writes_no_rules_if_the_requested_exchange_is_misspelled(
 
 @pytest.mark.parametrize("name", ["-", "/dev/stdin"])
 def test_check_reads_standard_input_once_and_reports_its_errors(name: str) -> None:
-    command = [sys.executable, "-m", "proxy.cli.main", "check", name]
+    command = [sys.executable, "-m", "oxproxy.cli.main", "check", name]
     bad = subprocess.run(command, input=b"exchanges: [{name: 5}]\n", capture_output=True, timeout=60, check=False)
     assert (bad.returncode, bad.stdout) == (2, b"")
     assert bad.stderr.decode().startswith(f"{name}:1:20: exchanges[0].name: got the number 5")
@@ -423,7 +423,7 @@ def test_an_unusable_file_name_is_reported_at_its_key(
 
 
 def test_a_configuration_in_a_directory_without_permission_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.cli.console._CONFIGURATIONS", [Path("a" * 300)])  # as with EACCES, is_file() raises
+    monkeypatch.setattr("oxproxy.cli.console._CONFIGURATIONS", [Path("a" * 300)])  # as with EACCES, is_file() raises
     assert configuration(argparse.Namespace(config=None)) is None
 
 
@@ -439,7 +439,7 @@ def test_unusable_variables_are_errors(name: str, value: str) -> None:
 def test_a_closed_standard_output_is_ignored(tmp_path: Path) -> None:
     file = tmp_path / "rules.yaml"
     file.write_text("exchanges: []\n")
-    command = f'exec "$0" -m proxy.cli.main check "{file}" >&-'
+    command = f'exec "$0" -m oxproxy.cli.main check "{file}" >&-'
     finished = subprocess.run(["sh", "-c", command, sys.executable], stderr=subprocess.PIPE, check=False)
     assert (finished.returncode, finished.stderr) == (0, b"")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli.console import load_rules_of
-from proxy.cli.main import main
-from proxy.errors import ConfigErrors
-from proxy.rules.explain import as_text, explain
+from oxproxy.cli.console import load_rules_of
+from oxproxy.cli.main import main
+from oxproxy.errors import ConfigErrors
+from oxproxy.rules.explain import as_text, explain
 from tests.rules.loading import message_request
 
 RULES = """\

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from deploy.manual import MAN
-from proxy.cli.commands import COMMANDS, make_parser
+from oxproxy.cli.commands import COMMANDS, make_parser
 from tests.sidecar import oxproxy, oxproxy_here
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from proxy.amqp.tables import encode_table
-from proxy.cli.parked import ParkedMessage, parked_message
-from proxy.net import client as net_client
-from proxy.net.client import TakenMessage
-from proxy.values import Table, Value
+from oxproxy.amqp.tables import encode_table
+from oxproxy.cli.parked import ParkedMessage, parked_message
+from oxproxy.net import client as net_client
+from oxproxy.net.client import TakenMessage
+from oxproxy.values import Table, Value
 from tests import client
 from tests.broker.delivery.site import Site, standing
 from tests.broker.observed import Outside

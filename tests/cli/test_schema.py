@@ -7,13 +7,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-from proxy.cli.check import check_files
-from proxy.cli.main import main
-from proxy.cli.schema import json_schema
-from proxy.config.settings import Settings
-from proxy.rules.operator_reference import OPERATORS
-from proxy.rules.schema import TOP_KEYS, RulesModel
-from proxy.yamlfile.document import Faults, read_document
+from oxproxy.cli.check import check_files
+from oxproxy.cli.main import main
+from oxproxy.cli.schema import json_schema
+from oxproxy.config.settings import Settings
+from oxproxy.rules.operator_reference import OPERATORS
+from oxproxy.rules.schema import TOP_KEYS, RulesModel
+from oxproxy.yamlfile.document import Faults, read_document
 from tests.yamlfile.test_document import plain
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from proxy.cli.admin_client import AdminClient
-from proxy.cli.shadow import Report, compare, destinations_text, print_lines, print_tables
-from proxy.errors import ConfigErrors
+from oxproxy.cli.admin_client import AdminClient
+from oxproxy.cli.shadow import Report, compare, destinations_text, print_lines, print_tables
+from oxproxy.errors import ConfigErrors
 
 UNROUTED: Report = {"outcome": "unrouted", "queues": [], "exchanges": [], "remotes": [], "error": None, "failed": []}
 REPORT: Report = {

@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deploy.reference import entries
-from proxy.config.keys import override
-from proxy.config.loader import ChangedSettings, changed_since, load_settings, parse_settings
-from proxy.config.secrets import HASH_KEY_BYTES
-from proxy.config.settings import ListenSection, Settings
-from proxy.errors import ConfigErrors
-from proxy.relay.records.privacy import HASHABLE, KEY_BYTES
-from proxy.yamlfile.document import Faults, Mapping, Node, Scalar, Sequence, read_document
-from proxy.yamlfile.hosts import HostPort
+from oxproxy.config.keys import override
+from oxproxy.config.loader import ChangedSettings, changed_since, load_settings, parse_settings
+from oxproxy.config.secrets import HASH_KEY_BYTES
+from oxproxy.config.settings import ListenSection, Settings
+from oxproxy.errors import ConfigErrors
+from oxproxy.relay.records.privacy import HASHABLE, KEY_BYTES
+from oxproxy.yamlfile.document import Faults, Mapping, Node, Scalar, Sequence, read_document
+from oxproxy.yamlfile.hosts import HostPort
 
 KEYS = st.sampled_from([part for entry in entries(Settings()) for part in entry.path.replace("[]", "").split(".")])
 SCALARS = st.sampled_from(["a:1", "5s", "", 5, -1, 1.5, True, None, "json", "http://a", "password_env"])

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config.loader import load_settings
-from proxy.config.settings import ListenTls, Settings, UpstreamTls
-from proxy.errors import ConfigErrors
+from oxproxy.config.loader import load_settings
+from oxproxy.config.settings import ListenTls, Settings, UpstreamTls
+from oxproxy.errors import ConfigErrors
 
 FILES = ("cert.pem", "key.pem", "ca.pem")
 

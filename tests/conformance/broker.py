@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import re
 
-from proxy.routing.decision import Facts
-from proxy.routing.error_texts import TYPE_NAMES, decode_text
+from oxproxy.routing.decision import Facts
+from oxproxy.routing.error_texts import TYPE_NAMES, decode_text
 
 _USER = "guest"
 

@@ -18,15 +18,15 @@ from time import thread_time
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from proxy.addressing import table as address_patterns
-from proxy.addressing.address import Address, InvalidAddress, parse_address
-from proxy.addressing.table import AddressPattern, AddressRule, AddressTable
-from proxy.addressing.targets import AddressBook, FailedTranslation, Publication
-from proxy.amqp.method_frames import Deliver, read_method
-from proxy.amqp.methods import BASIC_DELIVER, method_frame
-from proxy.relay.original_address import entry, read, restored_content
-from proxy.relay.vhost import VhostState
-from proxy.routing.router import Router
+from oxproxy.addressing import table as address_patterns
+from oxproxy.addressing.address import Address, InvalidAddress, parse_address
+from oxproxy.addressing.table import AddressPattern, AddressRule, AddressTable
+from oxproxy.addressing.targets import AddressBook, FailedTranslation, Publication
+from oxproxy.amqp.method_frames import Deliver, read_method
+from oxproxy.amqp.methods import BASIC_DELIVER, method_frame
+from oxproxy.relay.original_address import entry, read, restored_content
+from oxproxy.relay.vhost import VhostState
+from oxproxy.routing.router import Router
 from tests.client import content_header
 from tests.conformance.files import vectors
 

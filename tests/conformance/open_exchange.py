@@ -17,15 +17,15 @@ from datetime import UTC
 from functools import cache
 from pathlib import Path
 
-from proxy.errors import ProtocolError
-from proxy.native import BUILD
-from proxy.routing.decision import Decision, ExchangeStep, Facts, Interest, Outcome, QueueNames, Trace
-from proxy.routing.engine import apply_result
-from proxy.routing.error_texts import encode_error_text
-from proxy.routing.exchange import Exchange
-from proxy.routing.message import Message
-from proxy.routing.router import Router
-from proxy.values import Destination, Table
+from oxproxy.errors import ProtocolError
+from oxproxy.native import BUILD
+from oxproxy.routing.decision import Decision, ExchangeStep, Facts, Interest, Outcome, QueueNames, Trace
+from oxproxy.routing.engine import apply_result
+from oxproxy.routing.error_texts import encode_error_text
+from oxproxy.routing.exchange import Exchange
+from oxproxy.routing.message import Message
+from oxproxy.routing.router import Router
+from oxproxy.values import Destination, Table
 from tests.conformance.broker import refusal
 from tests.conformance.typed import Json, binding_of, facts_of, table_of
 

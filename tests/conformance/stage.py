@@ -14,9 +14,9 @@ from typing import NamedTuple, Self
 
 from pamqp import commands
 
-from proxy.amqp.method_frames import Close, exchange_declare, read_method
-from proxy.amqp.tables import decode_table, encode_table
-from proxy.values import Table, Value
+from oxproxy.amqp.method_frames import Close, exchange_declare, read_method
+from oxproxy.amqp.tables import decode_table, encode_table
+from oxproxy.values import Table, Value
 from tests import client
 from tests.client import Frame, exchange_bind, exchange_unbind, queue_bind, queue_unbind
 from tests.conformance.open_exchange import without_reason

@@ -5,9 +5,9 @@ from __future__ import annotations
 import struct
 from typing import Any
 
-from proxy.routing.bindings.binding import Binding
-from proxy.routing.decision import Facts
-from proxy.values import Table, Value
+from oxproxy.routing.bindings.binding import Binding
+from oxproxy.routing.decision import Facts
+from oxproxy.values import Table, Value
 
 #: Parsed JSON; the README of the vectors describes its form.
 Json = Any

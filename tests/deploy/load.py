@@ -12,8 +12,8 @@ from typing import NamedTuple
 import pika
 from pika.exceptions import AMQPError, ChannelClosedByBroker, UnroutableError
 
-from proxy.observe.exposition import Exposition
-from proxy.relay.counters import Counters, RemoteCounters
+from oxproxy.observe.exposition import Exposition
+from oxproxy.relay.counters import Counters, RemoteCounters
 from tests.certificates import Authority
 from tests.deploy.prometheus import Prometheus
 from tests.private_broker import PrivateBroker, free_port

@@ -10,8 +10,8 @@ import pika
 import pytest
 import yaml
 
-from proxy.config.loader import parse_settings
-from proxy.yamlfile.document import Faults
+from oxproxy.config.loader import parse_settings
+from oxproxy.yamlfile.document import Faults
 from tests.deploy.prometheus import ROOT
 from tests.private_broker import BrokerMissing, PrivateBroker
 from tests.producer import until

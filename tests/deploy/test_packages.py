@@ -67,15 +67,15 @@ def test_the_wheel_contains_only_the_package(packages: Path) -> None:
     with zipfile.ZipFile(next(packages.glob("*.whl"))) as archive:
         tops = {name.partition("/")[0] for name in archive.namelist()}
         names = set(archive.namelist())
-    data = f"open_exchange_proxy-{VERSION}.data"
-    assert tops == {"proxy", f"open_exchange_proxy-{VERSION}.dist-info", data}
+    data = f"oxproxy-{VERSION}.data"
+    assert tops == {"oxproxy", f"oxproxy-{VERSION}.dist-info", data}
     assert {name for name in names if name.startswith(data)} == {f"{data}/data/share/man/man1/oxproxy.1"}
     assert any(name.endswith("/LICENSE") for name in names)
 
 
 def test_the_wheel_requires_spark_only_for_the_report(packages: Path) -> None:
     with zipfile.ZipFile(next(packages.glob("*.whl"))) as archive:
-        metadata = Parser().parsestr(archive.read(f"open_exchange_proxy-{VERSION}.dist-info/METADATA").decode())
+        metadata = Parser().parsestr(archive.read(f"oxproxy-{VERSION}.dist-info/METADATA").decode())
     spark = [line for line in metadata.get_all("Requires-Dist", []) if line.startswith("pyspark")]
     assert len(spark) == 1
     assert "extra == 'report'" in spark[0].replace('"', "'")
@@ -92,7 +92,7 @@ def test_the_installed_program_prints_its_version(clean: Path) -> None:
 
 
 def test_the_installed_program_imports_the_package_of_the_wheel(clean: Path) -> None:
-    location = run(clean / "python", "-c", "import proxy; print(proxy.__file__)", where=clean)
+    location = run(clean / "python", "-c", "import oxproxy; print(oxproxy.__file__)", where=clean)
     assert Path(location.strip()).is_relative_to(clean.parent)
 
 
@@ -114,7 +114,7 @@ def test_a_wheel_with_compiled_modules_runs_them_unless_disabled_or_edited(tmp_p
     assert run(programs / "oxproxy", "check", RULES, where=tmp_path).startswith("ok")
     interpreted = run(programs / "oxproxy", "--version", where=tmp_path, PURE_PYTHON="1")
     assert interpreted == f"oxproxy {VERSION} (interpreted)\n"
-    engine = next(tmp_path.glob("environment/lib/python*/site-packages/proxy/routing/engine.py"))
+    engine = next(tmp_path.glob("environment/lib/python*/site-packages/oxproxy/routing/engine.py"))
     engine.write_text(engine.read_text() + "# edited\n")
     assert run(programs / "oxproxy", "--version", where=tmp_path) == f"oxproxy {VERSION} (interpreted)\n"
 

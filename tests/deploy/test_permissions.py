@@ -15,7 +15,7 @@ import pytest
 from pamqp import base, commands
 from pamqp.common import FieldTable
 
-from proxy.relay.tokens import is_token
+from oxproxy.relay.tokens import is_token
 from tests.broker.observed import Outside
 from tests.deploy.prometheus import ROOT
 from tests.private_broker import BrokerMissing, PrivateBroker

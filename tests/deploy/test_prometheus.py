@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from deploy.runbooks import point
-from proxy.observe.metrics import METRICS
+from oxproxy.observe.metrics import METRICS
 from tests.deploy.prometheus import FOLDER, ROOT, program, rule_files, rules
 
 SERIES = Path(__file__).with_name("series")

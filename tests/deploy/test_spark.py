@@ -16,8 +16,8 @@ ROOT = Path(__file__).resolve().parents[2]
 ALONE = """
 import sys
 sys.path[:0] = sys.argv[1:2]
-import proxy, runpy
-print(proxy.__file__)
+import oxproxy, runpy
+print(oxproxy.__file__)
 sys.argv = ["report.py", *sys.argv[3:]]
 runpy.run_path({program!r}, run_name="__main__")
 """
@@ -47,7 +47,7 @@ def test_the_archive_is_reproducible_and_contains_no_compiled_files(tmp_path: Pa
     assert packed[0].read_bytes() == packed[1].read_bytes()
     names = zipfile.ZipFile(packed[0]).namelist()
     assert {Path(name).suffix for name in names if ".dist-info/" not in name} == {".py", ".html", ".css", ".sql"}
-    assert {"proxy", "yaml", "pamqp", "jinja2", "markupsafe"} < {name.partition("/")[0] for name in names}
+    assert {"oxproxy", "yaml", "pamqp", "jinja2", "markupsafe"} < {name.partition("/")[0] for name in names}
 
 
 def test_the_archive_and_the_packages_of_spark_suffice_to_render_a_page(tmp_path: Path) -> None:
@@ -60,8 +60,8 @@ def test_the_archive_and_the_packages_of_spark_suffice_to_render_a_page(tmp_path
     program = (
         "import sys; sys.path[:0] = sys.argv[1:]\n"
         "from datetime import datetime\n"
-        "from proxy.report.figures import Figures\n"
-        "from proxy.report.pages import render\n"
+        "from oxproxy.report.figures import Figures\n"
+        "from oxproxy.report.pages import render\n"
         "print(render(Figures((), datetime(2026, 11, 20))))"
     )
     command = [sys.executable, "-I", "-S", "-c", program, str(packed), str(installed)]

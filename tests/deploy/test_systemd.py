@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config.loader import load_settings
+from oxproxy.config.loader import load_settings
 from tests.deploy.prometheus import ROOT
 
 UNIT = ROOT / "deploy" / "systemd" / "oxproxy.service"

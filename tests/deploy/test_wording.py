@@ -20,16 +20,16 @@ def test_the_project_has_no_findings() -> None:
         ("docs/page.md", "A page.\n\n    nobody is code\n\nBut nobody is a word.\n", [5]),
         ("docs/page.md", "`nobody`, [link](nobody.md)\n\n```\nnobody\n```\n", []),
         (
-            "proxy/a.py",
+            "proxy/oxproxy/a.py",
             '"""Does it.\n\n    Args:\n        name: nobody has one.\n\nAfterwards nobody does.\n"""\n',
             [4, 6],
         ),
         (
-            "proxy/a.py",
+            "proxy/oxproxy/a.py",
             'def f() -> None:\n    """Do it.\n\n    Then nobody does.\n\n    For nobody.\n    """\n',
             [4, 6],
         ),
-        ("proxy/a.py", 'def f() -> None:\n    """Do `nobody`."""\n    # for nobody\n', [3]),
+        ("proxy/oxproxy/a.py", 'def f() -> None:\n    """Do `nobody`."""\n    # for nobody\n', [3]),
     ],
 )
 def test_findings_have_line_numbers_and_exclude_code(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.addressing.table import AddressRule, AddressTable
-from proxy.addressing.targets import AddressBook, FailedTranslation, Publication, address_of
+from oxproxy.addressing.table import AddressRule, AddressTable
+from oxproxy.addressing.targets import AddressBook, FailedTranslation, Publication, address_of
 from tests.rules.loading import load
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "addresses.md").read_text()

@@ -51,7 +51,8 @@ def test_every_arrow_of_the_picture_points_downwards() -> None:
 
 
 def test_every_package_has_a_row_on_the_page() -> None:
-    described = {name for line in rows("The packages") for name in re.findall(r"`proxy/(\w+)", line.split("|")[1])}
+    cells = [line.split("|")[1] for line in rows("The packages")]
+    described = {name for cell in cells for name in re.findall(r"`proxy/oxproxy/(\w+)", cell)}
     assert described == PLACES.keys()
 
 
@@ -69,7 +70,7 @@ def test_every_section_referenced_in_code_exists() -> None:
     headings = set(re.findall(r"^#+ (.+)$", PAGE, re.MULTILINE))
     cited = {
         title
-        for path in (ROOT / "proxy").rglob("*.py")
+        for path in (ROOT / "proxy/oxproxy").rglob("*.py")
         for titles in re.findall(r'architecture(?:\.md)?,?((?:(?: and)? "[^"]+")+)', path.read_text())
         for title in re.findall(r'"([^"]+)"', titles)
     }
@@ -79,7 +80,7 @@ def test_every_section_referenced_in_code_exists() -> None:
 
 @cache
 def trees() -> list[ast.Module]:
-    return [ast.parse(path.read_text()) for path in (ROOT / "proxy").rglob("*.py")]
+    return [ast.parse(path.read_text()) for path in (ROOT / "proxy/oxproxy").rglob("*.py")]
 
 
 def members(kind: ast.ClassDef) -> set[str]:
@@ -131,9 +132,9 @@ def test_the_threads_on_the_page_are_those_that_are_started() -> None:
 
 @pytest.mark.parametrize("row", rows("Caches"))
 def test_the_bounds_of_caches_equal_those_in_the_code(row: str) -> None:
-    path = re.search(r"`proxy/([\w/]+)\.py`", row)
+    path = re.search(r"`proxy/oxproxy/([\w/]+)\.py`", row)
     assert path is not None
-    module = importlib.import_module(f"proxy.{path[1].replace('/', '.')}")
+    module = importlib.import_module(f"oxproxy.{path[1].replace('/', '.')}")
     bounds = re.findall(r"([\d,]+)(?: \w+)? \(`(\w+)`\)", row)
     assert bounds
     for number, name in bounds:

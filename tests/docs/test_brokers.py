@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from proxy.broker.versions import NEWEST, OLDEST, SUPPORTED, BrokerVersion
+from oxproxy.broker.versions import NEWEST, OLDEST, SUPPORTED, BrokerVersion
 from tests.other_rabbitmq import RELEASES
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli.main import main
-from proxy.relay.records.privacy import Privacy
-from proxy.values import Value
+from oxproxy.cli.main import main
+from oxproxy.relay.records.privacy import Privacy
+from oxproxy.values import Value
 from tests.docs.test_report_recipes import ROOT
 from tests.report import lines
 from tests.report.test_backtest import message, recorded

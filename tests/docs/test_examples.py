@@ -11,20 +11,20 @@ import pytest
 import yaml
 
 from deploy.reference import entries
-from proxy.cli.check import check_files
-from proxy.config.loader import load_settings, parse_settings
-from proxy.config.settings import Settings
-from proxy.routing.bindings.arguments import EXTENSIONS
-from proxy.routing.decision import BindingStep, Trace, Verdict
-from proxy.rules.addresses import AddressModel, BrokerModel, BrokerTlsModel
-from proxy.rules.evaluation import decide, mentioned_queues
-from proxy.rules.file_tests import ExpectationModel, FileTestModel
-from proxy.rules.loader import LoadedRules, compile_rules, load_rules
-from proxy.rules.message import MessageModel
-from proxy.rules.operator_reference import OPERATORS
-from proxy.rules.schema import TOP_KEYS, BindingModel, ExchangeModel
-from proxy.yamlfile.document import Faults
-from proxy.yamlfile.models import key_names
+from oxproxy.cli.check import check_files
+from oxproxy.config.loader import load_settings, parse_settings
+from oxproxy.config.settings import Settings
+from oxproxy.routing.bindings.arguments import EXTENSIONS
+from oxproxy.routing.decision import BindingStep, Trace, Verdict
+from oxproxy.rules.addresses import AddressModel, BrokerModel, BrokerTlsModel
+from oxproxy.rules.evaluation import decide, mentioned_queues
+from oxproxy.rules.file_tests import ExpectationModel, FileTestModel
+from oxproxy.rules.loader import LoadedRules, compile_rules, load_rules
+from oxproxy.rules.message import MessageModel
+from oxproxy.rules.operator_reference import OPERATORS
+from oxproxy.rules.schema import TOP_KEYS, BindingModel, ExchangeModel
+from oxproxy.yamlfile.document import Faults
+from oxproxy.yamlfile.models import key_names
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES_FILES = sorted((ROOT / "config").glob("*/*.yaml"))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli.main import main
+from oxproxy.cli.main import main
 from tests.broker.delivery.site import Site, standing
 from tests.producer import until
 from tests.rabbitmq import Broker

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.amqp import methods
+from oxproxy.amqp import methods
 
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "reference" / "protocol-support.md").read_text()

@@ -9,7 +9,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from proxy.cli.main import main
+from oxproxy.cli.main import main
 from tests.report.lines import publish, segment, settle
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -24,7 +24,7 @@ def faulty(descriptor, data):
     return write(descriptor, data)
 
 os.write = faulty
-from proxy.cli.main import main
+from oxproxy.cli.main import main
 sys.exit(main())
 """
 

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from proxy.values import Table, Value
+from oxproxy.values import Table, Value
 from tests.broker.delivery.applications import Application, declared
 from tests.broker.observed import Outside
 from tests.producer import until

@@ -32,7 +32,7 @@ def run_pytest(directory: Path, tests: str, rules: str = RULES, option: str = OP
 
 def test_the_plugin_is_an_entry_point() -> None:
     (plugin,) = [point for point in entry_points(group="pytest11") if point.name == "oxproxy"]
-    assert plugin.value == "proxy.library.pytest_plugin"
+    assert plugin.value == "oxproxy.library.pytest_plugin"
 
 
 def test_a_test_that_passes_prints_nothing_about_the_rules(tmp_path: Path) -> None:
@@ -83,6 +83,6 @@ def test_rules_that_no_option_names_are_an_error(tmp_path: Path) -> None:
 
 def test_a_run_without_the_fixture_does_not_import_the_rules(tmp_path: Path) -> None:
     status, _ = run_pytest(
-        tmp_path, "import sys\ndef test_one():\n    assert 'proxy.rules' not in sys.modules\n", option="[pytest]\n"
+        tmp_path, "import sys\ndef test_one():\n    assert 'oxproxy.rules' not in sys.modules\n", option="[pytest]\n"
     )
     assert status == 0

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-import proxy
-from proxy import ConfigErrors, RuleSet, load_rules
-from proxy.cli.main import main
+import oxproxy
+from oxproxy import ConfigErrors, RuleSet, load_rules
+from oxproxy.cli.main import main
 
 RULES = """\
 queues: [all, large, late, team.a]
@@ -163,14 +163,16 @@ def test_files_that_cannot_be_loaded_are_errors(directory: Path, names: tuple[st
 
 def test_an_unknown_name_of_the_package() -> None:
     with pytest.raises(AttributeError, match="has no attribute 'load_rule'"):
-        proxy.load_rule  # type: ignore[attr-defined]  # noqa: B018
+        oxproxy.load_rule  # type: ignore[attr-defined]  # noqa: B018
 
 
 def test_importing_the_package_does_not_import_the_library() -> None:
-    code = "import sys, proxy; sys.exit(any(name in sys.modules for name in ('pydantic', 'yaml', 'proxy.rules')))"
+    code = "import sys, oxproxy; sys.exit(any(name in sys.modules for name in ('pydantic', 'yaml', 'oxproxy.rules')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_the_library_imports_no_network_libraries() -> None:
-    code = "import sys; from proxy import load_rules; sys.exit(any(n in sys.modules for n in ('aiohttp', 'aio_pika')))"
+    code = (
+        "import sys; from oxproxy import load_rules; sys.exit(any(n in sys.modules for n in ('aiohttp', 'aio_pika')))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -16,22 +16,22 @@ from typing import Any
 from pamqp import commands
 from pamqp.base import Frame as Method
 
-from proxy.net.context import SessionContext, SessionLimits
-from proxy.net.listener import Listener, ListenerLimits
-from proxy.net.remote.pool import RemotePool
-from proxy.net.tasks import Tasks
-from proxy.net.tls import TlsContexts
-from proxy.net.upstream import Upstream
-from proxy.net.vhosts import ControlPlane, Vhosts
-from proxy.relay.connection_state import RelayLimits
-from proxy.relay.counters import Counters
-from proxy.relay.plan.plan import Sources
-from proxy.relay.rate_limits import UserRateLimits
-from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
-from proxy.routing.bindings.binding import Binding
-from proxy.routing.exchange import Exchange
-from proxy.routing.router import Router
-from proxy.values import Destination
+from oxproxy.net.context import SessionContext, SessionLimits
+from oxproxy.net.listener import Listener, ListenerLimits
+from oxproxy.net.remote.pool import RemotePool
+from oxproxy.net.tasks import Tasks
+from oxproxy.net.tls import TlsContexts
+from oxproxy.net.upstream import Upstream
+from oxproxy.net.vhosts import ControlPlane, Vhosts
+from oxproxy.relay.connection_state import RelayLimits
+from oxproxy.relay.counters import Counters
+from oxproxy.relay.plan.plan import Sources
+from oxproxy.relay.rate_limits import UserRateLimits
+from oxproxy.relay.vhost import Delivery, OwnedExchange, VhostState
+from oxproxy.routing.bindings.binding import Binding
+from oxproxy.routing.exchange import Exchange
+from oxproxy.routing.router import Router
+from oxproxy.values import Destination
 from tests import client
 from tests.client import Frame
 

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from proxy.net.tls import certificate_end
+from oxproxy.net.tls import certificate_end
 from tests.certificates import Authority
 
 

@@ -10,7 +10,7 @@ import pytest
 ASK = """
 import resource, sys
 import structlog
-from proxy.net.listener import admitted_connections
+from oxproxy.net.listener import admitted_connections
 structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
 soft, hard, connections = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

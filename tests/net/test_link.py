@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.net.link import Link, ReadPauses
+from oxproxy.net.link import Link, ReadPauses
 from tests.net.stage import eventually
 
 

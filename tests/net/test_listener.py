@@ -12,15 +12,15 @@ import pytest
 from pamqp import commands
 from structlog.testing import capture_logs
 
-from proxy.net import listener
-from proxy.net.context import SessionLimits
-from proxy.net.link import Link
-from proxy.net.listener import Listener, ListenerLimits
-from proxy.net.tls import ServerTls
-from proxy.net.upstream import Upstream, UpstreamPool
-from proxy.relay.counters import Counters
-from proxy.relay.handshake.lease import Lease
-from proxy.yamlfile.hosts import parse_address
+from oxproxy.net import listener
+from oxproxy.net.context import SessionLimits
+from oxproxy.net.link import Link
+from oxproxy.net.listener import Listener, ListenerLimits
+from oxproxy.net.tls import ServerTls
+from oxproxy.net.upstream import Upstream, UpstreamPool
+from oxproxy.relay.counters import Counters
+from oxproxy.relay.handshake.lease import Lease
+from oxproxy.yamlfile.hosts import parse_address
 from tests import client
 from tests.certificates import Authority
 from tests.net.stage import FakeBroker, NoControl, Peer, Stage, context, eventually, open_exchange, staged

@@ -6,10 +6,10 @@ import pytest
 from pamqp import commands
 from structlog.testing import capture_logs
 
-from proxy.net.context import SessionLimits
-from proxy.net.tls import ClientTls, ServerTls, TlsContexts
-from proxy.net.upstream import Upstream
-from proxy.relay.connection_state import RelayLimits
+from oxproxy.net.context import SessionLimits
+from oxproxy.net.tls import ClientTls, ServerTls, TlsContexts
+from oxproxy.net.upstream import Upstream
+from oxproxy.relay.connection_state import RelayLimits
 from tests import client
 from tests.certificates import Authority
 from tests.net.stage import FakeBroker, NoControl, Peer, Stage, Tune, eventually, staged

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.addressing.targets import Remote
-from proxy.net.remote.endpoints import Endpoint, RemoteBroker, endpoint
-from proxy.net.tls import ClientTls
+from oxproxy.addressing.targets import Remote
+from oxproxy.net.remote.endpoints import Endpoint, RemoteBroker, endpoint
+from oxproxy.net.tls import ClientTls
 
 TLS = ClientTls(server_name="archive.example")
 BROKERS = {

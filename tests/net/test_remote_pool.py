@@ -9,15 +9,15 @@ from contextlib import asynccontextmanager
 import pytest
 from pamqp import commands
 
-from proxy.addressing.targets import Remote
-from proxy.net.remote.connection import IDLE_SECONDS, RemoteConnection
-from proxy.net.remote.endpoints import RemoteBroker, RemoteLimits
-from proxy.net.remote.pool import ProducerRemotes, RemotePool
-from proxy.net.tasks import Tasks
-from proxy.net.tls import ClientTls, TlsContexts
-from proxy.relay.counters import Counters
-from proxy.relay.remote_link import RemotePublisher, RemoteResult
-from proxy.yamlfile.hosts import HostPort
+from oxproxy.addressing.targets import Remote
+from oxproxy.net.remote.connection import IDLE_SECONDS, RemoteConnection
+from oxproxy.net.remote.endpoints import RemoteBroker, RemoteLimits
+from oxproxy.net.remote.pool import ProducerRemotes, RemotePool
+from oxproxy.net.tasks import Tasks
+from oxproxy.net.tls import ClientTls, TlsContexts
+from oxproxy.relay.counters import Counters
+from oxproxy.relay.remote_link import RemotePublisher, RemoteResult
+from oxproxy.yamlfile.hosts import HostPort
 from tests.net.stage import FakeBroker, Peer, eventually
 from tests.relay.remote_broker import Told
 

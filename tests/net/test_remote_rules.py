@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from proxy.app.composition import remote_brokers
-from proxy.errors import ConfigErrors
-from proxy.net.tls import ClientTls
-from proxy.yamlfile.hosts import HostPort
+from oxproxy.app.composition import remote_brokers
+from oxproxy.errors import ConfigErrors
+from oxproxy.net.tls import ClientTls
+from oxproxy.yamlfile.hosts import HostPort
 from tests.rules.loading import load
 
 LISTENING = [HostPort("127.0.0.1", 5673)]

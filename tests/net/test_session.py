@@ -6,8 +6,8 @@ import pytest
 from pamqp import commands
 from structlog.testing import capture_logs
 
-from proxy.net.context import SessionLimits
-from proxy.relay.connection_state import RelayLimits
+from oxproxy.net.context import SessionLimits
+from oxproxy.relay.connection_state import RelayLimits
 from tests import client
 from tests.net.stage import (
     ANSWER_SECONDS,

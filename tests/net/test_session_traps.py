@@ -12,11 +12,11 @@ import pytest
 from pamqp import commands
 from structlog.testing import capture_logs
 
-from proxy.garbage import without_collection
-from proxy.net.link import Link
-from proxy.net.session import Session
-from proxy.relay.handshake.machine import Handshake
-from proxy.relay.relay import Relay
+from oxproxy.garbage import without_collection
+from oxproxy.net.link import Link
+from oxproxy.net.session import Session
+from oxproxy.relay.handshake.machine import Handshake
+from oxproxy.relay.relay import Relay
 from tests import client
 from tests.net.stage import FakeBroker, Gone, Peer, Tune, eventually, staged
 

@@ -4,7 +4,7 @@ import asyncio
 
 from structlog.testing import capture_logs
 
-from proxy.net.tasks import Tasks
+from oxproxy.net.tasks import Tasks
 from tests.net.stage import eventually
 
 

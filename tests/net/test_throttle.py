@@ -7,10 +7,10 @@ from typing import Any
 
 from pamqp import commands
 
-from proxy.net.context import SessionLimits
-from proxy.net.throttle import Throttle
-from proxy.relay.counters import LimitCounters
-from proxy.relay.rate_limits import RateLimits, UserRateLimit, UserRateLimits
+from oxproxy.net.context import SessionLimits
+from oxproxy.net.throttle import Throttle
+from oxproxy.relay.counters import LimitCounters
+from oxproxy.relay.rate_limits import RateLimits, UserRateLimit, UserRateLimits
 from tests import client
 from tests.net.stage import Peer, eventually, staged
 

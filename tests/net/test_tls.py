@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.errors import ConfigError, ConfigErrors
-from proxy.net.tls import ClientTls, ServerTls, TlsContexts, TlsPolicy, words
+from oxproxy.errors import ConfigError, ConfigErrors
+from oxproxy.net.tls import ClientTls, ServerTls, TlsContexts, TlsPolicy, words
 from tests.certificates import Authority
 
 

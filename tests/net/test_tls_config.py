@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from proxy.config.loader import parse_settings
-from proxy.errors import ConfigErrors
-from proxy.net.remote.endpoints import RemoteBroker
-from proxy.net.tls import ClientTls, ServerTls
-from proxy.net.tls_config import SidecarTls, check_settings
-from proxy.yamlfile.document import Faults
+from oxproxy.config.loader import parse_settings
+from oxproxy.errors import ConfigErrors
+from oxproxy.net.remote.endpoints import RemoteBroker
+from oxproxy.net.tls import ClientTls, ServerTls
+from oxproxy.net.tls_config import SidecarTls, check_settings
+from oxproxy.yamlfile.document import Faults
 from tests.certificates import Authority
 
 HERE = Path("/etc/oxproxy")

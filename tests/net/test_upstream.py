@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from proxy.errors import UpstreamError, UpstreamFailure
-from proxy.net.upstream import Upstream
+from oxproxy.errors import UpstreamError, UpstreamFailure
+from oxproxy.net.upstream import Upstream
 from tests.private_broker import free_port
 
 

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 import pytest
 from pamqp import base, commands
 
-from proxy.net import upstream as module
-from proxy.net.link import Link
-from proxy.net.upstream import UpstreamPool
-from proxy.relay.counters import Counters
-from proxy.relay.handshake.lease import Lease
+from oxproxy.net import upstream as module
+from oxproxy.net.link import Link
+from oxproxy.net.upstream import UpstreamPool
+from oxproxy.relay.counters import Counters
+from oxproxy.relay.handshake.lease import Lease
 from tests import client
 from tests.net.stage import Peer, eventually
 

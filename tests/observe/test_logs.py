@@ -10,7 +10,7 @@ import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.observe.logs import RepeatLimit, configure, mask_secrets
+from oxproxy.observe.logs import RepeatLimit, configure, mask_secrets
 
 Lines = Callable[[], list[str]]
 

@@ -10,10 +10,10 @@ from prometheus_client import Metric
 from prometheus_client.openmetrics import parser as openmetrics_parser
 from prometheus_client.parser import text_string_to_metric_families as parse
 
-from proxy.native import BUILD
-from proxy.observe.exposition import Exposition
-from proxy.observe.metrics import METRICS
-from proxy.relay.counters import Counters, RemoteCounters
+from oxproxy.native import BUILD
+from oxproxy.observe.exposition import Exposition
+from oxproxy.observe.metrics import METRICS
+from oxproxy.relay.counters import Counters, RemoteCounters
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 

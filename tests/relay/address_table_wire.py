@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from proxy.addressing.table import AddressRule, AddressTable
-from proxy.addressing.targets import AddressBook, Remote
-from proxy.relay.connection_state import RemoteBrokers
-from proxy.relay.remote_link import RemoteMessage, RemotePublisher, RemoteResult
-from proxy.relay.vhost import VhostState
+from oxproxy.addressing.table import AddressRule, AddressTable
+from oxproxy.addressing.targets import AddressBook, Remote
+from oxproxy.relay.connection_state import RemoteBrokers
+from oxproxy.relay.remote_link import RemoteMessage, RemotePublisher, RemoteResult
+from oxproxy.relay.vhost import VhostState
 from tests.relay.wire import REPORT, Wire, publish
 
 RULES = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from proxy.values import Table, Value
+from oxproxy.values import Table, Value
 from tests.client import PROPERTIES
 
 SHORT = st.binary(max_size=20) | st.binary(min_size=255, max_size=255)

@@ -6,10 +6,10 @@ import struct
 
 from pamqp import commands
 
-from proxy.amqp.tables import encode_table
-from proxy.errors import UpstreamError, UpstreamFailure
-from proxy.relay.handshake.machine import WAITING_BYTES, Handshake, HandshakeState
-from proxy.values import Table, Value
+from oxproxy.amqp.tables import encode_table
+from oxproxy.errors import UpstreamError, UpstreamFailure
+from oxproxy.relay.handshake.machine import WAITING_BYTES, Handshake, HandshakeState
+from oxproxy.values import Table, Value
 from tests.client import PROTOCOL_HEADER, frame, method
 
 PEER = "192.0.2.7:51000"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pamqp import base, commands
 from pamqp.common import FieldTable
 
-from proxy.relay.remote_link import Credentials, Lane, RemoteLink, RemoteMessage, RemoteResult
+from oxproxy.relay.remote_link import Credentials, Lane, RemoteLink, RemoteMessage, RemoteResult
 from tests import client
 from tests.client import method
 

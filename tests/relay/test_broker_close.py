@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.amqp.method_frames import channel_close, connection_close
-from proxy.relay.broker_close import read_close
+from oxproxy.amqp.method_frames import channel_close, connection_close
+from oxproxy.relay.broker_close import read_close
 
 PUBLISH, CONSUME, DECLARE = (60, 40), (60, 20), (50, 10)
 SECRET = "hunter2"

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from pamqp import base, commands
 
-from proxy.addressing.targets import Publication
-from proxy.amqp.tables import encode_table
-from proxy.relay.connection_state import EnsureDestination, Phase
-from proxy.relay.original_address import entry
-from proxy.relay.vhost import Delivery
+from oxproxy.addressing.targets import Publication
+from oxproxy.amqp.tables import encode_table
+from oxproxy.relay.connection_state import EnsureDestination, Phase
+from oxproxy.relay.original_address import entry
+from oxproxy.relay.vhost import Delivery
 from tests.client import HEARTBEAT, content, content_header, frame, method, names, split
 from tests.relay.wire import (
     AHEAD,

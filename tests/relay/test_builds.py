@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.native import NO_COMPILER
-from proxy.amqp.tables import encode_table
-from proxy.routing.bindings.binding import Binding
-from proxy.values import Table, Value
+from oxproxy.amqp.tables import encode_table
+from oxproxy.routing.bindings.binding import Binding
+from oxproxy.values import Table, Value
 from tests.builds import ROOT, RULES, Build
 from tests.relay.contents import properties, tables
 from tests.relay.wire import ack, nack, publish

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import base, commands
 
-from proxy.relay.connection_state import Phase
-from proxy.relay.vhost import Delivery, VhostState
+from oxproxy.relay.connection_state import Phase
+from oxproxy.relay.vhost import Delivery, VhostState
 from tests.client import Frame, content_header, method, split
 from tests.relay.wire import OWN, Wire, owned, publish, state
 from tests.routing.building import exchange, to_exchange, to_queue

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from proxy.relay.connection_state import Phase, RelayLimits
-from proxy.relay.records.audit_record import PublishLog
-from proxy.relay.records.facts_record import FactsMode, FactsTable
-from proxy.relay.records.privacy import Privacy
-from proxy.relay.vhost import Delivery, VhostState
-from proxy.values import Table, Value
+from oxproxy.relay.connection_state import Phase, RelayLimits
+from oxproxy.relay.records.audit_record import PublishLog
+from oxproxy.relay.records.facts_record import FactsMode, FactsTable
+from oxproxy.relay.records.privacy import Privacy
+from oxproxy.relay.vhost import Delivery, VhostState
+from oxproxy.values import Table, Value
 from tests import client
 from tests.client import split
 from tests.relay.wire import (

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.relay.rate_limits import RateLimits, TokenBucket, UserRateLimit, UserRateLimits
+from oxproxy.relay.rate_limits import RateLimits, TokenBucket, UserRateLimit, UserRateLimits
 
 
 def test_a_bucket_permits_its_burst_and_then_its_rate() -> None:
@@ -60,7 +60,7 @@ def test_connections_of_one_user_share_limits_and_debt() -> None:
 
 
 def test_disconnected_users_without_debt_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proxy.relay.rate_limits.REMEMBERED", 3)
+    monkeypatch.setattr("oxproxy.relay.rate_limits.REMEMBERED", 3)
     users = UserRateLimits(RateLimits(publishes=10))
     stays, owes, gone = (users.acquire(name, 0.0) for name in ("stays", "owes", "gone"))
     owes.take(100, 0, 0.0)

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from proxy.relay.connection_state import AHEAD_MESSAGES, STREAMED_DELIVERIES, Phase
-from proxy.relay.vhost import Delivery, VhostState
-from proxy.values import Value
+from oxproxy.relay.connection_state import AHEAD_MESSAGES, STREAMED_DELIVERIES, Phase
+from oxproxy.relay.vhost import Delivery, VhostState
+from oxproxy.values import Value
 from tests.client import HEARTBEAT, content, cut, frame, method, split
 from tests.relay.wire import (
     GOODBYE,

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import base, commands
 
-from proxy.relay.vhost import Delivery, VhostState
-from proxy.values import Table, Value
+from oxproxy.relay.vhost import Delivery, VhostState
+from oxproxy.values import Table, Value
 from tests import client
 from tests.client import HEARTBEAT, PROTOCOL_HEADER, content, frame, method
 from tests.relay.wire import TUNING, QueueEvents, Wire, routed, several

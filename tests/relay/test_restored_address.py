@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 from pamqp import base, commands
 
-from proxy.addressing.table import AddressRule, AddressTable
-from proxy.addressing.targets import AddressBook, Publication
-from proxy.amqp.tables import MAX_NESTING, encode_table
-from proxy.relay.original_address import CC_ASIDE, can_produce, entry, restored_content
-from proxy.relay.tokens import NOWHERE
-from proxy.relay.vhost import Delivery, VhostState
-from proxy.routing.decision import QueueNames
-from proxy.values import Value
+from oxproxy.addressing.table import AddressRule, AddressTable
+from oxproxy.addressing.targets import AddressBook, Publication
+from oxproxy.amqp.tables import MAX_NESTING, encode_table
+from oxproxy.relay.original_address import CC_ASIDE, can_produce, entry, restored_content
+from oxproxy.relay.tokens import NOWHERE
+from oxproxy.relay.vhost import Delivery, VhostState
+from oxproxy.routing.decision import QueueNames
+from oxproxy.values import Value
 from tests.client import content_header, method, split
 from tests.relay.wire import Wire, address_of, chosen, owned, publish, routed, ruled, several, state, table, table_of
 from tests.routing.building import VOID, exchange, many, to_exchange, to_queue, value

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from proxy.relay.token_table import Missing, TokenState, TokenTable
-from proxy.values import Destination
+from oxproxy.relay.token_table import Missing, TokenState, TokenTable
+from oxproxy.values import Destination
 
 A: Destination = ("queue", b"a")
 B: Destination = ("queue", b"b")

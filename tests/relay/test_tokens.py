@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.relay.tokens import NOWHERE, Secrets, Tokens, is_storage_key, is_token
-from proxy.relay.vhost import CarrierType
-from proxy.values import RESERVED_PREFIX, RESERVED_WORD
+from oxproxy.relay.tokens import NOWHERE, Secrets, Tokens, is_storage_key, is_token
+from oxproxy.relay.vhost import CarrierType
+from oxproxy.values import RESERVED_PREFIX, RESERVED_WORD
 from tests.relay.wire import ruled
 from tests.routing.building import to_exchange, to_queue
 

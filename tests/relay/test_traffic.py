@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from proxy.relay.counters import Matched, Tally, Traffic
+from oxproxy.relay.counters import Matched, Tally, Traffic
 
 X = b"documents"
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from pamqp import base, commands
 
-from proxy.amqp.tables import decode_table, encode_table
-from proxy.relay.connection_state import (
+from oxproxy.amqp.tables import decode_table, encode_table
+from oxproxy.relay.connection_state import (
     BindDestinations,
     ConnectionTerms,
     EnsureDestination,
@@ -21,17 +21,17 @@ from proxy.relay.connection_state import (
     QueueInventory,
     RelayLimits,
 )
-from proxy.relay.counters import Counters
-from proxy.relay.handshake.greeting import Tuning
-from proxy.relay.plan.plan import ClientRules, Plans, Sources
-from proxy.relay.relay import Relay
-from proxy.relay.token_table import TokenTable
-from proxy.relay.tokens import Tokens
-from proxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange, VhostState
-from proxy.routing.bindings.binding import Binding
-from proxy.routing.exchange import Exchange
-from proxy.routing.router import Router
-from proxy.values import Destination, Table, Value
+from oxproxy.relay.counters import Counters
+from oxproxy.relay.handshake.greeting import Tuning
+from oxproxy.relay.plan.plan import ClientRules, Plans, Sources
+from oxproxy.relay.relay import Relay
+from oxproxy.relay.token_table import TokenTable
+from oxproxy.relay.tokens import Tokens
+from oxproxy.relay.vhost import DeclaredExchange, Delivery, OwnedExchange, VhostState
+from oxproxy.routing.bindings.binding import Binding
+from oxproxy.routing.exchange import Exchange
+from oxproxy.routing.router import Router
+from oxproxy.values import Destination, Table, Value
 from tests import client
 from tests.client import Frame, method, split
 from tests.routing.building import NOW, Plain, arguments, exchange, no_draw, to_exchange, to_queue

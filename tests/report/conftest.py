@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from proxy.report.request import Request
+from oxproxy.report.request import Request
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from proxy.report.session import LazySession
+    from oxproxy.report.session import LazySession
 
 
 #: Default timeout of a test in seconds: the first one starts Spark, and CI runs other tests at the same time.
@@ -33,7 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def java() -> None:
     """Skip the test if Java or pyspark is missing."""
     pytest.importorskip("pyspark")
-    from proxy.report.session import has_java
+    from oxproxy.report.session import has_java
 
     if not has_java():
         pytest.skip("no Java runtime (apt-get install default-jre-headless)")
@@ -42,7 +42,7 @@ def java() -> None:
 @pytest.fixture(scope="session")
 def session(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LazySession]:
     """A Spark session on two cores, shared by all tests."""
-    from proxy.report.session import LazySession
+    from oxproxy.report.session import LazySession
 
     folder = tmp_path_factory.mktemp("spark")
     own = (("spark.local.dir", str(folder)), ("spark.sql.warehouse.dir", str(folder)))

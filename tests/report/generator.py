@@ -1,7 +1,8 @@
 """Generates one day of audit logs for several busy sidecars, with any number of records and a fixed random seed.
 
-The lines are not created by `proxy.audit`, so that the report is tested independently. The log contains cases that the
-report detects: gaps, repeated message ids, messages that pass through two sidecars, returns, torn and foreign lines.
+The lines are not created by `oxproxy.audit`, so that the report is tested independently. The log contains cases that
+the report detects: gaps, repeated message ids, messages that pass through two sidecars, returns, torn and foreign
+lines.
 `python -m tests.report.generator DIRECTORY RECORDS` writes a log.
 """
 

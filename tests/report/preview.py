@@ -11,7 +11,7 @@ import tempfile
 from datetime import timedelta
 from pathlib import Path
 
-from proxy.report.pages import Days, render
+from oxproxy.report.pages import Days, render
 from tests.browser import browser, program
 from tests.report.sample import DAY, figures
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 
-from proxy.report.figures import Figures, Row
+from oxproxy.report.figures import Figures, Row
 
 DAY = date(2026, 11, 20)
 #: A long generated name.

@@ -15,23 +15,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.errors import ConfigErrors
-from proxy.relay.records.audit_record import PublishLog
-from proxy.relay.records.facts_record import FactsMode, FactsTable
-from proxy.relay.records.privacy import Privacy
-from proxy.relay.vhost import VhostState
-from proxy.rules.loader import compile_rules
-from proxy.rules.wire import owned_exchanges
-from proxy.values import Table, Value
+from oxproxy.errors import ConfigErrors
+from oxproxy.relay.records.audit_record import PublishLog
+from oxproxy.relay.records.facts_record import FactsMode, FactsTable
+from oxproxy.relay.records.privacy import Privacy
+from oxproxy.relay.vhost import VhostState
+from oxproxy.rules.loader import compile_rules
+from oxproxy.rules.wire import owned_exchanges
+from oxproxy.values import Table, Value
 from tests.relay.wire import Wire, publish
 from tests.report import lines
 from tests.sidecar import oxproxy, oxproxy_here
 
 pytest.importorskip("pyspark")
-from proxy.report.backtest.job import backtest
-from proxy.report.backtest.judge import Result
-from proxy.report.backtest.result import BacktestResult
-from proxy.report.request import Request
+from oxproxy.report.backtest.job import backtest
+from oxproxy.report.backtest.judge import Result
+from oxproxy.report.backtest.result import BacktestResult
+from oxproxy.report.request import Request
 
 DAY = "2026-11-20"
 RULES = """

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from proxy.report.backtest.job import backtest
-from proxy.report.request import Request
-from proxy.rules.loader import compile_rules
+from oxproxy.report.backtest.job import backtest
+from oxproxy.report.request import Request
+from oxproxy.rules.loader import compile_rules
 from tests.browser import Tab, required_browser
 from tests.report import lines
 from tests.report.sample import LONG

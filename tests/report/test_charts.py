@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from proxy.report.charts import DEPTH, Chart, Series, Span, Upright, columns, covering
+from oxproxy.report.charts import DEPTH, Chart, Series, Span, Upright, columns, covering
 
 BEGIN = datetime(2026, 11, 20, tzinfo=UTC)
 HOUR = timedelta(hours=1)

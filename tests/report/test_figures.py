@@ -4,8 +4,8 @@ import re
 from datetime import UTC, date, datetime
 from pathlib import Path
 
-from proxy.cli.main import main
-from proxy.report.figures import Figures
+from oxproxy.cli.main import main
+from oxproxy.report.figures import Figures
 from tests.report.lines import publish, segment, settle
 from tests.report.sample import Step
 

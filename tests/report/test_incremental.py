@@ -18,13 +18,13 @@ from typing import Any
 import duckdb
 import pytest
 
-from proxy.cli.main import main
-from proxy.report import job, store
-from proxy.report.files.storage import Entry, LocalFiles
-from proxy.report.job import Summary, follow, report, run
-from proxy.report.request import Request
-from proxy.report.session import LazySession
-from proxy.report.tables import TABLES
+from oxproxy.cli.main import main
+from oxproxy.report import job, store
+from oxproxy.report.files.storage import Entry, LocalFiles
+from oxproxy.report.job import Summary, follow, report, run
+from oxproxy.report.request import Request
+from oxproxy.report.session import LazySession
+from oxproxy.report.tables import TABLES
 from tests.producer import until
 from tests.report.lines import PUBLISH, publish, segment, settle
 
@@ -32,8 +32,8 @@ NOW = datetime(2026, 11, 22, 5, tzinfo=UTC)
 #: Kills its process group before the change of the output that is named by the first argument.
 KILLED = """
 import os, signal, sys
-from proxy.cli.main import main
-from proxy.report import store
+from oxproxy.cli.main import main
+from oxproxy.report import store
 from tests.report.test_incremental import before_changes
 def kill(step):
     if step == sys.argv[1]:
@@ -49,8 +49,8 @@ STEPS = (
 #: Runs a command in Spark with a task for each core, even for small segments.
 STREAM = """
 import sys
-from proxy.cli.main import main
-from proxy.report import session, store
+from oxproxy.cli.main import main
+from oxproxy.report import session, store
 store._LEAST_BYTES = session._SMALL_BYTES = 1
 sys.exit(main(sys.argv[1:]))
 """

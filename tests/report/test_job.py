@@ -9,13 +9,13 @@ from typing import Any
 import duckdb
 import pytest
 
-from proxy.errors import ConfigError
-from proxy.report import session as report_session
-from proxy.report.files.storage import literal
-from proxy.report.job import run
-from proxy.report.request import KnownBinding, Request
-from proxy.report.session import LazySession
-from proxy.report.tables import TABLES
+from oxproxy.errors import ConfigError
+from oxproxy.report import session as report_session
+from oxproxy.report.files.storage import literal
+from oxproxy.report.job import run
+from oxproxy.report.request import KnownBinding, Request
+from oxproxy.report.session import LazySession
+from oxproxy.report.tables import TABLES
 from tests.report.lines import gap, publish, segment, settle
 
 D19, D20, D21 = (date(2026, 11, number) for number in (19, 20, 21))

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from proxy.report import session as report_session
-from proxy.report.job import run
-from proxy.report.request import Request
-from proxy.report.session import LazySession
+from oxproxy.report import session as report_session
+from oxproxy.report.job import run
+from oxproxy.report.request import Request
+from oxproxy.report.session import LazySession
 from tests.report.generator import Day
 from tests.report.independent import QUESTIONS, Computed
 from tests.report.lines import GAP, PUBLISH, SETTLE

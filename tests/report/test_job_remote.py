@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from proxy.report import session as report_session
-from proxy.report.files.storage import HadoopFiles
-from proxy.report.job import run
-from proxy.report.progress import Progress
-from proxy.report.request import Request
-from proxy.report.session import LazySession
+from oxproxy.report import session as report_session
+from oxproxy.report.files.storage import HadoopFiles
+from oxproxy.report.job import run
+from oxproxy.report.progress import Progress
+from oxproxy.report.request import Request
+from oxproxy.report.session import LazySession
 from tests.report.generator import Day
 from tests.report.independent import Computed
 from tests.report.lines import publish, segment

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.report.figures import Figures
-from proxy.report.pages import Days, explain_command, relinked, render, render_index
+from oxproxy.report.figures import Figures
+from oxproxy.report.pages import Days, explain_command, relinked, render, render_index
 from tests.report.sample import (
     DAY,
     Compared,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.report.pages import render
+from oxproxy.report.pages import render
 from tests.browser import Tab, required_browser
 from tests.report.sample import figures
 

@@ -12,10 +12,10 @@ from typing import Any
 import duckdb
 import pytest
 
-from proxy.report.days import made_files, parts
-from proxy.report.files.storage import Entry
-from proxy.report.partials import KEPT_LINES, read
-from proxy.report.request import KnownBinding
+from oxproxy.report.days import made_files, parts
+from oxproxy.report.files.storage import Entry
+from oxproxy.report.partials import KEPT_LINES, read
+from oxproxy.report.request import KnownBinding
 from tests.report.lines import TS, gap, publish, settle
 
 RECORD, TORN, FOREIGN, NEWER, BLANK = "records", "torn", "foreign", "version", "blank"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import io
 
-from proxy.report.progress import Progress
+from oxproxy.report.progress import Progress
 from tests.producer import until
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli.main import main
+from oxproxy.cli.main import main
 from tests.report.lines import publish, segment
 
 

@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from proxy.cli.main import main
-from proxy.errors import ConfigError
-from proxy.report import job
-from proxy.report.job import Summary
-from proxy.report.request import Request, day, setting
+from oxproxy.cli.main import main
+from oxproxy.errors import ConfigError
+from oxproxy.report import job
+from oxproxy.report.job import Summary
+from oxproxy.report.request import Request, day, setting
 
 NOW = datetime(2026, 11, 21, 0, 30, tzinfo=UTC)
 D20, D21, D22 = (date(2026, 11, number) for number in (20, 21, 22))
@@ -83,7 +83,7 @@ def test_the_last_day_of_a_stream_is_that_of_each_run(monkeypatch: pytest.Monkey
             os.kill(os.getpid(), signal.SIGTERM)
         return Summary("page", [], 0, 0, 0, [], [], {}, 0, [], [])
 
-    monkeypatch.setattr("proxy.report.request.datetime", SimpleNamespace(now=lambda _: clock[-1]))
+    monkeypatch.setattr("oxproxy.report.request.datetime", SimpleNamespace(now=lambda _: clock[-1]))
     monkeypatch.setattr(job, "run", run)
     monkeypatch.setattr(job, "LOOK_SECONDS", 0)
     words = ["--since", "yesterday", "--until", "today"]

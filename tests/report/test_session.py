@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli.main import main
-from proxy.errors import ConfigError
-from proxy.report.files.storage import LocalFiles
-from proxy.report.job import run
-from proxy.report.request import Request
-from proxy.report.session import CONFIGURATION, LOCAL, LazySession, chosen
+from oxproxy.cli.main import main
+from oxproxy.errors import ConfigError
+from oxproxy.report.files.storage import LocalFiles
+from oxproxy.report.job import run
+from oxproxy.report.request import Request
+from oxproxy.report.session import CONFIGURATION, LOCAL, LazySession, chosen
 from tests.private_broker import free_port
 from tests.report.lines import publish, segment
 
 #: Runs a command in Spark, even for small segments.
 IN_SPARK = """
 import sys
-from proxy.cli.main import main
-from proxy.report import session
+from oxproxy.cli.main import main
+from oxproxy.report import session
 session._SMALL_BYTES = 1
 sys.exit(main(sys.argv[1:]))
 """

@@ -3,11 +3,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import proxy.report
-from proxy.report.pages import render
+import oxproxy.report
+from oxproxy.report.pages import render
 from tests.report.sample import figures
 
-STYLE = (Path(proxy.report.__file__).parent / "templates/style.css").read_text()
+STYLE = (Path(oxproxy.report.__file__).parent / "templates/style.css").read_text()
 
 
 def test_every_class_on_the_page_has_a_style_rule() -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from proxy.report.files.temporary import remove_abandoned, temporary
+from oxproxy.report.files.temporary import remove_abandoned, temporary
 
 #: Creates a temporary directory with a file, prints its path, and waits.
 WAITING = """
 import sys
-from proxy.report.files.temporary import temporary
+from oxproxy.report.files.temporary import temporary
 with temporary() as folder:
     (folder / "lines.jsonl").write_text("text of the log")
     print(folder, flush=True)

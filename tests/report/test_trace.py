@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from proxy.audit.segments import compress_segment
-from proxy.cli.main import main
-from proxy.report.files.storage import LocalFiles
-from proxy.report.job import run
-from proxy.report.request import Request
-from proxy.report.session import LazySession
+from oxproxy.audit.segments import compress_segment
+from oxproxy.cli.main import main
+from oxproxy.report.files.storage import LocalFiles
+from oxproxy.report.job import run
+from oxproxy.report.request import Request
+from oxproxy.report.session import LazySession
 from tests.report.lines import publish, segment, settle
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from proxy.cli.main import main
-from proxy.report.job import Summary, report
-from proxy.report.request import Request
+from oxproxy.cli.main import main
+from oxproxy.report.job import Summary, report
+from oxproxy.report.request import Request
 from tests.report.lines import publish, segment, settle
 from tests.report.test_partials import partial
 

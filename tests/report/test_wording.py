@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from proxy.report import wording
+from oxproxy.report import wording
 
 TIME = datetime(2026, 11, 20, 23, 5, 9, 123456, tzinfo=UTC)
 

@@ -7,13 +7,13 @@ from typing import NoReturn
 
 import pytest
 
-from proxy.errors import ProtocolError
-from proxy.routing.bindings.binding import Binding
-from proxy.routing.decision import Decision, Facts, QueueNames, Trace
-from proxy.routing.exchange import Exchange
-from proxy.routing.message import Message
-from proxy.routing.router import Router
-from proxy.values import EXCHANGE, QUEUE, Table, Value
+from oxproxy.errors import ProtocolError
+from oxproxy.routing.bindings.binding import Binding
+from oxproxy.routing.decision import Decision, Facts, QueueNames, Trace
+from oxproxy.routing.exchange import Exchange
+from oxproxy.routing.message import Message
+from oxproxy.routing.router import Router
+from oxproxy.values import EXCHANGE, QUEUE, Table, Value
 
 #: A value as written in tests: string, number or boolean, or a Value.
 Plain = str | int | float | bool | Value

@@ -12,12 +12,12 @@ from collections.abc import Iterable
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from proxy.errors import ProtocolError
-from proxy.routing.bindings.binding import Binding
-from proxy.routing.bindings.compiled import ALWAYS_VISITED
-from proxy.routing.decision import Facts, QueueNames
-from proxy.routing.exchange import Exchange
-from proxy.values import EXCHANGE, QUEUE, Table, Value
+from oxproxy.errors import ProtocolError
+from oxproxy.routing.bindings.binding import Binding
+from oxproxy.routing.bindings.compiled import ALWAYS_VISITED
+from oxproxy.routing.decision import Facts, QueueNames
+from oxproxy.routing.exchange import Exchange
+from oxproxy.values import EXCHANGE, QUEUE, Table, Value
 
 QUEUES = QueueNames((b"q1", b"q2", b"q3", b"a.b", b"other"), 1)
 

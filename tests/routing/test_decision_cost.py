@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from proxy.routing.bindings import patterns
-from proxy.routing.decision import Decision, Facts, QueueNames
-from proxy.routing.exchange import Exchange
-from proxy.routing.router import Router
-from proxy.values import Table, Value
+from oxproxy.routing.bindings import patterns
+from oxproxy.routing.decision import Decision, Facts, QueueNames
+from oxproxy.routing.exchange import Exchange
+from oxproxy.routing.router import Router
+from oxproxy.values import Table, Value
 from tests.routing.building import NOW, Plain, exchange, many, no_draw, to_queue
 
 BINDINGS = 4000

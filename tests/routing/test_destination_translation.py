@@ -2,17 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.addressing.table import AddressRule, AddressTable
-from proxy.addressing.targets import AddressBook, Publication
-from proxy.routing.destination_translation import (
+from oxproxy.addressing.table import AddressRule, AddressTable
+from oxproxy.addressing.targets import AddressBook, Publication
+from oxproxy.routing.destination_translation import (
     EVALUATED_HERE,
     TranslatedDestinations,
     static_translation,
     static_translations,
     translate_destinations,
 )
-from proxy.routing.router import Router
-from proxy.values import EXCHANGE, QUEUE
+from oxproxy.routing.router import Router
+from oxproxy.values import EXCHANGE, QUEUE
 from tests.routing.building import exchange, to_queue
 
 RULES = {

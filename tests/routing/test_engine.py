@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.routing.bindings.binding import Binding
-from proxy.routing.bindings.operators import ABSENT, MATCH, MISMATCH
-from proxy.routing.decision import BindingStep, Facts, FilterStep, OperatorStep, Trace
-from proxy.routing.engine import route, route_traced
-from proxy.routing.exchange import Exchange
-from proxy.routing.router import Router
-from proxy.values import EXCHANGE, QUEUE
+from oxproxy.routing.bindings.binding import Binding
+from oxproxy.routing.bindings.operators import ABSENT, MATCH, MISMATCH
+from oxproxy.routing.decision import BindingStep, Facts, FilterStep, OperatorStep, Trace
+from oxproxy.routing.engine import route, route_traced
+from oxproxy.routing.exchange import Exchange
+from oxproxy.routing.router import Router
+from oxproxy.values import EXCHANGE, QUEUE
 from tests.routing.building import (
     Plain,
     arguments,

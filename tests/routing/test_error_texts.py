@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.errors import Scope
-from proxy.routing.error_texts import decode_text, encode_error_text, format_binary, format_term, precondition_failed
-from proxy.values import Value
+from oxproxy.errors import Scope
+from oxproxy.routing.error_texts import decode_text, encode_error_text, format_binary, format_term, precondition_failed
+from oxproxy.values import Value
 from tests.routing.building import many, table
 
 _COLUMN = len("Unknown or invalid argument's key '")

@@ -4,12 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.errors import ProtocolError
-from proxy.routing.bindings.binding import Binding, binding_hash
-from proxy.routing.decision import Facts
-from proxy.routing.exchange import Exchange
-from proxy.routing.filters import read_filters
-from proxy.values import EXCHANGE, QUEUE, Value
+from oxproxy.errors import ProtocolError
+from oxproxy.routing.bindings.binding import Binding, binding_hash
+from oxproxy.routing.decision import Facts
+from oxproxy.routing.exchange import Exchange
+from oxproxy.routing.filters import read_filters
+from oxproxy.values import EXCHANGE, QUEUE, Value
 from tests.routing.building import (
     Plain,
     arguments,

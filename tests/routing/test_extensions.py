@@ -6,10 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
-from proxy.errors import ProtocolError
-from proxy.routing.bindings.operators import share_of
-from proxy.routing.decision import Facts
-from proxy.values import Value
+from oxproxy.errors import ProtocolError
+from oxproxy.routing.bindings.operators import share_of
+from oxproxy.routing.decision import Facts
+from oxproxy.values import Value
 from tests.routing.building import VOID, Plain, decide, exchange, facts, many, table, to_queue
 
 DE_AT = many("de", "at")

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.routing.bindings.binding import Binding
-from proxy.routing.bindings.exchange_types import compile_topic
-from proxy.routing.decision import Facts
-from proxy.routing.exchange import Exchange
-from proxy.routing.index import TopicTree
+from oxproxy.routing.bindings.binding import Binding
+from oxproxy.routing.bindings.exchange_types import compile_topic
+from oxproxy.routing.decision import Facts
+from oxproxy.routing.exchange import Exchange
+from oxproxy.routing.index import TopicTree
 from tests.routing.building import decide, draw_last, exchange, facts, many, message, to_queue
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages, visit_every_binding
 

@@ -6,7 +6,7 @@ from datetime import timedelta, timezone
 
 import pytest
 
-from proxy.routing.message import Message
+from oxproxy.routing.message import Message
 from tests.routing.building import facts, no_draw, queue_names
 
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from proxy.routing.bindings import patterns
-from proxy.routing.bindings.patterns import Budget, InvalidPattern, MissingLibraryError, Pattern, compile_pattern
+from oxproxy.routing.bindings import patterns
+from oxproxy.routing.bindings.patterns import Budget, InvalidPattern, MissingLibraryError, Pattern, compile_pattern
 
 
 def search(pattern: bytes, subject: bytes) -> bool | None:

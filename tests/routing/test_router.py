@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.routing.bindings.patterns import Budget, compile_pattern
-from proxy.routing.decision import Decision, Facts, Interest, Outcome, QueueNames, Trace
-from proxy.routing.exchange import Exchange
-from proxy.routing.router import Router
-from proxy.values import EXCHANGE, QUEUE
+from oxproxy.routing.bindings.patterns import Budget, compile_pattern
+from oxproxy.routing.decision import Decision, Facts, Interest, Outcome, QueueNames, Trace
+from oxproxy.routing.exchange import Exchange
+from oxproxy.routing.router import Router
+from oxproxy.values import EXCHANGE, QUEUE
 from tests.routing.building import (
     NOW,
     arguments,

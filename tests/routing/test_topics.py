@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.routing.bindings.operators import Topic
+from oxproxy.routing.bindings.operators import Topic
 
 
 def test_case_can_be_ignored() -> None:

@@ -9,9 +9,9 @@ from textwrap import dedent
 
 import pytest
 
-from proxy.errors import ConfigErrors
-from proxy.rules.explain import ExplainRequest, read_question
-from proxy.rules.loader import LoadedRules, compile_rules
+from oxproxy.errors import ConfigErrors
+from oxproxy.rules.explain import ExplainRequest, read_question
+from oxproxy.rules.loader import LoadedRules, compile_rules
 
 
 def load(*texts: str) -> LoadedRules:

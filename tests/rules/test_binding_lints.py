@@ -6,16 +6,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proxy.cli.check import check_files
-from proxy.cli.findings import Findings
-from proxy.routing.bindings.binding import Binding
-from proxy.routing.bindings.compiled import CompiledBinding
-from proxy.routing.decision import ExchangeStep, Facts
-from proxy.routing.exchange import Exchange
-from proxy.rules.lint.bindings import invalid_gotos, lint_bindings, redundant, unreachable
-from proxy.rules.lint.satisfiability import always_true, unsatisfiable_reason
-from proxy.rules.loader import compile_rules
-from proxy.values import Value
+from oxproxy.cli.check import check_files
+from oxproxy.cli.findings import Findings
+from oxproxy.routing.bindings.binding import Binding
+from oxproxy.routing.bindings.compiled import CompiledBinding
+from oxproxy.routing.decision import ExchangeStep, Facts
+from oxproxy.routing.exchange import Exchange
+from oxproxy.rules.lint.bindings import invalid_gotos, lint_bindings, redundant, unreachable
+from oxproxy.rules.lint.satisfiability import always_true, unsatisfiable_reason
+from oxproxy.rules.loader import compile_rules
+from oxproxy.values import Value
 from tests.routing.building import Plain, draw_last, message, to_queue
 from tests.routing.random_rules import BINDINGS, QUEUES, bind_valid, messages
 from tests.rules.loading import binding, warnings

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from proxy.addressing.table import AddressRule, AddressTable
-from proxy.addressing.targets import AddressBook
-from proxy.rules.addresses import BrokerModel, BrokerRule, BrokerTlsModel, broker_password
-from proxy.rules.explain import explain
-from proxy.rules.lint.addresses import check_addresses, check_loops
-from proxy.yamlfile.document import Faults, Mapping, Place
-from proxy.yamlfile.hosts import HostPort, is_own_address
-from proxy.yamlfile.models import Keys
+from oxproxy.addressing.table import AddressRule, AddressTable
+from oxproxy.addressing.targets import AddressBook
+from oxproxy.rules.addresses import BrokerModel, BrokerRule, BrokerTlsModel, broker_password
+from oxproxy.rules.explain import explain
+from oxproxy.rules.lint.addresses import check_addresses, check_loops
+from oxproxy.yamlfile.document import Faults, Mapping, Place
+from oxproxy.yamlfile.hosts import HostPort, is_own_address
+from oxproxy.yamlfile.models import Keys
 from tests.rules.loading import by_line, faults, load, message_request, warnings
 
 SECRET = "s3cret-word"

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from proxy.routing.decision import Decision, Facts, Outcome, QueueNames
-from proxy.rules import comparison
-from proxy.rules.comparison import ComparedRules, ObservedPublish, RulesComparison
-from proxy.rules.loader import LoadedRules, compile_rules
-from proxy.rules.message import DescribedMessage
+from oxproxy.routing.decision import Decision, Facts, Outcome, QueueNames
+from oxproxy.rules import comparison
+from oxproxy.rules.comparison import ComparedRules, ObservedPublish, RulesComparison
+from oxproxy.rules.loader import LoadedRules, compile_rules
+from oxproxy.rules.message import DescribedMessage
 from tests.routing.building import NOW, Plain, arguments
 from tests.rules.loading import load, message_request
 

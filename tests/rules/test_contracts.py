@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from proxy.cli.check import check_files
-from proxy.rules.explain import as_json, as_text, explain
+from oxproxy.cli.check import check_files
+from oxproxy.rules.explain import as_json, as_text, explain
 from tests.rules.loading import faults, load, message_request
 
 RULES = """

@@ -11,17 +11,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.cli.main import main
-from proxy.errors import ConfigErrors, ProtocolError
-from proxy.routing.bindings.binding import Binding, typed_arguments
-from proxy.routing.exchange import Exchange
-from proxy.rules.loader import compile_rules
-from proxy.rules.spelling.conversion import convert, identities, value_node
-from proxy.rules.spelling.lines import OPERATORS, arguments_of, lines_of
-from proxy.values import Table, Value
-from proxy.yamlfile.document import Mapping, Node, Place, Scalar, Sequence
-from proxy.yamlfile.models import name_fault
-from proxy.yamlfile.writing import write_document
+from oxproxy.cli.main import main
+from oxproxy.errors import ConfigErrors, ProtocolError
+from oxproxy.routing.bindings.binding import Binding, typed_arguments
+from oxproxy.routing.exchange import Exchange
+from oxproxy.rules.loader import compile_rules
+from oxproxy.rules.spelling.conversion import convert, identities, value_node
+from oxproxy.rules.spelling.lines import OPERATORS, arguments_of, lines_of
+from oxproxy.values import Table, Value
+from oxproxy.yamlfile.document import Mapping, Node, Place, Scalar, Sequence
+from oxproxy.yamlfile.models import name_fault
+from oxproxy.yamlfile.writing import write_document
 from tests.conformance.files import OWN_VECTORS, vectors
 from tests.conformance.typed import Json, binding_of
 from tests.routing.random_rules import BINDINGS

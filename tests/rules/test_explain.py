@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from proxy.errors import ConfigErrors
-from proxy.relay.vhost import VhostState
-from proxy.rules.explain import AddressRequest, Explanation, as_json, as_lines, as_text, explain, explain_address
-from proxy.rules.wire import owned_exchanges
+from oxproxy.errors import ConfigErrors
+from oxproxy.relay.vhost import VhostState
+from oxproxy.rules.explain import AddressRequest, Explanation, as_json, as_lines, as_text, explain, explain_address
+from oxproxy.rules.wire import owned_exchanges
 from tests.routing.building import NOW
 from tests.rules.loading import load, message_request
 

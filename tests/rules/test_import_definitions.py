@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.errors import ConfigErrors
-from proxy.rules.import_definitions import import_definitions
-from proxy.rules.loader import compile_rules
-from proxy.rules.ruleset import ExchangeRule
-from proxy.values import Value
+from oxproxy.errors import ConfigErrors
+from oxproxy.rules.import_definitions import import_definitions
+from oxproxy.rules.loader import compile_rules
+from oxproxy.rules.ruleset import ExchangeRule
+from oxproxy.values import Value
 
 
 def binding(

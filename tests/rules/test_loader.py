@@ -9,13 +9,13 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.config.loader import rules_files
-from proxy.config.settings import Settings
-from proxy.errors import ConfigErrors
-from proxy.routing.decision import Facts, QueueNames
-from proxy.rules.loader import LoadedRules, compile_rules, compile_sources, load_rules
-from proxy.rules.schema import MAX_FILE_BYTES, read_source
-from proxy.yamlfile.document import MAX_ERRORS, Faults
+from oxproxy.config.loader import rules_files
+from oxproxy.config.settings import Settings
+from oxproxy.errors import ConfigErrors
+from oxproxy.routing.decision import Facts, QueueNames
+from oxproxy.rules.loader import LoadedRules, compile_rules, compile_sources, load_rules
+from oxproxy.rules.schema import MAX_FILE_BYTES, read_source
+from oxproxy.yamlfile.document import MAX_ERRORS, Faults
 from tests.rules.loading import faults, load
 
 SCALARS = st.sampled_from(

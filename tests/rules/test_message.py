@@ -4,13 +4,13 @@ import struct
 
 import pytest
 
-from proxy.routing.bindings.operators import TEXT_PROPERTIES
-from proxy.routing.decision import Facts
-from proxy.rules.field_values import read_table, zone
-from proxy.rules.message import DescribedMessage, MessageModel, described_message, destination_text, json_value
-from proxy.values import Table, Value, text
-from proxy.yamlfile.document import Faults, Mapping, read_document
-from proxy.yamlfile.models import Keys, read_model
+from oxproxy.routing.bindings.operators import TEXT_PROPERTIES
+from oxproxy.routing.decision import Facts
+from oxproxy.rules.field_values import read_table, zone
+from oxproxy.rules.message import DescribedMessage, MessageModel, described_message, destination_text, json_value
+from oxproxy.values import Table, Value, text
+from oxproxy.yamlfile.document import Faults, Mapping, read_document
+from oxproxy.yamlfile.models import Keys, read_model
 from tests.rules.loading import by_line
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.rules.lint import mistakes
+from oxproxy.rules.lint import mistakes
 from tests.rules.loading import faults, load
 
 MISTAKES = [

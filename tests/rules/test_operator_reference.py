@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from proxy.routing.bindings.arguments import HEADER_KEYS, KEYS, PROPERTY_PREFIX
-from proxy.routing.filters import ARGUMENTS
-from proxy.rules.loader import compile_rules
-from proxy.rules.operator_reference import FILTERS, MATCH_TYPES, SECTIONS, OperatorEntry, OperatorSection
+from oxproxy.routing.bindings.arguments import HEADER_KEYS, KEYS, PROPERTY_PREFIX
+from oxproxy.routing.filters import ARGUMENTS
+from oxproxy.rules.loader import compile_rules
+from oxproxy.rules.operator_reference import FILTERS, MATCH_TYPES, SECTIONS, OperatorEntry, OperatorSection
 
 ENTRIES = [(section, entry) for section in SECTIONS for entry in section.entries]
 _PROPERTY_KEYS = {

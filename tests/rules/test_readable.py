@@ -10,12 +10,12 @@ import jsonschema
 import pytest
 import yaml
 
-from proxy.cli.check import check_files
-from proxy.cli.schema import json_schema
-from proxy.rules.explain import as_json, as_text, explain
-from proxy.rules.loader import LoadedRules
-from proxy.rules.overview import overview
-from proxy.rules.schema import RulesModel
+from oxproxy.cli.check import check_files
+from oxproxy.cli.schema import json_schema
+from oxproxy.rules.explain import as_json, as_text, explain
+from oxproxy.rules.loader import LoadedRules
+from oxproxy.rules.overview import overview
+from oxproxy.rules.schema import RulesModel
 from tests.rules.loading import faults, load, message_request
 
 READABLE = """\

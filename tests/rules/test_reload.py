@@ -3,9 +3,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from proxy.errors import ConfigError, ConfigErrors
-from proxy.rules.loader import rules_version
-from proxy.rules.watch import FileWatch, lone_mounts
+from oxproxy.errors import ConfigError, ConfigErrors
+from oxproxy.rules.loader import rules_version
+from oxproxy.rules.watch import FileWatch, lone_mounts
 
 OLD = 1_000_000_000.0
 

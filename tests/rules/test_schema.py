@@ -4,12 +4,12 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from proxy.errors import ConfigErrors
-from proxy.routing.bindings.binding import binding_hash
-from proxy.rules.loader import compile_rules
-from proxy.rules.ruleset import ExchangeRule, QueueRule
-from proxy.values import Value
-from proxy.yamlfile.document import Faults
+from oxproxy.errors import ConfigErrors
+from oxproxy.routing.bindings.binding import binding_hash
+from oxproxy.rules.loader import compile_rules
+from oxproxy.rules.ruleset import ExchangeRule, QueueRule
+from oxproxy.values import Value
+from oxproxy.yamlfile.document import Faults
 from tests.rules.loading import binding, by_line, exchange, faults, load
 
 EVERYTHING = """

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.routing.bindings.arguments import HEADER_KEYS, KEYS
-from proxy.routing.bindings.binding import typed_arguments
-from proxy.rules.message import PROPERTIES
-from proxy.rules.spelling.lines import (
+from oxproxy.routing.bindings.arguments import HEADER_KEYS, KEYS
+from oxproxy.routing.bindings.binding import typed_arguments
+from oxproxy.rules.message import PROPERTIES
+from oxproxy.rules.spelling.lines import (
     EFFECTS,
     MAY,
     OPERATORS,
@@ -23,7 +23,7 @@ from proxy.rules.spelling.lines import (
     lines_of,
     read_key,
 )
-from proxy.values import Value
+from oxproxy.values import Value
 
 
 def text(content: str) -> Value:

@@ -7,8 +7,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.yamlfile import document
-from proxy.yamlfile.document import (
+from oxproxy.yamlfile import document
+from oxproxy.yamlfile.document import (
     MAX_DEPTH,
     ConfigWarning,
     Faults,

@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from proxy.rules.loader import compile_rules
-from proxy.yamlfile.document import Faults, Scalar, describe, read_document
-from proxy.yamlfile.masking import masked
-from proxy.yamlfile.secret_sources import read_password_source
+from oxproxy.rules.loader import compile_rules
+from oxproxy.yamlfile.document import Faults, Scalar, describe, read_document
+from oxproxy.yamlfile.masking import masked
+from oxproxy.yamlfile.secret_sources import read_password_source
 
 TEXT = """\
 # password: secret-in-a-comment

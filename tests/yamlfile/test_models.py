@@ -6,9 +6,9 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import Field
 
-from proxy.yamlfile.document import Faults, Node, read_document
-from proxy.yamlfile.hosts import HostPort
-from proxy.yamlfile.models import (
+from oxproxy.yamlfile.document import Faults, Node, read_document
+from oxproxy.yamlfile.hosts import HostPort
+from oxproxy.yamlfile.models import (
     LISTED,
     NOTHING,
     ONE_OR_MORE,

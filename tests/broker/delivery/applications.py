@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from pamqp import commands
 
-from proxy.amqp import method_frames
-from proxy.amqp.tables import encode_table
-from proxy.values import Table
+from oxproxy.amqp import method_frames
+from oxproxy.amqp.tables import encode_table
+from oxproxy.values import Table
 from tests import client
 from tests.broker.delivery.site import vhost_status
 from tests.client import method

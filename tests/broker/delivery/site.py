@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from proxy.values import Table
+from oxproxy.values import Table
 from tests.broker.observed import Outside
 from tests.producer import Message, Producer, stored_by_4, until
 from tests.rabbitmq import Broker

@@ -20,16 +20,16 @@ import pytest
 from pamqp import commands
 from pydantic import SecretStr
 
-from proxy.addressing.address import parse_address
-from proxy.addressing.targets import Target
-from proxy.app.composition import remote_brokers
-from proxy.app.sidecar import Sidecar
-from proxy.broker.connection import ControlSettings
-from proxy.cli.main import main
-from proxy.config.loader import load_settings
-from proxy.errors import ConfigErrors
-from proxy.net.remote.endpoints import endpoint
-from proxy.rules.loader import load_rules
+from oxproxy.addressing.address import parse_address
+from oxproxy.addressing.targets import Target
+from oxproxy.app.composition import remote_brokers
+from oxproxy.app.sidecar import Sidecar
+from oxproxy.broker.connection import ControlSettings
+from oxproxy.cli.main import main
+from oxproxy.config.loader import load_settings
+from oxproxy.errors import ConfigErrors
+from oxproxy.net.remote.endpoints import endpoint
+from oxproxy.rules.loader import load_rules
 from tests.broker.delivery.distance import QUOTED, SECRET, Far
 from tests.broker.delivery.site import Site, standing
 from tests.broker.delivery.test_audit import records
@@ -232,7 +232,7 @@ def test_no_password_is_in_the_representation_of_objects(far: Far, tmp_path: Pat
     ours = [
         instance
         for instance in (*gc.get_objects(), *kept)
-        if str(type(instance).__module__).startswith(("proxy.", "pydantic"))
+        if str(type(instance).__module__).startswith(("oxproxy.", "pydantic"))
     ]
     assert {SecretStr, ControlSettings} <= {type(instance) for instance in ours}
     assert len(remotes) > 5

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from proxy.relay.tokens import is_token
-from proxy.values import Value
+from oxproxy.relay.tokens import is_token
+from oxproxy.values import Value
 from tests.broker.delivery.site import standing
 from tests.broker.observed import Outside
 from tests.rabbitmq import Broker

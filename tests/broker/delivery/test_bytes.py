@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from proxy.amqp.tables import encode_table
-from proxy.values import Table, Value
+from oxproxy.amqp.tables import encode_table
+from oxproxy.values import Table, Value
 from tests import client
 from tests.broker.delivery.site import Site
 from tests.producer import Message, Producer, headers, value

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from proxy.amqp.tables import encode_table
+from oxproxy.amqp.tables import encode_table
 from tests import client
 from tests.broker.delivery.site import Site, only
 from tests.broker.observed import Outside

@@ -11,7 +11,7 @@ from threading import Event
 
 import pytest
 
-from proxy.relay.tokens import FEW_DESTINATIONS
+from oxproxy.relay.tokens import FEW_DESTINATIONS
 from tests.broker.delivery.applications import Application
 from tests.broker.delivery.site import standing, vhost_status
 from tests.broker.observed import Outside

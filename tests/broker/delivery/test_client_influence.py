@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.amqp.methods import CONNECTION_START_OK, method_frame
-from proxy.amqp.tables import encode_table
-from proxy.values import Table, Value
+from oxproxy.amqp.methods import CONNECTION_START_OK, method_frame
+from oxproxy.amqp.tables import encode_table
+from oxproxy.values import Table, Value
 from tests import client
 from tests.broker.delivery.site import Site
 from tests.broker.observed import Outside

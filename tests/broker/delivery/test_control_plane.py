@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from proxy.amqp import methods
-from proxy.amqp.tables import MAX_NESTING, encode_table
-from proxy.values import Table, Value
+from oxproxy.amqp import methods
+from oxproxy.amqp.tables import MAX_NESTING, encode_table
+from oxproxy.values import Table, Value
 from tests.broker.delivery.applications import Application, declared
 from tests.broker.delivery.site import Site, standing
 from tests.broker.observed import Outside

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from pamqp import commands
 
-from proxy.amqp.method_frames import exchange_delete
-from proxy.values import Table, Value
+from oxproxy.amqp.method_frames import exchange_delete
+from oxproxy.values import Table, Value
 from tests.broker.delivery.applications import Application, declared
 from tests.broker.observed import Outside
 from tests.client import exchange_bind, exchange_unbind, method

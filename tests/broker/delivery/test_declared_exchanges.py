@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from proxy.amqp.method_frames import queue_declare
+from oxproxy.amqp.method_frames import queue_declare
 from tests.broker.delivery.applications import Application, entries
 from tests.broker.delivery.site import vhost_status
 from tests.broker.observed import Outside

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pamqp import commands
 
-from proxy.relay.tokens import is_token
+from oxproxy.relay.tokens import is_token
 from tests.broker.delivery.applications import Application
 from tests.broker.delivery.site import standing
 from tests.broker.observed import Outside

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import pytest
 
-from proxy.amqp import methods
-from proxy.amqp.tables import decode_table, encode_table
-from proxy.relay.declare.storage import kept_arguments, pack
-from proxy.relay.tokens import is_token
-from proxy.values import Table, Value
+from oxproxy.amqp import methods
+from oxproxy.amqp.tables import decode_table, encode_table
+from oxproxy.relay.declare.storage import kept_arguments, pack
+from oxproxy.relay.tokens import is_token
+from oxproxy.values import Table, Value
 from tests.broker.clients import storage_key
 from tests.broker.delivery.applications import Application, declared, entries
 from tests.broker.delivery.site import vhost_status

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.amqp.tables import encode_table
-from proxy.values import RESERVED_PREFIX
+from oxproxy.amqp.tables import encode_table
+from oxproxy.values import RESERVED_PREFIX
 from tests import client
 from tests.broker.delivery.site import Site, only
 from tests.broker.observed import Outside

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pamqp import commands
 
-from proxy.amqp.tables import encode_table
+from oxproxy.amqp.tables import encode_table
 from tests import client
 from tests.broker.delivery.site import Site, only, standing
 from tests.broker.observed import Outside

@@ -14,7 +14,7 @@ from typing import NamedTuple, Self
 import pytest
 from pamqp import base, commands
 
-from proxy.amqp.method_frames import exchange_declare
+from oxproxy.amqp.method_frames import exchange_declare
 from tests import client
 from tests.broker.delivery.applications import entries
 from tests.client import Frame, method

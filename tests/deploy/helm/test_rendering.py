@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from deploy.chart.readme import CHART
-from proxy.config.loader import parse_settings
-from proxy.config.secrets import read_secret
-from proxy.rules.loader import load_rules
-from proxy.yamlfile.document import Faults
+from oxproxy.config.loader import parse_settings
+from oxproxy.config.secrets import read_secret
+from oxproxy.rules.loader import load_rules
+from oxproxy.yamlfile.document import Faults
 from tests.deploy.helm.rendering import (
     JSON,
     NAMESPACE,

@@ -7,16 +7,16 @@ from datetime import timedelta, timezone
 import pytest
 from pamqp import commands
 
-from proxy.amqp.method_frames import QueueBind, QueueUnbind, read_method
-from proxy.amqp.tables import encode_table
-from proxy.relay.connection_state import NOT_LOOKED_UP, EndExchange
-from proxy.relay.plan.plan import ClientRules
-from proxy.relay.tokens import STORAGE, Secrets, is_storage_key, is_token
-from proxy.relay.vhost import CarrierType, ClientRoutes, DeclaredExchange, Delivery, OwnedExchange, VhostState
-from proxy.routing.bindings.binding import Binding
-from proxy.routing.exchange import Exchange
-from proxy.routing.router import Router
-from proxy.values import Destination, Table, Value
+from oxproxy.amqp.method_frames import QueueBind, QueueUnbind, read_method
+from oxproxy.amqp.tables import encode_table
+from oxproxy.relay.connection_state import NOT_LOOKED_UP, EndExchange
+from oxproxy.relay.plan.plan import ClientRules
+from oxproxy.relay.tokens import STORAGE, Secrets, is_storage_key, is_token
+from oxproxy.relay.vhost import CarrierType, ClientRoutes, DeclaredExchange, Delivery, OwnedExchange, VhostState
+from oxproxy.routing.bindings.binding import Binding
+from oxproxy.routing.exchange import Exchange
+from oxproxy.routing.router import Router
+from oxproxy.values import Destination, Table, Value
 from tests import client
 from tests.client import exchange_bind, names, queue_bind, queue_unbind, split
 from tests.relay.wire import (

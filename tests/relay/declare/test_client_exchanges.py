@@ -7,13 +7,13 @@ import time
 import pytest
 from pamqp import commands
 
-from proxy.amqp.method_frames import ExchangeDeclare, exchange_declare, exchange_delete, read_method
-from proxy.amqp.tables import decode_table, encode_table
-from proxy.relay.connection_state import EndExchange, RestoreTokens
-from proxy.relay.declare.storage import KEPT, MARK, open_exchange, unpack
-from proxy.relay.plan.plan import ClientRules
-from proxy.relay.vhost import DeclaredExchange
-from proxy.values import Table, Value
+from oxproxy.amqp.method_frames import ExchangeDeclare, exchange_declare, exchange_delete, read_method
+from oxproxy.amqp.tables import decode_table, encode_table
+from oxproxy.relay.connection_state import EndExchange, RestoreTokens
+from oxproxy.relay.declare.storage import KEPT, MARK, open_exchange, unpack
+from oxproxy.relay.plan.plan import ClientRules
+from oxproxy.relay.vhost import DeclaredExchange
+from oxproxy.values import Table, Value
 from tests.client import exchange_bind, names, queue_bind, split
 from tests.relay.wire import FLOW_OK, OURS, Wire, publish, routed, say
 

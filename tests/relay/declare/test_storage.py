@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.amqp.tables import decode_table, encode_table
-from proxy.relay.declare.storage import (
+from oxproxy.amqp.tables import decode_table, encode_table
+from oxproxy.relay.declare.storage import (
     KEPT,
     LAST_SEQUENCE,
     MARK,
@@ -19,8 +19,8 @@ from proxy.relay.declare.storage import (
     pack,
     unpack,
 )
-from proxy.relay.tokens import STORAGE
-from proxy.values import Table, Value
+from oxproxy.relay.tokens import STORAGE
+from oxproxy.values import Table, Value
 from tests.broker.clients import storage_key
 
 

@@ -5,9 +5,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pamqp import commands
 
-from proxy.amqp.tables import encode_table
-from proxy.errors import ProtocolError, Scope
-from proxy.relay.handshake.greeting import (
+from oxproxy.amqp.tables import encode_table
+from oxproxy.errors import ProtocolError, Scope
+from oxproxy.relay.handshake.greeting import (
     FRAME_MIN_BYTES,
     FRAME_MIN_BYTES_4_1,
     NAME_CHARACTERS,
@@ -19,7 +19,7 @@ from proxy.relay.handshake.greeting import (
     read_start,
     read_start_ok,
 )
-from proxy.values import Table, Value
+from oxproxy.values import Table, Value
 from tests.amqp.test_tables import refusal
 from tests.client import method, split
 from tests.relay.contents import tables

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import base, commands
 
-from proxy.amqp.methods import NAMES, Argument, method_frame
-from proxy.amqp.tables import encode_table
-from proxy.relay.handshake.greeting import Tuning
-from proxy.relay.handshake.machine import (
+from oxproxy.amqp.methods import NAMES, Argument, method_frame
+from oxproxy.amqp.tables import encode_table
+from oxproxy.relay.handshake.greeting import Tuning
+from oxproxy.relay.handshake.machine import (
     PRODUCERS_TURN,
     WITHOUT_BROKER,
     Ending,
@@ -18,7 +18,7 @@ from proxy.relay.handshake.machine import (
     HandshakeSide,
     HandshakeState,
 )
-from proxy.values import Value
+from oxproxy.values import Value
 from tests.client import HEARTBEAT, PROTOCOL_HEADER, Frame, cut, frame, names, split
 from tests.relay.handshakes import (
     CLIENT_PROPERTIES,

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.relay.handshake.lease import Lease, LeaseNegotiation
+from oxproxy.relay.handshake.lease import Lease, LeaseNegotiation
 from tests.client import HEARTBEAT, PROTOCOL_HEADER, method, split
 from tests.relay.handshakes import (
     CLIENT_PROPERTIES,

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from proxy.values import Destination
+from oxproxy.values import Destination
 from tests.relay.model.world import Action, Connection, LostError, Sidecar, World, every_run, interleave
 
 Q: Destination = ("queue", b"q")

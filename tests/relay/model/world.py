@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from pamqp import commands
 
-from proxy.amqp import method_frames, methods
-from proxy.amqp.method_frames import (
+from oxproxy.amqp import method_frames, methods
+from oxproxy.amqp.method_frames import (
     ExchangeDeclare,
     ExchangeDelete,
     QueueBind,
@@ -32,16 +32,16 @@ from proxy.amqp.method_frames import (
     exchange_declare,
     read_method,
 )
-from proxy.amqp.methods import method_frame, method_in, reply_of
-from proxy.amqp.tables import decode_table, encode_table
-from proxy.broker.connection import ControlConnection, ControlSettings, DeclaredSettings
-from proxy.broker.management_api import BindingInfo, ExchangeInfo, ManagementApi, QueueInfo
-from proxy.broker.methods import ABSENT, Find, Method, Refusal
-from proxy.broker.reconcile.reconciler import Reconciler
-from proxy.broker.reconcile.relay_requests import RelayRequests
-from proxy.broker.task_supervisor import Supervisor
-from proxy.errors import UpstreamError
-from proxy.relay.connection_state import (
+from oxproxy.amqp.methods import method_frame, method_in, reply_of
+from oxproxy.amqp.tables import decode_table, encode_table
+from oxproxy.broker.connection import ControlConnection, ControlSettings, DeclaredSettings
+from oxproxy.broker.management_api import BindingInfo, ExchangeInfo, ManagementApi, QueueInfo
+from oxproxy.broker.methods import ABSENT, Find, Method, Refusal
+from oxproxy.broker.reconcile.reconciler import Reconciler
+from oxproxy.broker.reconcile.relay_requests import RelayRequests
+from oxproxy.broker.task_supervisor import Supervisor
+from oxproxy.errors import UpstreamError
+from oxproxy.relay.connection_state import (
     NOT_LOOKED_UP,
     BindDestinations,
     ConnectionTerms,
@@ -52,16 +52,16 @@ from proxy.relay.connection_state import (
     Request,
     RestoreTokens,
 )
-from proxy.relay.counters import Counters
-from proxy.relay.declare.storage import MARK
-from proxy.relay.plan.plan import Plans, Sources
-from proxy.relay.relay import Relay
-from proxy.relay.tokens import Secrets, is_storage_key, is_token
-from proxy.relay.vhost import Delivery, OwnedExchange, VhostState
-from proxy.routing.bindings.binding import Binding
-from proxy.routing.exchange import Exchange
-from proxy.routing.router import Router
-from proxy.values import EXCHANGE, QUEUE, Destination, Table, Value
+from oxproxy.relay.counters import Counters
+from oxproxy.relay.declare.storage import MARK
+from oxproxy.relay.plan.plan import Plans, Sources
+from oxproxy.relay.relay import Relay
+from oxproxy.relay.tokens import Secrets, is_storage_key, is_token
+from oxproxy.relay.vhost import Delivery, OwnedExchange, VhostState
+from oxproxy.routing.bindings.binding import Binding
+from oxproxy.routing.exchange import Exchange
+from oxproxy.routing.router import Router
+from oxproxy.values import EXCHANGE, QUEUE, Destination, Table, Value
 from tests import client
 from tests.client import Frame, split
 from tests.relay.wire import TUNING, say, table_of

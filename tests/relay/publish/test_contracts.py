@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from proxy.relay.plan.tap import FailedPublish
-from proxy.relay.vhost import VhostState
-from proxy.rules.loader import compile_rules
-from proxy.values import Table, Value
+from oxproxy.relay.plan.tap import FailedPublish
+from oxproxy.relay.vhost import VhostState
+from oxproxy.rules.loader import compile_rules
+from oxproxy.values import Table, Value
 from tests.client import split
 from tests.relay.test_connection_audit import Log
 from tests.relay.wire import Wire, owned, publish, state

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.addressing.targets import Publication
-from proxy.amqp.tables import encode_table
-from proxy.errors import Scope
-from proxy.relay.declare.storage import identity_key
-from proxy.relay.plan import plan as plan_module
-from proxy.relay.plan.outgoing import copy_frames
-from proxy.relay.plan.plan import FACTS_BYTES, DecisionCaches, Plan
-from proxy.relay.tokens import Secrets
-from proxy.relay.vhost import BindingCopy, Delivery, StoredBinding, VhostState
-from proxy.routing.bindings.binding import Binding
-from proxy.values import EXCHANGE, QUEUE, Destination, Table, Value
+from oxproxy.addressing.targets import Publication
+from oxproxy.amqp.tables import encode_table
+from oxproxy.errors import Scope
+from oxproxy.relay.declare.storage import identity_key
+from oxproxy.relay.plan import plan as plan_module
+from oxproxy.relay.plan.outgoing import copy_frames
+from oxproxy.relay.plan.plan import FACTS_BYTES, DecisionCaches, Plan
+from oxproxy.relay.tokens import Secrets
+from oxproxy.relay.vhost import BindingCopy, Delivery, StoredBinding, VhostState
+from oxproxy.routing.bindings.binding import Binding
+from oxproxy.values import EXCHANGE, QUEUE, Destination, Table, Value
 from tests import client
 from tests.client import content_header, split
 from tests.relay.contents import properties, tables

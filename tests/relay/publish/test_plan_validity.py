@@ -8,16 +8,16 @@ from itertools import count
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.addressing.table import AddressRule, AddressTable
-from proxy.addressing.targets import AddressBook
-from proxy.relay.declare.storage import identity_key
-from proxy.relay.plan.plan import Plans
-from proxy.relay.tokens import Secrets
-from proxy.relay.vhost import BindingCopy, DeclaredExchange, Delivery, StoredBinding, VhostState
-from proxy.routing.bindings.binding import Binding
-from proxy.routing.exchange import Exchange
-from proxy.routing.router import Router
-from proxy.values import EXCHANGE, QUEUE, Destination
+from oxproxy.addressing.table import AddressRule, AddressTable
+from oxproxy.addressing.targets import AddressBook
+from oxproxy.relay.declare.storage import identity_key
+from oxproxy.relay.plan.plan import Plans
+from oxproxy.relay.tokens import Secrets
+from oxproxy.relay.vhost import BindingCopy, DeclaredExchange, Delivery, StoredBinding, VhostState
+from oxproxy.routing.bindings.binding import Binding
+from oxproxy.routing.exchange import Exchange
+from oxproxy.routing.router import Router
+from oxproxy.values import EXCHANGE, QUEUE, Destination
 from tests.relay.wire import Wire, owned, publish, state, table
 from tests.routing.building import Plain, arguments, exchange
 

@@ -5,8 +5,8 @@ import struct
 import pytest
 from pamqp import base, commands
 
-from proxy.relay.connection_state import Phase, RelayLimits
-from proxy.routing.decision import QueueNames
+from oxproxy.relay.connection_state import Phase, RelayLimits
+from oxproxy.routing.decision import QueueNames
 from tests.client import HEARTBEAT, content_header, frame, method, names, split
 from tests.relay.wire import (
     AHEAD,

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.amqp.tables import encode_table
-from proxy.relay.connection_state import BindDestinations, RelayLimits
-from proxy.relay.tokens import NOWHERE
-from proxy.relay.vhost import Delivery, VhostState
-from proxy.routing.exchange import Exchange
-from proxy.values import Table, Value
+from oxproxy.amqp.tables import encode_table
+from oxproxy.relay.connection_state import BindDestinations, RelayLimits
+from oxproxy.relay.tokens import NOWHERE
+from oxproxy.relay.vhost import Delivery, VhostState
+from oxproxy.routing.exchange import Exchange
+from oxproxy.values import Table, Value
 from tests.client import content_header, frame, names, split
 from tests.relay.contents import tables
 from tests.relay.wire import (

@@ -9,9 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pamqp import commands
 
-from proxy.amqp.tables import encode_table
-from proxy.relay.vhost import DeclaredExchange, Delivery, VhostState
-from proxy.values import Table, Value
+from oxproxy.amqp.tables import encode_table
+from oxproxy.relay.vhost import DeclaredExchange, Delivery, VhostState
+from oxproxy.values import Table, Value
 from tests import client
 from tests.client import HEARTBEAT, content_header, cut, frame, names, queue_bind, split
 from tests.relay.contents import properties, tables

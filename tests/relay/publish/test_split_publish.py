@@ -8,12 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import base, commands
 
-from proxy.amqp.properties import fingerprint
-from proxy.amqp.tables import encode_table
-from proxy.errors import ProtocolError
-from proxy.relay.confirm_ledger import WAITING_RETURNS
-from proxy.relay.vhost import Delivery, VhostState
-from proxy.values import Table, Value
+from oxproxy.amqp.properties import fingerprint
+from oxproxy.amqp.tables import encode_table
+from oxproxy.errors import ProtocolError
+from oxproxy.relay.confirm_ledger import WAITING_RETURNS
+from oxproxy.relay.vhost import Delivery, VhostState
+from oxproxy.values import Table, Value
 from tests.client import Frame, content, method, names, split
 from tests.relay.wire import (
     FLOW_OK,

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 import pytest
 
-from proxy.relay.plan.tap import ObservedDecision
-from proxy.relay.vhost import Delivery, VhostState
-from proxy.routing.decision import Outcome
-from proxy.values import Value
+from oxproxy.relay.plan.tap import ObservedDecision
+from oxproxy.relay.vhost import Delivery, VhostState
+from oxproxy.routing.decision import Outcome
+from oxproxy.values import Value
 from tests.relay.address_table_wire import Linked, to
 from tests.relay.wire import REPORT, Wire, chosen, publish, routed, several
 from tests.routing.building import NOW

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.relay.vhost import Delivery
-from proxy.values import Table, Value
+from oxproxy.relay.vhost import Delivery
+from oxproxy.values import Table, Value
 from tests.client import names, split
 from tests.relay.address_table_wire import Linked, to
 from tests.relay.wire import AHEAD, address_of, closed, publish, routed, say, table_of

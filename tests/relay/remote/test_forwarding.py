@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pamqp import commands
 
-from proxy.amqp.properties import header_table
-from proxy.amqp.tables import pick
-from proxy.relay.remote_link import RemoteResult
+from oxproxy.amqp.properties import header_table
+from oxproxy.amqp.tables import pick
+from oxproxy.relay.remote_link import RemoteResult
 from tests import client
 from tests.client import names, split
 from tests.producer import headers

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import base, commands
 
-from proxy.amqp.frames import PROTOCOL_HEADER
-from proxy.amqp.tables import encode_table
-from proxy.relay.remote_link import FRAME_MAX, RemoteLink, RemoteResult
+from oxproxy.amqp.frames import PROTOCOL_HEADER
+from oxproxy.amqp.tables import encode_table
+from oxproxy.relay.remote_link import FRAME_MAX, RemoteLink, RemoteResult
 from tests import client
 from tests.client import method, split
 from tests.producer import headers

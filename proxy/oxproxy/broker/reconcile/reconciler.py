@@ -1,0 +1,407 @@
+"""Runs single passes, which establish the desired state of one virtual host on the broker, and replaces the rules.
+
+A pass observes queues and exchanges (`ObservedState`) and the bindings of carriers (`TokenTable` and
+`DeclarationStore`), and then declares and binds what is lacking. A pass never removes anything, with two exceptions: it
+removes foreign bindings if the configuration says so, and it ends auto-delete exchanges that have lost their last
+binding. Tokens in a listing are known to be bound. Without listings, each pass binds some tokens again to verify them.
+`vhost_loop` schedules passes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+import structlog
+
+from oxproxy.broker.connection import ControlConnection, ControlSettings
+from oxproxy.broker.declared.store import DeclarationStore
+from oxproxy.broker.management_api import ExchangeInfo, ManagementApi
+from oxproxy.broker.methods import ABSENT, DeclareQueue
+from oxproxy.broker.reconcile.carrier_types import CarrierBindings, adopt_types
+from oxproxy.broker.reconcile.desired import DesiredState, desired_state
+from oxproxy.broker.reconcile.diff import (
+    DeclareCarrier,
+    Observation,
+    RemoveBinding,
+    believed_tokens,
+    diff,
+    find_conflicts,
+    first_token,
+    lost_bindings,
+    missing_destinations,
+)
+from oxproxy.broker.reconcile.executor import Executor
+from oxproxy.broker.reconcile.observed import ObservedState
+from oxproxy.broker.reconcile.observer import Observer, log_missing
+from oxproxy.errors import UpstreamError, UpstreamFailure
+from oxproxy.relay.tokens import is_token
+from oxproxy.relay.vhost import Delivery, OwnedExchange, VhostState
+from oxproxy.routing.router import Router
+from oxproxy.values import EXCHANGE, QUEUE, Destination, describe, shown
+
+#: Maximum number of attempts to look up bindings that change during the lookup.
+_LOOKUPS = 3
+
+log = structlog.get_logger(__name__)
+
+
+class PreparedRules(NamedTuple):
+    """New rules for which everything has been declared and bound."""
+
+    exchanges: dict[bytes, OwnedExchange]
+    router: Router
+    queues: tuple[DeclareQueue, ...]
+
+
+class Reconciler:
+    """Observes one virtual host, and carries out the actions that establish the desired state."""
+
+    def __init__(
+        self,
+        settings: ControlSettings,
+        state: VhostState,
+        connection: ControlConnection,
+        management: ManagementApi | None,
+        queues: Sequence[DeclareQueue] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self.state = state
+        self.settings = settings
+        self.connection = connection
+        self.management = management
+        self.names = ObservedState()
+        self.store = DeclarationStore(state)
+        self.executor = Executor(settings, state, connection, self.names, management, clock)
+        self.observer = Observer(
+            self.store,
+            management,
+            self.names,
+            connection.find_missing,
+            connection.find_existing,
+            settings.retries_per_look,
+        )
+        #: Queues declared by the active rules.
+        self.queues = tuple(queues)
+        #: Queues from the rules that have not been declared since the last full pass.
+        self._undeclared: Sequence[DeclareQueue] = ()
+        self._one_at_a_time = asyncio.Lock()
+        #: Conflicts between the broker and the rules, each with ways to resolve it.
+        self.conflicts: tuple[str, ...] = ()
+        #: Destinations that rules name and that the last pass found to be unreachable, with the reasons.
+        self.missing: Mapping[Destination, str] = {}
+
+    # -- desired -----------------------------------------------------------------------------------------------
+
+    def desired(self) -> DesiredState:
+        """Compute the desired state of the active rules and the current client declarations."""
+        state = self.state
+        return desired_state(state.exchanges, state.router, state.addresses)
+
+    @property
+    def carrier_bindings(self) -> list[CarrierBindings]:
+        """Number of bindings of each carrier."""
+        state, observer = self.state, self.observer
+        return [
+            CarrierBindings(exchange, observer.reading(exchange).size, state.scans_bindings)
+            for exchange in state.carried()
+        ]
+
+    # -- passes ------------------------------------------------------------------------------------------------
+
+    async def look(self, *, thorough: bool, announced: bool = False) -> None:
+        """Run a pass: observe the virtual host, and declare and bind what is lacking.
+
+        Args:
+            thorough: whether earlier results are ignored, and existing carriers are declared again.
+            announced: whether other sidecars announce changes, so that a long list of bindings can be reused.
+
+        Raises:
+            UpstreamError: see `reconcile`.
+        """
+        async with self._one_at_a_time:
+            conflicts = self.conflicts
+            events = {name: exchange.tokens.events for name, exchange in self.state.exchanges.items()}
+            queues = self.queues if thorough else None
+            remove_foreign = self.settings.remove_foreign
+            missing = await self.reconcile(self.desired, queues, remove_foreign=remove_foreign, announced=announced)
+            if thorough:
+                await self.observer.warn(self.desired())
+            for exchange in self.state.carried():
+                if exchange.ends and self.observer.reading(exchange).ends:
+                    await self.end(exchange)
+            self._note_missing(missing, events)
+            desired = self.desired()
+            self.observer.note_bypasses(desired)
+            self.observer.forget_others(desired)
+            self.store.forget_deleted()
+            self.observer.finish()
+            log_missing(self.state.name, self.missing, missing, describe)
+            self.missing = missing
+            for text in set(self.conflicts).difference(conflicts):
+                log.error("rules conflict with the broker", vhost=self.state.name, what=text)
+
+    def _note_missing(self, missing: Mapping[Destination, str], events: Mapping[bytes, int]) -> None:
+        """Record the destinations that the pass has found to be unreachable, so that publishes leave them out.
+
+        What happened since the pass began, when the tables had the given numbers of `events`, takes precedence. Other
+        destinations that could not be reached for a while are forgotten, so that publishes request them again.
+        """
+        state, now = self.state, self._clock()
+        for name, exchange in state.exchanges.items():
+            table = exchange.tokens
+            for destination in missing:
+                # A token may have been bound since the pass began. With queue delivery, only this pass finds that a
+                # destination is gone.
+                is_named = exchange.relies_on(destination) or state.router.names(name, destination)
+                if is_named and (exchange.delivery is Delivery.QUEUE or state.token_of(exchange, destination) is None):
+                    table.refused(destination, missing[destination], now, events.get(name))
+            table.forget_missing(now - self.settings.refresh_seconds, missing)
+
+    async def look_at(self, names: Collection[bytes]) -> None:
+        """Observe only the given exchanges, for which changes were announced."""
+        async with self._one_at_a_time:
+            for name in sorted(names):
+                try:
+                    await self.find(name)
+                except UpstreamError as error:
+                    log.warning("announced change can't be read", vhost=self.state.name, error=str(error))
+
+    async def find(self, name: bytes) -> ExchangeInfo | None:
+        """Look up an exchange and its bindings, and apply client declarations.
+
+        Raises:
+            UpstreamError: the management API did not respond.
+        """
+        if self.management is None:
+            return None
+        before = self.store.exchanges_before()
+        known = self.state.exchanges.get(name)
+        info = None
+        if known is None or known.declared is not None:
+            result = await self.management.find(self.state.name, "exchange", name)
+            info = result if isinstance(result, ExchangeInfo) else None
+            self.store.exchange_found(before, name, info)
+        owned = self.state.exchanges.get(name)
+        if owned is not None and owned.delivery is Delivery.CARRIER:
+            await self.observer.read_bindings([owned])
+        return info
+
+    async def end(self, owned: OwnedExchange) -> bool:
+        """Unbind the tokens of an exchange that a client declared, if it has no client's binding.
+
+        Tokens keep an exchange in use, so RabbitMQ would refuse to delete it, and would keep an auto-delete exchange.
+        An auto-delete exchange that is then deleted is removed from the state. If it is not deleted, since another
+        sidecar has stored a binding in the meantime, its tokens are bound again. Messages to it may be lost until then.
+
+        Returns:
+            False if the exchange has bindings, which have been added to the state.
+
+        Raises:
+            UpstreamError: the broker did not respond.
+        """
+        state, management = self.state, self.management
+        if management is not None:
+            listed = await management.bindings(state.name, owned.carrier)
+            if any(info.stores for info in listed):
+                self.store.listings.found(owned, listed)
+                return False
+            rows = [(info.destination, info.routing_key) for info in listed if is_token(info.routing_key)]
+        elif owned.clients:
+            return False
+        else:
+            rows = [(destination, token) for destination, tokens in owned.tokens.bound.items() for token in tokens]
+        await self.executor.unbind(owned, rows)
+        if owned.declared is not None and owned.declared.auto_delete:
+            await self._ended(owned)
+        return True
+
+    async def _ended(self, owned: OwnedExchange) -> None:
+        """Find out whether the broker has deleted an exchange whose last token was unbound."""
+        before = self.store.exchanges_before()
+        absent = await self.connection.find_missing([(EXCHANGE, owned.carrier)])
+        if absent.get((EXCHANGE, owned.carrier)) == ABSENT:
+            self.store.exchange_found(before, owned.name, None)
+            return
+        await self.restore(owned)
+
+    async def restore(self, owned: OwnedExchange) -> None:
+        """Bind the tokens of an exchange again that did not end, since another sidecar has stored a binding on it.
+
+        Raises:
+            UpstreamError: the broker did not respond.
+        """
+        await self.find(owned.name)
+        await self.bind_again(owned)
+
+    async def bind_again(self, owned: OwnedExchange) -> None:
+        """Bind the tokens that an exchange needs, whether or not they are believed to be bound."""
+        desired, tokens = self.desired(), self.state.tokens
+        if self.state.exchanges.get(owned.name) is owned:
+            await self.executor.bind(
+                [first_token(desired, tokens, owned, destination) for destination in sorted(desired.tokens_of(owned))]
+            )
+
+    async def find_bindings(self, name: bytes, destination: Destination) -> None:
+        """Look up the bindings of an exchange to one destination, and add clients' bindings that are unknown.
+
+        Raises:
+            UpstreamError: the management API did not respond.
+        """
+        for _ in range(_LOOKUPS):
+            owned = self.state.exchanges.get(name)
+            if self.management is None or owned is None or owned.delivery is Delivery.QUEUE:
+                return
+            receivers = owned.clients.receivers
+            before = dict(receivers.get(destination, {}))
+            listed = await self.management.changed_bindings(self.state.name, owned.carrier, b"", [destination])
+            # If these bindings changed in the meantime, the list may contain removed bindings.
+            if listed and self.state.has(owned) and receivers.get(destination, {}) == before:
+                self.store.listings.found(owned, listed[1])
+                return
+
+    async def reconcile(
+        self,
+        wanted: Callable[[], DesiredState],
+        queues: Sequence[DeclareQueue] | None = None,
+        *,
+        remove_foreign: bool = False,
+        announced: bool = False,
+    ) -> dict[Destination, str]:
+        """Observe and correct differences; return the destinations that remain unreachable, with the reasons.
+
+        Args:
+            wanted: returns the desired state. Called again after each step that may find client declarations.
+            queues: for a full pass, the queues declared by the rules. In a full pass, earlier results are ignored,
+                existing carriers are declared again, and conflicts end the pass.
+            remove_foreign: whether foreign bindings on carriers are removed.
+            announced: see `look`.
+
+        Raises:
+            UpstreamError: REFUSED if there are conflicts, all of which are listed; otherwise, the connection was lost.
+        """
+        last = self._undeclared
+        if queues is not None:
+            self.executor.failures.clear()
+            self._undeclared = queues
+        try:
+            kept = self.observer.current(wanted()) if announced and queues is None else frozenset[bytes]()
+            return await self._reconcile(wanted, remove_foreign, thorough=queues is not None, kept=kept)
+        except UpstreamError:
+            if queues is not None:
+                self._undeclared = last  # the queues of rejected rules must not be declared later
+            raise
+
+    async def _reconcile(
+        self,
+        wanted: Callable[[], DesiredState],
+        remove_foreign: bool,
+        *,
+        thorough: bool,
+        kept: frozenset[bytes],
+    ) -> dict[Destination, str]:
+        """Run one pass; `kept` are exchanges whose bindings are listed again only if a destination was deleted."""
+        executor, names, observer = self.executor, self.names, self.observer
+        before = self.store.bindings()
+        await observer.list_names()
+        for kind, name in await observer.find_absent(wanted(), thorough=thorough):
+            if kind == QUEUE:
+                names.remove_queue(name)
+            else:
+                self.store.exchange_gone(name)
+        desired = wanted()
+        adopt_types(self.state, desired, names.exchanges if names.exchanges_complete else None)
+        conflicts = find_conflicts(desired, names.exchanges)
+        self._stop_at(conflicts.values() if thorough else ())
+        kept = frozenset(
+            exchange.name for exchange in desired.carriers if exchange.name in kept and self._has_all(exchange)
+        )
+        listed = kept | await observer.read_bindings(
+            [exchange for exchange in desired.carriers if exchange.name not in kept and exchange.name not in conflicts],
+            names_listed=names.queues_complete and names.exchanges_complete,
+        )
+        desired = wanted()
+        observation = self._observation(desired, listed, conflicts, remove_foreign, thorough)
+        actions = diff(desired, self._undeclared, observation, declare_all=thorough)
+        await executor.carry_out(actions, stop_at=self._stop_at if thorough else None)
+        self._undeclared = [queue for queue in self._undeclared if not names.knows((QUEUE, queue.name))]
+        refused = {action: failure.why for action, failure in executor.failures.items()}
+        declares = [why for action, why in refused.items() if isinstance(action, DeclareCarrier)]
+        self.conflicts = (*conflicts.values(), *declares)
+        lacking = await observer.ask_unlisted(desired, thorough=thorough)
+        missing = missing_destinations(desired, observation, refused, lacking)
+        lost = [stored for stored in lost_bindings(before, listed, missing) if self.store.binding_gone(stored)]
+        if lost:
+            desired = wanted()
+            gone = {stored.destination for stored in lost}
+            missing = {
+                destination: why
+                for destination, why in missing.items()
+                if destination not in gone or desired.names(destination)
+            }
+        return missing
+
+    def _has_all(self, exchange: OwnedExchange) -> bool:
+        """Return True if no destination bound on a carrier was deleted. A deletion would also have removed bindings."""
+        return not any(self.names.absence_reason(destination) for destination in exchange.tokens.bound)
+
+    def _observation(
+        self,
+        desired: DesiredState,
+        listed: Collection[bytes],
+        conflicts: Collection[bytes],
+        remove_foreign: bool,
+        thorough: bool,
+    ) -> Observation:
+        observer, tokens = self.observer, self.state.tokens
+        for exchange in desired.carriers:
+            for destination in [name for name in exchange.tokens.bound if self.names.absence_reason(name) is not None]:
+                if exchange.name not in listed:
+                    exchange.tokens.deleted(destination)
+        foreign = [
+            RemoveBinding(carrier, binding)
+            for carrier, bindings in observer.foreign.items()
+            for binding in bindings
+            if remove_foreign
+        ]
+        observation = Observation(self.names, tokens, (), foreign, conflicts)
+        believed = believed_tokens(desired, listed, observation)
+        return observation._replace(unverified=observer.verified.share(believed, whole=thorough))
+
+    def _stop_at(self, conflicts: Collection[str]) -> None:
+        if conflicts:
+            raise UpstreamError(UpstreamFailure.REFUSED, f"vhost {self.state.name!r}: " + "; ".join(conflicts))
+
+    # -- new rules ---------------------------------------------------------------------------------------------
+
+    async def prepare(
+        self, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[DeclareQueue]
+    ) -> PreparedRules:
+        """Declare and bind everything that new rules need, before the new rules replace the old rules.
+
+        Args:
+            exchanges: the new exchanges, which then refer to tokens and client declarations (`VhostState.overlay`).
+
+        Raises:
+            UpstreamError: there are conflicts (REFUSED), or the broker is unreachable.
+        """
+        async with self._one_at_a_time:
+            self.state.overlay(exchanges, router)
+            await self.reconcile(lambda: desired_state(exchanges, router), queues)
+            self.observer.finish()
+            return PreparedRules(exchanges, router, tuple(queues))
+
+    def swap(self, new: PreparedRules) -> None:
+        """Replace the old rules with prepared rules, including the latest client declarations."""
+        for stored, why in self.state.swap(new.exchanges, new.router):
+            log.warning(
+                "new rules reject a client's binding",
+                vhost=self.state.name,
+                exchange=shown(stored.binding.exchange),
+                destination=describe(stored.destination),
+                error=why,
+            )
+        self.queues = new.queues
