@@ -4,12 +4,13 @@ import argparse
 import io
 import json
 import os
+import platform
+import re
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Mapping
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ from oxproxy.cli.console import configuration
 from oxproxy.cli.main import main
 from oxproxy.config.loader import load_settings, parse_settings
 from oxproxy.errors import ConfigErrors
+from oxproxy.native import BUILD
+from oxproxy.routing.bindings import patterns
 from oxproxy.yamlfile.document import Faults
 from tests.sidecar import PROGRAM, oxproxy
 
@@ -252,9 +255,20 @@ def test_a_number_outside_its_limits_is_an_error(
     assert f"argument {arguments[-2]}: got {arguments[-1]}, expected {expected}" in capsys.readouterr().err
 
 
-def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_versions_of_oxproxy_python_and_pcre2_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_status("--version") == 0
-    assert capsys.readouterr().out.startswith(f"oxproxy {version('oxproxy')} ")
+    python = re.escape(platform.python_version())
+    expected = rf"oxproxy \d+\.\d+\.\d+ \({BUILD}, Python {python}, PCRE2 \d+\.\d+\)\n"
+    assert re.fullmatch(expected, capsys.readouterr().out)
+
+
+def test_the_version_is_printed_without_pcre2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(patterns, "_LIBRARY", "libmissing.so")
+    monkeypatch.setattr("ctypes.util.find_library", lambda _: None)
+    assert exit_status("--version") == 0
+    assert capsys.readouterr().out.endswith(", PCRE2 not installed)\n")
 
 
 def test_an_interrupt_prints_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -291,7 +305,8 @@ def test_check_and_explain_import_no_network_libraries(rules: Path, tmp_path: Pa
 def test_a_command_imports_only_its_own_module() -> None:
     main = {"oxproxy.cli.commands", "oxproxy.cli.console", "oxproxy.cli.main"}
     modules = {name for name in imported("--version") if name.startswith("oxproxy.")}
-    assert modules == main | {"oxproxy.cli", "oxproxy.errors", "oxproxy.native"}
+    for_pcre2 = {"oxproxy.routing", "oxproxy.routing.bindings", "oxproxy.routing.bindings.patterns"}
+    assert modules == main | {"oxproxy.cli", "oxproxy.errors", "oxproxy.native"} | for_pcre2
     modules = {name for name in imported("schema", "config") if name.startswith("oxproxy.cli.")}
     assert modules == main | {"oxproxy.cli.schema"}
 

@@ -154,7 +154,7 @@ def test_the_image_contains_no_build_tools(root: Path) -> None:
 
 def test_the_publish_path_is_compiled(root: Path) -> None:
     version = subprocess.run(inside(root, "/opt/oxproxy/bin/oxproxy", "--version"), capture_output=True, check=True)
-    assert version.stdout.endswith(b"(compiled)\n")
+    assert b"(compiled, " in version.stdout
 
 
 def test_no_file_has_the_setuid_or_setgid_bit(root: Path) -> None:

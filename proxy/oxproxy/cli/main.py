@@ -59,17 +59,27 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
         near = difflib.get_close_matches(typed, COMMANDS, 1, 0.6)
         hint = f"did you mean {near[0]}?" if near else f"expected one of {', '.join(COMMANDS)}"
         parser.error(f'there is no command "{typed}"; {hint}')
-    parser.add_argument("--version", action=_PrintVersion, nargs=0, help="show program's version number and exit")
+    parser.add_argument(
+        "--version", action=_PrintVersion, nargs=0, help="show the versions of oxproxy, Python and PCRE2 and exit"
+    )
     return parser
 
 
 class _PrintVersion(argparse.Action):
-    """Reads the version only on request, since importlib.metadata takes longer to load than all other modules here."""
+    """Reads the versions only on request, since importlib.metadata takes longer to load than all other modules here."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         import importlib.metadata
+        import platform
 
-        print_line(f"oxproxy {importlib.metadata.version('oxproxy')} ({BUILD})")
+        from oxproxy.routing.bindings.patterns import MissingLibraryError, library_version
+
+        try:
+            pcre2 = f"PCRE2 {library_version()}"
+        except MissingLibraryError:
+            pcre2 = "PCRE2 not installed"
+        version = importlib.metadata.version("oxproxy")
+        print_line(f"oxproxy {version} ({BUILD}, Python {platform.python_version()}, {pcre2})")
         parser.exit()
 
 

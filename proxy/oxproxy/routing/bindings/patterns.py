@@ -50,6 +50,8 @@ _LIBRARY = "libpcre2-8.so.0"
 _ANCHORED, _NO_AUTO_POSSESS, _NO_START_OPTIMIZE = 0x80000000, 0x00004000, 0x00010000
 _INFO_ALLOPTIONS, _INFO_JITSIZE, _INFO_SIZE, _INFO_FRAMESIZE = 0, 10, 22, 24
 _JIT_COMPLETE = 1
+#: Number of the version in pcre2_config(3), and a size that is sufficient for its text.
+_CONFIG_VERSION, _LONGEST_VERSION = 11, 64
 _NO_MATCH = -1
 #: Return codes that mean that a search was abandoned: JIT stack, match limit, memory, depth limit, heap limit.
 _GAVE_UP = frozenset({-46, -47, -48, -53, -63})
@@ -276,6 +278,17 @@ class _Library:
 
 
 _library = cache(_Library)
+
+
+def library_version() -> str:
+    """Return the version of PCRE2, e.g. ``10.42``.
+
+    Raises:
+        MissingLibraryError: PCRE2 is not installed; the message names the package.
+    """
+    text = ctypes.create_string_buffer(_LONGEST_VERSION)
+    _load().pcre2_config_8(ctypes.c_uint32(_CONFIG_VERSION), text)
+    return text.value.decode("ascii").partition(" ")[0]  # followed by the date of the release
 
 
 def jit_compiles() -> bool:
