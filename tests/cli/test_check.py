@@ -53,6 +53,18 @@ def test_valid_files_are_summarized(tmp_path: Path, files: dict[str, str], check
     assert findings.summary == summary.replace("VERSION", version)
 
 
+def test_a_directory_stands_for_its_yaml_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, rules=GOOD, more="exchanges: [{name: f}, {name: g}]")
+    (tmp_path / "notes.txt").write_text("not: [a, rules, file")
+    assert main(["check", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith("ok: 2 files, 3 exchanges, 1 binding, 1 test;")
+
+
+def test_a_directory_without_yaml_files_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(tmp_path)]) == 2
+    assert capsys.readouterr().err == f"{tmp_path}: got a directory without *.yaml, expected rules files\n"
+
+
 def test_errors_of_all_files_are_reported_together(tmp_path: Path) -> None:
     paths = write(
         tmp_path,

@@ -39,7 +39,11 @@ _SETTINGS_KEYS = tuple(key_names(Settings))
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "files", metavar="FILE", type=Path, nargs="*", help="configuration or rules file; - for standard input"
+        "files",
+        metavar="FILE",
+        type=Path,
+        nargs="*",
+        help="configuration or rules file, or a directory with files named *.yaml; - for standard input",
     )
     parser.add_argument(
         "-f",
@@ -76,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the findings."""
     if not options.files and not options.values:
         raise ConfigErrors([ConfigError("oxproxy check", 0, "", "got no file, expected FILE or --values FILE")])
-    findings = check_files(options.files, os.environ, lambda path: read_bytes(str(path)))
+    findings = check_files(_in_directories(options.files), os.environ, lambda path: read_bytes(str(path)))
     if findings.uses_tls:
         _check_tls_files(findings)
     for values in options.values:
@@ -99,6 +103,21 @@ def run(options: argparse.Namespace) -> int:
     if findings.errors:
         return WRONG
     return DONE if findings.good else NO
+
+
+def _in_directories(paths: Sequence[Path]) -> list[Path]:
+    """Replace each directory with the files in it that are named ``*.yaml``.
+
+    Raises:
+        ConfigErrors: a directory contains no such file.
+    """
+    files: list[Path] = []
+    for path in paths:
+        inside = sorted(path.glob("*.yaml")) if path.is_dir() else [path]
+        if not inside:
+            raise ConfigErrors([ConfigError(str(path), 0, "", "got a directory without *.yaml, expected rules files")])
+        files += inside
+    return files
 
 
 def _percent(number: float) -> str:

@@ -68,7 +68,7 @@ COMMANDS = {
         "evaluation of the message. With --broker, it also compares the files with a broker.",
         (
             ("oxproxy check oxproxy.yaml", "the configuration and its rules files"),
-            ("oxproxy check rules/*.yaml", "only rules files, checked together"),
+            ("oxproxy check rules/", "only the rules files in a directory, checked together"),
             ("oxproxy check --values values.yaml", "configuration and rules in the values of the Helm chart"),
             ("oxproxy check --strict --fail-under 90 --format junit oxproxy.yaml > report.xml", "in a pipeline"),
             (
