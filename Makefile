@@ -1,5 +1,5 @@
 # Commands for development. `make demo` and `make test` need no preparation; see tests/README.md for details.
-.PHONY: help setup environment demo run test test-newest test-matrix check bench conformance pins
+.PHONY: help setup environment demo run test test-newest test-matrix check bench conformance dist pins
 
 bin := .venv/bin
 
@@ -49,6 +49,10 @@ bench: ## the table of docs/explanation/performance.md
 
 conformance: environment ## the decision core against the vector files, without a broker
 	@$(bin)/python -m tests.conformance
+
+dist: ## files of a release in dist/: sdist, wheels, image, chart, SBOM; PYTHONS="python3.12 python3.13" adds wheels
+	@deploy/local/setup dist
+	@$(bin)/python -m deploy.release $(addprefix --python ,$(PYTHONS))
 
 pins: ## rewrite the exact versions in deploy/local/requirements*.txt after a change of dependencies
 	@deploy/local/pins
