@@ -110,12 +110,14 @@ def test_explain_shows_why_a_message_did_not_arrive(serving: Place) -> None:
     assert done.returncode == 0
 
 
-def test_the_producer_of_the_page_reaches_both_queues(serving: Place) -> None:
+def test_the_producer_of_the_page_reaches_both_queues_and_reads_one(serving: Place) -> None:
     taken(serving)
     program, changes = re.subn(r'"amqp://[^"]*"', repr(serving.url), PRODUCER)
     assert changes == 1
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
-    assert taken(serving) == [1, 1]
+    done = subprocess.run([sys.executable, "-c", program], check=True, timeout=60, capture_output=True, text=True)
+    (shown,) = re.findall(r"# (b'.*')$", PRODUCER, re.MULTILINE)
+    assert done.stdout == f"{shown}\n"
+    assert taken(serving) == [1, 0]
 
 
 def test_the_path_on_the_page_contains_the_command() -> None:
