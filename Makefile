@@ -1,5 +1,5 @@
 # Commands for development. `make demo` and `make test` need no preparation; see tests/README.md for details.
-.PHONY: help setup environment demo run test test-newest test-matrix check bench conformance dist pins
+.PHONY: help setup environment demo run test test-newest test-matrix faults fuzz check bench conformance dist pins
 
 bin := .venv/bin
 
@@ -32,6 +32,16 @@ test-matrix: ## slow tests: RabbitMQ 3.8 to 4.3, all vectors, a built image, ran
 	@deploy/local/setup matrix
 	@$(bin)/python -m pytest -q -m matrix
 	@$(bin)/python -m pytest -q -m 'hypothesis and not matrix' --hypothesis-profile=random
+
+faults: ## random faults under load, each message matched; FAULTS=20 SECONDS=3600 SEED= RELEASE= RESULT=build/faults.json
+	@deploy/local/setup $(if $(RELEASE),newest)
+	@$(bin)/python -m tests.campaign $(if $(FAULTS),--faults $(FAULTS)) $(if $(SECONDS),--seconds $(SECONDS)) \
+		$(if $(SEED),--seed $(SEED)) $(if $(RELEASE),--release $(RELEASE)) $(if $(RESULT),--result $(RESULT))
+
+fuzz: ## mutated frames and files; FRAMES=100000 SECONDS=120 SEED= RESULT=build/fuzz.json
+	@deploy/local/setup fuzz
+	@$(bin)/python -m tests.fuzz $(if $(FRAMES),--frames $(FRAMES)) $(if $(SECONDS),--seconds $(SECONDS)) \
+		$(if $(SEED),--seed $(SEED)) $(if $(RESULT),--result $(RESULT))
 
 check: environment ## format, lint, types, import contracts, dead code, spelling, wording, commit subjects; no tests
 	$(bin)/ruff format --check .

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.other_rabbitmq import RELEASES, ROOT_VARIABLE, file_system, inside, obstacle
+from tests.other_rabbitmq import FOLDER, RELEASES, ROOT_VARIABLE, file_system, inside, obstacle
 from tests.private_broker import PrivateBroker
 from tests.rabbitmq import URL_VARIABLE
 
@@ -55,6 +55,9 @@ def test_protocol_tests_pass_with_each_rabbitmq(release: str) -> None:
     environment = os.environ | {ROOT_VARIABLE: str(file_system(release))}
     environment.pop(URL_VARIABLE, None)
     workers = ("--numprocesses=3", "--dist=loadfile", "--no-loadscope-reorder")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *workers, *TESTS]
+    # `python -m deploy.evidence --tests` adds these results to docs/explanation/evidence.md.
+    suite = f"junit_suite_name=RabbitMQ {'.'.join(map(str, RELEASES[release]))}"
+    result = ("-o", suite, f"--junitxml={FOLDER}/tests-{release}.xml")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *workers, *result, *TESTS]
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-5000:]
