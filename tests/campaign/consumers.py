@@ -7,13 +7,13 @@ connection, and the message has been counted before. Copies in queues that are e
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 
 from pamqp import commands
 
 from tests.campaign.matching import Tally
+from tests.campaign.pausable import PausableThread
 from tests.campaign.publishers import EXPECTED_CODES, Patient
 from tests.client import Frame, method
 from tests.producer import Closed, Gone, Producer
@@ -30,8 +30,10 @@ _GETS = 200
 _DELIVER, _GET_EMPTY = b"\x00\x3c\x00\x3c", b"\x00\x3c\x00\x48"
 
 
-class Consumer(threading.Thread):
+class Consumer(PausableThread):
     """Consumes one queue through the sidecars, with acks, until it is ended.
+
+    Before a pause, it acks what it has counted and closes the channel, so that the broker gets the other messages back.
 
     Args:
         queue: the queue.
@@ -41,38 +43,16 @@ class Consumer(threading.Thread):
     """
 
     def __init__(self, queue: str, tally: Tally, ports: Sequence[int], vhost: str) -> None:
-        super().__init__(name=f"consumer of {queue}", daemon=True)
+        super().__init__(f"consumer of {queue}")
         self.queue = queue
         self.tally = tally
         self.redelivered = 0
         self.failures: list[str] = []
         self._ports = ports
         self._vhost = vhost
-        self._ended = False
-        self._running = threading.Event()
-        self._running.set()
-        self._idle = threading.Event()
         self._unacked = 0
         self._tag = 0
         self._session: dict[tuple[int, int], int] = {}
-
-    def pause(self) -> None:
-        """Ack what was counted, and close the channel, so that the broker gets the other messages back."""
-        self._idle.clear()
-        self._running.clear()
-
-    def await_idle(self, deadline: float) -> bool:
-        """Wait until the channel is closed; False if that takes too long."""
-        return self._idle.wait(max(deadline - time.monotonic(), 0.0))
-
-    def resume(self) -> None:
-        self._running.set()
-
-    def end(self) -> None:
-        self._ended = True
-        self._running.set()
-        if self.is_alive():
-            self.join(30)
 
     def begin_session(self) -> None:
         """Begin a new connection."""
@@ -140,8 +120,7 @@ class Consumer(threading.Thread):
         while connection.frame().name != "Channel.CloseOk":
             pass  # deliveries that were on their way are not counted; the broker gets them back
         self.begin_session()
-        self._idle.set()
-        self._running.wait()
+        self._wait_until_resumed()
 
 
 def connection_closed(frame: Frame) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 import socket
 import struct
-import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -21,6 +20,7 @@ from oxproxy.amqp.tables import encode_table
 from tests import client
 from tests.broker.delivery.applications import Application
 from tests.campaign.matching import Outcome, Route, Stream
+from tests.campaign.pausable import PausableThread
 from tests.client import Frame, method
 from tests.producer import Closed, Gone, Producer, headers
 
@@ -54,8 +54,8 @@ class Declaring(Patient, Application):
     """The same for an application that declares."""
 
 
-class Publisher(threading.Thread, ABC):
-    """A publisher with one connection at a time.
+class Publisher(PausableThread, ABC):
+    """A publisher with one connection at a time. It pauses when the outcome of all its messages is known.
 
     Args:
         stream: its messages.
@@ -65,7 +65,7 @@ class Publisher(threading.Thread, ABC):
     """
 
     def __init__(self, stream: Stream, ports: Sequence[int], vhost: str, seed: int) -> None:
-        super().__init__(name=stream.name, daemon=True)
+        super().__init__(stream.name)
         self.stream = stream
         self.random = random.Random(seed)
         self.connections = 0
@@ -75,34 +75,17 @@ class Publisher(threading.Thread, ABC):
         self._ports = ports
         self._vhost = vhost
         self._producer: Patient | None = None
-        self._running = threading.Event()
-        self._running.set()
-        self._idle = threading.Event()
-        self._ended = False
         #: messages of the current batch whose outcome is not known
         self.open: list[int] = []
         self._templates = [_Template(route) for route in stream.routes]
 
     # -- control -------------------------------------------------------------------------------------------------------
 
-    def pause(self) -> None:
-        self._idle.clear()
-        self._running.clear()
-
-    def await_idle(self, deadline: float) -> bool:
-        """Wait until the outcome of all messages is known; False if that takes too long."""
-        return self._idle.wait(max(deadline - time.monotonic(), 0.0))
-
-    def resume(self) -> None:
-        self._running.set()
-
     def end(self) -> None:
-        """End the thread, which must be idle, or give up."""
+        """End the thread, and wait for it; close its connection, since it may wait for a reply."""
         self._ended = True
-        self._running.set()
         self.reset()
-        if self.is_alive():
-            self.join(10)
+        super().end()
 
     def reset(self) -> None:
         """Close the connection with RST, as a crashed client does."""
@@ -151,8 +134,7 @@ class Publisher(threading.Thread, ABC):
 
     def _wait_while_paused(self) -> None:
         if not self._running.is_set() and not self.open:
-            self._idle.set()
-            self._running.wait()
+            self._wait_until_resumed()
 
     def _report_close(self, closed: Closed) -> None:
         self.closes[f"{closed.code} {closed.text[:60]}" if closed.code not in EXPECTED_CODES else str(closed.code)] += 1
