@@ -39,6 +39,9 @@ START_SECONDS = 90.0
 #: Timeout of a rabbitmqctl command in seconds.
 CTL_SECONDS = 60.0
 
+#: Part of the error message of rabbitmqctl on a node that has not started completely.
+_STARTING = "requires the 'rabbit' app to be running"
+
 #: Attempts to start: another program may take a port between the check and the broker's bind.
 ATTEMPTS = 3
 
@@ -208,12 +211,16 @@ class PrivateBroker(Broker):
     def rabbitmqctl(self, *arguments: str) -> str:
         """Run a rabbitmqctl command on this node and return its output."""
         command = [*self._program("rabbitmqctl"), "-n", self.node, *arguments]
-        done = subprocess.run(
-            command, env=self._environment(), capture_output=True, text=True, timeout=CTL_SECONDS, check=False
-        )
-        if done.returncode:
-            raise BrokerFailed(f"rabbitmqctl {' '.join(arguments)}: {done.stdout}{done.stderr}")
-        return done.stdout
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            done = subprocess.run(
+                command, env=self._environment(), capture_output=True, text=True, timeout=CTL_SECONDS, check=False
+            )
+            if not done.returncode:
+                return done.stdout
+            # RabbitMQ 3.8 accepts connections before it has started.
+            if _STARTING not in done.stdout + done.stderr or time.monotonic() > deadline:
+                raise BrokerFailed(f"rabbitmqctl {' '.join(arguments)}: {done.stdout}{done.stderr}")
 
     def _program(self, name: str) -> list[str]:
         return program(name, self._root)
