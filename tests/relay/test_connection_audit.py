@@ -277,15 +277,26 @@ def test_publishes_unconfirmed_when_their_channel_is_closed_are_lost(closes: Cal
     assert log.settled.count((1, 2, "lost")) == 1
 
 
-def test_lines_of_passed_publishes_name_the_rules_in_force() -> None:
+def test_a_line_names_the_rules_in_force_although_its_decision_is_cached() -> None:
     log = Log()
     wire = audited(log)
-    wire.produce(publish("k", to="amq.direct"))
+    for log.rules in ("v1", "v2"):  # the rules of another virtual host have changed
+        wire.produce(publish("k"), publish("k", headers=None), publish("k", to="amq.direct"))
+    assert wire.plans.counters.cache_hits == 2
+    assert [line.split()[3] for line in log.lines] == [
+        *("routed/v1", "unrouted/v1", "passed/v1"),
+        *("routed/v2", "unrouted/v2", "passed/v2"),
+    ]
+
+
+def test_a_line_of_a_publish_that_waits_names_the_rules_with_which_it_is_sent() -> None:
+    log = Log()
+    log.rules = "v1"
+    wire = audited(log, routed("a", bound=()))
+    wire.produce(publish("k"))
     log.rules = "v2"
-    wire.produce(publish("k", to="amq.direct"))
-    wire.state.settings_changed()
-    wire.produce(publish("k", to="amq.direct"))
-    assert [line.split()[3] for line in log.lines] == ["passed", "passed", "passed/v2"]
+    wire.control("a")
+    assert log.lines == ["c/1 1 xo routed/v2 k  4 {} timed"]
 
 
 def test_a_mandatory_publish_is_dropped_when_it_is_confirmed() -> None:

@@ -214,7 +214,7 @@ class ConnectionAudit:
         self._publishes: list[PublishRecord] = []
 
     def begin(self) -> None:
-        """Set the time of the publishes that follow."""
+        """Set the time and the rules version of the publishes that follow."""
         self.flush()
         self._opening = self._journal.opening()
         self._channel = None

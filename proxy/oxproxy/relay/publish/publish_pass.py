@@ -213,8 +213,6 @@ class PublishPass:
     def _read(self, data: bytes) -> None:
         connection = self._connection
         counters = self._plans.counters
-        if connection.audit is not None:
-            connection.audit.begin()
         if self._rest:
             data = self._rest.join(data)
         spent = counters.regex_budgets_spent
@@ -283,6 +281,8 @@ class PublishPass:
         self._stops = False
         self._upstream = connection.to_upstream
         self._audit = connection.audit
+        if self._audit is not None:
+            self._audit.begin()
         self._sampling = connection.traffic.now >= connection.traffic.sample_after
         self._refresh()
 

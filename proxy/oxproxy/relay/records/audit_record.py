@@ -102,8 +102,8 @@ class PublishLog:
         self._text = TimestampText()
 
     def opening(self) -> str:
-        """Return the beginning of every line for the publishes in the current read."""
-        return f'{{"ts":"{self._text(self._wall())}'
+        """Return the beginning of every line for the publishes in the current read: the time and the rules version."""
+        return f'{{"ts":"{self._text(self._wall())}","rules":{encode_basestring_ascii(self._rules())}'
 
     def origin(self, conn: str, user: str, vhost: str, ch: int) -> str:
         """Return a channel's fields, which follow the opening of a line and precede the number of the publish."""
@@ -116,7 +116,7 @@ class PublishLog:
             "vhost": vhost,
             "ch": ch,
         }
-        return f'",{_json(fields)[1:-1]},"seq":'
+        return f',{_json(fields)[1:-1]},"seq":'
 
     def decided(
         self,
@@ -131,7 +131,10 @@ class PublishLog:
         violates: Iterable[str] = (),
         alternate: bytes | None = None,
     ) -> str:
-        """Return the rules version, and the fields that depend only on the decision.
+        """Return the fields that depend only on the decision.
+
+        They are cached for as long as the decision is, so the rules version, which also changes with the rules of other
+        virtual hosts, is not among them.
 
         Args:
             outcome: one of `oxproxy.relay.counters.OUTCOMES`.
@@ -150,7 +153,6 @@ class PublishLog:
             "remotes": list(remotes),
             "bindings": list(bindings),
             "rule": rule,
-            "rules": self._rules(),
             "reason": reason,
         }
         if violates:
