@@ -111,8 +111,3 @@ def test_values_without_the_option_are_recognized(tmp_path: Path) -> None:
     done = oxproxy_here("check", str(tmp_path / "values.yaml"))
     assert done.returncode == 2
     assert done.stderr.endswith("got values of the Helm chart, expected a configuration or rules; use --values\n")
-
-
-def test_no_file_is_an_error() -> None:
-    done = oxproxy_here("check")
-    assert (done.returncode, done.stderr) == (2, "oxproxy check: got no file, expected FILE or --values FILE\n")

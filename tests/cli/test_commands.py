@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
@@ -439,7 +438,7 @@ def test_an_unusable_file_name_is_reported_at_its_key(
 
 def test_a_configuration_in_a_directory_without_permission_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("oxproxy.cli.console._CONFIGURATIONS", [Path("a" * 300)])  # as with EACCES, is_file() raises
-    assert configuration(argparse.Namespace(config=None)) is None
+    assert configuration(None) is None
 
 
 @pytest.mark.parametrize(

@@ -104,16 +104,19 @@ def test_tail_states_what_is_not_recorded(site: Site) -> None:
     assert run(site, "tail") == (0, "", nothing)
 
 
-def test_serve_finds_its_configuration_like_other_commands(tmp_path: Path) -> None:
-    (tmp_path / "oxproxy.yaml").write_text("nonsense: 1\n")
-    found = oxproxy("serve", cwd=tmp_path)
-    assert (found.returncode, found.stderr.partition(":")[0]) == (2, "oxproxy.yaml")
-    for command in ("serve", "cleanup"):
-        none = oxproxy(command, cwd="/")
-        assert (none.returncode, none.stderr) == (
-            2,
-            f"oxproxy {command}: no configuration, expected --config FILE, oxproxy.yaml or /etc/oxproxy/oxproxy.yaml\n",
-        )
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [("serve", "--config FILE"), ("cleanup", "--config FILE"), ("check", "FILE, --values FILE")],
+)
+def test_a_command_finds_the_configuration_in_its_directory(tmp_path: Path, command: str, options: str) -> None:
+    (tmp_path / "oxproxy.yaml").write_text("log: {level: loud}\n")
+    found = oxproxy(command, cwd=tmp_path)
+    assert (found.returncode, found.stderr.partition(" ")[0]) == (2, "oxproxy.yaml:1:14:")
+    none = oxproxy(command, cwd="/")
+    assert (none.returncode, none.stderr) == (
+        2,
+        f"oxproxy {command}: no configuration, expected {options}, oxproxy.yaml or /etc/oxproxy/oxproxy.yaml\n",
+    )
 
 
 def test_status_shows_the_last_reload_and_lists_missing_destinations_once(site: Site) -> None:

@@ -83,7 +83,7 @@ def admin_clients(options: argparse.Namespace, command: str) -> list[AdminClient
     urls: list[str] = options.admin
     certificate = None
     if not urls:
-        config = configuration(options)
+        config = configuration(options.config)
         if config is None:
             urls = [_DEFAULT_URL]
         else:

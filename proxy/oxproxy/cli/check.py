@@ -15,7 +15,18 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from oxproxy.cli.console import DONE, NO, WRONG, between, print_errors, print_json, print_line, read_bytes
+from oxproxy.cli.console import (
+    DEFAULT_CONFIGURATION,
+    DONE,
+    NO,
+    WRONG,
+    between,
+    print_errors,
+    print_json,
+    print_line,
+    read_bytes,
+    required_configuration,
+)
 from oxproxy.cli.findings import Findings
 from oxproxy.config.loader import read_settings, rules_files, tests_files
 from oxproxy.config.settings import Settings
@@ -43,7 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         type=Path,
         nargs="*",
-        help="configuration or rules file, or a directory with files named *.yaml; - for standard input",
+        help="configuration or rules file, or a directory with files named *.yaml; - for standard input; default: the "
+        f"configuration {DEFAULT_CONFIGURATION}",
     )
     parser.add_argument(
         "-f",
@@ -78,9 +90,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the findings."""
-    if not options.files and not options.values:
-        raise ConfigErrors([ConfigError("oxproxy check", 0, "", "got no file, expected FILE or --values FILE")])
-    findings = check_files(_in_directories(options.files), os.environ, lambda path: read_bytes(str(path)))
+    files = _in_directories(options.files)
+    if not files and not options.values:
+        files = [required_configuration(None, "oxproxy check", "FILE, --values FILE")]
+    findings = check_files(files, os.environ, lambda path: read_bytes(str(path)))
     if findings.uses_tls:
         _check_tls_files(findings)
     for values in options.values:

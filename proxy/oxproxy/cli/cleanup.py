@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """List the objects that sidecars created and, with ``--yes``, remove them."""
-    settings = read_settings(required_configuration(options, "oxproxy cleanup"))
+    settings = read_settings(required_configuration(options.config, "oxproxy cleanup"))
     control, management = control_of(settings)
     states = _states(settings) if options.unused else {}
     if options.yes and not (options.stale or options.unused):

@@ -67,7 +67,7 @@ COMMANDS = {
         "without effect, and runs the tests in the rules files. For each failed test, the command prints the "
         "evaluation of the message. With --broker, it also compares the files with a broker.",
         (
-            ("oxproxy check oxproxy.yaml", "the configuration and its rules files"),
+            ("oxproxy check oxproxy.yaml", "the configuration and its rules files; this file is also the default"),
             ("oxproxy check rules/", "only the rules files in a directory, checked together"),
             ("oxproxy check --values values.yaml", "configuration and rules in the values of the Helm chart"),
             ("oxproxy check --strict --fail-under 90 --format junit oxproxy.yaml > report.xml", "in a pipeline"),

@@ -24,6 +24,8 @@ DONE, NO, WRONG = 0, 1, 2
 
 #: Default locations of the configuration.
 _CONFIGURATIONS = (Path("oxproxy.yaml"), Path("/etc/oxproxy/oxproxy.yaml"))
+#: the default locations, for help texts
+DEFAULT_CONFIGURATION = ", then ".join(map(str, _CONFIGURATIONS))
 
 _Number = TypeVar("_Number", int, float)
 
@@ -97,26 +99,28 @@ def add_config_argument(parser: argparse.ArgumentParser) -> None:
         "--config",
         metavar="FILE",
         type=Path,
-        help="configuration file; - for standard input; default: oxproxy.yaml, then /etc/oxproxy/oxproxy.yaml",
+        help=f"configuration file; - for standard input; default: {DEFAULT_CONFIGURATION}",
     )
 
 
-def configuration(options: argparse.Namespace) -> Path | None:
-    """Return the configuration file given in the options, or else the first existing file in the default locations."""
-    config: Path | None = options.config
+def configuration(given: Path | None) -> Path | None:
+    """Return the given configuration file, or else the first existing file in the default locations."""
     # os.path.isfile raises no error for a directory without permission.
-    return config or next((path for path in _CONFIGURATIONS if os.path.isfile(path)), None)
+    return given or next((path for path in _CONFIGURATIONS if os.path.isfile(path)), None)
 
 
-def required_configuration(options: argparse.Namespace, command: str) -> Path:
+def required_configuration(given: Path | None, command: str, options: str = "--config FILE") -> Path:
     """Return the configuration file, as `configuration` does.
+
+    Args:
+        options: arguments with which the user can name a file, for the error.
 
     Raises:
         ConfigErrors: there is none.
     """
-    config = configuration(options)
+    config = configuration(given)
     if config is None:
-        message = f"no configuration, expected --config FILE, {' or '.join(map(str, _CONFIGURATIONS))}"
+        message = f"no configuration, expected {options}, {' or '.join(map(str, _CONFIGURATIONS))}"
         raise ConfigErrors([ConfigError(command, 0, "", message)])
     return config
 

@@ -167,7 +167,7 @@ def _login(options: argparse.Namespace) -> Login:
         ConfigErrors: the URL, the configuration or a TLS file is invalid.
     """
     if options.url is None:
-        settings = read_settings(required_configuration(options, _COMMAND))
+        settings = read_settings(required_configuration(options.config, _COMMAND))
         control, listen = settings.upstream.control, settings.listen[0]
         host, port = reachable_host(listen.address.host), listen.address.port
         tls = listener_tls(options, settings.folder / (listen.tls.certificate or "")) if listen.tls else None

@@ -144,7 +144,7 @@ def _pairs(in_force: list[dict[str, str]], options: argparse.Namespace) -> list[
         if options.files == ["-"] and len(in_force) == 1:
             return [("-", in_force[0])]
         return [(name, _named(in_force, name)) for name in options.files]
-    config = configuration(options)
+    config = configuration(options.config)
     if config is None:
         return [(file["name"], file) for file in in_force]
     from oxproxy.config.loader import rules_files

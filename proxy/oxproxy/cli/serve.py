@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    config = required_configuration(options, "oxproxy serve")
+    config = required_configuration(options.config, "oxproxy serve")
     # SIGHUP stays pending until it can be handled; by default, it would end the process.
     signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGHUP,))
     # structlog would import rich for colored tracebacks, which would take 5 MiB of memory and are not needed.
