@@ -34,7 +34,6 @@ PAGES_WITH_RULES = (
     "tutorial/first-message.md",
     "how-to/time-windows.md",
     "how-to/multi-tenant.md",
-    "how-to/another-vhost.md",
     "how-to/other-brokers.md",
     "reference/header-types.md",
     "reference/rules.md",

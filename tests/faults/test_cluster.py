@@ -1,4 +1,4 @@
-"""Faults of a cluster of three RabbitMQ nodes with Khepri: docs/explanation/lifecycle.md describes the results."""
+"""Faults of a cluster of three RabbitMQ nodes with Khepri: docs/reference/brokers.md describes the results."""
 
 from __future__ import annotations
 

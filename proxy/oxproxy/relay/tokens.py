@@ -8,8 +8,8 @@ are wildcards on topic exchanges.
 
 A token has one of two forms. Tokens of eight words may be used everywhere, since hardly any topic pattern on an
 exchange downstream of the carrier matches eight words. On a topic carrier, tokens of one word cost the broker less
-(docs/explanation/performance.md, "Many destinations of one exchange"), but ``*`` matches them, so they are used only if
-messages can't be routed on to another exchange.
+(docs/how-to/carrier-types.md, "Costs"), but ``*`` matches them, so they are used only if messages can't be routed on to
+another exchange.
 
 The secrets are passed in as arguments; other modules read them from files and the environment. Each purpose has its own
 key, derived from the secret, so that a hash for one purpose is never valid for another.
