@@ -78,6 +78,34 @@ def test_each_publish_has_one_line_with_the_queues_that_got_it(broker: Broker, t
     assert ["decide_us" in line for line in lines] == [True, True] + [False] * (count - 1)
 
 
+def test_records_name_the_rules_in_force_also_in_virtual_hosts_that_a_reload_does_not_change(
+    broker: Broker, tmp_path: Path
+) -> None:
+    directory, settings = audited(tmp_path)
+    broker.create_vhost("unchanged")
+    more = tmp_path / "more.yaml"
+    more.write_text(f"vhost: unchanged\n{RULES}")
+    settings["rules"] = [str(tmp_path / "rules.yaml"), str(more)]
+    versions = []
+    try:
+        with standing(broker, tmp_path, RULES, settings) as site:
+            producers = [
+                Producer(site.sidecar.port, vhost).open(confirm=True) for vhost in (site.vhost, "unchanged", "/")
+            ]
+            for rules in (RULES, RULES.replace("to a", "changed")):
+                site.reload(rules)
+                versions.append(json.loads(site.sidecar.get("/status"))["rules"])
+                for producer in producers:
+                    producer.send_settled("amq.direct")
+                producers[1].send_settled("letters")  # its decision is cached
+            for producer in producers:
+                producer.disconnect()
+    finally:
+        broker.delete_vhost("unchanged")
+    assert versions[0] != versions[1]
+    assert [line["rules"] for line in records(directory)] == [versions[0]] * 4 + [versions[1]] * 4
+
+
 def test_with_scope_ruled_only_publishes_to_exchanges_with_rules_are_recorded(broker: Broker, tmp_path: Path) -> None:
     directory, settings = audited(tmp_path, scope="ruled")
     with standing(broker, tmp_path, RULES, settings) as site:
