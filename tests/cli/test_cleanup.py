@@ -118,6 +118,21 @@ def test_an_exchange_with_other_bindings_is_kept(
         assert site.bindings("letters") == {("queue", b"a", b"by hand")}
 
 
+def test_an_exchange_that_the_control_user_cannot_delete_does_not_prevent_the_removal_of_others(
+    broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with broker.temporary_user("monitoring") as name, standing(broker, tmp_path, RULES) as site:
+        with Application(site.sidecar.port, site.vhost) as application:
+            application.exchange("a client's")
+        assert site.sidecar.stop()
+        broker.grant(name, site.vhost, "letters", "", "")
+        configuration = site.sidecar.configuration
+        configuration.write_text(configuration.read_text().replace("guest", name))
+        assert run(site, "--yes") == 1
+        assert "not removed: exchange a client's: refused: " in capsys.readouterr().out
+        assert (exists(site, "a client's"), exists(site, "letters")) == (True, False)
+
+
 def test_existing_and_removed_objects_are_printed_as_json(
     broker: Broker, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,6 +145,7 @@ def test_existing_and_removed_objects_are_printed_as_json(
             "stored_bindings": 0,
             "foreign_bindings": [],
             "removed": False,
+            "refused": [],
         }
         assert run(site, "--json") == 0
         listed = json.loads(capsys.readouterr().out)["exchanges"]

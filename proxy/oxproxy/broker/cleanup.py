@@ -75,15 +75,18 @@ async def find_leftovers(management: ManagementApi, vhosts: Collection[str] = ()
     return sorted(leftovers, key=lambda leftover: (leftover.vhost, leftover.exchange))
 
 
-async def remove_leftover(management: ManagementApi, leftover: Leftover) -> bool:
-    """Remove an exchange and return True; if it has foreign bindings, remove only our bindings and return False."""
+async def remove_leftover(management: ManagementApi, leftover: Leftover) -> list[str]:
+    """Remove an exchange, or only our bindings if it has foreign ones; return the reasons for what is refused."""
     if leftover.foreign:
-        for binding in leftover.bindings:
-            await management.remove_binding(leftover.vhost, leftover.exchange, binding)
-        return False
-    with suppress(NotListed):  # removed concurrently
-        await management.remove_exchange(leftover.vhost, leftover.exchange)
-    return True
+        return await remove_rows(management, Rows(leftover.vhost, leftover.exchange, leftover.bindings))
+    try:
+        with suppress(NotListed):  # removed concurrently
+            await management.remove_exchange(leftover.vhost, leftover.exchange)
+    except UpstreamError as error:
+        if error.failure is not UpstreamFailure.REFUSED:
+            raise
+        return [f"exchange {text(leftover.exchange)}: {error}"]
+    return []
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,11 +153,16 @@ async def _clean_up(
 
 async def _clean_everything(management: ManagementApi, options: argparse.Namespace) -> bool:
     listed: list[dict[str, object]] = []
+    complete = True
     for leftover in await find_leftovers(management, options.vhost):
         if not options.json:
             print_line(str(leftover))
-        listed.append({**leftover.as_json(), "removed": options.yes and await remove_leftover(management, leftover)})
-    complete = not options.yes or all(row["removed"] for row in listed)
+        refused = await remove_leftover(management, leftover) if options.yes else []
+        removed = options.yes and not (refused or leftover.foreign)
+        complete = complete and (removed or not options.yes)
+        if not options.json:
+            _print_refused(refused)
+        listed.append({**leftover.as_json(), "removed": removed, "refused": refused})
     if options.json:
         print_json({"exchanges": listed})
     elif not listed:
@@ -165,7 +170,11 @@ async def _clean_everything(management: ManagementApi, options: argparse.Namespa
     elif not options.yes:
         print_line("nothing was removed; to remove the objects, stop every sidecar and add --yes")
     else:
-        print_line("removed" if complete else "removed, except exchanges with foreign bindings")
+        print_line(
+            "removed"
+            if complete
+            else "removed, except exchanges with foreign bindings, and what the broker refused to remove"
+        )
     return complete
 
 
@@ -178,8 +187,7 @@ async def _clean_rows(management: ManagementApi, found: Iterable[Rows], options:
         refused = await remove_rows(management, rows) if options.yes else []
         complete = complete and not refused
         if not options.json:
-            for text in refused:
-                print_line(printable(f"not removed: {text}"))
+            _print_refused(refused)
         listed.append({**rows.as_json(), "removed": options.yes and not refused, "refused": refused})
     if options.json:
         print_json({"exchanges": listed})
@@ -190,3 +198,8 @@ async def _clean_rows(management: ManagementApi, found: Iterable[Rows], options:
     else:
         print_line("removed" if complete else "removed, except the bindings that the broker refused to remove")
     return complete
+
+
+def _print_refused(refused: Iterable[str]) -> None:
+    for reason in refused:
+        print_line(printable(f"not removed: {reason}"))
