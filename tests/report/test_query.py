@@ -87,6 +87,27 @@ def test_an_invalid_query_is_an_error_of_one_line(
     assert errors.startswith("oxproxy report: --query: ")
 
 
+@pytest.mark.parametrize(
+    "source",
+    ["read_csv('{file}')", "read_text('{file}')", "glob('{file}')", "'{file}'", "'https://127.0.0.1:1/x.parquet'"],
+)
+def test_a_query_reads_only_tables(
+    output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str
+) -> None:
+    file = tmp_path / "secret.csv"
+    file.write_text("word\nsecret\n")
+    status, text, errors = asked(capsys, output, f"FROM {source.format(file=file)}")
+    assert (status, text, errors.count("\n")) == (2, "", 1)
+    tables = "traffic, flows, destinations, bindings, unroutable, latency, confirms, producers, anomalies, trace"
+    assert errors == f"oxproxy report: --query: only tables can be read: {tables}\n"
+
+
+def test_a_query_writes_no_files(output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, text, errors = asked(capsys, output, f"FROM enable_logging(storage_path = '{tmp_path / 'new'}')")
+    assert (status, text, errors.count("\n")) == (2, "", 1)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_query_without_a_report_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     missing = str(tmp_path / "none")
     assert asked(capsys, tmp_path / "none", "FROM flows") == (
