@@ -31,6 +31,7 @@ pytest.importorskip("pyspark")
 from oxproxy.report.backtest.job import backtest
 from oxproxy.report.backtest.judge import Result
 from oxproxy.report.backtest.result import BacktestResult
+from oxproxy.report.job import report
 from oxproxy.report.request import Request
 
 DAY = "2026-11-20"
@@ -262,6 +263,19 @@ def test_copies_of_segments_count_once_and_tables_are_used_again(tmp_path: Path)
     assert len(list(output.rglob("*.parquet"))) == 3, "tables of the earlier listing are removed"
 
 
+def test_the_pages_of_a_report_and_of_a_back_test_link_to_each_other(tmp_path: Path) -> None:
+    log, output = written(tmp_path / "log", RULES, MESSAGES), tmp_path / "out"
+    link = '<a href="backtest.html">'
+    report(Request(str(log), str(output)))
+    assert link not in (output / "report.html").read_text()
+    judged(log, RULES, output=str(output))
+    assert link in (output / "report.html").read_text()
+    assert '<a href="report.html">' in (output / "backtest.html").read_text()
+    report(Request(str(log), str(output)))
+    assert link in (output / "report.html").read_text()
+    assert not [page for page in (output / "pages").iterdir() if "backtest.html" in page.read_text()]
+
+
 def test_the_command_prints_text_markdown_and_statuses(tmp_path: Path) -> None:
     log = written(tmp_path / "log", RULES, MESSAGES)
     (tmp_path / "next.yaml").write_text(RULES.replace("1000", "3000"))
@@ -269,7 +283,7 @@ def test_the_command_prints_text_markdown_and_statuses(tmp_path: Path) -> None:
     text = oxproxy_here(*common)
     assert (text.returncode, text.stderr) == (0, "")
     assert "vhost /, exchange x: judged 5, equal 3, different 2, unroutable 1, not judged 0" in text.stdout
-    assert "newly unroutable, from exchange x in vhost /: 1 publishes" in text.stdout
+    assert "newly unroutable, from exchange x in vhost /: 1 publish\n" in text.stdout
     markdown = oxproxy_here(*common, "--format", "markdown", "--fail-over", "1")
     assert markdown.returncode == 1
     assert "| `/` | `x` | 5 | 3 | 2 | 1 | 0 |" in markdown.stdout

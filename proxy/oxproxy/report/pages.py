@@ -26,6 +26,9 @@ from oxproxy.report.tables import Tables
 
 #: File name of the page of the latest run, and name of the directory of all pages.
 PAGE, _PAGES = "report.html", "pages"
+#: File name of the page of the latest back-test, and the beginning of the link to it while there is no such page.
+BACKTEST = "backtest.html"
+_NO_BACKTEST = f'<a href="{BACKTEST}" hidden>'
 #: File with the index data for each day, kept between runs.
 _COUNTS = "_counts.json"
 _ENDING = ".html"
@@ -83,7 +86,9 @@ def write_pages(run: Run, tables: Tables, newest: Figures, changed: Collection[d
         run.write_text(f"{folder}{name}{_ENDING}", render(newest, Days.around(days[0], days[-1], present)))
     _write_index(run, folder, new, present, ranges)
     first, last = (days[0], days[-1]) if days else (date.max, date.max)
-    run.write_text(f"{run.output}/{PAGE}", render(newest, Days.around(first, last, present, f"{_PAGES}/")))
+    page = render(newest, Days.around(first, last, present, f"{_PAGES}/"), is_latest=True)
+    has_backtest = run.storage.exists(f"{run.output}/{BACKTEST}")
+    run.write_text(f"{run.output}/{PAGE}", with_backtest(page) if has_backtest else page)
 
 
 def _write_index(
@@ -102,9 +107,17 @@ def _write_index(
     run.write_text(f"{folder}index{_ENDING}", render_index(rows, sorted(ranges, reverse=True)))
 
 
-def render(figures: Figures, days: Days = Days()) -> str:
+def render(figures: Figures, days: Days = Days(), *, is_latest: bool = False) -> str:
+    """Return a page.
+
+    Args:
+        is_latest: whether this is the page of the latest run, which has a hidden link to the page of a back-test; see
+            `with_backtest`.
+    """
     shown = _shown(figures) if figures.publishes else {}
-    return _TEMPLATES.get_template("report.html").render(figures=figures, days=days, subject=figures.range, **shown)
+    return _TEMPLATES.get_template("report.html").render(
+        figures=figures, days=days, is_latest=is_latest, subject=figures.range, **shown
+    )
 
 
 def render_index(rows: Sequence[Mapping[str, Any]], ranges: Sequence[str]) -> str:
@@ -119,6 +132,14 @@ def relinked(page: str, days: Days) -> str:
     """
     navigation = _TEMPLATES.get_template("days.html").render(days=days)
     return _NAVIGATION.sub(lambda _: navigation, page, count=1)
+
+
+def with_backtest(page: str) -> str:
+    """Return the page of the latest run with a visible link to the page of a back-test.
+
+    Text from the log is escaped, so it can't contain the link.
+    """
+    return page.replace(_NO_BACKTEST, _NO_BACKTEST.replace(" hidden", ""), 1)
 
 
 def explain_command(lost: Row) -> str:

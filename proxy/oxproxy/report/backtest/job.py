@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, TypeVar
 
 from oxproxy.errors import ConfigError
@@ -18,13 +18,11 @@ from oxproxy.report.backtest.page import render
 from oxproxy.report.backtest.partials import FOLDER, TABLES, Group, convert_contents, convert_files, grouped
 from oxproxy.report.backtest.result import BacktestResult, result_of
 from oxproxy.report.files.storage import LocalFiles, LockedError, find_segments, literal, local_path, unit_folder
-from oxproxy.report.pages import PAGE as REPORT_PAGE
+from oxproxy.report.pages import BACKTEST, PAGE, with_backtest
 from oxproxy.report.request import Request
 from oxproxy.report.session import LazySession, Run, explained, opened
 from oxproxy.rules.loader import LoadedRules
 
-#: File name of the page in the output directory.
-PAGE = "backtest.html"
 _COMMAND = "oxproxy backtest"
 #: Stored bytes of tables for each task that judges publishes, and tasks per core.
 _TASK_BYTES, _TASKS_PER_CORE = 4 << 20, 2
@@ -57,10 +55,19 @@ def backtest(request: Request, loaded: LoadedRules, names: Sequence[str]) -> Bac
             judged = _judge(run, groups, output, loaded.contents, is_local)
         result = result_of(judged, loaded, names, sum(len(group.segments) for group in groups))
         if request.output:
-            report = REPORT_PAGE if run.storage.exists(f"{output}/{REPORT_PAGE}") else ""
-            run.write_text(f"{output}/{PAGE}", render(result, report))
-            result.page = f"{output}/{PAGE}"
+            report = PAGE if run.storage.exists(f"{output}/{PAGE}") else ""
+            run.write_text(f"{output}/{BACKTEST}", render(result, report))
+            result.page = f"{output}/{BACKTEST}"
+            _link(run, f"{output}/{PAGE}", output)
         return result
+
+
+def _link(run: Run, page: str, output: str) -> None:
+    """Show the link to the back-test on the page of a report. A report that is running adds the link itself."""
+    text = run.read_text(page)
+    if with_backtest(text) != text:
+        with suppress(LockedError), run.storage.locked(output):
+            run.write_text(page, with_backtest(run.read_text(page)))
 
 
 @contextmanager

@@ -266,7 +266,7 @@ def lines(result: BacktestResult) -> Iterator[str]:
     """Yield the result as lines of text."""
     yield summary(result)
     for row in result.destinations[:_SHOWN]:
-        numbers = f"{whole(row['gains'])} publishes" if row["kind"] == "unroutable" else _signed(row)
+        numbers = several(row["gains"], "publish", "publishes") if row["kind"] == "unroutable" else _signed(row)
         yield f"{destination_text(row)}: {numbers}"
         for example in list(examples_of(row))[:EXAMPLES]:
             named = example["message_id"] or "no message id"
