@@ -85,7 +85,9 @@ def audit_reader(data: bytes) -> None:
         with suppress(DamagedError):
             for _ in texts(Entry(name, False, len(data), 0), io.BytesIO(data)):
                 pass
-    for _ in read_contents([("/a/date=2026-11-21/hour=07/audit-m-1-1.jsonl", 0, data)], traced=True):
+    for _ in read_contents(
+        [("/a/date=2026-11-21/hour=07/audit-m-1-1.jsonl", 0, data)], traced=True, count=lambda _: None
+    ):
         pass
 
 

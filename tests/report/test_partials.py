@@ -75,7 +75,7 @@ def partial(folder: Path, *segments: tuple[str, bytes]) -> dict[str, list[Row]]:
     tables: dict[str, list[Row]] = {}
     opened = ((Entry(f"{FOLDER}/{name}", False, len(content), 1), io.BytesIO(content)) for name, content in segments)
     with duckdb.connect() as duck:
-        for _, name, data in read(opened, True, folder):
+        for _, name, data in read(opened, True, folder, lambda _: None):
             file = folder / f"{name}.parquet"
             file.write_bytes(data)
             result = duck.execute(f"FROM '{file}'")

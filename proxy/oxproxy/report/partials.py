@@ -15,7 +15,7 @@ import io
 import re
 import uuid
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
@@ -121,11 +121,13 @@ class Reader:
     Args:
         traced: whether the trace table is requested.
         directory: directory for temporary files.
+        count: called with the number of records of each group.
     """
 
-    def __init__(self, traced: bool, directory: Path) -> None:
+    def __init__(self, traced: bool, directory: Path, count: Callable[[int], None]) -> None:
         self._traced = traced
         self._directory = directory
+        self._count = count
         self._files: list[tuple[Any, ...]] = []
         self._bytes = 0
         self._duck = duckdb.connect(config={"temp_directory": str(directory / "spill")})
@@ -161,6 +163,7 @@ class Reader:
             self._ask("bloom", (), size=size, sids=f"({', '.join(map(str, filtered))})")
         self._ask("segments", ())
         units = tuple(unit for (unit,) in self._ask("units", ()))
+        self._count(self._ask("records", ())[0][0])
         self._ask("views", ())
         for name in PARTIALS:
             if name != TRACE or self._traced:
@@ -200,9 +203,11 @@ class Reader:
         self._duck.execute("DELETE FROM lines WHERE NOT is_record")
 
 
-def read(segments: Iterable[tuple[Entry, io.BufferedIOBase]], traced: bool, folder: Path) -> Iterator[Piece]:
+def read(
+    segments: Iterable[tuple[Entry, io.BufferedIOBase]], traced: bool, folder: Path, count: Callable[[int], None]
+) -> Iterator[Piece]:
     """Read segments, and yield their partials. Temporary files are created in a directory."""
-    reader = Reader(traced, folder)
+    reader = Reader(traced, folder, count)
     for segment, content in segments:
         if reader.is_full(segment.unit):
             yield from reader.pieces()
@@ -218,20 +223,24 @@ def opened(segments: Iterable[tuple[Entry, Path]]) -> Iterator[tuple[Entry, io.B
                 yield segment, file
 
 
-def read_contents(rows: Iterable[tuple[str, int, bytes]], traced: bool) -> Iterator[tuple[int, tuple[str, bytes]]]:
+def read_contents(
+    rows: Iterable[tuple[str, int, bytes]], traced: bool, count: Callable[[int], None]
+) -> Iterator[tuple[int, tuple[str, bytes]]]:
     """Read a task's segments, given as path, modification time and content, and yield unit, table name and rows."""
     segments = ((Entry(path, False, len(data), modified), io.BytesIO(data)) for path, modified, data in rows)
     with temporary() as folder:
-        for units, name, data in read(segments, traced, folder):
+        for units, name, data in read(segments, traced, folder, count):
             for unit in units:
                 yield unit, (name, data)
 
 
-def read_files(segments: Iterable[tuple[Entry, Path]], traced: bool, target: Path) -> list[PieceFile]:
+def read_files(
+    segments: Iterable[tuple[Entry, Path]], traced: bool, target: Path, count: Callable[[int], None]
+) -> list[PieceFile]:
     """Read segments from files on this machine, and write their partials to files in a directory."""
     pieces = []
     with temporary() as folder:
-        for units, name, data in read(opened(segments), traced, folder):
+        for units, name, data in read(opened(segments), traced, folder, count):
             path = target / f"{name}-{uuid.uuid4().hex}.parquet"
             path.write_bytes(data)
             pieces.append((units, name, path))

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TextIO
 
-from oxproxy.report.wording import whole
+from oxproxy.report.wording import several, whole
 
 _TERMINAL_SECONDS, _LOG_SECONDS = 0.5, 30.0
 _CLEAR = "\r\x1b[K"
@@ -38,6 +38,8 @@ class Progress:
         self.done = 0
         #: fraction of the step that is done, if it is not counted in `done`
         self.fraction: Callable[[], float] | None = None
+        #: number of records that have been read in the step; None if the step reads no records
+        self.records: Callable[[], int] | None = None
         self._began = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._show, daemon=True)
@@ -54,14 +56,15 @@ class Progress:
 
     def step(self, step: str, total: int = 0) -> None:
         """Begin a step, with the number of units that it processes if this number is known."""
-        self.fraction = None
+        self.fraction = self.records = None
         self._step, self._total, self.done = step, total, 0
 
     def __str__(self) -> str:
         fraction = self.fraction
         done = self.done if fraction is None else int(self._total * fraction())
         count = f", {whole(done)} of {whole(self._total)}" if self._total else ""
-        return f"{self._step}{count}, {time.monotonic() - self._began:.0f} s"
+        records = f", {several(self.records(), 'record')}" if self.records else ""
+        return f"{self._step}{count}{records}, {time.monotonic() - self._began:.0f} s"
 
     def _show(self) -> None:
         shown = False

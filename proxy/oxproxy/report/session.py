@@ -191,6 +191,17 @@ class LazySession:
         progress.fraction = self._fraction
         return list(self.context.parallelize(inputs, len(inputs)).map(function).collect())
 
+    def counter(self, progress: Progress, *, in_spark: bool) -> Callable[[int], None]:
+        """Return a function with which tasks count records. Spark adds the counts of a task when it has ended."""
+        if in_spark:
+            total = self.context.accumulator(0)
+            progress.records = lambda: int(total.value)
+            count: Callable[[int], None] = total.add
+            return count
+        counts: list[int] = []
+        progress.records = functools.partial(sum, counts)
+        return counts.append
+
     def _fraction(self) -> float:
         """Return the fraction of tasks of the running stages that are done."""
         tracker = self.context.statusTracker()
@@ -207,14 +218,15 @@ class LazySession:
             hours: the current versions.
         """
         run.progress.fraction = self._fraction
-        read = functools.partial(partials.read_contents, traced=run.request.trace)
+        count = self.counter(run.progress, in_spark=True)
+        read = functools.partial(partials.read_contents, traced=run.request.trace, count=count)
         pieces = self.context.emptyRDD()
         if small := [segment.path for segment in job if segment.size <= _WHOLE_BYTES]:
             pieces = self._contents(small, "path", "unix_millis(modificationTime)", "content").mapPartitions(read)
         for segment in job:
             if segment.size > _WHOLE_BYTES:
                 copy = run.storage.fetch(segment.path, run.work)
-                made = partials.read_files([(segment, copy)], run.request.trace, run.work)
+                made = partials.read_files([(segment, copy)], run.request.trace, run.work, count)
                 copy.unlink(missing_ok=True)
                 rows = [(unit, (name, path.read_bytes())) for units, name, path in made for unit in units]
                 for _, _, path in made:

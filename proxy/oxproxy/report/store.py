@@ -233,15 +233,16 @@ class Partials:
     def _read_local(self, job: Sequence[Entry], rebuilt: set[int]) -> list[Hour]:
         """Read segments on this machine. The tasks open the files, since a Spark query would take seconds to plan."""
         session, cost = self._run.session, _cost(job)
-        count = 1
-        if session.needs_spark(cost):
+        count, parallel = 1, session.needs_spark(cost)
+        if parallel:
             cores = session.context.defaultParallelism
             count = min(1 + cost // _LEAST_BYTES, cores * min(_TASKS_PER_CORE, 1 + cost // cores // _TASK_BYTES))
         files = [[(segment, local_path(segment.path)) for segment in part] for part in split(job, count)]
-        read = functools.partial(partials.read_files, traced=self._run.request.trace, target=self._pieces)
+        counter = session.counter(self._run.progress, in_spark=parallel)
+        trace = self._run.request.trace
+        read = functools.partial(partials.read_files, traced=trace, target=self._pieces, count=counter)
         pieces = [piece for part in session.mapped(read, files, cost, self._run.progress) for piece in part]
         units = sorted({unit for touched, _, _ in pieces for unit in touched})
-        parallel = session.needs_spark(cost)
         merges = []
         for batch in _batches(units, session.context.defaultParallelism if parallel else 1, cost):
             merge = Merge(batch)
@@ -276,7 +277,7 @@ class Partials:
 #: The segments whose bloom filters show that they don't contain a message.
 _WITHOUT = """SELECT path, size, modified FROM '{file}' WHERE is_home AND (bloom IS NULL OR list_contains([
     get_bit(bloom::BIT, place::INTEGER)
-    FOR place IN bloom_places(md5_number_lower(?), octet_length(bloom) * 8)], 0))"""
+    FOR place IN bloom_places(number_of(?), octet_length(bloom) * 8)], 0))"""
 
 
 def _cost(segments: Sequence[Entry]) -> int:

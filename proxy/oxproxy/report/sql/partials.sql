@@ -88,6 +88,9 @@ LEFT JOIN (SELECT sid, count(*) FILTER (why = 'torn') AS torn, count(*) FILTER (
 -- The units to which the group contributes: hours of records, and the hours of the segments' directories.
 SELECT DISTINCT hour FROM (SELECT unnest(list_append(hours, home)) AS hour FROM segments) ORDER BY hour
 
+-- name: records
+SELECT coalesce(sum(records), 0)::BIGINT FROM segments
+
 -- Partial tables.
 
 -- name: table ledger
