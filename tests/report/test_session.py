@@ -11,8 +11,9 @@ from oxproxy.cli.main import main
 from oxproxy.errors import ConfigError
 from oxproxy.report.files.storage import LocalFiles
 from oxproxy.report.job import run
+from oxproxy.report.progress import Progress
 from oxproxy.report.request import Request
-from oxproxy.report.session import CONFIGURATION, LOCAL, LazySession, chosen
+from oxproxy.report.session import CONFIGURATION, LOCAL, LazySession, chosen, explained
 from tests.private_broker import free_port
 from tests.report.lines import publish, segment
 
@@ -103,6 +104,21 @@ def test_an_unreachable_master_is_an_error_of_one_line(tmp_path: Path, capsys: p
         error = capsys.readouterr().err
         assert error.startswith(f"oxproxy: --master: can't connect to {master}: ")
         assert error.count("\n") == 1
+
+
+def test_an_error_of_a_task_that_needs_more_memory_names_the_memory(session: LazySession) -> None:
+    def exhaust(statement: str) -> None:
+        import duckdb
+
+        with duckdb.connect(config={"memory_limit": "10MB", "temp_directory": ""}) as duck:
+            duck.execute(statement)
+
+    command = "SELECT list(x ORDER BY x DESC) FROM range(10_000_000) numbers(x)"
+    with pytest.raises(ConfigError) as raised, explained("reading the log"):
+        session.mapped(exhaust, [command], 1 << 30, Progress("oxproxy report"))
+    assert "reading the log failed: " in str(raised.value)
+    assert "Out of Memory" in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_an_invalid_setting_is_an_error_without_traceback(java: None, tmp_path: Path) -> None:
