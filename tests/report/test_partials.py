@@ -42,6 +42,7 @@ JUDGED = {
     "null": FOREIGN,
     f"[{publish()}]": FOREIGN,
     "{}": FOREIGN,
+    '{"segment":1}': FOREIGN,
     "]}": FOREIGN,
     f"{publish()}{publish()}": FOREIGN,
     f"{publish()},{publish()}": FOREIGN,

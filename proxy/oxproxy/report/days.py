@@ -216,7 +216,7 @@ def _repeated(task: _Task) -> Made:
         return Made()
     if task.part.number >= 0:
         task.duck.execute(f"ALTER VIEW p_{IDS} RENAME TO p_all")
-        task.duck.execute(f"CREATE TEMP VIEW p_{IDS} AS FROM p_all WHERE key % {BUCKETS} = {task.part.number}")
+        task.duck.execute(f"CREATE TEMP VIEW p_{IDS} AS FROM p_all WHERE id % {BUCKETS} = {task.part.number}")
     return Made(findings=task.ask("repeated counts", repeated=_SQL["repeated"]))
 
 

@@ -33,9 +33,9 @@ _INDEX = f"{FOLDER}/index.json"
 _JOB_BYTES = 1 << 30
 #: Starting a task takes as long as reading this number of stored bytes.
 _LEAST_BYTES = 2 << 20
-#: Each core runs one task, or up to three tasks if each of them reads at least this number of stored bytes. With
-#: several tasks per core, all cores finish at about the same time.
-_TASK_BYTES, _TASKS_PER_CORE = 24 << 20, 3
+#: Each core runs one task, or several tasks, up to this number, if each of them reads at least this number of stored
+#: bytes. With several tasks per core, all cores finish at about the same time, and the progress is shown more often.
+_TASK_BYTES, _TASKS_PER_CORE = 24 << 20, 12
 #: Number of stored bytes of segments whose hours are merged together.
 _MERGED_BYTES = 4 << 20
 #: Cost of opening a file, expressed as the number of bytes that could be read in the same time.

@@ -90,7 +90,7 @@ def _records(run: Run, segment: Entry, values: Iterable[object]) -> Iterator[Rec
     if file is None:
         return
     with translated(segment.path), suppress(DamagedError), file:
-        for text in texts(segment, file):
+        for text in map(bytes.decode, texts(segment, file)):
             if any(part in text for part in written):
                 for line in text.split("\n"):
                     if any(part in line for part in written):

@@ -21,10 +21,10 @@ CREATE TEMP TABLE s_latency (what VARCHAR, us DOUBLE, n BIGINT);
 CREATE TEMP TABLE s_rates (proxy VARCHAR, vhost VARCHAR, "user" VARCHAR, conn VARCHAR, second SMALLINT, n BIGINT);
 CREATE TEMP TABLE s_peaks (proxy VARCHAR, vhost VARCHAR, "user" VARCHAR, conn VARCHAR, peak BIGINT);
 CREATE TEMP TABLE s_producers (proxy VARCHAR, vhost VARCHAR, "user" VARCHAR, conn VARCHAR, n BIGINT, bytes BIGINT,
-    first TIMESTAMP, last TIMESTAMP, largest BIGINT, classes BIGINT[], roughly BIGINT[], counts BIGINT[]);
+    first TIMESTAMP, last TIMESTAMP, largest BIGINT, sizes STRUCT(size BIGINT, class TINYINT, n BIGINT)[]);
 CREATE TEMP TABLE s_ranges (proxy VARCHAR, conn VARCHAR, ch BIGINT, first BIGINT, last BIGINT);
 CREATE TEMP TABLE s_gaps (proxy VARCHAR, dropped BIGINT, "from" VARCHAR, "to" VARCHAR);
-CREATE TEMP TABLE s_ids (key UBIGINT, proxy VARCHAR, vhost VARCHAR, exchange VARCHAR, message_id VARCHAR);
+CREATE TEMP TABLE s_ids (id UBIGINT, proxy VARCHAR, vhost VARCHAR, exchange VARCHAR, message_id VARCHAR);
 CREATE TEMP TABLE s_sample (id UBIGINT, message_id VARCHAR, t TIMESTAMP, proxy VARCHAR, exchange VARCHAR, rk VARCHAR,
     outcome VARCHAR, queues VARCHAR[]);
 CREATE TEMP TABLE s_trace (t TIMESTAMP, message_id VARCHAR, proxy VARCHAR, vhost VARCHAR, exchange VARCHAR, rk VARCHAR,
@@ -89,13 +89,12 @@ UNION ALL SELECT hour, NULL, vhost, "user", NULL, max(n) FROM (
 
 -- name: table producers
 WITH merged AS NOT MATERIALIZED (FROM $rows_producers),
-counted AS (SELECT hour, proxy, vhost, "user", conn, rough, total(n) AS n FROM (
-    SELECT hour, proxy, vhost, "user", conn, unnest(roughly) AS rough, unnest(counts) AS n FROM merged) GROUP BY ALL),
-histograms AS (SELECT hour, proxy, vhost, "user", conn, list(rough ORDER BY rough) AS roughly,
-    list(n ORDER BY rough) AS counts FROM counted GROUP BY ALL),
+histograms AS (SELECT hour, proxy, vhost, "user", conn, list({'size': size, 'class': class, 'n': n}) AS sizes
+    FROM (SELECT hour, proxy, vhost, "user", conn, part.size, part.class, total(part.n) AS n
+        FROM (SELECT hour, proxy, vhost, "user", conn, unnest(sizes) AS part FROM merged) GROUP BY ALL)
+    GROUP BY ALL),
 sums AS (SELECT hour, proxy, vhost, "user", conn, total(n) AS n, total(bytes) AS bytes, min(first) AS first,
-    max(last) AS last, max(largest) AS largest, [total(classes[1]), total(classes[2]), total(classes[3]),
-        total(classes[4]), total(classes[5]), total(classes[6])] AS classes FROM merged GROUP BY ALL)
+    max(last) AS last, max(largest) AS largest FROM merged GROUP BY ALL)
 FROM sums JOIN histograms USING (hour, proxy, vhost, "user", conn)
 
 -- name: table ranges
@@ -110,7 +109,7 @@ GROUP BY hour, proxy, conn, ch, island
 SELECT hour, proxy, total(dropped) AS dropped, min("from") AS "from", max("to") AS "to" FROM $rows_gaps GROUP BY ALL
 
 -- name: table ids
-SELECT hour, key, proxy, vhost, exchange, message_id FROM $rows_ids
+SELECT hour, id, proxy, vhost, exchange, message_id FROM $rows_ids
 
 -- name: table sample
 SELECT * EXCLUDE greatest FROM $rows_sample

@@ -9,40 +9,43 @@ SET TimeZone = 'UTC';
 -- A value rounded to significant digits. The error is at most 0.05 % for 4 digits (times), and 0.5 % for 3 (sizes).
 CREATE MACRO rounded(x, digits) AS CASE WHEN x = 0 THEN 0.0 ELSE
     round(x / pow(10.0, floor(log10(x)) - (digits - 1))) * pow(10.0, floor(log10(x)) - (digits - 1)) END;
-CREATE MACRO words(texts, name) AS
-    list_transform(coalesce(list_distinct(texts), []), lambda word: {'destination': word, 'kind': name});
+-- The destinations of a kind, from a JSON list of their names.
+CREATE MACRO destinations(names, kind) AS list_transform(
+    coalesce(list_distinct(TRY_CAST(names AS VARCHAR[])), []), lambda name: {'destination': name, 'kind': kind});
 
 -- name: parse
--- The parsed lines of files, each of which contains the text of a segment and is named after its sid. Fields with an
--- unexpected type are null, like missing fields. `nr` counts lines that are not blank; a single thread reads them in
--- order. `sender` identifies a connection, and `id` a message id. They are numbers, which are cheaper to compare, and
--- `id` is the same with every version of DuckDB. Times outside the years 1970 to 2999 are treated as missing, since they
--- would overflow in partials and tables. `hour` counts hours since 1970.
+-- The parsed lines of a file. The text of each segment follows a line with its `sid`, which is from $first to $last.
+-- Fields with an unexpected type are null, like missing fields. `nr` counts lines that are not blank; a single thread
+-- reads them in order. `sender` identifies a connection, and `id` a message id. They are numbers, which are cheaper to
+-- compare, and `id` is the same with every version of DuckDB. Times outside the years 1970 to 2999 are treated as
+-- missing, since they would overflow in partials and tables. `hour` counts hours since 1970. Lists of names are JSON,
+-- which is cheaper to compare than lists.
 CREATE OR REPLACE TEMP TABLE lines AS WITH parsed AS (
-    SELECT row_number() OVER () AS nr, * FROM read_json($files, format = 'newline_delimited', ignore_errors = true,
-        maximum_object_size = $longest, filename = true, columns = {
-            v: 'BIGINT', kind: 'VARCHAR', ts: 'VARCHAR', proxy: 'VARCHAR', conn: 'VARCHAR', ch: 'BIGINT', seq: 'BIGINT',
-            "user": 'VARCHAR', vhost: 'VARCHAR', exchange: 'VARCHAR', rk: 'VARCHAR', message_id: 'VARCHAR',
-            size: 'BIGINT', outcome: 'VARCHAR', queues: 'VARCHAR[]', exchanges: 'VARCHAR[]', remotes: 'VARCHAR[]',
-            bindings: 'VARCHAR[]', rules: 'VARCHAR', reason: 'VARCHAR', decide_us: 'DOUBLE', result: 'VARCHAR',
-            reply_code: 'BIGINT', confirm_us: 'DOUBLE', dropped: 'BIGINT', "from": 'VARCHAR', "to": 'VARCHAR'})),
+    SELECT row_number() OVER () AS nr, * REPLACE (CASE WHEN segment BETWEEN $first AND $last THEN segment END AS segment)
+    FROM read_json('$file', format = 'newline_delimited', ignore_errors = true, maximum_object_size = $longest,
+        columns = {
+            segment: 'BIGINT', v: 'BIGINT', kind: 'VARCHAR', ts: 'VARCHAR', proxy: 'VARCHAR', conn: 'VARCHAR',
+            ch: 'BIGINT', seq: 'BIGINT', "user": 'VARCHAR', vhost: 'VARCHAR', exchange: 'VARCHAR', rk: 'VARCHAR',
+            message_id: 'VARCHAR', size: 'BIGINT', outcome: 'VARCHAR', queues: 'JSON', exchanges: 'JSON',
+            remotes: 'JSON', bindings: 'JSON', rules: 'VARCHAR', reason: 'VARCHAR', decide_us: 'DOUBLE',
+            result: 'VARCHAR', reply_code: 'BIGINT', confirm_us: 'DOUBLE', dropped: 'BIGINT', "from": 'VARCHAR',
+            "to": 'VARCHAR'})),
 timed AS (
-    SELECT * EXCLUDE (ts, filename), parse_filename(filename, true)::BIGINT AS sid,
-        CASE WHEN length(ts) BETWEEN 20 AND 27 AND ts[11] = 'T' AND ts[-1] = 'Z'
+    SELECT * EXCLUDE ts, last_value(segment IGNORE NULLS) OVER (ROWS UNBOUNDED PRECEDING) AS sid,
+        CASE WHEN length(ts) BETWEEN 20 AND 27 AND ts LIKE '__________T%Z'
         AND ts BETWEEN '1970' AND '3000' THEN TRY_CAST(ts AS TIMESTAMP) END AS t FROM parsed)
-SELECT *, (epoch_us(t) // 3600000000)::INTEGER AS hour, hash(proxy, vhost, "user", conn) AS sender,
-    md5_number_lower(message_id) AS id,
+SELECT * EXCLUDE segment, (epoch_us(t) // 3600000000)::INTEGER AS hour, hash(proxy, vhost, "user", conn) AS sender,
+    number_of(message_id) AS id,
     coalesce(v = $version AND t IS NOT NULL AND proxy IS NOT NULL AND CASE kind
         WHEN 'publish' THEN conn IS NOT NULL AND "user" IS NOT NULL AND vhost IS NOT NULL AND ch IS NOT NULL
             AND exchange IS NOT NULL AND rk IS NOT NULL AND outcome IS NOT NULL AND size >= 0 AND seq >= 1
         WHEN 'settle' THEN conn IS NOT NULL AND ch IS NOT NULL AND seq >= 1 AND result IS NOT NULL
         WHEN 'gap' THEN dropped IS NOT NULL WHEN 'admin' THEN true WHEN 'facts' THEN true ELSE false END, false) AS is_record
-FROM timed
+FROM timed WHERE segment IS NULL
 
 -- name: wrong lines
--- The invalid lines: segment, position in the segment, and version.
-SELECT sid, nr - first + 1, v FROM lines JOIN (SELECT sid, min(nr) AS first FROM lines GROUP BY sid) USING (sid)
-WHERE NOT is_record
+-- The invalid lines: number, segment and version.
+SELECT nr, sid, v FROM lines WHERE NOT is_record
 
 -- name: tables
 CREATE OR REPLACE TEMP TABLE files (sid BIGINT, path VARCHAR, content VARCHAR, size BIGINT, modified BIGINT,
@@ -52,10 +55,11 @@ CREATE OR REPLACE TEMP TABLE wrong (sid BIGINT, why VARCHAR, line VARCHAR)
 -- name: views
 CREATE OR REPLACE TEMP VIEW publishes AS FROM lines WHERE kind = 'publish';
 CREATE OR REPLACE TEMP VIEW settles AS FROM lines WHERE kind = 'settle';
--- The common input of flows and bindings.
 CREATE OR REPLACE TEMP TABLE routes AS SELECT hour, sid, vhost, "user", exchange, outcome, reason, rules, queues,
-    exchanges, remotes, bindings, count(*) AS n, total(size) AS bytes, min(t) AS first, max(t) AS last FROM publishes
-    GROUP BY ALL
+    exchanges, remotes, count(*) AS n, total(size) AS bytes, min(t) AS first, max(t) AS last FROM publishes GROUP BY ALL;
+-- The connections. Other tables are grouped by `sender`, since grouping by texts takes longer.
+CREATE OR REPLACE TEMP TABLE senders AS SELECT sender, proxy, vhost, "user", conn
+FROM lines SEMI JOIN (SELECT min(nr) AS nr FROM publishes GROUP BY sender) USING (nr)
 
 -- name: bloom sizes
 -- The numbers of bits of bloom filters, each with its segments.
@@ -108,19 +112,23 @@ SELECT hour, sid, (epoch_us(t) // 60000000 % 60)::TINYINT AS minute, vhost, exch
 
 -- name: table flows
 -- The first destination of each publish also counts the publish (`messages`), so that sums count each publish once.
-SELECT hour, sid, vhost, "user", exchange, reach.destination, reach.kind, outcome, reason, rules, total(n) AS n,
-    total(bytes) AS bytes, total(CASE place WHEN 1 THEN n ELSE 0 END) AS messages,
-    total(CASE place WHEN 1 THEN bytes ELSE 0 END) AS message_bytes, min(first) AS first, max(last) AS last
-FROM (SELECT *, unnest(reached) AS reach, generate_subscripts(reached, 1) AS place FROM (
-    SELECT * EXCLUDE reached, CASE WHEN len(reached) > 0 THEN reached
-        ELSE [{'destination': NULL::VARCHAR, 'kind': NULL::VARCHAR}] END AS reached
-    FROM (SELECT *, list_concat(list_concat(words(queues, 'queue'), words(exchanges, 'exchange')),
-        words(remotes, 'remote')) AS reached FROM routes)))
-GROUP BY ALL
+WITH lists AS (SELECT DISTINCT queues, exchanges, remotes FROM routes),
+reached AS (SELECT *, list_concat(list_concat(destinations(queues, 'queue'), destinations(exchanges, 'exchange')),
+    destinations(remotes, 'remote')) AS all_of_them FROM lists),
+numbered AS (SELECT * EXCLUDE all_of_them, unnest(all_of_them) AS reach, generate_subscripts(all_of_them, 1) AS place
+    FROM reached UNION ALL BY NAME SELECT * EXCLUDE all_of_them, 1 AS place FROM reached WHERE len(all_of_them) = 0)
+SELECT hour, sid, vhost, "user", exchange, reach.destination, reach.kind, outcome, reason, rules, n, bytes,
+    CASE place WHEN 1 THEN n ELSE 0 END AS messages, CASE place WHEN 1 THEN bytes ELSE 0 END AS message_bytes, first, last
+FROM routes JOIN numbered ON routes.queues IS NOT DISTINCT FROM numbered.queues
+    AND routes.exchanges IS NOT DISTINCT FROM numbered.exchanges AND routes.remotes IS NOT DISTINCT FROM numbered.remotes
 
 -- name: table bindings
-SELECT hour, sid, vhost, exchange, binding, rules, total(n) AS n, max(last) AS last
-FROM (SELECT *, unnest(list_distinct(bindings)) AS binding FROM routes) WHERE binding IS NOT NULL GROUP BY ALL
+WITH grouped AS (SELECT hour, sid, vhost, exchange, bindings, rules, count(*) AS n, max(t) AS last FROM publishes
+    GROUP BY ALL),
+lists AS (SELECT bindings, unnest(list_distinct(TRY_CAST(bindings AS VARCHAR[]))) AS binding
+    FROM (SELECT DISTINCT bindings FROM grouped))
+SELECT hour, sid, vhost, exchange, binding, rules, n, last FROM grouped JOIN lists USING (bindings)
+WHERE binding IS NOT NULL
 
 -- name: table lost
 -- Publishes without a destination, and returns. `n` counts each of these publishes once.
@@ -142,22 +150,22 @@ FROM (SELECT hour, sid, 'decide' AS what, decide_us AS us FROM publishes WHERE d
 WHERE us = 0 OR us BETWEEN 1e-9 AND 1e15 GROUP BY ALL
 
 -- name: table producers
-SELECT hour, sid, proxy, vhost, "user", conn, total(n) AS n, total(bytes) AS bytes, min(first) AS first, max(last) AS last,
-    max(largest) AS largest, list(rough ORDER BY rough) AS roughly, list(n ORDER BY rough) AS counts,
-    [total(c1), total(c2), total(c3), total(c4), total(c5), total(c6)] AS classes
-FROM (SELECT hour, sid, any_value(proxy) AS proxy, any_value(vhost) AS vhost, any_value("user") AS "user",
-        any_value(conn) AS conn, sender, rounded(size, 3)::BIGINT AS rough, count(*) AS n, total(size) AS bytes,
-        min(t) AS first, max(t) AS last, max(size) AS largest, count(*) FILTER (size <= 100) AS c1,
-        count(*) FILTER (size BETWEEN 101 AND 1000) AS c2, count(*) FILTER (size BETWEEN 1001 AND 10000) AS c3,
-        count(*) FILTER (size BETWEEN 10001 AND 100000) AS c4, count(*) FILTER (size BETWEEN 100001 AND 1000000) AS c5,
-        count(*) FILTER (size > 1000000) AS c6
-    FROM publishes GROUP BY hour, sid, sender, rough)
-GROUP BY hour, sid, sender, proxy, vhost, "user", conn
+-- `sizes` is a histogram of rounded sizes. A size class is that of the exact sizes.
+SELECT hour, sid, proxy, vhost, "user", conn, sums.n, bytes, first, last, largest, sizes
+FROM (SELECT hour, sid, sender, total(n) AS n, total(bytes) AS bytes, min(first) AS first, max(last) AS last,
+        max(largest) AS largest, list({'size': rough, 'class': class, 'n': n}) AS sizes
+    FROM (SELECT hour, sid, sender, CASE WHEN size < 1000 THEN size ELSE rounded(size, 3)::BIGINT END AS rough,
+            CASE WHEN size <= 100 THEN 1 WHEN size <= 1000 THEN 2 WHEN size <= 10000 THEN 3 WHEN size <= 100000 THEN 4
+                WHEN size <= 1000000 THEN 5 ELSE 6 END::TINYINT AS class,
+            count(*) AS n, total(size) AS bytes, min(t) AS first, max(t) AS last, max(size) AS largest
+        FROM publishes GROUP BY hour, sid, sender, rough, class)
+    GROUP BY hour, sid, sender) AS sums JOIN senders USING (sender)
 
 -- name: table rates
 -- The number of publishes per second of each connection.
-SELECT hour, sid, any_value(proxy) AS proxy, any_value(vhost) AS vhost, any_value("user") AS "user", any_value(conn) AS conn,
-    (epoch_us(t) // 1000000 % 3600)::SMALLINT AS second, count(*) AS n FROM publishes GROUP BY hour, sid, sender, second
+SELECT hour, sid, proxy, vhost, "user", conn, second, n
+FROM (SELECT hour, sid, sender, (epoch_us(t) // 1000000 % 3600)::SMALLINT AS second, count(*) AS n FROM publishes
+    GROUP BY hour, sid, sender, second) JOIN senders USING (sender)
 
 -- name: table ranges
 SELECT hour, sid, proxy, conn, ch, min(seq) AS first, max(seq) AS last
@@ -169,17 +177,16 @@ GROUP BY hour, sid, proxy, conn, ch, island
 SELECT hour, sid, proxy, dropped, "from", "to" FROM lines WHERE kind = 'gap'
 
 -- name: table ids
--- `key` identifies a message id together with its sidecar and exchange.
-SELECT hour, sid, md5_number_lower(concat_ws(chr(0), proxy, vhost, exchange, message_id)) AS key, proxy, vhost, exchange,
-    message_id FROM publishes WHERE message_id IS NOT NULL
+SELECT hour, sid, id, proxy, vhost, exchange, message_id FROM publishes WHERE message_id IS NOT NULL
 
 -- name: table sample
 -- The publishes with the smallest hashes of the message id, so that the same messages are chosen in all segments.
-SELECT hour, sid, id, message_id, t, proxy, exchange, rk, outcome, queues FROM publishes
+SELECT hour, sid, id, message_id, t, proxy, exchange, rk, outcome, TRY_CAST(queues AS VARCHAR[]) AS queues FROM publishes
 JOIN (SELECT hour, list_max(min(id, $sampled)) AS greatest FROM publishes GROUP BY hour) USING (hour)
 WHERE id <= greatest
 
 -- name: table trace
 -- This table is as large as the log, and is therefore created only on request.
-SELECT hour, sid, t, message_id, proxy, vhost, exchange, rk, outcome, queues, exchanges, remotes, conn, ch, seq
+SELECT hour, sid, t, message_id, proxy, vhost, exchange, rk, outcome, TRY_CAST(queues AS VARCHAR[]) AS queues,
+    TRY_CAST(exchanges AS VARCHAR[]) AS exchanges, TRY_CAST(remotes AS VARCHAR[]) AS remotes, conn, ch, seq
 FROM publishes WHERE message_id IS NOT NULL

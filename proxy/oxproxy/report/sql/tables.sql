@@ -34,9 +34,10 @@ SELECT message_id, list({'ts': t::VARCHAR, 'proxy': proxy, 'exchange': exchange,
 GROUP BY message_id HAVING min(proxy) <> max(proxy) ORDER BY count(*) DESC, message_id LIMIT $ways
 
 -- name: repeated
--- Message ids that occur several times. They are first compared by key, which takes little memory and leaves few.
+-- Message ids that occur several times. They are first compared by hash, which takes little memory and leaves few.
 SELECT max(hour)::INTEGER AS hour, proxy, vhost, exchange, message_id, count(*) AS n FROM p_ids
-WHERE key IN (SELECT key FROM p_ids GROUP BY key HAVING count(*) > 1)
+WHERE hash(id, proxy, vhost, exchange) IN (
+    SELECT hash(id, proxy, vhost, exchange) AS key FROM p_ids GROUP BY key HAVING count(*) > 1)
 GROUP BY proxy, vhost, exchange, message_id HAVING n > 1
 
 -- name: repeated counts
@@ -169,36 +170,37 @@ FROM placed GROUP BY hour, what ORDER BY ALL
 -- name: table producers
 WITH numbered AS (SELECT DISTINCT proxy, vhost, "user", conn FROM p_producers),
 senders AS (SELECT row_number() OVER () AS id, * FROM numbered),
-counted AS (SELECT id, x, sum(n) AS n FROM (SELECT id, unnest(roughly) AS x, unnest(counts) AS n
+counted AS (SELECT id, part.size, part.class, sum(part.n) AS n FROM (SELECT id, unnest(sizes) AS part
     FROM p_producers JOIN senders USING (proxy, vhost, "user", conn)) GROUP BY ALL),
-placed AS (SELECT id, x::DOUBLE AS x, sum(n) OVER (PARTITION BY id ORDER BY x) AS upto,
+placed AS (SELECT id, size::DOUBLE AS x, sum(n) OVER (PARTITION BY id ORDER BY size) AS upto,
     sum(n) OVER (PARTITION BY id) AS total FROM counted),
 shares AS (SELECT id, percentile(x, upto, total, 0.5) AS p50_size, percentile(x, upto, total, 0.95) AS p95_size
     FROM placed GROUP BY id),
 sums AS (SELECT proxy, vhost, "user", conn, total(n) AS publishes, total(bytes) AS bytes,
-    max(largest)::DOUBLE AS max_size, min(first) AS first, max(last) AS last, [
-        total(classes[1]), total(classes[2]), total(classes[3]), total(classes[4]), total(classes[5]),
-        total(classes[6])] AS classes FROM p_producers GROUP BY ALL),
+    max(largest)::DOUBLE AS max_size, min(first) AS first, max(last) AS last FROM p_producers GROUP BY ALL),
 peaks AS (SELECT proxy, vhost, "user", conn, max(peak)::BIGINT AS peak FROM p_peaks GROUP BY ALL),
 connections AS (SELECT vhost, "user", list({'proxy': proxy, 'conn': conn, 'publishes': publishes, 'bytes': bytes,
         'p50_size': p50_size, 'p95_size': p95_size, 'max_size': max_size, 'peak_per_second': peak,
         'first_seen': utc(first), 'last_seen': utc(last)} ORDER BY publishes DESC, proxy, conn) AS connections,
         total(publishes) AS publishes, total(bytes) AS bytes, max(max_size) AS max_size, min(first) AS first,
-        max(last) AS last, [total(classes[1]), total(classes[2]), total(classes[3]), total(classes[4]),
-            total(classes[5]), total(classes[6])] AS classes
+        max(last) AS last
     FROM sums JOIN senders USING (proxy, vhost, "user", conn) JOIN shares USING (id)
     JOIN peaks USING (proxy, vhost, "user", conn) GROUP BY ALL),
-user_counted AS (SELECT vhost, "user", x, sum(n) AS n FROM counted JOIN senders USING (id) GROUP BY ALL),
-user_placed AS (SELECT vhost, "user", x::DOUBLE AS x, sum(n) OVER (PARTITION BY vhost, "user" ORDER BY x) AS upto,
+user_counted AS (SELECT vhost, "user", size, class, sum(n) AS n FROM counted JOIN senders USING (id) GROUP BY ALL),
+user_placed AS (SELECT vhost, "user", size::DOUBLE AS x, sum(n) OVER (PARTITION BY vhost, "user" ORDER BY size) AS upto,
     sum(n) OVER (PARTITION BY vhost, "user") AS total FROM user_counted),
 user_shares AS (SELECT vhost, "user", percentile(x, upto, total, 0.5) AS p50_size,
-    percentile(x, upto, total, 0.95) AS p95_size FROM user_placed GROUP BY ALL)
-SELECT vhost, "user", publishes, bytes, p50_size, p95_size, max_size, p.peak AS peak_per_second, [
-        {'up_to': 100::BIGINT, 'publishes': classes[1]}, {'up_to': 1000, 'publishes': classes[2]},
-        {'up_to': 10000, 'publishes': classes[3]}, {'up_to': 100000, 'publishes': classes[4]},
-        {'up_to': 1000000, 'publishes': classes[5]}, {'up_to': NULL, 'publishes': classes[6]}] AS sizes,
+    percentile(x, upto, total, 0.95) AS p95_size FROM user_placed GROUP BY ALL),
+user_classes AS (SELECT vhost, "user", [
+        {'up_to': 100::BIGINT, 'publishes': total(CASE class WHEN 1 THEN n ELSE 0 END)},
+        {'up_to': 1000, 'publishes': total(CASE class WHEN 2 THEN n ELSE 0 END)},
+        {'up_to': 10000, 'publishes': total(CASE class WHEN 3 THEN n ELSE 0 END)},
+        {'up_to': 100000, 'publishes': total(CASE class WHEN 4 THEN n ELSE 0 END)},
+        {'up_to': 1000000, 'publishes': total(CASE class WHEN 5 THEN n ELSE 0 END)},
+        {'up_to': NULL, 'publishes': total(CASE class WHEN 6 THEN n ELSE 0 END)}] AS sizes FROM user_counted GROUP BY ALL)
+SELECT vhost, "user", publishes, bytes, p50_size, p95_size, max_size, p.peak AS peak_per_second, sizes,
     utc(first) AS first_seen, utc(last) AS last_seen, connections
-FROM connections JOIN user_shares USING (vhost, "user")
+FROM connections JOIN user_shares USING (vhost, "user") JOIN user_classes USING (vhost, "user")
 JOIN (SELECT vhost, "user", peak FROM peaks WHERE conn IS NULL) p USING (vhost, "user") ORDER BY ALL
 
 -- name: table trace
