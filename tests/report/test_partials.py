@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import time
+import zlib
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import duckdb
 import pytest
 
+from oxproxy.report import partials
 from oxproxy.report.days import made_files, parts
 from oxproxy.report.files.storage import Entry
 from oxproxy.report.partials import KEPT_LINES, read
@@ -114,7 +116,15 @@ def test_a_missing_line_end_and_several_gzip_members_are_valid(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("cut", [-3, -9, -3000])
-def test_records_before_the_damage_of_a_segment_are_read(tmp_path: Path, cut: int) -> None:
+@pytest.mark.parametrize("library", ["isal", "zlib"])
+def test_records_before_the_damage_of_a_segment_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int, library: str
+) -> None:
+    if library == "isal":
+        pytest.importorskip("isal")
+    else:
+        monkeypatch.setattr(partials, "_GZIP_FILE", gzip.GzipFile)
+        monkeypatch.setattr(partials, "_DAMAGE", (EOFError, gzip.BadGzipFile, zlib.error))
     packed = gzip.compress(text(*(publish(seq=number, rk=f"k{number * 7919}") for number in range(1, 5001))))
     noise = b"\x1f\x8b\x08\x00 this is no gzip"
     made = partial(tmp_path, ("a.jsonl.gz", packed[:cut]), ("b.jsonl.gz", noise))
