@@ -97,7 +97,7 @@ class Broker:
         return self
 
     async def prepare(
-        self, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[DeclareQueue]
+        self, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[DeclareQueue], _book: object
     ) -> PreparedRules:
         self._state.overlay(exchanges, router)
         return PreparedRules(exchanges, router, tuple(queues))

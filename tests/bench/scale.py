@@ -218,7 +218,7 @@ class NoBroker:
         return self
 
     async def prepare(
-        self, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[DeclareQueue]
+        self, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[DeclareQueue], _book: object
     ) -> PreparedRules:
         """Declare nothing."""
         return PreparedRules(exchanges, router, tuple(queues))

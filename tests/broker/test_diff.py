@@ -27,6 +27,7 @@ from tests.broker.observed import Queue, exchanges, owned, queues, router
 from tests.relay.wire import token
 
 MINE = QueueInfo(b"mine", exclusive=True)
+CONFLICT = "exchange x exists on the broker with type fanout"
 
 
 def names(
@@ -80,7 +81,7 @@ def bind(exchange: OwnedExchange, name: str) -> BindToken:
         ),
         (rules(), [Queue(b"\xff")], observed(names(carriers=["x"])), []),
         (rules("mine"), [], observed(names(carriers=["x"], exclusive=[MINE])), []),
-        (rules("a"), [], observed(names("a", carriers=["x"]), conflicts=[b"x"]), []),
+        (rules("a"), [], observed(names("a", carriers=["x"]), conflicts={b"x": CONFLICT}), []),
         (rules("a"), [], observed(names(listed=False)), ["declare direct exchange x", "bind queue a to exchange x"]),
         (rules("a", exchange=owned("x", Delivery.QUEUE)), [], observed(names("a")), []),
     ],
@@ -129,26 +130,27 @@ def test_without_a_listing_only_tokens_that_can_exist_are_verified() -> None:
 
 
 @pytest.mark.parametrize(
-    ("known", "state", "refused", "lacking", "missing"),
+    ("known", "seen", "refused", "lacking", "missing"),
     [
-        ({"a"}, names("a"), {}, {}, {}),
-        (set(), names(), {}, {}, {("queue", b"a"): "does not exist"}),
-        (set(), names("a"), {}, {}, {("queue", b"a"): "not bound yet"}),
-        (set(), names("a"), {"a": "refused: 403"}, {}, {("queue", b"a"): "refused: 403"}),
-        ({"a"}, names("a"), {}, {("queue", b"b"): "does not exist"}, {("queue", b"b"): "does not exist"}),
+        ({"a"}, observed(names("a")), {}, {}, {}),
+        (set(), observed(names()), {}, {}, {("queue", b"a"): "does not exist"}),
+        (set(), observed(names("a"), conflicts={b"x": CONFLICT}), {}, {}, {("queue", b"a"): CONFLICT}),
+        (set(), observed(names("a")), {"a": "refused: 403"}, {}, {("queue", b"a"): "refused: 403"}),
+        ({"a"}, observed(names("a")), {}, {("queue", b"b"): "does not exist"}, {("queue", b"b"): "does not exist"}),
+        (set(), observed(names("a")), {}, {}, {}),
     ],
-    ids=["bound", "absent", "not bound", "refused", "asked for"],
+    ids=["bound", "absent", "conflict", "refused", "asked for", "unbound since"],
 )
 def test_each_missing_destination_has_a_reason(
     known: set[str],
-    state: ObservedState,
+    seen: Observation,
     refused: dict[str, str],
     lacking: dict[Destination, str],
     missing: dict[Destination, str],
 ) -> None:
     exchange = owned("x", bound=queues(*known))
     failed: dict[Action, str] = {bind(exchange, name): why for name, why in refused.items()}
-    assert missing_destinations(rules("a", exchange=exchange), observed(state), failed, lacking) == missing
+    assert missing_destinations(rules("a", exchange=exchange), seen, failed, lacking) == missing
 
 
 def test_a_queue_that_could_not_be_declared_is_missing_until_it_exists() -> None:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -9,8 +9,14 @@ from oxproxy.broker.methods import Bind, Find, Method, Refusal
 from oxproxy.broker.reconcile.desired import desired_state
 from oxproxy.broker.reconcile.reconciler import Reconciler
 from oxproxy.relay.vhost import Delivery
-from oxproxy.values import Destination
+from oxproxy.values import Destination, Value
+from tests.broker.clients import declare_here, stored
 from tests.broker.observed import bind_token, owned, queues, router, state
+from tests.relay.wire import token
+
+A: Destination = ("queue", b"a")
+ABSENT = "does not exist"
+ANY = ((b"x-match", Value("S", b"any")),)
 
 
 class FakeConnection(ControlConnection):
@@ -21,11 +27,18 @@ class FakeConnection(ControlConnection):
         self.now = self.takes_seconds = 0.0
         self.sent: list[Method] = []
         self.refusals: dict[Method, Refusal] = {}
+        #: called while the broker executes methods
+        self.meanwhile: Callable[[], object] = lambda: None
 
     async def call_all(self, methods: Sequence[Method]) -> list[Refusal | None]:
         self.sent += methods
         self.now += self.takes_seconds
+        self.meanwhile()
         return [self.refusals.get(method) for method in methods]
+
+    async def call(self, method: Method) -> Refusal | None:
+        [refusal] = await self.call_all([method])
+        return refusal
 
     def refuse(self, carrier: bytes, *destinations: Destination) -> None:
         for destination in destinations:
@@ -66,8 +79,55 @@ async def test_without_listings_a_few_destinations_are_verified_in_turn_in_each_
     assert connection.tried() == MANY
     turns = []
     for _ in range(3):
-        missing = await reconciler.reconcile(lambda: desired)
+        missing = (await reconciler.reconcile(lambda: desired)).missing
         turns.append(connection.tried())
         assert missing == dict.fromkeys(MANY if refused else (), "does not exist")
     assert [len(turn) for turn in turns] == [2, 2, 2]
     assert set().union(*turns) == MANY
+
+
+async def test_without_listings_a_clients_binding_ends_with_its_destination(
+    reconciler: Reconciler, connection: FakeConnection
+) -> None:
+    exchange = declare_here(reconciler.state, "ox", stored("ox", "a"), stored("ox", "a", ANY), stored("ox", "b"))
+    connection.refuse(b"ox", A)
+    await reconciler.look(thorough=False)
+    assert [binding.destination for binding in exchange.clients.values()] == [("queue", b"b")]
+    assert reconciler.state.missing() == {}
+
+
+async def test_a_binding_that_a_client_creates_during_a_pass_stays(
+    reconciler: Reconciler, connection: FakeConnection
+) -> None:
+    exchange = declare_here(reconciler.state, "ox", stored("ox", "a"))
+    connection.refuse(b"ox", A)
+
+    def bind() -> None:
+        reconciler.state.add_binding(stored("ox", "a", ANY))
+        exchange.tokens.bind_ok(A, (token(*A),))
+
+    connection.meanwhile = bind
+    await reconciler.look(thorough=False)
+    assert len(exchange.clients) == 2
+    assert A in exchange.tokens.bound
+
+
+async def test_a_destination_is_missing_from_its_refusal_until_it_is_bound(
+    reconciler: Reconciler, connection: FakeConnection
+) -> None:
+    known = reconciler.state
+    exchange, other = owned("x"), owned("other")
+    known.swap({b"x": exchange, b"other": other}, router({"x": queues("a"), "other": queues("b")}))
+    connection.refuse(b"x", A)
+    await reconciler.look(thorough=False)
+    assert known.missing() == {"queue a": ABSENT}
+    exchange.tokens.bind_ok(A, (token(*A),))
+    assert known.missing() == {}
+    for table in (exchange.tokens, other.tokens):
+        table.refused(A, "403", 1.0)
+    assert known.missing() == {"queue a": "403"}
+    known.swap({b"other": other}, router({"other": queues("b")}))
+    assert known.missing() == {}  # no rule names it
+    known.missing_others = {("exchange", b"alternate"): ABSENT}
+    known.missing_remote = {("far", A): ABSENT}
+    assert known.missing() == {"exchange alternate": ABSENT, "queue a on broker far": ABSENT}

@@ -88,18 +88,6 @@ def test_an_unverified_exchange_is_dropped_if_the_next_listing_lacks_it(
     assert known.exchanges == {}
 
 
-def test_the_end_of_a_binding_does_not_remove_its_successor(store: DeclarationStore, known: VhostState) -> None:
-    old = stored("ox", "q", (), 1)
-    declare_here(known, "ox", old)
-    before = store.bindings()
-    known.remove_binding(old)
-    known.add_binding(stored("ox", "q", (), 2))
-    assert not store.binding_gone(before[0])
-    assert store.binding_gone(store.bindings()[0])
-    assert known.exchanges[b"ox"].clients == {}
-    assert not store.binding_gone(before[0])
-
-
 def test_the_number_of_logged_errors_is_limited(store: DeclarationStore) -> None:
     with capture_logs() as events:
         for number in range(2000):

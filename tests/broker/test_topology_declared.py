@@ -344,7 +344,7 @@ async def test_without_the_management_api_deleted_objects_are_noticed(
     await reconcile(topology, vhost)
     assert set(vhost_state.exchanges) == {b"ox"}
     assert routed(vhost_state, b"ox") == (b"b",)
-    assert topology.managed(vhost).reconciler.missing == {}
+    assert vhost_state.missing() == {}
 
 
 async def test_a_sidecar_waits_for_the_management_api_and_then_starts_without_it(

@@ -66,14 +66,14 @@ async def test_queue_delivery_declares_nothing_and_reports_what_is_missing(
     passing = owned("passing", Delivery.QUEUE, unmatched_pass=True)
     named = {"direct": queues("a", "b") | exchanges("amq.topic", "x"), "further": set(), "passing": set()}
     known = state(vhost, named, direct, further, passing)
-    topology = await make(known)
+    await make(known)
     assert outside.broker.api("GET", f"exchanges/{vhost}") == before
     assert direct.tokens.bound.keys() == set()
-    assert topology.reconciler.missing == {
-        ("queue", b"b"): "does not exist",
-        ("exchange", b"x"): "does not exist",
-        ("exchange", b"nowhere"): "alternate exchange of direct: does not exist",
-        ("exchange", b"passing"): "the broker's own exchange for unmatched messages of passing: does not exist",
+    assert known.missing() == {
+        "queue b": "does not exist",
+        "exchange x": "does not exist",
+        "exchange nowhere": "alternate exchange of direct: does not exist",
+        "exchange passing": "the broker's own exchange for unmatched messages of passing: does not exist",
     }
 
 
@@ -177,7 +177,7 @@ async def test_queues_declared_and_deleted_during_a_listing_are_neither_lost_nor
 
     monkeypatch.setattr(ManagementApi, "queues", meanwhile)
     await topology.refresh()
-    assert missing(known) == {("queue", b"gone"): "deleted"}
+    assert missing(known) == {("queue", b"gone"): "does not exist"}
     assert list(known.queues.names) == [b"new"]
 
 
@@ -496,8 +496,8 @@ async def test_a_queue_with_arguments_that_the_broker_does_not_know_is_a_failure
     [failing] = topology.reconciler.executor.failing()
     assert failing.startswith("declare queue odd: can't be declared: 406")
     assert "x-queue-type" in failing
-    assert topology.reconciler.missing.keys() == queues("odd")
-    assert "can't be declared: 406" in topology.reconciler.missing["queue", b"odd"]
+    assert known.missing().keys() == {"queue odd"}
+    assert "can't be declared: 406" in known.missing()["queue odd"]
 
 
 async def test_a_late_refusal_does_not_affect_a_queue_that_a_client_has_declared_and_bound_since(

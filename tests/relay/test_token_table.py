@@ -31,10 +31,14 @@ EVENTS: dict[str, tuple[Callable[[TokenTable], object], tuple[TokenState, ...]]]
     "refused": (lambda table: table.refused(A, "403", 2.0), (M, M, M, M)),
     "deleted": (lambda table: table.deleted(A), (N, P, N, M)),
     "declared": (lambda table: table.declared(A), (N, P, OK, N)),
+    "found": (lambda table: table.declared(A, table.events), (N, P, OK, N)),
+    "found before": (lambda table: table.declared(A, -1), (N, P, OK, M)),
+    "absent": (lambda table: table.absent(A, table.events), (N, P, N, M)),
+    "absent before": (lambda table: table.absent(A, -1), (N, P, OK, M)),
     "listed": (lambda table: table.listed(table.events, BOUND), (OK, OK, OK, OK)),
     "not listed": (lambda table: table.listed(table.events, {}), (N, P, N, M)),
     "missing for long": (lambda table: table.forget_missing(1.0), (N, P, OK, N)),
-    "missing and named": (lambda table: table.forget_missing(1.0, [A]), (N, P, OK, M)),
+    "missing and named": (lambda table: table.forget_missing(1.0, A.__eq__), (N, P, OK, M)),
     "too many missing": (lambda table: table.limit_missing(0), (N, P, OK, N)),
 }
 
@@ -123,7 +127,7 @@ def test_the_earliest_missing_destinations_are_forgotten_if_there_are_too_many()
     table = TokenTable()
     for number in range(4):
         table.refused(("queue", b"%d" % number), "404", float(number))
-    table.limit_missing(2, [("queue", b"0")])
+    table.limit_missing(2, ("queue", b"0").__eq__)
     assert [name for _, name in table.missing] == [b"0", b"3"]
 
 

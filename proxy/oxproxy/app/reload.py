@@ -25,15 +25,13 @@ from oxproxy.errors import ConfigErrors, UpstreamError, UpstreamFailure
 from oxproxy.garbage import without_collection
 from oxproxy.net.tasks import Tasks
 from oxproxy.relay.counters import Counters, TrafficLabels
-from oxproxy.relay.vhost import Delivery, VhostState
-from oxproxy.routing.destination_translation import static_translations
+from oxproxy.relay.vhost import VhostState
 from oxproxy.routing.exchange import Exchange
 from oxproxy.routing.router import Router
 from oxproxy.rules.loader import LoadedRules, joined_rules
 from oxproxy.rules.ruleset import VhostRules
 from oxproxy.rules.watch import FileWatch, lone_mounts
 from oxproxy.rules.wire import owned_exchanges
-from oxproxy.values import Destination, describe
 
 _log = structlog.get_logger(__name__)
 
@@ -274,7 +272,7 @@ class Reload:
             replaced = (router for name, router in before.routers.items() if loaded.routers.get(name) is not router)
             remains = [exchange for router in replaced for exchange in router.exchanges.values()]
             self._tasks.start(free_exchanges(remains), "free old rules")
-        missing = [text for name in loaded.rules.vhosts for text in _unreachable(self._state_of(name))]
+        missing = [text for name in loaded.rules.vhosts for text in sorted(self._state_of(name).missing_here())]
         failed = [unit for unit in units if unit.errors]
         return ReloadReport(
             [error for unit in failed for error in unit.errors],
@@ -309,7 +307,8 @@ class Reload:
         if not self._topology.follows(name):
             await self._topology.adopt(name, state)
         managed = self._topology.managed(name)  # looked up now: the virtual host may be deleted during `prepare`
-        return _PreparedVhost(managed, state, await managed.prepare(exchanges, router, declared_queues(rules)))
+        book = loaded.books.get(name)
+        return _PreparedVhost(managed, state, await managed.prepare(exchanges, router, declared_queues(rules), book))
 
 
 @contextmanager
@@ -347,35 +346,6 @@ async def free_exchanges(exchanges: list[Exchange]) -> None:
             continue
         while exchange.file.dismantle(_FREED_AT_ONCE):  # noqa: ASYNC110 -- lets other tasks run, does not poll
             await asyncio.sleep(0)
-
-
-def _unreachable(state: VhostState) -> list[str]:
-    """Of the destinations in the rules, return those that publishes can't reach in the current state of the broker."""
-    missing = {
-        destination
-        for owned in state.exchanges.values()
-        for destination in state.router.destinations(owned.name)
-        if (
-            not _exists(state, destination)
-            if owned.delivery is Delivery.QUEUE
-            else state.token_of(owned, destination) is None
-        )
-    }
-    if state.addresses is not None:
-        named = {destination for name in state.exchanges for destination in state.router.destinations(name)}
-        moved = static_translations(state.addresses, named, state.router, state.carriers)
-        missing = {
-            destination for destination in missing if destination not in moved.away or moved.away[destination].failure
-        }
-        targets = (translation.here for translation in moved.found)
-        missing |= {target for target in targets if target is not None and not _exists(state, target)}
-    return [*map(describe, sorted(missing))]
-
-
-def _exists(state: VhostState, destination: Destination) -> bool:
-    """Return True if a destination that needs no binding is believed to exist. All exchanges are assumed to exist."""
-    kind, name = destination
-    return kind != "queue" or name in state.queues
 
 
 def declared_queues(rules: VhostRules) -> list[DeclareQueue]:

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterable
 
 from oxproxy.addressing.targets import Remote
 from oxproxy.broker.connection import ControlConnection, ControlSettings
-from oxproxy.broker.reconcile.observer import log_missing
 from oxproxy.broker.reconcile.vhost_loop import VhostTopology
 from oxproxy.errors import UpstreamError
-from oxproxy.values import Destination, describe
+from oxproxy.values import Destination
 
 #: First and longest pause in seconds after a failed query of another broker. The pause doubles after each failure.
 _PAUSE_SECONDS = (30.0, 600.0)
@@ -44,8 +43,8 @@ class RemoteObserver:
         for remote, destinations in wanted.items():
             lacking = await self._ask(state.name, remote, destinations)
             missing.update({(remote.label, destination): why for destination, why in lacking.items()})
-        log_missing(state.name, state.missing_remote, missing, describe_remote)
         state.missing_remote = missing
+        vhost.reconciler.log_missing()
 
     async def _ask(self, vhost: str, remote: Remote, destinations: Iterable[Destination]) -> dict[Destination, str]:
         now = asyncio.get_running_loop().time()
@@ -66,8 +65,3 @@ class RemoteObserver:
             await connection.close()
         self._resting.pop((vhost, remote), None)
         return lacking
-
-
-def describe_remote(item: tuple[str, Destination]) -> str:
-    label, destination = item
-    return f"{describe(destination)} on broker {label}"

@@ -22,13 +22,13 @@ from oxproxy.broker.management_api import ManagementApi, VhostDiscovery
 from oxproxy.broker.methods import DeclareQueue
 from oxproxy.broker.reconcile.relay_requests import RelayRequests
 from oxproxy.broker.reconcile.vhost_loop import VhostTopology
-from oxproxy.broker.remote_observer import RemoteObserver, describe_remote
+from oxproxy.broker.remote_observer import RemoteObserver
 from oxproxy.broker.task_supervisor import Supervisor
 from oxproxy.errors import UpstreamError, UpstreamFailure
 from oxproxy.relay.counters import Counters
 from oxproxy.relay.vhost import VhostState
 from oxproxy.routing.router import Router
-from oxproxy.values import describe, shown
+from oxproxy.values import shown
 
 log = structlog.get_logger(__name__)
 
@@ -43,10 +43,7 @@ def status_of(vhost: VhostTopology) -> dict[str, Any]:  # Any: JSON
         "connected": vhost.connected,
         "broker": None if broker is None else {**broker._asdict(), "supported": broker.is_supported},
         "fault": vhost.health.fault,
-        "missing": {
-            **{describe(destination): why for destination, why in sorted(reconciler.missing.items())},
-            **{describe_remote(item): why for item, why in sorted(vhost.state.missing_remote.items())},
-        },
+        "missing": dict(sorted(vhost.state.missing().items())),
         "foreign": {shown(carrier): list(map(str, bindings)) for carrier, bindings in observer.foreign.items()},
         "conflicts": reconciler.conflicts,
         "failing": reconciler.executor.failing(),
@@ -260,9 +257,7 @@ class Topology:
                 # set even if the number is 0, so that an alert can resolve
                 carriers[reconciler.state.name, carrier.exchange.carrier_type.value, "no"] += unfit
         counters.carrier_bindings = carriers
-        counters.missing_destinations = sum(
-            len(reconciler.missing) + len(reconciler.state.missing_remote) for reconciler in reconcilers
-        )
+        counters.missing_destinations = sum(len(reconciler.state.missing()) for reconciler in reconcilers)
         counters.control_unreachable = self.supervisor.unreachable
         counters.foreign_bindings = sum(len(found) for observer in observers for found in observer.foreign.values())
         counters.unsigned_bindings = sum(len(texts) for exchanges in unsigned for texts in exchanges.values())

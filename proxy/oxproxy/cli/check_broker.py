@@ -241,11 +241,12 @@ async def _observe(
     names = ObservedState()
     names.queues_listed({}, queues)
     names.exchanges_listed(exchanges)
-    tokens, conflicts = Tokens(), set()
+    tokens = Tokens()
+    conflicts: dict[bytes, str] = {}
     for exchange in desired.carriers:
         info = exchanges.get(exchange.carrier)
-        if carrier_conflict(exchange, info) or carrier_difference(exchange, info):
-            conflicts.add(exchange.name)
+        if conflict := carrier_conflict(exchange, info) or carrier_difference(exchange, info):
+            conflicts[exchange.name] = conflict
         elif info is not None:
             for binding in await management.bindings(vhost, exchange.carrier):
                 if is_token(binding.routing_key):  # whatever the secret

@@ -7,10 +7,11 @@ A destination is absent, pending, bound or missing:
     bound     at least one token is bound; publishes carry the first candidate that is (`relay.tokens.Tokens`)
     missing   the destination can't be reached, for a reason; publishes leave it out, and it is counted and reported
 
-This is the only place that records why a destination is missing. Both the relays and the control plane report events:
-a bind was answered or refused, a destination was deleted, a listing arrived. An event that happened after a listing was
-requested takes precedence over that listing. The table serves publishes only: whatever binds or declares always sends
-its rows to the broker, whatever the table contains (`relay.declare`).
+This is the only place that records why a destination is missing; `VhostState.missing` collects the entries of all
+exchanges for the log, ``/status`` and the metrics. Both the relays and the control plane report events: a bind was
+answered or refused, a destination was deleted, a listing arrived, a pass ended. An event that happened after a listing
+was requested takes precedence over that listing. The table serves publishes only: whatever binds or declares always
+sends its rows to the broker, whatever the table contains (`relay.declare`).
 
 With queue delivery there are no tokens; a destination is then bound if messages can be published to it.
 
@@ -19,7 +20,7 @@ Times are passed in as arguments, and this module performs no I/O. Source: archi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import Enum
 from itertools import islice
 from typing import NamedTuple
@@ -49,6 +50,10 @@ class Missing(NamedTuple):
 
 def _nobody() -> None:
     """Do nothing: no data depends on the table of an exchange that is not in use."""
+
+
+def _none(_destination: Destination) -> bool:
+    return False
 
 
 class TokenTable:
@@ -113,7 +118,7 @@ class TokenTable:
             events: the value of `events` when the bind was requested; the refusal is ignored if it is older than the
                 last event of the destination.
         """
-        if events is not None and self._last_event(destination) > events:
+        if events is not None and self.has_changed(destination, events):
             return
         self._event(destination)
         self._pending.discard(destination)
@@ -127,8 +132,23 @@ class TokenTable:
         self._event(destination)
         self._change(self._bound.pop(destination, None) is not None)
 
-    def declared(self, destination: Destination) -> None:
-        """Record that a destination was declared, so that it is no longer missing."""
+    def absent(self, destination: Destination, events: int) -> None:
+        """Process a listing of queues or exchanges without this destination, whose bindings have gone with it.
+
+        Args:
+            events: the value of `events` before the listing was requested.
+        """
+        if not self.has_changed(destination, events):
+            self._change(self._bound.pop(destination, None) is not None)
+
+    def declared(self, destination: Destination, events: int | None = None) -> None:
+        """Record that a destination was declared or found, so that it is no longer missing.
+
+        Args:
+            events: as in `refused`.
+        """
+        if events is not None and self.has_changed(destination, events):
+            return
         self._event(destination)
         self._change(self._missing.pop(destination, None) is not None)
 
@@ -143,28 +163,32 @@ class TokenTable:
             return  # a later listing has already been applied
         self._applied = events
         for destination in [name for name in self._bound if name not in tokens]:
-            if self._last_event(destination) <= events:
+            if not self.has_changed(destination, events):
                 del self._bound[destination]
                 self._change()
         for destination, its_tokens in tokens.items():
-            if self._last_event(destination) <= events:
+            if not self.has_changed(destination, events):
                 self._add(destination, its_tokens)
         self._changed = {name: event for name, event in self._changed.items() if event > events}
 
-    def forget_missing(self, before: float, kept: Collection[Destination] = ()) -> None:
-        """Forget destinations that have been missing since `before` or longer, except `kept`.
+    def has_changed(self, destination: Destination, events: int) -> bool:
+        """Return True if a destination has had an event since `events` had the given value."""
+        return self._changed.get(destination, self._forgotten) > events
+
+    def forget_missing(self, before: float, keeps: Callable[[Destination], bool] = _none) -> None:
+        """Forget destinations that have been missing since `before` or longer, except those to keep.
 
         The next publish that needs such a destination requests it again.
         """
         self._drop_missing(
-            name for name, missing in self._missing.items() if missing.since <= before and name not in kept
+            name for name, missing in self._missing.items() if missing.since <= before and not keeps(name)
         )
 
-    def limit_missing(self, count: int, kept: Collection[Destination] = ()) -> None:
-        """Forget the earliest entries, except `kept`, if more than `count` destinations are missing."""
+    def limit_missing(self, count: int, keeps: Callable[[Destination], bool] = _none) -> None:
+        """Forget the earliest entries, except those to keep, if more than `count` destinations are missing."""
         excess = len(self._missing) - count
         if excess > 0:
-            self._drop_missing(islice((name for name in self._missing if name not in kept), excess))
+            self._drop_missing(islice((name for name in self._missing if not keeps(name)), excess))
 
     def _drop_missing(self, names: Iterable[Destination]) -> None:
         for name in list(names):
@@ -185,9 +209,6 @@ class TokenTable:
         if happened:
             self.version += 1
             self.notify()
-
-    def _last_event(self, destination: Destination) -> int:
-        return self._changed.get(destination, self._forgotten)
 
     def _event(self, destination: Destination) -> None:
         self.events += 1

@@ -8,7 +8,7 @@ changes data on which cached decisions depend has to call `changed` or, if all d
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple, TypeAlias
@@ -23,7 +23,7 @@ from oxproxy.routing.bindings.patterns import DEFAULT_BUDGET
 from oxproxy.routing.decision import QueueNames
 from oxproxy.routing.exchange import Exchange
 from oxproxy.routing.router import Router
-from oxproxy.values import EXCHANGE, QUEUE, Destination, Table
+from oxproxy.values import EXCHANGE, QUEUE, Destination, Table, describe
 
 
 class Delivery(Enum):
@@ -273,9 +273,12 @@ class VhostState:
     carriers: frozenset[bytes] = field(init=False)
     #: the address table; None if there is none; set by `set_addresses`
     addresses: AddressBook | None = None
+    #: what rules rely on, but no token table contains, and what does not exist, with the reason: alternate exchanges,
+    #: queues that can't be declared, and replacements of translated destinations; replaced by each pass
+    missing_others: Mapping[Destination, str] = field(default_factory=dict)
     #: translated destinations that do not exist on other brokers, with the reason; a key consists of the label of the
     #: broker and the destination on that broker
-    missing_remote: dict[tuple[str, Destination], str] = field(default_factory=dict)
+    missing_remote: Mapping[tuple[str, Destination], str] = field(default_factory=dict)
     #: whether publishes may be sent to a different address, so that the original address must be restored in deliveries
     restores: bool = field(init=False)
     #: which routes clients' bindings may have; set by the control plane
@@ -332,6 +335,35 @@ class VhostState:
         if not bound:
             return None
         return next((token for token in self.candidates(owned, destination) if token in bound), None)
+
+    def names(self, owned: OwnedExchange, destination: Destination) -> bool:
+        """Return True if rules or clients' bindings send messages of an exchange to a destination."""
+        return owned.relies_on(destination) or self.router.names(owned.name, destination)
+
+    def named(self, owned: OwnedExchange) -> frozenset[Destination]:
+        """Return the destinations for which `names` returns True."""
+        destinations = self.router.destinations(owned.name)
+        relied_on = (EXCHANGE, owned.alternate or b"")
+        return destinations | {relied_on} if owned.relies_on(relied_on) else destinations
+
+    def missing_here(self) -> dict[str, str]:
+        """Return what rules and clients' bindings name on this broker and messages can't reach, with the reasons."""
+        missing = dict(self.missing_others)
+        for owned in self.exchanges.values():
+            missing |= {name: entry.reason for name, entry in owned.tokens.missing.items() if self.names(owned, name)}
+        return {describe(destination): reason for destination, reason in missing.items()}
+
+    def missing(self) -> dict[str, str]:
+        """Return `missing_here`, and the missing destinations on other brokers.
+
+        This is what the log, ``/status``, the console and the metrics report. Destinations that only messages choose
+        are not included; the tables contain them as well.
+        """
+        remote = {
+            f"{describe(destination)} on broker {label}": reason
+            for (label, destination), reason in self.missing_remote.items()
+        }
+        return self.missing_here() | remote
 
     def next_sequence(self, wall: float) -> int:
         """Return a new sequence number: microseconds since 1970, but at least the previous number plus 1."""

@@ -481,19 +481,6 @@ class DeclarationStore:
     def remove_binding(self, stored: StoredBinding) -> None:
         self.state.remove_binding(stored)
 
-    def bindings(self) -> list[StoredBinding]:
-        """Return the current bindings as a new list. A pass must not assess bindings created after its start."""
-        return [stored for owned in self.state.exchanges.values() for stored in owned.clients.values()]
-
-    def binding_gone(self, stored: StoredBinding) -> bool:
-        """Forget a client's binding unless it was replaced in the meantime; return whether it was removed."""
-        binding = stored.binding
-        owned = self.state.exchanges.get(binding.exchange)
-        if owned is None or owned.clients.get(binding.identity) is not stored:
-            return False
-        self.remove_binding(stored)
-        return True
-
     def log_fault(self, name: bytes, text: str) -> None:
         if (name, text) not in self._logged_faults and len(self._logged_faults) < _LOGGED_FAULTS:
             self._logged_faults.add((name, text))

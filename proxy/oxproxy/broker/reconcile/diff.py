@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import NamedTuple, TypeAlias
 
 from oxproxy.broker.management_api import BindingInfo, ExchangeInfo
-from oxproxy.broker.methods import ABSENT, DeclareQueue, unnameable
+from oxproxy.broker.methods import DeclareQueue, unnameable
 from oxproxy.broker.reconcile.checks import carrier_conflict, internal_conflicts
 from oxproxy.broker.reconcile.desired import DesiredState
 from oxproxy.broker.reconcile.observed import ObservedState
 from oxproxy.relay.tokens import Tokens
-from oxproxy.relay.vhost import OwnedExchange, StoredBinding
+from oxproxy.relay.vhost import OwnedExchange
 from oxproxy.values import EXCHANGE, QUEUE, Destination, describe, shown
 
 
@@ -64,14 +65,14 @@ class Observation(NamedTuple):
         unverified: tokens to bind again, since they could not be listed.
         foreign: bindings to remove.
         conflicts: exchanges for which no actions are returned, since an exchange on the broker conflicts with their
-            carrier.
+            carrier, each with the description of the conflict.
     """
 
     names: ObservedState
     tokens: Tokens
     unverified: Sequence[BindToken] = ()
     foreign: Sequence[RemoveBinding] = ()
-    conflicts: Collection[bytes] = ()
+    conflicts: Mapping[bytes, str] = MappingProxyType({})
 
 
 def diff(
@@ -165,7 +166,9 @@ def missing_destinations(
         for destination in desired.tokens_of(exchange):
             if not is_bound(desired, observed.tokens, exchange, destination):
                 why = undeclared.get(destination) or names.unreachable(destination) or unbound.get(destination)
-                missing.setdefault(destination, why or "not bound yet")
+                why = why or observed.conflicts.get(exchange.name)
+                if why is not None:  # otherwise, its queue was deleted and declared again while it was bound
+                    missing.setdefault(destination, why)
     for destination, role in desired.existing.items():
         absent = undeclared.get(destination) or unnameable(destination[1]) or names.absence_reason(destination)
         if absent is not None:
@@ -193,19 +196,4 @@ def believed_tokens(desired: DesiredState, listed: Collection[bytes], observed: 
         if exchange.name not in listed
         for destination in sorted(exchange.tokens.bound)
         if names.unreachable(destination) is None
-    ]
-
-
-def lost_bindings(
-    before: Collection[StoredBinding], listed: Collection[bytes], missing: Mapping[Destination, str]
-) -> list[StoredBinding]:
-    """Find clients' bindings whose destination does not exist.
-
-    Args:
-        listed: exchanges to skip, since the list of their bindings has already shown which bindings no longer exist.
-    """
-    return [
-        stored
-        for stored in before
-        if stored.binding.exchange not in listed and missing.get(stored.destination) == ABSENT
     ]

@@ -33,8 +33,6 @@ from oxproxy.relay.vhost import OwnedExchange
 from oxproxy.values import EXCHANGE, QUEUE, Destination, describe, shown
 
 T = TypeVar("T")
-#: A destination on our own broker, or the label of another broker and a destination there.
-K = TypeVar("K", Destination, tuple[str, Destination])
 
 #: Number of concurrent listings of bindings.
 _READERS = 4
@@ -440,15 +438,14 @@ class Observer:
         self.failures = tuple(self._failed)
 
 
-def log_missing(vhost: str, last: Collection[K], missing: Mapping[K, str], describe: Callable[[K], str]) -> None:
-    """Log destinations that are newly missing, and destinations that exist again."""
+def log_missing(vhost: str, last: Collection[str], missing: Mapping[str, str]) -> None:
+    """Log destinations that are newly missing, and destinations that exist again; see `VhostState.missing`."""
     gone, back = sorted(missing.keys() - last), sorted(set(last).difference(missing))
     if gone:
-        names = [f"{describe(item)}: {missing[item]}" for item in gone[:_SHOWN]]
+        names = [f"{name}: {missing[name]}" for name in gone[:_SHOWN]]
         log.warning("destinations missing", vhost=vhost, count=len(missing), destinations=names)
     if back:
-        names = [describe(item) for item in back[:_SHOWN]]
-        log.info("destinations found", vhost=vhost, missing=len(missing), destinations=names)
+        log.info("destinations found", vhost=vhost, missing=len(missing), destinations=back[:_SHOWN])
 
 
 async def _in_steps(steps: Generator[None, None, T]) -> T:

@@ -12,10 +12,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import NamedTuple
 
 import structlog
 
+from oxproxy.addressing.targets import AddressBook
 from oxproxy.broker.connection import ControlConnection, ControlSettings
 from oxproxy.broker.declared.store import DeclarationStore
 from oxproxy.broker.management_api import ExchangeInfo, ManagementApi
@@ -30,13 +33,13 @@ from oxproxy.broker.reconcile.diff import (
     diff,
     find_conflicts,
     first_token,
-    lost_bindings,
     missing_destinations,
 )
 from oxproxy.broker.reconcile.executor import Executor
 from oxproxy.broker.reconcile.observed import ObservedState
 from oxproxy.broker.reconcile.observer import Observer, log_missing
 from oxproxy.errors import UpstreamError, UpstreamFailure
+from oxproxy.relay.token_table import TokenTable
 from oxproxy.relay.tokens import is_token
 from oxproxy.relay.vhost import Delivery, OwnedExchange, VhostState
 from oxproxy.routing.router import Router
@@ -48,12 +51,25 @@ _LOOKUPS = 3
 log = structlog.get_logger(__name__)
 
 
+class PassResult(NamedTuple):
+    """What a pass has found.
+
+    Args:
+        missing: the destinations that can't be reached, with the reasons.
+        events: the number of events of each token table when the pass began.
+    """
+
+    missing: Mapping[Destination, str] = MappingProxyType({})
+    events: Mapping[TokenTable, int] = MappingProxyType({})
+
+
 class PreparedRules(NamedTuple):
     """New rules for which everything has been declared and bound."""
 
     exchanges: dict[bytes, OwnedExchange]
     router: Router
     queues: tuple[DeclareQueue, ...]
+    result: PassResult = PassResult()
 
 
 class Reconciler:
@@ -91,8 +107,8 @@ class Reconciler:
         self._one_at_a_time = asyncio.Lock()
         #: Conflicts between the broker and the rules, each with ways to resolve it.
         self.conflicts: tuple[str, ...] = ()
-        #: Destinations that rules name and that the last pass found to be unreachable, with the reasons.
-        self.missing: Mapping[Destination, str] = {}
+        #: Missing destinations as of the last log entry.
+        self._logged_missing: Mapping[str, str] = {}
 
     # -- desired -----------------------------------------------------------------------------------------------
 
@@ -124,42 +140,51 @@ class Reconciler:
         """
         async with self._one_at_a_time:
             conflicts = self.conflicts
-            events = {name: exchange.tokens.events for name, exchange in self.state.exchanges.items()}
             queues = self.queues if thorough else None
             remove_foreign = self.settings.remove_foreign
-            missing = await self.reconcile(self.desired, queues, remove_foreign=remove_foreign, announced=announced)
+            result = await self.reconcile(self.desired, queues, remove_foreign=remove_foreign, announced=announced)
             if thorough:
                 await self.observer.warn(self.desired())
             for exchange in self.state.carried():
                 if exchange.ends and self.observer.reading(exchange).ends:
                     await self.end(exchange)
-            self._note_missing(missing, events)
+            self._note(result)
             desired = self.desired()
             self.observer.note_bypasses(desired)
             self.observer.forget_others(desired)
             self.store.forget_deleted()
             self.observer.finish()
-            log_missing(self.state.name, self.missing, missing, describe)
-            self.missing = missing
+            self.log_missing()
             for text in set(self.conflicts).difference(conflicts):
                 log.error("rules conflict with the broker", vhost=self.state.name, what=text)
 
-    def _note_missing(self, missing: Mapping[Destination, str], events: Mapping[bytes, int]) -> None:
-        """Record the destinations that the pass has found to be unreachable, so that publishes leave them out.
+    def _note(self, result: PassResult) -> None:
+        """Record which destinations can't be reached, so that publishes leave them out.
 
-        What happened since the pass began, when the tables had the given numbers of `events`, takes precedence. Other
-        destinations that could not be reached for a while are forgotten, so that publishes request them again.
+        What happened since the pass began takes precedence. Destinations that no rule names and that could not be
+        reached for a while are forgotten, so that publishes request them again.
         """
-        state, now = self.state, self._clock()
-        for name, exchange in state.exchanges.items():
-            table = exchange.tokens
-            for destination in missing:
+        state, now, missing = self.state, self._clock(), result.missing
+        others = dict(missing)
+        for exchange in state.exchanges.values():
+            table, events = exchange.tokens, result.events.get(exchange.tokens)
+            for destination in state.named(exchange).intersection(missing):
                 # A token may have been bound since the pass began. With queue delivery, only this pass finds that a
                 # destination is gone.
-                is_named = exchange.relies_on(destination) or state.router.names(name, destination)
-                if is_named and (exchange.delivery is Delivery.QUEUE or state.token_of(exchange, destination) is None):
-                    table.refused(destination, missing[destination], now, events.get(name))
-            table.forget_missing(now - self.settings.refresh_seconds, missing)
+                if exchange.delivery is Delivery.QUEUE or state.token_of(exchange, destination) is None:
+                    table.refused(destination, missing[destination], now, events)
+                    others.pop(destination, None)
+            is_named = partial(state.names, exchange)
+            for destination in [name for name in table.missing if name not in missing and is_named(name)]:
+                if events is not None:
+                    table.declared(destination, events)
+            table.forget_missing(now - self.settings.refresh_seconds, is_named)
+        state.missing_others = others
+
+    def log_missing(self) -> None:
+        """Log destinations that have become missing, or have been found, since the last call."""
+        last, self._logged_missing = self._logged_missing, self.state.missing()
+        log_missing(self.state.name, last, self._logged_missing)
 
     async def look_at(self, names: Collection[bytes]) -> None:
         """Observe only the given exchanges, for which changes were announced."""
@@ -270,7 +295,7 @@ class Reconciler:
         *,
         remove_foreign: bool = False,
         announced: bool = False,
-    ) -> dict[Destination, str]:
+    ) -> PassResult:
         """Observe and correct differences; return the destinations that remain unreachable, with the reasons.
 
         Args:
@@ -302,10 +327,10 @@ class Reconciler:
         *,
         thorough: bool,
         kept: frozenset[bytes],
-    ) -> dict[Destination, str]:
+    ) -> PassResult:
         """Run one pass; `kept` are exchanges whose bindings are listed again only if a destination was deleted."""
         executor, names, observer = self.executor, self.names, self.observer
-        before = self.store.bindings()
+        events = {exchange.tokens: exchange.tokens.events for exchange in self.state.exchanges.values()}
         await observer.list_names()
         for kind, name in await observer.find_absent(wanted(), thorough=thorough):
             if kind == QUEUE:
@@ -324,6 +349,9 @@ class Reconciler:
             names_listed=names.queues_complete and names.exchanges_complete,
         )
         desired = wanted()
+        for exchange in desired.carriers:
+            if exchange.name not in listed and exchange.tokens in events:
+                self._note_absent(exchange.tokens, events[exchange.tokens])
         observation = self._observation(desired, listed, conflicts, remove_foreign, thorough)
         actions = diff(desired, self._undeclared, observation, declare_all=thorough)
         await executor.carry_out(actions, stop_at=self._stop_at if thorough else None)
@@ -333,34 +361,57 @@ class Reconciler:
         self.conflicts = (*conflicts.values(), *declares)
         lacking = await observer.ask_unlisted(desired, thorough=thorough)
         missing = missing_destinations(desired, observation, refused, lacking)
-        lost = [stored for stored in lost_bindings(before, listed, missing) if self.store.binding_gone(stored)]
-        if lost:
+        absent = [destination for destination, why in missing.items() if why == ABSENT]
+        gone = self._drop_lost(absent, listed, events)
+        if gone:
             desired = wanted()
-            gone = {stored.destination for stored in lost}
             missing = {
                 destination: why
                 for destination, why in missing.items()
                 if destination not in gone or desired.names(destination)
             }
-        return missing
+        return PassResult(missing, events)
+
+    def _drop_lost(
+        self, absent: Sequence[Destination], listed: Collection[bytes], events: Mapping[TokenTable, int]
+    ) -> set[Destination]:
+        """Forget clients' bindings that the broker has deleted together with their destinations.
+
+        Args:
+            absent: destinations that do not exist.
+            listed: exchanges to skip, since the list of their bindings has already shown which bindings still exist.
+            events: as in `PassResult`; other exchanges were declared since the pass began.
+
+        Returns:
+            The destinations of these bindings.
+        """
+        gone: set[Destination] = set()
+        for exchange in [item for item in self.state.exchanges.values() if item.name not in listed]:
+            for destination in absent if exchange.tokens in events else ():
+                lost = exchange.clients.receivers.get(destination)
+                if lost and destination not in exchange.tokens.bound:  # bound by a client since the pass began
+                    gone.add(destination)
+                    for stored in list(lost.values()):
+                        self.store.remove_binding(stored)
+        return gone
 
     def _has_all(self, exchange: OwnedExchange) -> bool:
         """Return True if no destination bound on a carrier was deleted. A deletion would also have removed bindings."""
         return not any(self.names.absence_reason(destination) for destination in exchange.tokens.bound)
 
+    def _note_absent(self, table: TokenTable, events: int) -> None:
+        for destination in [name for name in table.bound if self.names.absence_reason(name) is not None]:
+            table.absent(destination, events)
+
     def _observation(
         self,
         desired: DesiredState,
         listed: Collection[bytes],
-        conflicts: Collection[bytes],
+        conflicts: Mapping[bytes, str],
         remove_foreign: bool,
         thorough: bool,
     ) -> Observation:
         observer, tokens = self.observer, self.state.tokens
-        for exchange in desired.carriers:
-            for destination in [name for name in exchange.tokens.bound if self.names.absence_reason(name) is not None]:
-                if exchange.name not in listed:
-                    exchange.tokens.deleted(destination)
         foreign = [
             RemoveBinding(carrier, binding)
             for carrier, bindings in observer.foreign.items()
@@ -378,21 +429,26 @@ class Reconciler:
     # -- new rules ---------------------------------------------------------------------------------------------
 
     async def prepare(
-        self, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[DeclareQueue]
+        self,
+        exchanges: dict[bytes, OwnedExchange],
+        router: Router,
+        queues: Sequence[DeclareQueue],
+        book: AddressBook | None = None,
     ) -> PreparedRules:
         """Declare and bind everything that new rules need, before the new rules replace the old rules.
 
         Args:
             exchanges: the new exchanges, which then refer to tokens and client declarations (`VhostState.overlay`).
+            book: the new address table.
 
         Raises:
             UpstreamError: there are conflicts (REFUSED), or the broker is unreachable.
         """
         async with self._one_at_a_time:
             self.state.overlay(exchanges, router)
-            await self.reconcile(lambda: desired_state(exchanges, router), queues)
+            result = await self.reconcile(lambda: desired_state(exchanges, router, book), queues)
             self.observer.finish()
-            return PreparedRules(exchanges, router, tuple(queues))
+            return PreparedRules(exchanges, router, tuple(queues), result)
 
     def swap(self, new: PreparedRules) -> None:
         """Replace the old rules with prepared rules, including the latest client declarations."""
@@ -405,3 +461,5 @@ class Reconciler:
                 error=why,
             )
         self.queues = new.queues
+        self._note(new.result)
+        self.log_missing()

@@ -242,7 +242,7 @@ class RelayRequests:
 
     def _refuse(self, exchange: OwnedExchange, destination: Destination, why: str) -> None:
         exchange.tokens.refused(destination, why, asyncio.get_running_loop().time())
-        exchange.tokens.limit_missing(self._settings.remember_limit, self._reconciler.missing)
+        exchange.tokens.limit_missing(self._settings.remember_limit, partial(self.state.names, exchange))
 
     # -- queues and exchanges ----------------------------------------------------------------------------------
 
@@ -367,5 +367,5 @@ class RelayRequests:
             if exchange.ends:
                 self._request_refresh()
             # With queue delivery, a publish to an exchange that does not exist would close the producer's channel.
-            if exchange.relies_on(destination) or self.state.router.names(exchange.name, destination):
-                exchange.tokens.refused(destination, "deleted", now)
+            if self.state.names(exchange, destination):
+                exchange.tokens.refused(destination, ABSENT, now)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from oxproxy.addressing.targets import AddressBook
 from oxproxy.broker.connection import ControlConnection, ControlSettings, VhostNotFound
 from oxproxy.broker.declared.announcements import Announcements
 from oxproxy.broker.management_api import ManagementApi
@@ -290,14 +291,18 @@ class VhostTopology:
     # -- new rules ---------------------------------------------------------------------------------------------
 
     async def prepare(
-        self, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[DeclareQueue]
+        self,
+        exchanges: dict[bytes, OwnedExchange],
+        router: Router,
+        queues: Sequence[DeclareQueue],
+        book: AddressBook | None = None,
     ) -> PreparedRules:
         """Declare and bind everything that new rules need; see `Reconciler.prepare`.
 
         Must be followed by `Reconciler.swap`.
         """
         try:
-            return await self.reconciler.prepare(exchanges, router, queues)
+            return await self.reconciler.prepare(exchanges, router, queues, book)
         except UpstreamError as error:
             if self.connected or not self.health.fault:
                 raise
