@@ -235,6 +235,23 @@ class OwnedExchange:
         self.wanted_type = new.wanted_type
         self.carrier_type = new.carrier_type
 
+    def candidates(self, destination: Destination, tokens: Tokens, router: Router) -> tuple[bytes, ...]:
+        """Return the tokens with which a destination may be bound to the carrier; see `Tokens.candidates`.
+
+        Args:
+            tokens: the tokens of the virtual host.
+            router: the rules, which may not be in use yet.
+        """
+        one_word = self.is_topic and destination[0] == QUEUE and not router.leads_on(self.name)
+        return tokens.candidates(destination, one_word=one_word)
+
+    def token(self, destination: Destination, tokens: Tokens, router: Router) -> bytes | None:
+        """Return the first of the candidates that is known to be bound; None if there is none."""
+        bound = self.tokens.bound.get(destination)
+        if not bound:
+            return None
+        return next((token for token in self.candidates(destination, tokens, router) if token in bound), None)
+
     @property
     def ends(self) -> bool:
         """True if a client declared this exchange with auto-delete and the exchange has no bindings."""
@@ -325,16 +342,24 @@ class VhostState:
         return destination[0] == QUEUE or destination[1] not in self.exchanges
 
     def candidates(self, owned: OwnedExchange, destination: Destination) -> tuple[bytes, ...]:
-        """Return the tokens of a destination on an exchange's carrier (`Tokens.candidates`)."""
-        one_word = owned.is_topic and destination[0] == QUEUE and not self.router.leads_on(owned.name)
-        return self.tokens.candidates(destination, one_word=one_word)
+        """Return the tokens with which a destination may be bound to an exchange's carrier."""
+        return owned.candidates(destination, self.tokens, self.router)
 
     def token_of(self, owned: OwnedExchange, destination: Destination) -> bytes | None:
         """Return the token with which publishes reach a destination; None if no candidate is known to be bound."""
-        bound = owned.tokens.bound.get(destination)
-        if not bound:
-            return None
-        return next((token for token in self.candidates(owned, destination) if token in bound), None)
+        return owned.token(destination, self.tokens, self.router)
+
+    def needing(self, destination: Destination) -> list[OwnedExchange]:
+        """Return the exchanges on whose carriers a destination has to be bound when it is declared.
+
+        These are the exchanges whose rules or clients' bindings name it, and those on whose carriers it counts as
+        bound: it may have been deleted with its bindings in the meantime.
+        """
+        return [
+            owned
+            for owned in self.carried()
+            if destination in owned.tokens.bound or self.router.names(owned.name, destination)
+        ]
 
     def names(self, owned: OwnedExchange, destination: Destination) -> bool:
         """Return True if rules or clients' bindings send messages of an exchange to a destination."""

@@ -23,8 +23,7 @@ class DesiredState:
 
     Args:
         tokens: destinations that need a token on the carrier of an exchange, by exchange name.
-        one_word: exchanges whose messages can't be routed on to another exchange, so that their destinations may be
-            bound with tokens of one word if the carrier is a topic exchange (`relay.tokens`).
+        router: the rules, on which the form of tokens depends (`OwnedExchange.candidates`).
         existing: destinations that must exist but need no token, each with its role in the rules, or "" if the rules
             simply route messages to it.
         published: exchanges to which the sidecar itself publishes, each with the exchange in the rules that needs it.
@@ -36,7 +35,7 @@ class DesiredState:
 
     carriers: tuple[OwnedExchange, ...]
     tokens: Mapping[bytes, frozenset[Destination]]
-    one_word: Set[bytes]
+    router: Router
     existing: Mapping[Destination, str]
     published: Mapping[bytes, bytes]
     translated: Mapping[Destination, StaticTranslation] = field(default_factory=dict)
@@ -79,7 +78,7 @@ def desired_state(
     return DesiredState(
         carriers=tuple(item for item in exchanges.values() if item.delivery is Delivery.CARRIER),
         tokens=tokens,
-        one_word=frozenset(name for name in tokens if not router.leads_on(name)),
+        router=router,
         existing=existing,
         published=published,
         translated=moved.away,

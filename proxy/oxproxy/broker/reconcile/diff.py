@@ -105,22 +105,14 @@ def diff(
     return [*queue_actions, *carriers, *tokens, *observed.unverified, *observed.foreign]
 
 
-def _candidates(
-    desired: DesiredState, tokens: Tokens, exchange: OwnedExchange, destination: Destination
-) -> tuple[bytes, ...]:
-    one_word = exchange.is_topic and destination[0] == QUEUE and exchange.name in desired.one_word
-    return tokens.candidates(destination, one_word=one_word)
-
-
 def first_token(desired: DesiredState, tokens: Tokens, exchange: OwnedExchange, destination: Destination) -> BindToken:
     """Return the action that binds a destination with its first candidate."""
-    return BindToken(exchange, destination, _candidates(desired, tokens, exchange, destination)[0])
+    return BindToken(exchange, destination, exchange.candidates(destination, tokens, desired.router)[0])
 
 
 def is_bound(desired: DesiredState, tokens: Tokens, exchange: OwnedExchange, destination: Destination) -> bool:
     """Return True if at least one candidate of a destination is bound."""
-    bound = exchange.tokens.bound.get(destination)
-    return bound is not None and not bound.isdisjoint(_candidates(desired, tokens, exchange, destination))
+    return exchange.token(destination, tokens, desired.router) is not None
 
 
 def find_conflicts(desired: DesiredState, exchanges: Mapping[bytes, ExchangeInfo]) -> dict[bytes, str]:

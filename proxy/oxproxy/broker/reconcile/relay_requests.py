@@ -258,16 +258,7 @@ class RelayRequests:
 
     def interested(self, queue: bytes) -> bool:
         """Return True if a declare of the queue must wait for `ensure`."""
-        return self.state.router.sees_queues or bool(self._needing((QUEUE, queue)))
-
-    def _needing(self, destination: Destination) -> list[OwnedExchange]:
-        """Return the exchanges on whose carriers a declared destination has to be bound."""
-        state = self.state
-        return [
-            exchange
-            for exchange in state.carried()
-            if destination in exchange.tokens.bound or state.router.names(exchange.name, destination)
-        ]
+        return self.state.router.sees_queues or bool(self.state.needing((QUEUE, queue)))
 
     def declared(self, destination: Destination, exclusive: bool = False) -> None:
         """Record that a queue was declared, or that one of the broker's own exchanges exists.
@@ -333,14 +324,13 @@ class RelayRequests:
     async def ensure(self, destination: Destination) -> None:
         """Bind the tokens of a declared queue or exchange. Returns when all are bound or refused, or at the deadline.
 
-        These are the tokens that rules and bindings need or that count as bound. Others are bound when publishes need
-        them.
+        Other tokens than those of `VhostState.needing` are bound when publishes need them.
         """
         self.declared(destination)
         kind, name = destination
         if unnameable(name) is not None:
             return
-        state, waiting = self.state, self._needing(destination)
+        state, waiting = self.state, self.state.needing(destination)
         if not waiting:
             return
         tokens = [self._token(exchange, destination) for exchange in waiting]

@@ -22,7 +22,7 @@ from oxproxy.relay.channel_state import DECLARING, ChannelEvent
 from oxproxy.relay.connection_state import ConnectionState, EnsureDestination
 from oxproxy.relay.declare.injected_methods import Steps, expect_reply, reply_and_resume, run_steps
 from oxproxy.relay.declare.storage import refuse_nested, refuse_own_arguments
-from oxproxy.relay.declare.token_bindings import bind_tokens, is_gone, tokens_of
+from oxproxy.relay.declare.token_bindings import bind_tokens, is_gone
 from oxproxy.relay.vhost import OwnedExchange
 from oxproxy.values import QUEUE, Destination, reserved_prefix
 
@@ -105,7 +105,7 @@ class ClientQueues:
             self._add_exclusive(queue)
         if connection.upstream.closing:
             return not request.nowait
-        wanted = tokens_of(connection.plans.state, queue)
+        wanted = [(owned, (QUEUE, queue)) for owned in connection.plans.state.needing((QUEUE, queue))]
         go_on = partial(reply_and_resume, connection, channel, b"" if request.nowait else frame)
         if exclusive:
             bind_tokens(connection, wanted, go_on)

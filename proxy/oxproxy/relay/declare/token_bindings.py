@@ -16,7 +16,7 @@ from oxproxy.amqp.method_frames import bind, look_for, unbind
 from oxproxy.relay.channel import Channel
 from oxproxy.relay.connection_state import ConnectionState, EndExchange, RestoreTokens
 from oxproxy.relay.declare.injected_methods import Step, Steps, inject
-from oxproxy.relay.vhost import OwnedExchange, VhostState
+from oxproxy.relay.vhost import OwnedExchange
 from oxproxy.routing.bindings.binding import Binding
 from oxproxy.values import QUEUE, Destination
 
@@ -47,12 +47,6 @@ def tokens_to_bind(connection: ConnectionState, owned: OwnedExchange, destinatio
     return state.candidates(owned, destination)[:1]
 
 
-def tokens_of(state: VhostState, queue: bytes) -> list[tuple[OwnedExchange, Destination]]:
-    """Return (exchange, destination) for each carrier on which a queue needs its tokens."""
-    destination = (QUEUE, queue)
-    return [(owned, destination) for owned in state.carried() if state.router.names(owned.name, destination)]
-
-
 def own_tokens(connection: ConnectionState, binding: Binding) -> list[tuple[OwnedExchange, Destination]]:
     """Return (exchange, queue) for each exclusive queue that, because of a new binding, needs tokens on a carrier.
 
@@ -64,7 +58,8 @@ def own_tokens(connection: ConnectionState, binding: Binding) -> list[tuple[Owne
         queues = queues & {binding.destination}
     elif binding.destination not in connection.plans.state.exchanges:
         return []
-    wanted = [place for queue in sorted(queues) for place in tokens_of(connection.plans.state, queue)]
+    needing = connection.plans.state.needing
+    wanted = [(owned, (QUEUE, queue)) for queue in sorted(queues) for owned in needing((QUEUE, queue))]
     return [(owned, destination) for owned, destination in wanted if destination not in owned.tokens.bound]
 
 
