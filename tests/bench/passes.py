@@ -2,8 +2,8 @@
 
 ``python -m tests.bench.passes``. The broker is replaced by an object that returns prepared listings, so that only the
 work of this process is measured: the longest CPU time of the process between two iterations of the event loop. A
-reload changes one binding of a rules file; a listing is applied for the first time, then with one more row, then with
-100 rows less.
+listing is applied for the first time, then with one more row, then with 100 rows less; a reload changes one binding of
+a rules file, and another one the type of the exchange.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from oxproxy.broker.methods import DeclareQueue
 from oxproxy.broker.reconcile.observed import ObservedState
 from oxproxy.broker.reconcile.observer import Observer
 from oxproxy.broker.reconcile.reconciler import PreparedRules
+from oxproxy.broker.steps import compile_again
 from oxproxy.broker.topology import Topology
 from oxproxy.native import BUILD
 from oxproxy.net.tasks import Tasks
@@ -45,6 +46,7 @@ BINDINGS, QUEUES, RELOADS = 100_000, 10, 3
 TARGET_MS = 20.0
 NAME = b"bench.clients"
 RULES = "exchanges: [{name: bench.clients, type: x-open, bindings: [{queue: q0, when: {kind: %s}}]}]\n"
+OTHER_TYPE = "exchanges: [{name: bench.clients, type: direct, bindings: [{queue: q0}]}]\n"
 
 
 def client_binding(state: VhostState, number: int) -> StoredBinding:
@@ -99,6 +101,7 @@ class Broker:
     async def prepare(
         self, exchanges: dict[bytes, OwnedExchange], router: Router, queues: Sequence[DeclareQueue], _book: object
     ) -> PreparedRules:
+        await compile_again(self._state, exchanges, router)
         self._state.overlay(exchanges, router)
         return PreparedRules(exchanges, router, tuple(queues))
 
@@ -155,6 +158,9 @@ async def measure(folder: Path) -> dict[str, float]:
         path.write_text(RULES % f"b{number}")
         longest = max(longest, await longest_ms(lambda: reload.reload("bench")))
     found["reload that changes one binding, ms"] = longest
+    path.write_text(OTHER_TYPE)
+    found["reload that changes the type, ms"] = await longest_ms(lambda: reload.reload("bench"))
+    assert len(state.router.exchanges[NAME].clients) == BINDINGS - 100
     return found
 
 

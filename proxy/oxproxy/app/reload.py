@@ -344,8 +344,11 @@ async def free_exchanges(exchanges: list[Exchange]) -> None:
             await asyncio.sleep(POLL_SECONDS)
         else:
             continue
-        while exchange.file.dismantle(_FREED_AT_ONCE):  # noqa: ASYNC110 -- lets other tasks run, does not poll
-            await asyncio.sleep(0)
+        # The new rules use the clients' layer, unless they give the exchange another type or lack it.
+        layers = [exchange.file] if sys.getrefcount(exchange.clients) > 2 else [exchange.file, exchange.clients]
+        for layer in layers:
+            while layer.dismantle(_FREED_AT_ONCE):  # noqa: ASYNC110 -- lets other tasks run, does not poll
+                await asyncio.sleep(0)
 
 
 def declared_queues(rules: VhostRules) -> list[DeclareQueue]:

@@ -17,6 +17,7 @@ import structlog
 
 from oxproxy.admin.server import GuardedRoute, json_route
 from oxproxy.app.reload import Reload
+from oxproxy.broker.steps import compile_again
 from oxproxy.errors import ProtocolError
 from oxproxy.net.tasks import Tasks
 from oxproxy.net.vhosts import Vhosts
@@ -131,7 +132,7 @@ class Shadow:
         owned = {name: owned_exchanges(vhost) for name, vhost in loaded.rules.vhosts.items()}
         differences = RulesComparison(ComparedRules(self._reload.loaded), candidate)
         run = _Run(candidate, differences, owned, self._wall(), self._timer())
-        self._overlay(run)
+        await self._overlay(run)
         self._run = run
         self._vhosts.set_tap(self)
         self._tasks.start(self._compare(run), "shadow")
@@ -205,7 +206,7 @@ class Shadow:
             await asyncio.sleep(max(PAUSE_SECONDS, PAUSE_FACTOR * (now - begin)))
             if now - looked > _OVERLAY_SECONDS:
                 looked = now
-                self._overlay(run)
+                await self._overlay(run)
             if now - run.last_read > UNREAD_SECONDS and self._run is run:
                 self._stop(run)
 
@@ -237,12 +238,13 @@ class Shadow:
         )
         run.differences.compare(seen, lambda: self._example(observed))
 
-    def _overlay(self, run: _Run) -> None:
+    async def _overlay(self, run: _Run) -> None:
         """Let the candidate's rules see clients' exchanges and bindings, as a reload would."""
         for state in self._vhosts.states:
             owned, router = run.owned.get(state.name), run.candidate.loaded.routers.get(state.name)
             if owned is None or router is None or run.epochs.get(state.name) == state.epoch:
                 continue
+            await compile_again(state, owned, router)
             run.epochs[state.name] = state.epoch
             state.overlay(owned, router)
 

@@ -372,6 +372,25 @@ def test_a_new_type_of_an_exchange_compiles_the_bindings_of_clients_again() -> N
     assert made.produce(publish("key", headers=KIND_B)) == publish("key", headers=KIND_B)
 
 
+def test_binds_and_unbinds_while_bindings_are_compiled_for_a_new_type_count() -> None:
+    made = bound()
+    direct = exchange(kind="direct")
+    new, router = {b"xo": owned(direct, bound=[B])}, Router([direct])
+    made.state.overlay(new, router)  # as before the destinations of the new rules are bound
+    again = made.state.recompilations(new, router)
+    assert made.state.recompilations(new, router) == again
+    made.produce(BIND_OTHER)
+    made.answer(BIND_OK * 2)
+    made.produce(UNBIND)
+    made.answer(UNBIND_OK)
+    assert clients(made) == 1
+    assert not made.state.swap(new, router)
+    assert [stored.binding.identity for stored in xo(made).clients.values()] == [
+        compiled.binding.identity for compiled in direct.clients.entries
+    ]
+    assert clients(made) == 1
+
+
 def test_a_bind_answered_after_a_reload_counts_for_the_new_rules() -> None:
     made = wire()
     made.produce(BIND)

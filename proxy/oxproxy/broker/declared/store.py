@@ -16,7 +16,6 @@ Source: architecture, "The broker is the store".
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -27,7 +26,7 @@ import structlog
 from oxproxy.amqp.tables import decode_table
 from oxproxy.broker.management_api import BindingInfo, ExchangeInfo
 from oxproxy.errors import ProtocolError
-from oxproxy.garbage import without_collection
+from oxproxy.garbage import exclude_from_collection, without_collection
 from oxproxy.relay.declare.storage import (
     ALTERNATE,
     CARRIER_TYPE,
@@ -115,9 +114,7 @@ def _table(entries: bytes) -> Table:
 
 
 #: Number of bindings that are read or applied before control is returned to the event loop.
-_STEP = 128
-#: Number of new bindings after which objects are excluded from garbage collection.
-_MANY = 1024
+_STEP = 32
 #: Maximum number of bindings in one log line.
 _SHOWN = 20
 
@@ -218,7 +215,7 @@ class BindingListings:
                 row = _row(info)
                 if row not in decoded and (result := self._decode(owned, info)) is not None:
                     decoded[row] = result
-            _exclude_from_collection(len(decoded) - known)
+            exclude_from_collection(len(decoded) - known)
 
     async def take(self, owned: OwnedExchange, before: BindingsBefore | None, listed: Iterable[BindingInfo]) -> None:
         """Apply a listing of a carrier's bindings, including additions and removals made by other sidecars."""
@@ -253,7 +250,7 @@ class BindingListings:
                 expected_changes += layer.changes - changes
             is_applied = not last.unverified and layer.changes == expected_changes
             last.applied = (layer, layer.changes) if is_applied else None
-            _exclude_from_collection(len(joined) - len(before.clients))
+            exclude_from_collection(len(joined) - len(before.clients))
 
     def found(self, owned: OwnedExchange, listed: Iterable[BindingInfo]) -> None:
         """Add the clients' bindings from an incomplete list of an exchange's bindings."""
@@ -323,15 +320,6 @@ class BindingListings:
             self._store.log_fault(owned.name, f"the stored binding to {info} is damaged: {error}")
             return None
         return _Decoded(stored.binding.identity, stored)
-
-
-def _exclude_from_collection(count: int) -> None:
-    """Exclude all objects from garbage collection if many bindings were loaded while collection was disabled.
-
-    The next collection would traverse all of them, which takes 3 ms for 1,000 bindings.
-    """
-    if count >= _MANY:
-        gc.freeze()
 
 
 def _row(info: BindingInfo) -> _Row:

@@ -7,7 +7,7 @@ up to a fixed number of objects that could not be listed are looked up by name. 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias, TypeVar
@@ -27,6 +27,7 @@ from oxproxy.broker.reconcile.checks import (
 from oxproxy.broker.reconcile.desired import DesiredState
 from oxproxy.broker.reconcile.diff import undetermined
 from oxproxy.broker.reconcile.observed import ObservedState
+from oxproxy.broker.steps import in_steps
 from oxproxy.errors import UpstreamError
 from oxproxy.relay.tokens import Tokens
 from oxproxy.relay.vhost import OwnedExchange
@@ -325,7 +326,7 @@ class Observer:
                 last.current_until = answered_at + _SHARE * took_seconds
             return
         digest, bindings = answer
-        rows = await _in_steps(carrier_rows_in_steps(bindings, tokens))
+        rows = await in_steps(carrier_rows_in_steps(bindings, tokens))
         self._note_foreign(exchange.carrier, rows.foreign)
         self._note_stale(exchange.carrier, len(rows.stale))
         ends = bool(rows.tokens) and not any(info.stores for info in bindings)
@@ -446,17 +447,6 @@ def log_missing(vhost: str, last: Collection[str], missing: Mapping[str, str]) -
         log.warning("destinations missing", vhost=vhost, count=len(missing), destinations=names)
     if back:
         log.info("destinations found", vhost=vhost, missing=len(missing), destinations=back[:_SHOWN])
-
-
-async def _in_steps(steps: Generator[None, None, T]) -> T:
-    """Return the result of a generator; other tasks run between its steps."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
-        await asyncio.sleep(0)
 
 
 def _unreadable(destination: Destination) -> bool:

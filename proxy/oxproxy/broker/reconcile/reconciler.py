@@ -38,6 +38,7 @@ from oxproxy.broker.reconcile.diff import (
 from oxproxy.broker.reconcile.executor import Executor
 from oxproxy.broker.reconcile.observed import ObservedState
 from oxproxy.broker.reconcile.observer import Observer, log_missing
+from oxproxy.broker.steps import compile_again
 from oxproxy.errors import UpstreamError, UpstreamFailure
 from oxproxy.relay.token_table import TokenTable
 from oxproxy.relay.tokens import is_token
@@ -445,6 +446,7 @@ class Reconciler:
             UpstreamError: there are conflicts (REFUSED), or the broker is unreachable.
         """
         async with self._one_at_a_time:
+            await compile_again(self.state, exchanges, router)
             self.state.overlay(exchanges, router)
             result = await self.reconcile(lambda: desired_state(exchanges, router, book), queues)
             self.observer.finish()
