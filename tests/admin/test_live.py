@@ -51,7 +51,7 @@ def publish(counters: Counters, publishes: int) -> None:
 async def test_rates_are_available_from_the_second_sample(counters: Counters, clock: Clock) -> None:
     sampler = TrafficSampler(counters, clock, clock)
     await sampler.sample(True)
-    first: Any = await sampler.look()
+    first: Any = await sampler.snapshot()
     assert first["bindings"][0] == {
         "vhost": "/",
         "exchange": "orders",
@@ -80,7 +80,7 @@ async def test_history_is_kept_for_15_minutes_without_clients(counters: Counters
         publish(counters, 10)
         clock.now += 2.0
         await sampler.sample(False)
-    traffic: Any = await sampler.look()
+    traffic: Any = await sampler.snapshot()
     points = traffic["history"]["points"]
     assert (points[0][0], points[-1][0]) == (clock.now - 900.0, clock.now)
     assert {point[1 + traffic["history"]["series"].index("routed")] for point in points} == {5.0}
@@ -108,7 +108,7 @@ async def test_confirm_latency_covers_the_last_minute(counters: Counters, clock:
         clock.now += 2.0
         counters.confirm_seconds.observe(0.0003)
         await sampler.sample(False)
-    traffic: Any = await sampler.look()
+    traffic: Any = await sampler.snapshot()
     assert 0.00025 < traffic["confirm_seconds"]["p50"] <= traffic["confirm_seconds"]["p99"] <= 0.0005
 
 

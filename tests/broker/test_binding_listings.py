@@ -80,7 +80,7 @@ async def test_changes_through_relays_since_the_request_take_precedence_over_a_l
         known.add_binding(binding)
     await listings.take(ox, before, rows(*listed))
     assert list(ox.clients.values()) == expected
-    assert not listings.settled(ox), "an equal listing after a later change must be applied"
+    assert not listings.unchanged(ox), "an equal listing after a later change must be applied"
     await take(listings, ox)
     assert there(ox) == []
 
@@ -95,7 +95,7 @@ async def test_a_binding_made_and_removed_during_a_listing_stays_removed(
     assert (there(ox), listings.has_unverified) == ([], True)
     await take(listings, ox, B)
     assert (there(ox), listings.has_unverified) == ([b"b"], False)
-    assert listings.settled(ox)
+    assert listings.unchanged(ox)
 
 
 async def test_a_row_in_two_listings_is_added_even_if_clients_bind_all_the_time(
@@ -136,7 +136,7 @@ async def test_a_listing_of_an_exchange_deleted_meanwhile_is_ignored(
     now = replace(known)
     await listings.take(ox, before, rows(A))
     assert now is None or now.clients == {}
-    assert not listings.settled(ox)
+    assert not listings.unchanged(ox)
     assert listings.before(ox) is None
 
 

@@ -57,7 +57,7 @@ def connection() -> FakeConnection:
 
 @pytest.fixture
 def reconciler(connection: FakeConnection) -> Reconciler:
-    settings = ControlSettings(hosts=(), username="control", password="", retries_per_look=2)
+    settings = ControlSettings(hosts=(), username="control", password="", retries_per_pass=2)
     return Reconciler(settings, state("/", {}), connection, None, clock=lambda: connection.now)
 
 
@@ -91,7 +91,7 @@ async def test_without_listings_a_clients_binding_ends_with_its_destination(
 ) -> None:
     exchange = declare_here(reconciler.state, "ox", stored("ox", "a"), stored("ox", "a", ANY), stored("ox", "b"))
     connection.refuse(b"ox", A)
-    await reconciler.look(thorough=False)
+    await reconciler.run_pass(thorough=False)
     assert [binding.destination for binding in exchange.clients.values()] == [("queue", b"b")]
     assert reconciler.state.missing() == {}
 
@@ -107,7 +107,7 @@ async def test_a_binding_that_a_client_creates_during_a_pass_stays(
         exchange.tokens.bind_ok(A, (token(*A),))
 
     connection.meanwhile = bind
-    await reconciler.look(thorough=False)
+    await reconciler.run_pass(thorough=False)
     assert len(exchange.clients) == 2
     assert A in exchange.tokens.bound
 
@@ -119,7 +119,7 @@ async def test_a_destination_is_missing_from_its_refusal_until_it_is_bound(
     exchange, other = owned("x"), owned("other")
     known.swap({b"x": exchange, b"other": other}, router({"x": queues("a"), "other": queues("b")}))
     connection.refuse(b"x", A)
-    await reconciler.look(thorough=False)
+    await reconciler.run_pass(thorough=False)
     assert known.missing() == {"queue a": ABSENT}
     exchange.tokens.bind_ok(A, (token(*A),))
     assert known.missing() == {}

@@ -41,25 +41,25 @@ async def test_the_next_pass_ends_within_the_interval_unless_passes_would_take_m
     connection: FakeConnection, took_seconds: float, waits_seconds: float
 ) -> None:
     schedule = paced(5)
-    schedule.looked(NOW - took_seconds, everything=True)
+    schedule.ended(NOW - took_seconds, everything=True)
     assert not await schedule.wait(connection)  # type: ignore[arg-type]
     assert connection.waits == [(waits_seconds, True)]
 
 
 async def test_changed_exchanges_are_refreshed_alone_and_once() -> None:
     schedule = paced(5)
-    schedule.looked(NOW, everything=True)
+    schedule.ended(NOW, everything=True)
     schedule.request_refresh({b"a"})
     schedule.request_refresh({b"b"})
     assert schedule.take() == {b"a", b"b"}
-    schedule.looked(NOW, everything=False)
+    schedule.ended(NOW, everything=False)
     schedule.request_refresh({b"c"})
     assert schedule.take() == {b"c"}
 
 
 async def test_a_request_for_everything_includes_single_exchanges() -> None:
     schedule = paced(5)
-    schedule.looked(NOW, everything=True)
+    schedule.ended(NOW, everything=True)
     schedule.request_refresh({b"a"})
     schedule.request_refresh()
     assert schedule.take() is None
@@ -70,7 +70,7 @@ async def test_a_request_for_everything_includes_single_exchanges() -> None:
 @pytest.mark.parametrize("requests", [[1000], [60, 60]])
 async def test_a_request_for_many_exchanges_is_one_for_everything(requests: list[int]) -> None:
     schedule = paced(5)
-    schedule.looked(NOW, everything=True)
+    schedule.ended(NOW, everything=True)
     for first, count in enumerate(requests):
         schedule.request_refresh({b"%d.%d" % (first, number) for number in range(count)})
     assert schedule.take() is None
@@ -78,15 +78,15 @@ async def test_a_request_for_many_exchanges_is_one_for_everything(requests: list
 
 async def test_requests_for_single_exchanges_do_not_delay_the_regular_pass() -> None:
     schedule = paced(0)
-    schedule.looked(NOW, everything=True)
+    schedule.ended(NOW, everything=True)
     schedule.request_refresh({b"a"})
     assert schedule.take() is None
 
 
 async def test_requested_passes_take_a_limited_share_of_the_time(connection: FakeConnection) -> None:
     schedule = paced(3600)
-    schedule.looked(NOW, everything=True)
-    schedule.looked(NOW - 2, everything=False)
+    schedule.ended(NOW, everything=True)
+    schedule.ended(NOW - 2, everything=False)
     schedule.request_refresh({b"a"})
     assert not await schedule.wait(connection)  # type: ignore[arg-type]
     assert connection.waits == [(3600, True), (18, False)]

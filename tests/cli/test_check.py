@@ -292,10 +292,10 @@ def test_a_sidecar_does_not_read_test_files(folder: Path) -> None:
     loaded = load_rules(rules_files(settings))
     now = [0.0]
     watch = FileWatch(lambda: rules_files(settings), loaded.rules.version, lambda: now[0])
-    assert not any(watch.look() for _ in range(2))
+    assert not any(watch.check() for _ in range(2))
     # When
     (folder / "rules" / "orders_test.yaml").write_text("tests: [\n")
     # Then
-    assert not any(watch.look() for _ in range(3))
+    assert not any(watch.check() for _ in range(3))
     assert load_rules(rules_files(settings)).rules.version == loaded.rules.version
     assert loaded.tests == ()

@@ -16,7 +16,7 @@ def upright(most: float = 100, least: float = 0) -> Upright:
 
 
 @pytest.mark.parametrize(
-    ("most", "marks"),
+    ("most", "ticks"),
     [
         (0, [0, 1]),
         (4, [0, 1, 2, 3, 4]),
@@ -24,20 +24,20 @@ def upright(most: float = 100, least: float = 0) -> Upright:
         (23_500, [0, 5000, 10_000, 15_000, 20_000, 25_000]),
     ],
 )
-def test_marks_are_round_numbers_up_to_at_least_the_largest_value(most: float, marks: list[float]) -> None:
-    assert upright(most).marks == marks
+def test_ticks_are_round_numbers_up_to_at_least_the_largest_value(most: float, ticks: list[float]) -> None:
+    assert upright(most).ticks == ticks
 
 
 @pytest.mark.parametrize(
-    ("least", "most", "marks"), [(3, 700, [1, 10, 100, 1000]), (5, 5, [1, 10]), (10, 10, [10, 100])]
+    ("least", "most", "ticks"), [(3, 700, [1, 10, 100, 1000]), (5, 5, [1, 10]), (10, 10, [10, 100])]
 )
-def test_marks_of_a_logarithmic_axis_are_powers_of_ten(least: float, most: float, marks: list[float]) -> None:
-    assert upright(most, least).marks == marks
+def test_ticks_of_a_logarithmic_axis_are_powers_of_ten(least: float, most: float, ticks: list[float]) -> None:
+    assert upright(most, least).ticks == ticks
 
 
-def test_marks_of_counts_are_integers() -> None:
-    assert upright(1).marks == [0, 1]
-    assert upright(12).marks == [0, 5, 10, 15]
+def test_ticks_of_counts_are_integers() -> None:
+    assert upright(1).ticks == [0, 1]
+    assert upright(12).ticks == [0, 5, 10, 15]
 
 
 def test_both_axes_have_titles() -> None:
@@ -51,10 +51,10 @@ def test_both_axes_have_titles() -> None:
     ("days", "first"), [(0.01, "00:00"), (1, "00:00"), (4, "11-20 00 h"), (20, "2026-11-20"), (400, "2026-11-20")]
 )
 def test_time_marks_depend_on_the_span(days: float, first: str) -> None:
-    marks = Span(BEGIN, BEGIN + timedelta(days=days)).times
-    assert marks[0] == (0.0, first)
-    assert 2 <= len(marks) <= 12
-    assert all(0 <= place <= 100 for place, _ in marks)
+    ticks = Span(BEGIN, BEGIN + timedelta(days=days)).times
+    assert ticks[0] == (0.0, first)
+    assert 2 <= len(ticks) <= 12
+    assert all(0 <= place <= 100 for place, _ in ticks)
 
 
 def test_time_marks_are_within_the_plot() -> None:
@@ -73,8 +73,8 @@ def test_few_values_are_drawn_as_narrow_columns(number: int) -> None:
     span = covering(begin, begin + number * minute, minute)
     assert span.begin <= begin
     assert span.end >= begin + number * minute
-    marks = columns(span, minute, [Series("a", {begin: 1.0}, 0)], upright())
-    assert [mark.width <= 3 for mark in marks] == [True]
+    ticks = columns(span, minute, [Series("a", {begin: 1.0}, 0)], upright())
+    assert [mark.width <= 3 for mark in ticks] == [True]
 
 
 def test_a_long_span_is_not_extended() -> None:

@@ -63,7 +63,7 @@ async def test_no_element_scrolls_horizontally(tab: Tab, pixels: int) -> None:
 async def test_charts_have_a_size_and_their_text_is_in_the_window(tab: Tab, pixels: int) -> None:
     await tab.width(pixels)
     charts = await tab.value(
-        "[...document.querySelectorAll('.marks')].map(chart => chart.getBoundingClientRect().width)"
+        "[...document.querySelectorAll('.ticks')].map(chart => chart.getBoundingClientRect().width)"
     )
     assert len(charts) > 2
     assert all(width > 200 for width in charts)
@@ -81,7 +81,7 @@ async def test_text_of_charts_is_readable_and_time_labels_do_not_overlap(tab: Ta
         "[...document.querySelectorAll('svg text')].map(text => text.getBoundingClientRect()).filter(at => at.width)"
     )
     assert await tab.value(f"Math.min(...{shown}.map(at => at.height))") >= 11
-    met = """[...document.querySelectorAll('.marks')].filter(chart => {
+    met = """[...document.querySelectorAll('.ticks')].filter(chart => {
         const places = [...chart.querySelectorAll('text')].map(text => text.getBoundingClientRect())
         const labels = places.filter(at => at.width)
         return labels.some((at, number) => number && at.left < labels[number - 1].right + 4)

@@ -85,7 +85,7 @@ def test_the_last_day_of_a_stream_is_that_of_each_run(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("oxproxy.report.request.datetime", SimpleNamespace(now=lambda _: clock[-1]))
     monkeypatch.setattr(job, "run", run)
-    monkeypatch.setattr(job, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(job, "CHECK_SECONDS", 0)
     words = ["--since", "yesterday", "--until", "today"]
     assert main(["report", "--input", "in", "--output", "out", "--stream", *words]) == 0
     assert days == [(D20, D21), (D20, D22)]

@@ -12,7 +12,7 @@ from oxproxy.routing.bindings.binding import Binding
 from oxproxy.routing.bindings.compiled import CompiledBinding
 from oxproxy.routing.decision import ExchangeStep, Facts
 from oxproxy.routing.exchange import Exchange
-from oxproxy.rules.lint.bindings import invalid_gotos, lint_bindings, redundant, unreachable
+from oxproxy.rules.lint.bindings import invalid_gotos, lint_bindings, never_visited, redundant
 from oxproxy.rules.lint.satisfiability import always_true, unsatisfiable_reason
 from oxproxy.rules.loader import compile_rules
 from oxproxy.values import Value
@@ -62,7 +62,7 @@ def queue(compiled: CompiledBinding) -> str:
 def test_bindings_that_are_never_visited_are_unreachable(
     tables: list[dict[str, Plain]], expected: list[tuple[str, str]]
 ) -> None:
-    assert [(queue(skipped), queue(cause)) for skipped, cause in unreachable(entries(*tables))] == expected
+    assert [(queue(skipped), queue(cause)) for skipped, cause in never_visited(entries(*tables))] == expected
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_unreachable_and_redundant_bindings_have_no_effect(data: st.DataObject) 
     exchange = Exchange(b"xo", "x-open")
     bind_valid(exchange, data.draw(BINDINGS["x-open"]))
     compiled = exchange.entries
-    never = {binding.label for binding, _ in unreachable(compiled)}
+    never = {binding.label for binding, _ in never_visited(compiled)}
     superfluous = {binding.arrival for binding, _ in redundant(compiled)}
     without = Exchange(b"xo", "x-open")
     for entry in compiled:
@@ -240,7 +240,7 @@ def test_gotos_do_not_skip_bindings_that_are_visited_last() -> None:
     goto = ((b"x-match", Value("S", b"any")), (b"x-goto-onfalse", Value("I", 10001)))
     exchange.bind(Binding(b"xo", "queue", b"first", b"", goto, sequence=1))
     exchange.bind(Binding(b"xo", "queue", b"last", b"", (), last=True))
-    assert list(unreachable(exchange.entries)) == []
+    assert list(never_visited(exchange.entries)) == []
 
 
 def compiled(arguments: dict[str, Plain], kind: str = "x-open", key: str = "") -> CompiledBinding:

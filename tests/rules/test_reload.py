@@ -36,7 +36,7 @@ class Folder:
         return path
 
     def looks(self, count: int) -> list[bool]:
-        return [self.watch.look() for _ in range(count)]
+        return [self.watch.check() for _ in range(count)]
 
 
 def test_a_change_is_reported_once(tmp_path: Path) -> None:
@@ -51,8 +51,8 @@ def test_a_growing_file_is_not_reported(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     for length in range(1, 5):
         folder.write("a.yaml", "x" * 10 * length)
-        assert not folder.watch.look()
-    assert folder.watch.look()
+        assert not folder.watch.check()
+    assert folder.watch.check()
 
 
 def test_a_touched_file_is_not_reported(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_a_second_write_with_the_same_size_and_timestamp_is_reported(tmp_path: P
     folder.now = OLD + 0.5
     assert not any(folder.looks(3))
     folder.write("a.yaml", "two")
-    assert folder.watch.look()
+    assert folder.watch.check()
 
 
 def test_a_changed_symbolic_link_is_reported(tmp_path: Path) -> None:
@@ -81,10 +81,10 @@ def test_a_changed_symbolic_link_is_reported(tmp_path: Path) -> None:
     (mount / "a.yaml").symlink_to("..data/a.yaml")
     files = [mount / "a.yaml"]
     watch = FileWatch(lambda: files, rules_version([("", b"one")]), lambda: OLD + 1000)
-    assert not any(watch.look() for _ in range(3))
+    assert not any(watch.check() for _ in range(3))
     (mount / "..new").symlink_to("..1")
     (mount / "..new").rename(mount / "..data")
-    assert [watch.look(), watch.look()] == [False, True]
+    assert [watch.check(), watch.check()] == [False, True]
 
 
 def test_removed_files_are_reported(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_change_to_be_retried_is_reported_again(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     assert not any(folder.looks(3))
     folder.watch.again()
-    assert folder.watch.look()
+    assert folder.watch.check()
 
 
 def test_a_file_that_is_a_mount_point_is_recognized(tmp_path: Path) -> None:

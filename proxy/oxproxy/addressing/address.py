@@ -13,7 +13,7 @@ _ESCAPE = re.compile(rb"%([0-9A-Fa-f]{2})")
 _PORT = re.compile(rb"0*([0-9]{0,5})")
 _SCHEME = re.compile(rb"(?:[^/]*://)?")
 _SCHEMES = frozenset({b"amqp", b"amqps"})
-_PLAIN_PORT, _TLS_PORT = 5672, 5671
+_AMQP_PORT, _TLS_PORT = 5672, 5671
 _LARGEST_PORT = 65535
 _HIDDEN = b"***"
 
@@ -54,7 +54,7 @@ class Address:
 
     @property
     def effective_port(self) -> int:
-        return self.port or (_TLS_PORT if self.tls else _PLAIN_PORT)
+        return self.port or (_TLS_PORT if self.tls else _AMQP_PORT)
 
 
 def parse_address(address: bytes) -> Address:

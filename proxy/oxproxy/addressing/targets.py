@@ -53,7 +53,7 @@ def publication_at(address: bytes) -> Publication | None:
     """Return the exchange and routing key that have this address; None if there are none."""
     if address.startswith(_EXCHANGE):
         exchange, slash, key = address[len(_EXCHANGE) :].partition(b"/")
-        publication = Publication(_plain_exchange(exchange), key)
+        publication = Publication(_partly_decoded(exchange), key)
         return publication if slash and exchange and address_of(publication) == address else None
     if address.startswith(_QUEUE):
         key = address[len(_QUEUE) :]
@@ -353,7 +353,7 @@ def _may_name(translation: bytes, exchange: bytes) -> bool:
     """Return True if a local translation can name the exchange, judging by the literal before the first variable."""
     fixed, variable, _ = translation.partition(b"$")
     fixed = fixed.lstrip(b"/")
-    for form, decode in ((b"exchange/", _plain_exchange), (b"exchanges/", _decoded)):
+    for form, decode in ((b"exchange/", _partly_decoded), (b"exchanges/", _decoded)):
         if fixed.startswith(form):
             name, slash, _ = fixed[len(form) :].partition(b"/")
             if variable and not slash:
@@ -366,7 +366,7 @@ def _may_name(translation: bytes, exchange: bytes) -> bool:
     return may_be_topic and exchange == b"amq.topic"
 
 
-def _plain_exchange(text: bytes) -> bytes:
+def _partly_decoded(text: bytes) -> bytes:
     return _ESCAPE.sub(lambda escape: {b"2F": b"/", b"25": b"%"}.get(escape[1].upper(), escape[0]), text)
 
 
@@ -390,7 +390,7 @@ def _some(text: bytes) -> bytes:
 
 def _exchange(rest: bytes, original: Publication) -> Publication:
     exchange, slash, key = rest.partition(b"/")
-    return Publication(_plain_exchange(_some(exchange)), key if slash else original.routing_key)
+    return Publication(_partly_decoded(_some(exchange)), key if slash else original.routing_key)
 
 
 def _exchange_v2(rest: bytes, original: Publication) -> Publication:

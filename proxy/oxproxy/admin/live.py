@@ -30,7 +30,7 @@ QUIET_SECONDS = 10.0
 #: Minimum pause as a multiple of the duration of the last sample, with and without clients.
 PAUSE_FACTOR, QUIET_FACTOR = 100, 500
 #: After a request for `/api/traffic`, rates of bindings are sampled for this many seconds, in case of further requests.
-_LOOKING_SECONDS = 10.0
+_READ_SECONDS = 10.0
 _TRAFFIC = "traffic"
 _HEADERS = {"Content-Type": "text/event-stream", "Cache-Control": "no-store"}
 #: Sent if there are no events: keeps the connection alive, and detects that a client has disconnected.
@@ -101,9 +101,9 @@ class LiveFeed:
         self._topics = topics
         self._timer = timer
         self._streams: set[_Stream] = set()
-        self._looking_until = 0.0
+        self._read_until = 0.0
         #: set while there are streams or recent requests for `/api/traffic`
-        self._looked_at = asyncio.Event()
+        self._wanted = asyncio.Event()
 
     @property
     def routes(self) -> list[GuardedRoute]:
@@ -119,11 +119,11 @@ class LiveFeed:
                 began = self._timer()
                 await self._turn()
                 spent = self._timer() - began
-                if self._timer() >= self._looking_until and not self._streams:
-                    self._looked_at.clear()
+                if self._timer() >= self._read_until and not self._streams:
+                    self._wanted.clear()
                     with suppress(TimeoutError):
                         async with asyncio.timeout(max(QUIET_SECONDS, QUIET_FACTOR * spent)):
-                            await self._looked_at.wait()
+                            await self._wanted.wait()
                 else:
                     # The first rates need a second sample.
                     seconds = SAMPLE_SECONDS if self._traffic.rated else LEAST_SECONDS
@@ -138,7 +138,7 @@ class LiveFeed:
 
     async def _turn(self) -> None:
         followed = {topic for stream in self._streams for topic in stream.topics}
-        detailed = _TRAFFIC in followed or self._timer() < self._looking_until
+        detailed = _TRAFFIC in followed or self._timer() < self._read_until
         await self._traffic.sample(detailed)
         events = {name: topic.event(name) for name, topic in self._topics.items() if name in followed}
         if _TRAFFIC in followed:
@@ -148,9 +148,9 @@ class LiveFeed:
             stream.put(b"".join(events.get(name, b"") for name in stream.topics) or _COMMENT)
 
     async def _get_traffic(self, _request: web.Request) -> web.Response:
-        self._looking_until = self._timer() + _LOOKING_SECONDS
-        self._looked_at.set()
-        return json_response(await self._traffic.look())
+        self._read_until = self._timer() + _READ_SECONDS
+        self._wanted.set()
+        return json_response(await self._traffic.snapshot())
 
     async def _follow(self, request: web.Request) -> web.StreamResponse:
         names = (_TRAFFIC, *self._topics)
@@ -163,7 +163,7 @@ class LiveFeed:
             return web.Response(status=503, text=text, headers={"Retry-After": "5", "Connection": "close"})
         stream = _Stream(topics, request)
         self._streams.add(stream)
-        self._looked_at.set()
+        self._wanted.set()
         response = web.StreamResponse(headers=_HEADERS)
         try:
             await response.prepare(request)
@@ -178,7 +178,7 @@ class LiveFeed:
 
     async def _whole(self, topics: Iterable[str]) -> AsyncIterator[bytes]:
         for name in topics:
-            whole = await self._traffic.look() if name == _TRAFFIC else self._topics[name].whole()
+            whole = await self._traffic.snapshot() if name == _TRAFFIC else self._topics[name].whole()
             yield await asyncio.to_thread(_event, name, whole)
 
 

@@ -34,7 +34,7 @@ class Pace:
         self._sleep = sleep
         self._in_turn = asyncio.Lock()
         #: time at which all work so far is within the share
-        self._settled_at = 0.0
+        self._permitted_at = 0.0
 
     async def wait(self, seconds: float) -> None:
         """Wait for a turn to do work of an estimated duration."""
@@ -54,9 +54,9 @@ class Pace:
                 self._count(self._timer() - start)
 
     async def _until_permitted(self) -> None:
-        pause = self._settled_at - self._burst - self._timer()
+        pause = self._permitted_at - self._burst - self._timer()
         if pause > 0:
             await self._sleep(pause)
 
     def _count(self, seconds: float) -> None:
-        self._settled_at = max(self._timer(), self._settled_at) + seconds / self._share
+        self._permitted_at = max(self._timer(), self._permitted_at) + seconds / self._share

@@ -81,7 +81,7 @@ class TrafficSampler:
             else:
                 self._numbers_at, self.rated = None, False
 
-    async def look(self) -> dict[str, object]:
+    async def snapshot(self) -> dict[str, object]:
         """Return all data, for a new client."""
         if self._numbers_at is None or self._timer() - self._numbers_at > 2 * SAMPLE_SECONDS:
             async with self._one_at_a_time:

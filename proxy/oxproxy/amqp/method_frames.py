@@ -278,7 +278,7 @@ def unbind(channel: int, destination: Destination, source: bytes, key: bytes, en
     return method_frame(channel, methods.EXCHANGE_UNBIND, 0, name, source, key, False, entries)
 
 
-def look_for(channel: int, destination: Destination) -> bytes:
+def passive_declare(channel: int, destination: Destination) -> bytes:
     """Build a passive declare. The broker refuses it with 404 if the queue or exchange does not exist."""
     kind, name = destination
     if kind == QUEUE:

@@ -185,7 +185,7 @@ class Reload:
             if self._again_at is not None and loop.time() >= self._again_at:
                 self._again_at = None
                 self._watches[0].again()
-            if await asyncio.to_thread(self._look):
+            if await asyncio.to_thread(self._have_files_changed):
                 await self.reload("file")
 
     async def reload(self, reason: str) -> ReloadReport:
@@ -231,9 +231,9 @@ class Reload:
         """Return the report on a reload that activated nothing."""
         return ReloadReport(errors, sorted(self.loaded.rules.vhosts), invalid=True)
 
-    def _look(self) -> bool:
-        looks = [watch.look() for watch in self._watches]  # a list, so that every watch checks its files
-        return any(looks)
+    def _have_files_changed(self) -> bool:
+        changed = [watch.check() for watch in self._watches]  # a list, so that every watch checks its files
+        return any(changed)
 
     def _load(self) -> tuple[list[ReloadUnit], Activation]:
         for watch in self._watches:

@@ -198,14 +198,14 @@ class Shadow:
 
     async def _compare(self, run: _Run) -> None:
         """Compare buffered publishes, in batches, until the candidate is replaced or discarded."""
-        looked = self._timer()
+        overlaid = self._timer()
         while self._run is run:
             begin = self._timer()
             self._compare_batch(run)
             now = self._timer()
             await asyncio.sleep(max(PAUSE_SECONDS, PAUSE_FACTOR * (now - begin)))
-            if now - looked > _OVERLAY_SECONDS:
-                looked = now
+            if now - overlaid > _OVERLAY_SECONDS:
+                overlaid = now
                 await self._overlay(run)
             if now - run.last_read > UNREAD_SECONDS and self._run is run:
                 self._stop(run)

@@ -28,7 +28,7 @@ from oxproxy.audit.segments import compress_segment, hour_files, orphaned_segmen
 _log = structlog.get_logger(__name__)
 
 #: Maximum number of seconds between two retention runs, and between two attempts to compress a segment.
-LOOK_SECONDS = 30.0
+CHECK_SECONDS = 30.0
 #: Niceness, which Linux sets per thread. The priority is lower than that of other work, but the thread never starves.
 _NICENESS = 10
 _FOLDER = re.compile(r"date=(\d{4}-\d\d-\d\d)/hour=(\d\d)")
@@ -167,7 +167,7 @@ class SegmentCloser:
         stopping = False
         while not stopping:
             try:
-                path = self._queue.get(timeout=LOOK_SECONDS)
+                path = self._queue.get(timeout=CHECK_SECONDS)
                 stopping = path is None
                 if path is not None:
                     self._waiting.append(path)

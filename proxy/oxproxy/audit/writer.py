@@ -324,7 +324,7 @@ class AuditWriter:
         self._counters.lines += report.lines - report.lost
         self._counters.text_bytes += report.size - report.lost_size
         self._on_health(report.error)
-        self._settle_gap(report)
+        self._count_lost(report)
         if report.lines and self._whole:
             self.durable = report.sequence
             self.on_durable(report.sequence)
@@ -360,7 +360,7 @@ class AuditWriter:
         if began:
             self.on_failing()
 
-    def _settle_gap(self, report: WriteResult) -> None:
+    def _count_lost(self, report: WriteResult) -> None:
         """Account for lines that the disk rejected, including gap records."""
         lost = report.lost
         if self._gap_under_way is not None and self._gap_under_way[0] <= report.sequence and report.lines:

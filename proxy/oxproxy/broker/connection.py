@@ -109,7 +109,7 @@ class ControlSettings:
         retry_limit_seconds: maximum pause before a reconnect.
         bind_limit: maximum number of destinations per virtual host that are bound on demand.
         remember_limit: maximum number of cached destinations that could not be bound on demand.
-        retries_per_look: maximum number of failed actions retried in one pass, and of destinations verified in one
+        retries_per_pass: maximum number of failed actions retried in one pass, and of destinations verified in one
             pass.
         listing_bytes: maximum size of a response from the management API. A list of 10,000 queues takes 0.5 MB.
         remove_foreign: whether foreign bindings on a carrier are removed, which requires the management API.
@@ -132,7 +132,7 @@ class ControlSettings:
     retry_limit_seconds: float = 30.0
     bind_limit: int = 10_000
     remember_limit: int = 10_000
-    retries_per_look: int = 256
+    retries_per_pass: int = 256
     listing_bytes: int = 256 * 1024 * 1024
     remove_foreign: bool = False
     patience_seconds: float = 10.0

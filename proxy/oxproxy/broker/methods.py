@@ -90,7 +90,7 @@ class Find:
 
     @property
     def frame(self) -> bytes:
-        return method_frames.look_for(0, self.destination)
+        return method_frames.passive_declare(0, self.destination)
 
     async def call(self, channel: AbstractChannel, limit_seconds: float) -> object:
         kind, name = self.destination

@@ -23,12 +23,12 @@ class RemoteObserver:
     """Checks destinations on other brokers.
 
     Args:
-        reach: takes a local virtual host and another broker; returns the connection settings for that broker and the
-            virtual host to use there, or None if that broker is not configured.
+        settings_of: takes a local virtual host and another broker; returns the connection settings for that broker and
+            the virtual host to use there, or None if that broker is not configured.
     """
 
-    def __init__(self, reach: Callable[[str, Remote], tuple[ControlSettings, str] | None]) -> None:
-        self._reach = reach
+    def __init__(self, settings_of: Callable[[str, Remote], tuple[ControlSettings, str] | None]) -> None:
+        self._settings_of = settings_of
         #: For each local virtual host and other broker that could not be queried: the time of the next retry, and the
         #: pause that follows if the retry fails.
         self._resting: dict[tuple[str, Remote], tuple[float, float]] = {}
@@ -50,10 +50,10 @@ class RemoteObserver:
         now = asyncio.get_running_loop().time()
         first, longest = _PAUSE_SECONDS
         until, pause_seconds = self._resting.get((vhost, remote), (0.0, first))
-        reached = self._reach(vhost, remote)
-        if reached is None or now < until:
+        found = self._settings_of(vhost, remote)
+        if found is None or now < until:
             return {}
-        settings, remote_vhost = reached
+        settings, remote_vhost = found
         connection = ControlConnection(settings, remote_vhost)
         try:
             await connection.connect()

@@ -188,7 +188,7 @@ class Topology:
     def follows(self, vhost: str) -> bool:
         """Return True if the first pass of the virtual host has succeeded or failed."""
         known = self._vhosts.get(vhost)
-        return known is not None and known.health.settled.is_set()
+        return known is not None and known.health.attempted.is_set()
 
     async def adopt(self, vhost: str, state: VhostState | None = None) -> None:
         """Manage another virtual host, and wait until its client declarations have been loaded.
@@ -206,7 +206,7 @@ class Topology:
                 self._tasks.create_task(self._run(known))
         try:
             async with asyncio.timeout(self._settings.deadline_seconds):
-                await known.health.settled.wait()
+                await known.health.attempted.wait()
         except TimeoutError:
             log.warning("first pass of virtual host not finished in time", vhost=vhost)
 

@@ -174,7 +174,7 @@ def ask_sidecars(clients: Iterable[AdminClient], ask: Callable[[AdminClient], T]
     return answers, not faults
 
 
-def reachable_host(host: str) -> str:
+def client_host(host: str) -> str:
     """Return the host to connect to for a host to listen on."""
     return _UNSPECIFIED.get(host, host)
 
@@ -189,7 +189,7 @@ def admin_url(settings: Settings) -> str:
     if address is None:
         raise ConfigErrors([settings.fault("admin.address", "not set, expected the address of a running sidecar")])
     scheme = "http" if settings.admin.tls is None else "https"
-    return f"{scheme}://{HostPort(reachable_host(address.host), address.port)}"
+    return f"{scheme}://{HostPort(client_host(address.host), address.port)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,10 +85,10 @@ def _bash(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
                 kind = f"words='{values}'" if values else "files=1" if argument.takes_file else "none=1"
                 cases += [f"        {name}:{option}) {kind} ;;" for option in argument.names]
         options = " ".join(option for argument in arguments for option in argument.names)
-        plain = [argument for argument in arguments if not argument.names]
-        values = " ".join(value for argument in plain for value in argument.values)
-        files = " files=1" if any(argument.takes_file for argument in plain) else ""
-        choices = [argument.values for argument in plain if argument.is_choice]
+        positional = [argument for argument in arguments if not argument.names]
+        values = " ".join(value for argument in positional for value in argument.values)
+        files = " files=1" if any(argument.takes_file for argument in positional) else ""
+        choices = [argument.values for argument in positional if argument.is_choice]
         if choices and files:  # a subcommand, which comes before files
             cases.append(f"        {name}:{name}) words='{values}' options='{options}' ;;")
             values = ""

@@ -79,7 +79,7 @@ def _as_json(section: OperatorSection, entry: OperatorEntry) -> dict[str, object
         "section": section.title,
         "keys": list(entry.keys),
         "readable": list(entry.readable),
-        "value": _plain(entry.value) or None,
+        "value": _without_markup(entry.value) or None,
         "meaning": _sentence(section, entry),
         "example": entry.example,
         "readable_example": entry.readable_example or None,
@@ -88,10 +88,10 @@ def _as_json(section: OperatorSection, entry: OperatorEntry) -> dict[str, object
 
 
 def _sentence(section: OperatorSection, entry: OperatorEntry) -> str:
-    return _plain(f"{section.lead} {entry.meaning}.")
+    return _without_markup(f"{section.lead} {entry.meaning}.")
 
 
-def _plain(text: str) -> str:
+def _without_markup(text: str) -> str:
     """Remove code markup."""
     return text.replace("`", "")
 
@@ -99,7 +99,7 @@ def _plain(text: str) -> str:
 def _at_length(section: OperatorSection, entry: OperatorEntry) -> str:
     width = output_width()
     lines = _wrapped_keys(entry, width)
-    lines.append(f"  {section.title.lower()}" + (f"; value: {_plain(entry.value)}" if entry.value else ""))
+    lines.append(f"  {section.title.lower()}" + (f"; value: {_without_markup(entry.value)}" if entry.value else ""))
     lines += textwrap.wrap(
         _sentence(section, entry), width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False
     )
@@ -124,6 +124,6 @@ def _print_all() -> None:
         print_line(("\n" if number else "") + head)
         for entry in section.entries:
             print_line("\n".join(f"  {line}" for line in _wrapped_keys(entry, width - 2)))
-            meaning = textwrap.wrap(_plain(entry.meaning), width - 6, break_on_hyphens=False)
+            meaning = textwrap.wrap(_without_markup(entry.meaning), width - 6, break_on_hyphens=False)
             print_line("\n".join(f"      {line}" for line in meaning))
     print_line("\nDetails with an example: oxproxy operators '>='")

@@ -57,8 +57,8 @@ class ParkedMessage:
         """Return True if a header has this value: a string, a number, or true or false."""
         for header, found in self.headers:
             if header == name.encode():
-                plain = json_value(found)
-                return (plain if isinstance(plain, str) else json.dumps(plain)) == value
+                content = json_value(found)
+                return (content if isinstance(content, str) else json.dumps(content)) == value
         return False
 
 

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote, urlsplit
 
-from oxproxy.cli.admin_client import add_admin_arguments, admin_clients, listener_tls, reachable_host
+from oxproxy.cli.admin_client import add_admin_arguments, admin_clients, client_host, listener_tls
 from oxproxy.cli.commands import add_repeatable
 from oxproxy.cli.console import (
     DONE,
@@ -169,7 +169,7 @@ def _login(options: argparse.Namespace) -> Login:
     if options.url is None:
         settings = read_settings(required_configuration(options.config, _COMMAND))
         control, listen = settings.upstream.control, settings.listen[0]
-        host, port = reachable_host(listen.address.host), listen.address.port
+        host, port = client_host(listen.address.host), listen.address.port
         tls = listener_tls(options, settings.folder / (listen.tls.certificate or "")) if listen.tls else None
         return Login(host, port, control.username, control.password.get_secret_value(), options.vhost or "/", tls)
     try:
@@ -322,11 +322,11 @@ class Replay:
                     and (delivery := self._take()) is not None
                 ):
                     self._process(delivery)
-                self._settle()
+                self._finish()
             except KeyboardInterrupt:
                 self.ended, self.interrupted = "interrupted", True
                 with contextlib.suppress(UpstreamError):
-                    self._settle()
+                    self._finish()
             except (UpstreamError, ConfigErrors) as error:
                 message = error.message if isinstance(error, UpstreamError) else str(error)
                 if not self.replayed + self.stay + self.not_matched and not self.in_flight:
@@ -335,7 +335,7 @@ class Replay:
                     raise ConfigErrors([ConfigError(_COMMAND, 0, "", message)]) from error
                 self.ended = message
 
-    def _settle(self) -> None:
+    def _finish(self) -> None:
         """Close the channel, so that the broker has processed the last ack and the other messages are in the queue."""
         self.client.close_channel(_TAKING)
         if self._acked:

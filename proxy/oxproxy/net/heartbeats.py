@@ -22,7 +22,7 @@ from oxproxy.relay.handshake.greeting import Tuning
 from oxproxy.relay.relay import Relay
 
 #: Number of checks during the shortest of the heartbeat intervals and the idle timeout.
-_LOOKS = 4
+_CHECKS = 4
 
 
 class Heartbeats:
@@ -63,8 +63,8 @@ class Heartbeats:
         )
         intervals = (tuning.heartbeat_producer, tuning.heartbeat_upstream, self._idle_seconds)
         if any(intervals):
-            self._every = min(filter(None, intervals)) / _LOOKS
-            self._look()
+            self._every = min(filter(None, intervals)) / _CHECKS
+            self._check()
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -76,7 +76,7 @@ class Heartbeats:
         if data.replace(HEARTBEAT_FRAME, b""):
             self._busy = now
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         now = monotonic()
         if self._producer.paused:
             self.read_producer_at = now
@@ -84,12 +84,12 @@ class Heartbeats:
             self.read_upstream_at = now
         if self._is_producer_lost(now):
             return
-        self._look_at_upstream(now)
+        self._check_upstream(now)
         if self._idle_seconds and self._is_idle(now):
             self._idle()
             return
         self._flush(self._relay, now)
-        self._timer = asyncio.get_running_loop().call_later(self._every, self._look)
+        self._timer = asyncio.get_running_loop().call_later(self._every, self._check)
 
     def _is_producer_lost(self, now: float) -> bool:
         seconds = self._tuning.heartbeat_producer
@@ -102,7 +102,7 @@ class Heartbeats:
             return True
         return False
 
-    def _look_at_upstream(self, now: float) -> None:
+    def _check_upstream(self, now: float) -> None:
         seconds = self._tuning.heartbeat_upstream
         if seconds and now - self.wrote_upstream_at >= seconds / 2 - self._every:
             self._relay.connection.to_upstream.append(HEARTBEAT_FRAME)

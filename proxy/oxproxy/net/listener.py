@@ -36,7 +36,7 @@ from oxproxy.net.tls import ContextProvider, words
 
 _log = structlog.get_logger(__name__)
 #: Interval between checks for unconfirmed publishes during a drain.
-_LOOK_SECONDS = 0.05
+_CHECK_SECONDS = 0.05
 #: Maximum number of producers that are being refused with a reason at the same time (part of `RESERVED_DESCRIPTORS`).
 #: Others are closed without a reason, so that a flood of connections does not exhaust file descriptors.
 REFUSED_AT_ONCE = 64
@@ -345,7 +345,7 @@ class Listener:
                 _log.warning("publishes not confirmed in time", seconds=self._limits.settle_seconds)
                 self._context.remotes.give_up()
                 break
-            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.sleep(_CHECK_SECONDS)
         for session in tuple(self._sessions):
             session.close(320, "the proxy is shutting down")
         if self._sessions:

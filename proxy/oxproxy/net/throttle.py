@@ -87,7 +87,7 @@ class Throttle:
             self._was_refused = False
         self._judge(*self.allowance.take(publishes, size_bytes, now), now)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         """Check the remaining debt."""
         now = monotonic()
         self._timer = None
@@ -110,7 +110,7 @@ class Throttle:
         self._counters.hits[limit] += 1
         self._counters.throttled += 1
         self._pause(True)
-        self._timer = asyncio.get_running_loop().call_later(min(max(wait, LEAST_SECONDS), left), self._look)
+        self._timer = asyncio.get_running_loop().call_later(min(max(wait, LEAST_SECONDS), left), self._check)
 
     def _refuse(self, limit: str, paid_at: float) -> None:
         rates = self.allowance.rates

@@ -304,14 +304,14 @@ def _trust(context: ssl.SSLContext, authorities: Path) -> None:
         raise _wrong(authorities, f"expected CA certificates in PEM: {words(error)}") from None
 
 
-def _content(path: Path, mark: bytes, expected: str) -> bytes:
+def _content(path: Path, label: bytes, expected: str) -> bytes:
     """Read and check a PEM file, so that errors name the file. OpenSSL does not report which file is invalid."""
     try:
         content = path.read_bytes()
     except OSError as error:
         raise _wrong(path, f"can't be read: {error.strerror or error}") from error
-    if b"-----BEGIN " not in content or mark + b"-----" not in content:
-        raise _wrong(path, f"no PEM block {mark.decode()}, expected {expected}")
+    if b"-----BEGIN " not in content or label + b"-----" not in content:
+        raise _wrong(path, f"no PEM block {label.decode()}, expected {expected}")
     return content
 
 

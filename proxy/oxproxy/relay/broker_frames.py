@@ -309,7 +309,7 @@ class BrokerFrames:
             self._returned(channel, channel.output.returned, kind, frame)
         elif channel.output.swallowed:
             channel.output.swallowed = max(channel.output.swallowed - len(frame) + OVERHEAD, 0)
-            self._connection.deliveries.mark(channel)
+            self._connection.deliveries.inspect(channel)
         # else: the frame belongs to content whose method was discarded because the channel has since been closed
 
     def _returned(self, channel: Channel, method: bytes, kind: int, header: bytes) -> None:
@@ -325,9 +325,9 @@ class BrokerFrames:
             # Other copies of the publish have not been returned yet, or will not be returned.
             if not returns.returned(fingerprint(exchange, routing_key, header)):
                 channel.output.swallowed = CONTENT_HEAD.unpack_from(header)[5]
-                connection.deliveries.mark(channel)
+                connection.deliveries.inspect(channel)
                 return
-        connection.deliveries.mark(channel)
+        connection.deliveries.inspect(channel)
         method, header = restored_content(connection.plans.state, method, header)
         if is_return:
             connection.note_return(channel, method, header)
@@ -350,7 +350,7 @@ class BrokerFrames:
         if channel.output.deferred and channel.number not in connection.deliveries.unfinished:
             connection.to_producer += channel.output.deferred
             channel.output.deferred = []
-            connection.deliveries.mark(channel)
+            connection.deliveries.inspect(channel)
 
     # -- methods -----------------------------------------------------------------------------------------------
 
@@ -431,7 +431,7 @@ class BrokerFrames:
 
     def _content(self, channel: Channel, frame: bytes) -> bool:
         channel.output.returned = frame
-        self._connection.deliveries.mark(channel)
+        self._connection.deliveries.inspect(channel)
         return False
 
     def _opened(self, channel: Channel, frame: bytes) -> bool:

@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 
 from oxproxy.addressing.targets import Publication, Remote
 from oxproxy.amqp.frames import BODY, FRAME_HEAD, HEADER
-from oxproxy.relay.channel_state import CLOSED, PLAIN, ChannelMode, ChannelState
+from oxproxy.relay.channel_state import CLOSED, NORMAL, ChannelMode, ChannelState
 from oxproxy.relay.confirm_ledger import Ledger, Returns, Settled
 from oxproxy.relay.plan.outgoing import Copy, RemoteTargets
 from oxproxy.relay.remote_link import RemotePublisher
@@ -269,7 +269,7 @@ class Channel:
         #: the first three octets of a body frame: type and channel
         self.body_start: Final = FRAME_HEAD.pack(BODY, number, 0)[:3]
         self.state: ChannelState = CLOSED
-        self.mode: ChannelMode = PLAIN
+        self.mode: ChannelMode = NORMAL
         #: whether the broker has closed the channel
         self.broker_closed = False
         self.content: ContentUnderWay | None = None
@@ -290,7 +290,7 @@ class Channel:
         """
         for publisher in self.remote_publishers.values():
             publisher.close()
-        self.mode = PLAIN
+        self.mode = NORMAL
         self.confirms = PendingConfirms()
         self.audit = ChannelAudit()
         self.remote_publishers = {}

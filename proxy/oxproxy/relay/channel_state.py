@@ -76,7 +76,7 @@ class ChannelEvent(Enum):
 class ChannelMode(Enum):
     """How publishes on a channel are answered; error messages use the value as the name of the mode."""
 
-    PLAIN = "plain"
+    NORMAL = "normal"
     CONFIRM = "confirm"
     TX = "tx"
 
@@ -95,7 +95,7 @@ CLOSING_BY_US: Final = ChannelState.CLOSING_BY_US
 US_AWAITING_PRODUCER: Final = ChannelState.US_AWAITING_PRODUCER
 US_AWAITING_BROKER: Final = ChannelState.US_AWAITING_BROKER
 
-PLAIN: Final = ChannelMode.PLAIN
+NORMAL: Final = ChannelMode.NORMAL
 CONFIRM: Final = ChannelMode.CONFIRM
 TX: Final = ChannelMode.TX
 
@@ -258,7 +258,7 @@ def next_mode(mode: ChannelMode, selected: ChannelMode) -> ChannelMode:
     Raises:
         ProtocolError: the other mode is already selected; 406 on the channel, with RabbitMQ's text.
     """
-    if mode is not PLAIN and mode is not selected:
+    if mode is not NORMAL and mode is not selected:
         text = f"cannot switch from {mode.value} to {selected.value} mode"
         raise ProtocolError(406, text, Scope.CHANNEL)
     return selected

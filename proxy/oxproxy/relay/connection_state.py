@@ -243,7 +243,7 @@ class Deliveries:
     #: outstanding
     unfinished: dict[int, int] = field(default_factory=dict)
 
-    def mark(self, channel: Channel) -> None:
+    def inspect(self, channel: Channel) -> None:
         """Record whether the broker's frames on a channel must be inspected instead of just being copied."""
         if channel.state in DISCARDING or channel.output:
             self.inspected.add(channel.number)
@@ -333,7 +333,7 @@ class ConnectionState:
             del self.channels[channel.number]
             self.deliveries.inspected.discard(channel.number)
         else:
-            self.deliveries.mark(channel)
+            self.deliveries.inspect(channel)
 
     def open_channel(self, number: int, event: ChannelEvent, method: int) -> Channel:
         """Create a channel and apply its first event, which must be Channel.Open."""
@@ -453,7 +453,7 @@ class ConnectionState:
         """Send our own methods to the producer, but not between the frames of a content (spec, 4.2.6)."""
         if channel.number in self.deliveries.unfinished:
             channel.output.deferred.append(frames)
-            self.deliveries.mark(channel)
+            self.deliveries.inspect(channel)
         else:
             self.to_producer.append(frames)
 

@@ -1,7 +1,7 @@
 """State of one virtual host, shared by the control plane and the relays.
 
-A `TokenTable` tracks which tokens are bound. Everything runs in one thread, so plain attributes suffice. Code that
-changes data on which cached decisions depend has to call `changed` or, if all decisions may depend on the data,
+A `TokenTable` tracks which tokens are bound. Everything runs in one thread, so attributes without locks suffice. Code
+that changes data on which cached decisions depend has to call `changed` or, if all decisions may depend on the data,
 `settings_changed`.
 """
 
@@ -362,7 +362,7 @@ class VhostState:
     last_sequence: int = 0
     #: the broker's exchanges, including the default exchange, that are known not to be open exchanges; None while
     #: exchanges can't be listed
-    plain_exchanges: set[bytes] | None = None
+    broker_exchanges: set[bytes] | None = None
     #: names of the carriers of exchanges evaluated here
     carriers: frozenset[bytes] = field(init=False)
     #: the address table; None if there is none; set by `set_addresses`
@@ -411,8 +411,8 @@ class VhostState:
 
     def may_be_open(self, name: bytes) -> bool:
         """Return True if this exchange is unknown here, but may have been declared through another sidecar."""
-        plain = self.plain_exchanges
-        return plain is not None and name not in plain and name not in self.exchanges
+        known = self.broker_exchanges
+        return known is not None and name not in known and name not in self.exchanges
 
     def has_token(self, destination: Destination) -> bool:
         """Return True if messages reach a destination through a token. Exchanges evaluated here need no token."""
@@ -572,8 +572,8 @@ class VhostState:
 
     def add_exchange(self, owned: OwnedExchange, exchange: Exchange) -> None:
         self.exchanges[owned.name] = owned
-        if self.plain_exchanges is not None:
-            self.plain_exchanges.discard(owned.name)
+        if self.broker_exchanges is not None:
+            self.broker_exchanges.discard(owned.name)
         self.router.add(exchange)
         self._exchanges_changed()
 

@@ -16,7 +16,7 @@ from oxproxy.report.wording import day_range
 
 #: Pixels from the top of a plot to its time axis.
 DEPTH = 200
-_MOST_MARKS = 8
+_MOST_TICKS = 8
 #: Minimum number of columns, so that a small amount of data is not shown as large blocks.
 _LEAST_COLUMNS = 30
 #: Fraction of a step that a column fills.
@@ -50,8 +50,8 @@ class Span(NamedTuple):
     @property
     def times(self) -> list[tuple[float, str]]:
         """The ticks of the time axis: position and text."""
-        longest = _TICK_SECONDS[-1] * math.ceil(self.seconds / _TICK_SECONDS[-1] / _MOST_MARKS)
-        step = next((size for size in _TICK_SECONDS if self.seconds / size <= _MOST_MARKS), longest)
+        longest = _TICK_SECONDS[-1] * math.ceil(self.seconds / _TICK_SECONDS[-1] / _MOST_TICKS)
+        step = next((size for size in _TICK_SECONDS if self.seconds / size <= _MOST_TICKS), longest)
         form = "%H:%M" if step < _DAY_SECONDS and self.seconds <= 2 * _DAY_SECONDS else "%m-%d %H h"
         if step >= _DAY_SECONDS:
             form = "%Y-%m-%d"
@@ -79,7 +79,7 @@ class Upright(NamedTuple):
     least: float = 0.0  # if greater than 0, the axis is logarithmic
 
     @property
-    def marks(self) -> list[float]:
+    def ticks(self) -> list[float]:
         """Round numbers that enclose the range. They start at 0 or, on a logarithmic axis, are powers of ten."""
         if self.least > 0:
             low = math.floor(math.log10(self.least))
@@ -95,14 +95,14 @@ class Upright(NamedTuple):
 
     def at(self, value: float) -> float:
         """Return the position of a value on the plot, in pixels from its top."""
-        low, *_, high = self.marks
+        low, *_, high = self.ticks
         part = math.log(max(value, low) / low) / math.log(high / low) if self.least > 0 else value / high
         return DEPTH * (1 - part)
 
     @property
     def levels(self) -> list[tuple[float, str]]:
         """The ticks of the axis: position and text."""
-        return [(self.at(value), self.label(value)) for value in self.marks]
+        return [(self.at(value), self.label(value)) for value in self.ticks]
 
     def tooltip(self, series: Series, time: datetime) -> str:
         return f"{time:%Y-%m-%d %H:%M} {series.name}: {self.label(series.values[time])}"

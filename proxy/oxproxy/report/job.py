@@ -21,7 +21,7 @@ from oxproxy.report.tables import Tables
 from oxproxy.report.wording import day_range, several
 
 #: Minimum pause after a run of `follow`, in seconds, and as a multiple of the duration of the run.
-LOOK_SECONDS, PAUSE_FACTOR = 60, 3
+CHECK_SECONDS, PAUSE_FACTOR = 60, 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def follow(request: Callable[[], Request], say: Callable[[Summary], None]) -> No
             summary = run(session, request())
             if summary.read or summary.made:
                 say(summary)
-            stopped.wait(max(LOOK_SECONDS, PAUSE_FACTOR * (time.monotonic() - began)))
+            stopped.wait(max(CHECK_SECONDS, PAUSE_FACTOR * (time.monotonic() - began)))
 
 
 def run(session: LazySession, request: Request) -> Summary:

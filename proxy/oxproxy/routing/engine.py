@@ -43,9 +43,9 @@ def route(
         true = compiled.truth(message)
         if true:
             matched.append(compiled.label)
-        if compiled.plain:
+        if compiled.destination_only:
             if true:
-                routed.add(compiled.destination)  # type: ignore[arg-type]  # plain bindings have a destination
+                routed.add(compiled.destination)  # type: ignore[arg-type]  # see `destination_only`
             continue
         jump = apply_result(compiled, true, routed, message)
         if jump is None:

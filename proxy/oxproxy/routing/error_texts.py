@@ -161,12 +161,12 @@ def _float(number: float) -> str:
 
     An exponent is used if the result is shorter, or if the number's absolute value is 2**53 or larger.
     """
-    plain = repr(number)
-    mantissa, _, exponent = (plain if "e" in plain else _scientific(plain)).partition("e")
+    shortest = repr(number)
+    mantissa, _, exponent = (shortest if "e" in shortest else _scientific(shortest)).partition("e")
     scientific = f"{mantissa if '.' in mantissa else mantissa + '.0'}e{int(exponent)}"
-    if "e" in plain or abs(number) >= 2.0**53 or len(scientific) < len(plain):
+    if "e" in shortest or abs(number) >= 2.0**53 or len(scientific) < len(shortest):
         return scientific
-    return plain
+    return shortest
 
 
 def _scientific(text: str) -> str:

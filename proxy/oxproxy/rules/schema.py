@@ -545,7 +545,7 @@ def _binding(packed: PackedBinding, owner: ParsedExchange, index: int, places: P
 #: Maximum number of shared names and entries.
 _MOST_SHARED = 8192
 #: Keys of a binding whose positions are stored, each with its index in the order of positions (`_OWN` and following).
-_MARKED = {"routing_key": _KEY, "name": _NAME, "arguments": _ARGUMENTS}
+_POSITIONS = {"routing_key": _KEY, "name": _NAME, "arguments": _ARGUMENTS}
 
 
 class BindingReader:
@@ -564,36 +564,38 @@ class BindingReader:
         if found is None or not isinstance(node, Mapping):
             return None
         kind, destination, routing_key, name = found
-        marks = [node.place] * _FIRST_ARGUMENT
+        positions = [node.place] * _FIRST_ARGUMENT
         arguments: Table = ()
         readable: list[tuple[Scalar, Node]] = []
         for key, child in node.entries:
-            if key.text in _MARKED:
-                marks[_MARKED[key.text]] = key.place
+            if key.text in _POSITIONS:
+                positions[_POSITIONS[key.text]] = key.place
             if key.text in READABLE_KEYS:
                 readable.append((key, child))
             elif key.text == "arguments" and isinstance(child, Mapping):
                 read = _entries(child, f"{path}.arguments", self._faults)
                 arguments = tuple((argument, value) for argument, value, _ in read)
-                marks += [place for *_, place in read]
+                positions += [place for *_, place in read]
         if readable:
-            marks[_ARGUMENTS] = readable[0][0].place
+            positions[_ARGUMENTS] = readable[0][0].place
             if "arguments" in (key.text for key, _ in node.entries):
                 expected = "expected one of the two spellings; `oxproxy rules convert` translates between them"
-                self._faults.error(marks[_ARGUMENTS], path, f"got both arguments and {readable[0][0].text}, {expected}")
+                self._faults.error(
+                    positions[_ARGUMENTS], path, f"got both arguments and {readable[0][0].text}, {expected}"
+                )
                 return None
             read = read_lines(readable, path, self._faults)
             arguments = tuple((argument, value) for argument, value, _ in read)
-            marks += [place for *_, place in read]
-        first = self._places.extend(marks)
+            positions += [place for *_, place in read]
+        first = self._places.extend(positions)
         # Values that may contain floats are not shared, since zero and negative zero are equal.
         arguments = tuple(entry if entry[1].letter in "dfAF" else self._once(entry) for entry in arguments)
         return PackedBinding(kind, self._once(destination), routing_key, arguments, name, first, bool(readable))
 
     def _once(self, value: T) -> T:
         """Return an equal object that was read earlier, if any, or the value itself."""
-        look = self._shared.setdefault if len(self._shared) < _MOST_SHARED else self._shared.get
-        kept: T = look(value, value)
+        get = self._shared.setdefault if len(self._shared) < _MOST_SHARED else self._shared.get
+        kept: T = get(value, value)
         return kept
 
 

@@ -40,23 +40,23 @@ class FileWatch:
         self._now = now
         self._taken = version
         self._stats: _Stats | None = None
-        self._settled = False
+        self._examined = False
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Return True if the files have changed since the last load and are stable.
 
         Files are stable if two successive calls find the same state, so that a partially written file is not loaded.
         """
-        stats = self._look()
+        stats = self._read_stats()
         if stats != self._stats:
             self._stats = stats
-            self._settled = False
+            self._examined = False
             return False
-        if self._settled:
+        if self._examined:
             return False
         # A file written a moment ago may change again without a change in its size or modification time, so the next
         # call reads it again.
-        self._settled = all(self._now() - changed / 1e9 > _RECENT_SECONDS for *_, changed in stats)
+        self._examined = all(self._now() - changed / 1e9 > _RECENT_SECONDS for *_, changed in stats)
         return self._version() != self._taken
 
     def take(self) -> None:
@@ -64,11 +64,11 @@ class FileWatch:
         self._taken = self._version()
 
     def again(self) -> None:
-        """Forget the recorded state, so that the next `look` reports a change."""
+        """Forget the recorded state, so that the next `check` reports a change."""
         self._taken = ""
-        self._settled = False
+        self._examined = False
 
-    def _look(self) -> _Stats:
+    def _read_stats(self) -> _Stats:
         stats = []
         for path in self._paths():
             try:

@@ -183,7 +183,7 @@ def translated(message: DescribedMessage, book: AddressBook | None = None) -> Wi
         return Wire()
     if target.remote is not None:
         return Wire((_elsewhere(message, target),))
-    copy = Copy(*target.publication, (), moved=True, plain=True)
+    copy = Copy(*target.publication, (), moved=True, by_broker=True)
     return Wire((_leaving(message, copy, {}),))
 
 
@@ -210,7 +210,7 @@ def _leaving(message: DescribedMessage, copy: Copy, names: _Names) -> WirePublis
 
 def _elsewhere(message: DescribedMessage, target: Target) -> WirePublish:
     label = "" if target.remote is None else target.remote.label
-    copy = Copy(*target.publication, (), moved=True, plain=True)
+    copy = Copy(*target.publication, (), moved=True, by_broker=True)
     headers = () if tuple(target.publication) == tuple(_address(message)) else _ours(message, copy)
     return WirePublish(label, *target.publication, headers=headers)
 

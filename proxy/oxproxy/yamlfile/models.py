@@ -143,7 +143,7 @@ def read_model(model: type[M], keys: Keys) -> M | None:
     Returns:
         The model without the invalid values; None if a required value is missing or invalid.
     """
-    data = _plain(keys.node)
+    data = _as_data(keys.node)
     reported = False
     while True:
         try:
@@ -165,16 +165,16 @@ def _causes(details: list[ErrorDetails]) -> list[ErrorDetails]:
     return [detail for detail in details if detail["type"] != "too_short" or detail["loc"] not in within]
 
 
-def _plain(node: Node) -> object:
+def _as_data(node: Node) -> object:
     """Convert a tree to input for pydantic. Nodes that no type accepts are not converted.
 
     These are scalars with a local tag, floats, and nodes without a value. A float in a file is never valid; the only
     valid floats are durations and times that have been converted from strings.
     """
     if isinstance(node, Mapping):
-        return {key.text: _plain(child) for key, child in node.entries}
+        return {key.text: _as_data(child) for key, child in node.entries}
     if isinstance(node, Sequence):
-        return [_plain(item) for item in node.items]
+        return [_as_data(item) for item in node.items]
     if isinstance(node, Scalar) and not node.absent and node.tag is None and not isinstance(node.value, float):
         return node.value
     return node

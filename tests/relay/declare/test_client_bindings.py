@@ -653,7 +653,7 @@ BIND_NEW, UNBIND_NEW = (made(1, b"b", b"new", b"", ENTRIES) for made in (queue_b
 def behind() -> Wire:
     """A connection to a sidecar that may not know the exchange ``new`` yet."""
     made = wire()
-    made.state.plain_exchanges = {b"amq.topic"}
+    made.state.broker_exchanges = {b"amq.topic"}
     return made
 
 
@@ -706,7 +706,7 @@ def test_a_bind_that_is_refused_after_the_lookup_names_the_bind() -> None:
 
 def test_an_exchange_is_not_bound_after_its_channel_was_closed_during_the_lookup() -> None:
     made = behind()
-    made.state.plain_exchanges = {b"nowhere"}
+    made.state.broker_exchanges = {b"nowhere"}
     made.produce(publish(to="nowhere"), BIND_NEW)
     made.answer(say(1, commands.Channel.Close(404, "NOT_FOUND - no exchange 'nowhere'", 60, 40)))
     assert made.looked_up(b"new") == b""

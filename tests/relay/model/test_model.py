@@ -103,8 +103,8 @@ def test_the_model_finds_the_loss_if_the_token_row_is_sent_first() -> None:
 # -- random interleavings ----------------------------------------------------------------------------------------------
 
 
-def _look(sidecar: Sidecar) -> None:
-    sidecar.start(sidecar.look())
+def _run_pass(sidecar: Sidecar) -> None:
+    sidecar.start(sidecar.run_pass())
 
 
 class Actions:
@@ -118,7 +118,7 @@ class Actions:
         found = [action for made in world.connections if len(made.awaited) < 3 for action in self._of_client(made)]
         for sidecar in world.sidecars:
             if not sidecar.looking:
-                found.append(Action("pass", None, partial(_look, sidecar)))
+                found.append(Action("pass", None, partial(_run_pass, sidecar)))
                 if world.file:
                     named = self.random.choice(((), (("1", Q),), (("2", R), ("1", E))))
                     reload = lambda sidecar=sidecar, named=named: sidecar.start(sidecar.reload(named))  # noqa: E731

@@ -417,11 +417,11 @@ class Sidecar:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.world.errors.append(error)
 
-    async def look(self) -> None:
+    async def run_pass(self) -> None:
         """Run a pass, as `VhostTopology.refresh` does."""
         self.looking, self.wants_pass = True, False
         promised = [promise.life for promise in self.world.promises if promise.life.alive]
-        await self.reconciler.look(thorough=False)
+        await self.reconciler.run_pass(thorough=False)
         names = self.reconciler.names.names(self.state.queues)
         changed = names is not self.state.queues and self.state.router.sees_queues
         self.state.queues = names
@@ -433,7 +433,7 @@ class Sidecar:
 
     async def list_bindings(self) -> None:
         """List the bindings of the exchange, as for an announcement."""
-        await self.reconciler.look_at([XO])
+        await self.reconciler.read_announced([XO])
 
     async def reload(self, named: Sequence[tuple[str, Destination]]) -> None:
         self.looking = True
@@ -754,7 +754,7 @@ class World:
         for sidecar in self.sidecars:
             sidecar.wants_pass = True
         while waiting := [sidecar for sidecar in self.sidecars if sidecar.wants_pass]:
-            waiting[0].start(waiting[0].look())
+            waiting[0].start(waiting[0].run_pass())
             await self.settle()
             await self.drain()
 

@@ -55,7 +55,7 @@ def counts(wire: Wire) -> tuple[object, ...]:
 def behind() -> Wire:
     """A connection to a sidecar that knows only the exchanges ``xo`` and ``amq.direct``."""
     of = routed("a")
-    of.plain_exchanges = {b"", b"amq.direct"}
+    of.broker_exchanges = {b"", b"amq.direct"}
     return Wire(of).open(1, 2, confirm=True)
 
 
@@ -106,7 +106,7 @@ def test_known_exchanges_are_not_looked_up(to: str) -> None:
 
 def test_while_exchanges_can_not_be_listed_none_is_looked_up() -> None:
     wire, message = behind(), publish(to="new")
-    wire.state.plain_exchanges = None
+    wire.state.broker_exchanges = None
     assert wire.produce(message) == message
 
 

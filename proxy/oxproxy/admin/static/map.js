@@ -149,7 +149,7 @@ function draw() {
     const path = `M${x1},${y1} C${x1 + bend},${y1} ${back ? x2 + bend : x2 - bend},${y2} ${x2},${y2}`
     edge.line = svg('path', { class: 'line', d: path })
     return edge.shape = svg('g', { class: 'edge', tabindex: 0, role: 'button', 'aria-describedby': 'map-detail', 'data-key': edge.key, onfocus: () => choose(edge), onpointerenter: () => choose(edge), onclick: () => choose(edge) },
-      svg('path', { class: 'reach', d: path }), edge.line)
+      svg('path', { class: 'hit', d: path }), edge.line)
   })
   const boxes = graph.nodes.map(node => {
     const about = svg('text', { x: 12, y: 34, class: 'muted' })

@@ -7,14 +7,14 @@ export const topics = ['status', 'traffic']
 let shown = ''
 let loading = false
 let margins = []
-const LOOK_SECONDS = 4
-let looked = 0
+const REFRESH_SECONDS = 4
+let refreshed = 0
 
 export async function show() {
   margin()
   outdated()
   const version = state.status?.rules
-  if (version && shown === version && !loading) look()
+  if (version && shown === version && !loading) refresh()
   if (!version || shown === version || loading) return
   loading = true
   try {
@@ -101,9 +101,9 @@ function differences(changes) {
 }
 
 // The files on disk may change without a reload, or with a reload that is refused.
-function look() {
-  if (Date.now() - looked < 1000 * LOOK_SECONDS) return
-  looked = Date.now()
+function refresh() {
+  if (Date.now() - refreshed < 1000 * REFRESH_SECONDS) return
+  refreshed = Date.now()
   json('api/rules/changes').catch(error => ({ failure: error.message })).then(differences)
 }
 

@@ -191,7 +191,7 @@ class BindingListings:
     def forget_deleted(self) -> None:
         self._listed = {name: last for name, last in self._listed.items() if name in self._state.exchanges}
 
-    def settled(self, owned: OwnedExchange) -> bool:
+    def unchanged(self, owned: OwnedExchange) -> bool:
         """Return True if an exchange has not changed since the last listing of its bindings was applied."""
         last = self._listed.get(owned.name)
         if last is None or last.applied is None or not self._state.has(owned):
@@ -376,7 +376,7 @@ class DeclarationStore:
 
     def exchanges_listed(self, before: ExchangesBefore, listed: Mapping[bytes, ExchangeInfo]) -> None:
         """Apply a listing of all exchanges, some of which may have been created, deleted or replaced elsewhere."""
-        self.state.plain_exchanges = {b"", *(name for name, info in listed.items() if not info.kept)}
+        self.state.broker_exchanges = {b"", *(name for name, info in listed.items() if not info.kept)}
         unverified, self._unverified = self._unverified, set()
         believed = self.state.epoch == before.epoch
         for name, info in listed.items():
@@ -392,9 +392,9 @@ class DeclarationStore:
             self._found(before, info, believed=True)
         elif before.has(self.state.exchanges.get(name)):
             self.exchange_gone(name)
-        plain = self.state.plain_exchanges
-        if plain is not None and info is not None and name not in self.state.exchanges:
-            plain.add(name)
+        known = self.state.broker_exchanges
+        if known is not None and info is not None and name not in self.state.exchanges:
+            known.add(name)
 
     def exchange_gone(self, name: bytes) -> None:
         """Forget a deleted client exchange and its bindings."""

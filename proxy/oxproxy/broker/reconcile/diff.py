@@ -100,7 +100,7 @@ def diff(
         if exchange.name not in observed.conflicts
         for destination in sorted(desired.tokens_of(exchange))
         if not is_bound(desired, observed.tokens, exchange, destination)
-        and (destination in coming or names.unreachable(destination) is None)
+        and (destination in coming or names.unbindable(destination) is None)
     ]
     return [*queue_actions, *carriers, *tokens, *observed.unverified, *observed.foreign]
 
@@ -157,7 +157,7 @@ def missing_destinations(
     for exchange in desired.carriers:
         for destination in desired.tokens_of(exchange):
             if not is_bound(desired, observed.tokens, exchange, destination):
-                why = undeclared.get(destination) or names.unreachable(destination) or unbound.get(destination)
+                why = undeclared.get(destination) or names.unbindable(destination) or unbound.get(destination)
                 why = why or observed.conflicts.get(exchange.name)
                 if why is not None:  # otherwise, its queue was deleted and declared again while it was bound
                     missing.setdefault(destination, why)
@@ -187,5 +187,5 @@ def believed_tokens(desired: DesiredState, listed: Collection[bytes], observed: 
         for exchange in desired.carriers
         if exchange.name not in listed
         for destination in sorted(exchange.tokens.bound)
-        if names.unreachable(destination) is None
+        if names.unbindable(destination) is None
     ]

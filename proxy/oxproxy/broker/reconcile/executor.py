@@ -29,7 +29,7 @@ _DIFFERS = 406
 #: Maximum number of objects that are logged one by one in a pass; the summary counts all.
 _MOST_LOGGED = 100
 #: Maximum number of passes between retries of a failing action: about a minute at the default interval.
-_LONGEST_PAUSE_LOOKS = 12
+_LONGEST_PAUSE_PASSES = 12
 
 log = structlog.get_logger(__name__)
 
@@ -38,14 +38,14 @@ class Failure(NamedTuple):
     """A failed action.
 
     Args:
-        pause_looks: passes to skip before the next retry.
+        pause_passes: passes to skip before the next retry.
         expected: whether the reason is only that the destination does not exist or is another connection's exclusive
             queue.
     """
 
     why: str
     attempts: int
-    pause_looks: int
+    pause_passes: int
     expected: bool
 
 
@@ -141,11 +141,11 @@ class Executor:
         still = set(actions)
         self.failures = {action: failure for action, failure in self.failures.items() if action in still}
         fresh = [action for action in actions if action not in self.failures]
-        again = [action for action, failure in self.failures.items() if not failure.pause_looks][
-            : self._settings.retries_per_look
+        again = [action for action, failure in self.failures.items() if not failure.pause_passes][
+            : self._settings.retries_per_pass
         ]
         for action, failure in self.failures.items():
-            self.failures[action] = failure._replace(pause_looks=max(0, failure.pause_looks - 1))
+            self.failures[action] = failure._replace(pause_passes=max(0, failure.pause_passes - 1))
         return fresh + again
 
     def _note(self, action: Action, refusal: Refusal | None, why: str | None) -> None:
@@ -155,8 +155,8 @@ class Executor:
         attempts = 1 if last is None else last.attempts + 1
         # At any time, a missing destination may be created, or another connection's exclusive queue may be deleted.
         expected = refusal is not None and refusal.code in (NOT_FOUND, LOCKED)
-        pause_looks = 0 if expected else min(2 ** min(attempts - 1, 6) - 1, _LONGEST_PAUSE_LOOKS)
-        self.failures[action] = Failure(why, attempts, pause_looks, expected)
+        pause_passes = 0 if expected else min(2 ** min(attempts - 1, 6) - 1, _LONGEST_PAUSE_PASSES)
+        self.failures[action] = Failure(why, attempts, pause_passes, expected)
 
     async def _make_queues(self, actions: Sequence[DeclareQueue]) -> list[DeclareQueue]:
         """Declare the queues that do not exist, and return them."""

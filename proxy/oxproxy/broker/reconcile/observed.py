@@ -61,7 +61,7 @@ class ObservedState:
         kind, name = destination
         return kind == "queue" and name in self.queues and self.queues[name].exclusive
 
-    def unreachable(self, destination: Destination) -> str | None:
+    def unbindable(self, destination: Destination) -> str | None:
         """Return why a token can't be bound; None if it can be bound, or if this is unknown."""
         why = unnameable(destination[1]) or self.absence_reason(destination)
         return EXCLUSIVE if why is None and self.exclusive(destination) else why

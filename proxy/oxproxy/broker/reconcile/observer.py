@@ -177,7 +177,7 @@ class Observer:
             queues = exchanges = None
         if queues is not None:
             names.queues_listed(queues_before, queues)
-        self._store.state.plain_exchanges = None
+        self._store.state.broker_exchanges = None
         if exchanges is not None:
             names.exchanges_listed(exchanges)
             self._store.exchanges_listed(exchanges_before, exchanges)
@@ -306,7 +306,7 @@ class Observer:
         last.current_until = 0.0
         tokens = self._store.state.tokens
         # A listing with foreign or unverified bindings is processed again, even if it is unchanged.
-        reusable = self._is_current(last) and not last.rows.foreign and listings.settled(exchange)
+        reusable = self._is_current(last) and not last.rows.foreign and listings.unchanged(exchange)
         clock = asyncio.get_running_loop().time
         began_at, events = clock(), exchange.tokens.events
         known = listings.before(exchange)

@@ -99,7 +99,7 @@ class Reconciler:
             self.names,
             connection.find_missing,
             connection.find_existing,
-            settings.retries_per_look,
+            settings.retries_per_pass,
         )
         #: Queues declared by the active rules.
         self.queues = tuple(queues)
@@ -129,7 +129,7 @@ class Reconciler:
 
     # -- passes ------------------------------------------------------------------------------------------------
 
-    async def look(self, *, thorough: bool, announced: bool = False) -> None:
+    async def run_pass(self, *, thorough: bool, announced: bool = False) -> None:
         """Run a pass: observe the virtual host, and declare and bind what is lacking.
 
         Args:
@@ -187,7 +187,7 @@ class Reconciler:
         last, self._logged_missing = self._logged_missing, self.state.missing()
         log_missing(self.state.name, last, self._logged_missing)
 
-    async def look_at(self, names: Collection[bytes]) -> None:
+    async def read_announced(self, names: Collection[bytes]) -> None:
         """Observe only the given exchanges, for which changes were announced."""
         async with self._one_at_a_time:
             for name in sorted(names):
@@ -304,7 +304,7 @@ class Reconciler:
             queues: for a full pass, the queues declared by the rules. In a full pass, earlier results are ignored,
                 existing carriers are declared again, and conflicts end the pass.
             remove_foreign: whether foreign bindings on carriers are removed.
-            announced: see `look`.
+            announced: see `run_pass`.
 
         Raises:
             UpstreamError: REFUSED if there are conflicts, all of which are listed; otherwise, the connection was lost.

@@ -178,7 +178,7 @@ class RelayRequests:
             left = destinations
             for _ in range(2):  # a failed attempt is repeated once if a client declared the destination in the meantime
                 try:
-                    reasons = await self._connected(partial(self._reach, exchange, left))
+                    reasons = await self._connected(partial(self._bind_batch, exchange, left))
                 except (UpstreamError, TimeoutError) as error:
                     reasons = dict.fromkeys(left, str(error))
                     break
@@ -188,7 +188,7 @@ class RelayRequests:
         for destination, why in reasons.items():
             self._refuse(exchange, destination, why)
 
-    async def _reach(self, exchange: OwnedExchange, destinations: list[Destination]) -> dict[Destination, str]:
+    async def _bind_batch(self, exchange: OwnedExchange, destinations: list[Destination]) -> dict[Destination, str]:
         """Bind tokens; return the destinations for which this failed, with the reasons."""
         reasons: dict[Destination, str] = {}
         lacking = self._unpublishable if exchange.delivery is Delivery.QUEUE else self._lacking

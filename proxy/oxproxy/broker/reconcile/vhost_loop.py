@@ -72,7 +72,7 @@ class RefreshSchedule:
         self._wake.clear()
         return names
 
-    def looked(self, began_at: float, everything: bool) -> None:
+    def ended(self, began_at: float, everything: bool) -> None:
         now = self._clock()
         took_seconds = now - began_at
         self._requested_at = now + max(_PAUSE_SECONDS, _REQUESTED_PAUSE_FACTOR * took_seconds)
@@ -103,7 +103,7 @@ class Health:
         refreshed_at: time of the last pass in seconds since the epoch; None before the first pass.
         fault: error of the last attempt to connect and reconcile; empty if it succeeded.
         refused: whether the broker refused the last attempt. A retry is then unlikely to succeed soon.
-        settled: set when the first pass has succeeded or failed.
+        attempted: set when the first pass has succeeded or failed.
         broker: version of the broker at the last connection; None before the first one.
     """
 
@@ -111,7 +111,7 @@ class Health:
     refreshed_at: float | None = None
     fault: str = ""
     refused: bool = False
-    settled: asyncio.Event = field(default_factory=asyncio.Event)
+    attempted: asyncio.Event = field(default_factory=asyncio.Event)
     broker: BrokerVersion | None = None
 
 
@@ -178,7 +178,7 @@ class VhostTopology:
             await self.disconnect()
             raise
         finally:
-            health.settled.set()
+            health.attempted.set()
         health.fault, health.refused = "", False
         health.ready = True
         log.info("control connection established", vhost=self.state.name, broker=str(health.broker))
@@ -261,9 +261,9 @@ class VhostTopology:
             await self.refresh()
             return
         began_at = time.monotonic()
-        await self.reconciler.look_at(names)
+        await self.reconciler.read_announced(names)
         self.requests.confirm()
-        self._schedule.looked(began_at, everything=False)
+        self._schedule.ended(began_at, everything=False)
 
     async def refresh(self, *, thorough: bool = False) -> None:
         """Run a pass and update the relays. For errors, see `Reconciler.reconcile`."""
@@ -271,7 +271,7 @@ class VhostTopology:
         state, reconciler, requests = self.state, self.reconciler, self.requests
         management = self.reconciler.management if self._settings.declared.announce and not thorough else None
         announced = management is not None and await self._announcements.check(management)
-        await reconciler.look(thorough=thorough, announced=announced)
+        await reconciler.run_pass(thorough=thorough, announced=announced)
         state.set_queues(reconciler.names.names(state.queues))
         desired = reconciler.desired()
         requests.bound_count = sum(
@@ -280,7 +280,7 @@ class VhostTopology:
         # This is not set earlier, since requests from relays would use carriers that do not exist yet.
         requests.connected.set()
         self.health.refreshed_at = time.time()
-        self._schedule.looked(began_at, everything=True)
+        self._schedule.ended(began_at, everything=True)
         requests.confirm()
 
     def _announced(self, names: set[bytes] | None) -> None:

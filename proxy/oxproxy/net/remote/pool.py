@@ -146,7 +146,7 @@ class RemotePool:
 
     def _changed(self) -> None:
         for port in self._ports:
-            port.look()
+            port.report_full()
         self._drop_idle()
 
     def close_port(self, port: ProducerRemotes) -> None:
@@ -182,7 +182,7 @@ class ProducerRemotes:
         else:
             publisher.reopen()
             publisher.use(connection)
-        self.look()
+        self.report_full()
         return publisher
 
     def renew(self) -> None:
@@ -190,13 +190,13 @@ class ProducerRemotes:
         for (remote, _), publisher in tuple(self._publishers.items()):
             if publisher.may_send:
                 publisher.use(self._pool.connection(remote, self._vhost))
-        self.look()
+        self.report_full()
 
     def _look_up(self, key: tuple[Remote, int]) -> None:
         self._publishers[key].use(self._pool.connection(key[0], self._vhost))
-        self.look()
+        self.report_full()
 
-    def look(self) -> None:
+    def report_full(self) -> None:
         """Check whether any link in use is full, and report a change."""
         if self._closed:
             return

@@ -37,7 +37,7 @@ class ClientQueues:
     def __init__(self, connection: ConnectionState) -> None:
         self._connection = connection
         #: number of recorded exclusive queues at which they are next compared with the existing queues
-        self._look_at = _EXCLUSIVE
+        self._check_at = _EXCLUSIVE
 
     def declare(self, channel: Channel, frame: bytes) -> bool:
         """Handle queue.declare; return whether it is forwarded unchanged.
@@ -127,10 +127,10 @@ class ClientQueues:
         connection = self._connection
         queues = connection.upstream.exclusive_queues
         queues.add(queue)
-        if len(queues) > self._look_at:
+        if len(queues) > self._check_at:
             existing = connection.plans.state.queues
             queues.intersection_update([name for name in queues if name in existing])
-            self._look_at = max(_EXCLUSIVE, 2 * len(queues))
+            self._check_at = max(_EXCLUSIVE, 2 * len(queues))
 
 
 def _all_bound(wanted: Sequence[tuple[OwnedExchange, Destination]]) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Generator, Sequence
 from functools import partial
 from typing import Any
 
-from oxproxy.amqp.method_frames import bind, look_for, unbind
+from oxproxy.amqp.method_frames import bind, passive_declare, unbind
 from oxproxy.relay.channel import Channel
 from oxproxy.relay.connection_state import ConnectionState, EndExchange, RestoreTokens
 from oxproxy.relay.declare.injected_methods import Step, Steps, inject
@@ -35,7 +35,9 @@ def is_gone(
     # The client's earlier requests may cause the broker to delete the destination.
     yield partial(inject, connection, channel, [])
     sidecar_channel = connection.upstream.sidecar_channel
-    refusal: str | None = yield partial(sidecar_channel.run, [look_for(sidecar_channel.number or 0, destination)])
+    refusal: str | None = yield partial(
+        sidecar_channel.run, [passive_declare(sidecar_channel.number or 0, destination)]
+    )
     return refusal is not None and refusal.startswith(_NOT_FOUND)
 
 

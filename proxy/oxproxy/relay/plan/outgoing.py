@@ -61,8 +61,8 @@ class Copy(NamedTuple):
         bcc: further routing keys: tokens, or queue names with queue delivery.
         moved: whether the exchange or key differs from the producer's; if so, our header contains the original address.
         hide_cc: whether the producer's CC must be hidden, since the outgoing exchange would route by it.
-        plain: whether the broker alone routes the publish, not the rules; if so, the producer's CC and BCC have their
-            usual meaning.
+        by_broker: whether the broker alone routes the publish, not the rules; if so, the producer's CC and BCC have
+            their usual meaning.
     """
 
     exchange: bytes
@@ -70,7 +70,7 @@ class Copy(NamedTuple):
     bcc: tuple[bytes, ...]
     moved: bool
     hide_cc: bool = False
-    plain: bool = False
+    by_broker: bool = False
 
     def key(self, own: bytes) -> bytes:
         """Return the routing key of the publish; `own` is the producer's routing key."""
@@ -83,14 +83,14 @@ class RemoteTargets(NamedTuple):
     Args:
         targets: targets on other brokers.
         failed: failed translations. If there are any, the publish can't be acked.
-        plain: whether only the address table redirects the publish, so that the producer's CC and BCC have their usual
+        by_broker: whether the other broker alone routes the publish, so that the producer's CC and BCC have their usual
             meaning. Otherwise, the exchange that was evaluated here ignores CC and BCC, so the other broker must not
             route by them.
     """
 
     targets: tuple[Target, ...]
     failed: tuple[FailedTranslation, ...]
-    plain: bool = False
+    by_broker: bool = False
 
 
 class Outgoing:
@@ -137,7 +137,7 @@ class Outgoing:
         self.exchange = exchange
         self.original = original
         #: whether the producer's BCC reaches the broker, and must therefore contain no tokens
-        self.keeps_bcc = untouched or (bool(copies) and copies[0].plain)
+        self.keeps_bcc = untouched or (bool(copies) and copies[0].by_broker)
         #: whether destinations must be bound before the publish can be sent
         self.waits = bool(unbound)
         #: whether a message can be sent immediately as a single publish to the producer's own broker
@@ -161,8 +161,8 @@ class Outgoing:
 
     def _encode(self, copy: Copy) -> None:
         """Encode the parts that are inserted for the first copy, which is usually the only copy."""
-        self.cuts = CUT_OURS if copy.plain else CUT_OURS | CUT_BCC | (CUT_CC if copy.hide_cc else 0)
-        self.bcc = b"" if copy.plain else bcc_entry(copy.bcc)
+        self.cuts = CUT_OURS if copy.by_broker else CUT_OURS | CUT_BCC | (CUT_CC if copy.hide_cc else 0)
+        self.bcc = b"" if copy.by_broker else bcc_entry(copy.bcc)
         if not copy.moved:
             self.fixed_entries = self.bcc
             return
@@ -254,7 +254,7 @@ def outgoing(
         copies += apart
     if source is not None:  # each copy is sent to an address other than the producer's
         if untouched:
-            untouched, copies = False, (Copy(owned.name, routing_key, (), moved=True, plain=True),)
+            untouched, copies = False, (Copy(owned.name, routing_key, (), moved=True, by_broker=True),)
         copies = tuple(copy._replace(moved=True, routing_key=copy.key(routing_key)) for copy in copies)
     return Outgoing(decision, tally, copies, untouched, unbound, record, remote_targets, exchange, original)
 
@@ -323,7 +323,7 @@ def table_entries(entries: bytes, copy: Copy, original: Publication) -> bytes:
     Returns:
         The producer's entries except BCC and headers reserved for us, followed by our entries.
     """
-    if copy.plain:
+    if copy.by_broker:
         kept = without(entries, 0, len(entries), OURS) if b"x-original-" in entries else entries
         key = copy.key(original.routing_key)
         return kept + entry(original, Publication(copy.exchange, key)) if copy.moved else kept
@@ -394,11 +394,11 @@ def copy_frames(copy: Copy, original: Publication, method: bytes, header: bytes)
     return method, frame(HEADER, U16.unpack_from(header, 1)[0], payload)
 
 
-def remote_header(target: Target, plain: bool, original: Publication, header: bytes) -> bytes:
+def remote_header(target: Target, by_broker: bool, original: Publication, header: bytes) -> bytes:
     """Encode the content header frame of the copy for a target on another broker.
 
     Args:
-        plain: see `RemoteTargets`.
+        by_broker: see `RemoteTargets`.
         original: the producer's address.
         header: the producer's whole content header frame.
 
@@ -406,9 +406,9 @@ def remote_header(target: Target, plain: bool, original: Publication, header: by
         ProtocolError: the header is malformed (502).
     """
     moved = target.publication != original
-    if plain and not moved and b"x-original-" not in header:
+    if by_broker and not moved and b"x-original-" not in header:
         return header
-    copy = Copy(*target.publication, (), moved=moved, hide_cc=not plain, plain=plain)
+    copy = Copy(*target.publication, (), moved=moved, hide_cc=not by_broker, by_broker=by_broker)
     return copy_frames(copy, original, b"", header)[1]
 
 

@@ -368,9 +368,27 @@ class Plan:
     """
 
     __slots__ = (
-        "_basis", "_forms", "_interest", "_limit_bytes", "_limit_entries", "_plans", "_source", "_unkept", "decisions",
-        "facts", "fixed", "hits", "keyed", "mentioned", "name_sizes", "owned", "plain", "reserved", "routing_key",
-        "tap", "whole_table",
+        "_basis",
+        "_forms",
+        "_interest",
+        "_limit_bytes",
+        "_limit_entries",
+        "_plans",
+        "_source",
+        "_unkept",
+        "decisions",
+        "facts",
+        "fixed",
+        "headers_only",
+        "hits",
+        "keyed",
+        "mentioned",
+        "name_sizes",
+        "owned",
+        "reserved",
+        "routing_key",
+        "tap",
+        "whole_table",
     )  # fmt: skip
 
     def __init__(
@@ -400,7 +418,7 @@ class Plan:
         #: Whether the message's routing key is a fact. The address table needs the key if a destination is an exchange.
         self.keyed: Final = routing_key is None and (interest.routing_key or plans.state.addresses is not None)
         #: Whether the headers and the routing key are the only facts.
-        self.plain: Final = not (interest.properties or interest.body_sizes or interest.clock)
+        self.headers_only: Final = not (interest.properties or interest.body_sizes or interest.clock)
         #: by encoded name, why the pass collects or removes a header: a sum of FACT, CUT_BCC, CUT_CC and CUT_OURS
         self.mentioned: Final = {shortstr(name): cut for name, cut in _ALWAYS.items()}
         for name in interest.headers or ():
@@ -588,7 +606,7 @@ class Plan:
         if remote_targets is not None:
             failed = bool(remote_targets.failed) and not (remote_targets.targets or out.copies)
             return "the address translation failed" if failed else ""
-        if out.untouched or any(copy.plain for copy in out.copies):
+        if out.untouched or any(copy.by_broker for copy in out.copies):
             return ""
         state, missing = self._plans.state, self.owned.tokens.missing
         filtered = decision.filtered_by and not (decision.queues or decision.exchanges)
@@ -640,12 +658,12 @@ def _translated(plans: Plans, source: PublishSource, target: Target | FailedTran
     exchanges: tuple[bytes, ...] = ()
     remotes: tuple[str, ...] = ()
     if isinstance(target, FailedTranslation):
-        remote_targets = RemoteTargets((), (target,), plain=True)
+        remote_targets = RemoteTargets((), (target,), by_broker=True)
     elif target.remote is not None:
-        remote_targets = RemoteTargets((target,), (), plain=True)
+        remote_targets = RemoteTargets((target,), (), by_broker=True)
         remotes = labels((target,))
     else:
-        copies = (Copy(*target.publication, (), moved=True, plain=True),)
+        copies = (Copy(*target.publication, (), moved=True, by_broker=True),)
         if target.publication.exchange:
             exchanges = (target.publication.exchange,)
         else:

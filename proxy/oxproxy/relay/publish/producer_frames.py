@@ -360,7 +360,7 @@ class ProducerFrames:
         publisher = None if target.remote is None else channel.remote_publishers.get(target.remote)
         if publisher is None or (channel.mode is CONFIRM and channel.confirms.ledger is None):
             return False  # `leave` creates the publisher and the ledger for the first publish
-        sent = remote_header(target, out.remote_targets.plain, out.address_of(publish.routing_key), header)
+        sent = remote_header(target, out.remote_targets.by_broker, out.address_of(publish.routing_key), header)
         self._record(publish, header, plan, out, len(body), took_us)
         confirms = channel.confirms
         traffic = connection.traffic

@@ -158,9 +158,30 @@ class PublishPass:
     """Processes the bytes from the producer of one connection."""
 
     __slots__ = (
-        "_after_fault", "_audit", "_connection", "_exchanges", "_frames", "_hits", "_known", "_largest", "_looked_up",
-        "_message_bytes", "_passes_unknown", "_plain", "_plans", "_relaying", "_rest", "_restores",
-        "_sampling", "_start", "_stops", "_stops_at", "_upstream", "_upstream_largest", "interrupted", "over_budget",
+        "_after_fault",
+        "_audit",
+        "_broker_exchanges",
+        "_connection",
+        "_exchanges",
+        "_frames",
+        "_hits",
+        "_known",
+        "_largest",
+        "_looked_up",
+        "_message_bytes",
+        "_passes_unknown",
+        "_plans",
+        "_relaying",
+        "_rest",
+        "_restores",
+        "_sampling",
+        "_start",
+        "_stops",
+        "_stops_at",
+        "_upstream",
+        "_upstream_largest",
+        "interrupted",
+        "over_budget",
     )  # fmt: skip
 
     def __init__(self, connection: ConnectionState) -> None:
@@ -201,7 +222,7 @@ class PublishPass:
         self._passes_unknown = False
         self._known: dict[bytes, Plan] = {}
         self._exchanges = connection.plans.state.exchanges
-        self._plain = connection.plans.state.plain_exchanges
+        self._broker_exchanges = connection.plans.state.broker_exchanges
 
     def read_producer(self, data: bytes) -> None:
         """Process the next bytes from the producer; output is collected in the connection's state."""
@@ -293,7 +314,7 @@ class PublishPass:
         self._passes_unknown = self._plans.passes_unknown
         state = self._plans.state
         self._exchanges = state.exchanges
-        self._plain = state.plain_exchanges
+        self._broker_exchanges = state.broker_exchanges
         self._restores = state.restores
         lifecycle = connection.lifecycle
         self._relaying = lifecycle.phase is Phase.OPEN and (lifecycle.last_frame is None or self._frames.resuming)
@@ -467,9 +488,9 @@ class PublishPass:
                 plan = self._plans.find(exchange, method[key_at + 1 : -2])
 
             if plan is None:
-                plain = self._plain
+                broker_exchanges = self._broker_exchanges
                 # None: exchanges can't be listed, so an exchange declared through another sidecar can't be recognized.
-                if plain is None or exchange in plain or exchange == self._looked_up:
+                if broker_exchanges is None or exchange in broker_exchanges or exchange == self._looked_up:
                     return self._forward(data, body_at, method, key_at, header, body_size, channel)
                 if self._start < at:
                     self._upstream.append(data[self._start : at])
@@ -546,7 +567,7 @@ class PublishPass:
                 facts: object = collected
                 if plan.keyed:
                     facts = method[key_at:-2] + collected
-                if not plan.plain:
+                if not plan.headers_only:
                     properties, others = plan.other_facts(header)
                     facts = (facts, properties, others)
                 out = plan.decisions.get(facts)

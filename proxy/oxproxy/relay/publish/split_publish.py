@@ -17,7 +17,7 @@ from oxproxy.amqp.frames import body_frames
 from oxproxy.amqp.properties import fingerprint
 from oxproxy.errors import ProtocolError, Scope
 from oxproxy.relay.channel import Channel, CollectedPublish, PendingPublish
-from oxproxy.relay.channel_state import CONFIRM, OPEN, PLAIN
+from oxproxy.relay.channel_state import CONFIRM, NORMAL, OPEN
 from oxproxy.relay.confirm_ledger import Ledger, Returns
 from oxproxy.relay.connection_state import ConnectionState
 from oxproxy.relay.declare.injected_methods import when_processed
@@ -74,7 +74,7 @@ def send_collected(connection: ConnectionState, collected: CollectedPublish) -> 
         if confirms.returns is None:
             confirms.returns = Returns()
         confirms.returns.expect(confirms.total, sent, names)
-        if channel.mode is PLAIN and not confirms.returns.requested:
+        if channel.mode is NORMAL and not confirms.returns.requested:
             _request_answer(connection, channel, confirms.returns)
     if remote_targets is not None:
         send_remote_copies(connection, collected, remote_targets, names)

@@ -91,16 +91,16 @@ def header_value(value: Value) -> object:
     Strings, lists and tables are truncated at HEADER_CHARACTERS; a truncated value becomes a string. Times are in RFC
     3339 format.
     """
-    plain = _plain(value)
-    if isinstance(plain, str):
-        return plain[:HEADER_CHARACTERS]
-    if isinstance(plain, list | dict):
-        rendered = json.dumps(plain, separators=(",", ":"), ensure_ascii=False)
-        return plain if len(rendered) <= HEADER_CHARACTERS else rendered[:HEADER_CHARACTERS]
-    return plain
+    content = _as_json(value)
+    if isinstance(content, str):
+        return content[:HEADER_CHARACTERS]
+    if isinstance(content, list | dict):
+        rendered = json.dumps(content, separators=(",", ":"), ensure_ascii=False)
+        return content if len(rendered) <= HEADER_CHARACTERS else rendered[:HEADER_CHARACTERS]
+    return content
 
 
-def _plain(value: Value) -> object:
+def _as_json(value: Value) -> object:
     content = value.value
     if isinstance(content, bytes):
         return text(content)
@@ -110,9 +110,9 @@ def _plain(value: Value) -> object:
         scale, unsigned = content
         return f"{unsigned}e-{scale}"
     if value.letter == "A" and isinstance(content, tuple):
-        return [_plain(item) for item in content]
+        return [_as_json(item) for item in content]
     if value.letter == "F" and isinstance(content, tuple):
-        return {text(name): _plain(item) for name, item in content}
+        return {text(name): _as_json(item) for name, item in content}
     if isinstance(content, float) and not isfinite(content):
         return str(content)  # JSON can't represent infinity and NaN
     return content

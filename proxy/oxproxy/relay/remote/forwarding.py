@@ -65,7 +65,7 @@ def send_remote_copies(
         if publisher is None:
             settle(name, None)
             continue
-        header = remote_header(target, remote_targets.plain, collected.original, collected.header)[7:-1]
+        header = remote_header(target, remote_targets.by_broker, collected.original, collected.header)[7:-1]
         now = connection.traffic.now
         publisher.send(RemoteMessage(*target.publication, publish.mandatory, header, body, now, partial(settle, name)))
     for name in names[len(remote_targets.targets) :]:
@@ -92,7 +92,7 @@ def _settle(
     publish: PendingPublish,
     tag: int,
     content: tuple[bytes, bytes] | None,
-    mark: Hashable,
+    copy: Hashable,
     result: RemoteResult | None,
 ) -> None:
     """Record the result of one copy of a publish.
@@ -107,10 +107,10 @@ def _settle(
     confirms = channel.confirms
     comes_back = result in (RemoteResult.RETURNED, None) or (not tag and result is not RemoteResult.ACKED)
     if content is not None and comes_back:
-        if not confirms.returns or confirms.returns.returned(mark):
+        if not confirms.returns or confirms.returns.returned(copy):
             connection.send_return(publish, *content)
     elif confirms.returns:
-        confirms.returns.kept(mark)
+        confirms.returns.kept(copy)
     if tag and confirms.ledger is not None:
         done = confirms.ledger.settle_remote(tag, result in _TAKEN)
         if done is not None:

@@ -311,12 +311,12 @@ class CompiledBinding:
     arrival: int = 0  # increases with every binding of its exchange
     index_place: int = ALWAYS_VISITED  # by which group of keys the binding is indexed
     asks_producer: bool = field(init=False)
-    plain: bool = field(init=False)
+    destination_only: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.asks_producer = any(effects.asks_producer for effects in self.effects)
         #: Whether its only effect is to add one destination if it is true.
-        self.plain = not self.effects and self.destination is not None
+        self.destination_only = not self.effects and self.destination is not None
 
     def __hash__(self) -> int:
         """Return a number that is unique in the exchange. Compiled classes with `__lt__` have no default hash."""

@@ -8,7 +8,7 @@ limit counts match steps, which are calls to PCRE2's internal ``match()``. The c
 match could begin. Between match steps, a repeat may scan the rest of the subject, and this scan is not counted. A
 pattern therefore has two forms:
 
-1. The *plain* form is the pattern as written, compiled to machine code if the system permits executable memory. The
+1. The *written* form is the pattern as written, compiled to machine code if the system permits executable memory. The
    worst case of a search is the product of the match limit, the number of offsets and the length of a scan; the limit
    is chosen so that this product is small. PCRE2 skips offsets at which no match can begin, so most searches take less
    than a microsecond, but only the worst case is known in advance.
@@ -19,13 +19,13 @@ pattern therefore has two forms:
    (measured: 3 s for ``[a-y]*z|q`` on 131,000 bytes). If a pattern contains constructs that scan without match steps
    (``_SCANS``, ``_COMPARES``), each step is charged as a scan of the whole subject, so such patterns reach the limit on
    shorter subjects. Patterns with backtracking verbs or recursion into the whole pattern (``_WHOLE``) have no counted
-   form; the worst case of their plain form is charged instead.
+   form; the worst case of their written form is charged instead.
 
 **Cost of a decision.** A `Budget` has the same unit as the match limit: one match step, about 10 ns. A search is tried
 with increasing limits, each of which is charged. The charge therefore exceeds the actual cost by at most a constant
 factor, and equal searches have equal charges. Searches that cost little more than the call itself (``_FREE_UNITS``) are
-free, so a budget does not limit the number of patterns. Other searches try the plain form first, until the worst cases
-of these attempts add up to a quarter of the budget (``Budget.unproven``). Therefore, all searches with one budget
+free, so a budget does not limit the number of patterns. Other searches try the written form first, until the worst
+cases of these attempts add up to a quarter of the budget (``Budget.unproven``). Therefore, all searches with one budget
 together cost at most 1.25 times the budget, plus four microseconds per search. The number of searches that a client or
 a message can cause is limited by the budget's steps, together with other work whose amount they choose (`Budget.take`).
 
@@ -69,7 +69,7 @@ _HEAP_KIB = 4096
 _STACK_BYTES = 4 << 20
 
 #: Estimated work for a match step; number of bytes of the interpreter's frame that are copied per unit of work; and
-#: work for a scanned character in the plain form if the pattern contains a `_SLOW` construct. In other patterns, a
+#: work for a scanned character in the written form if the pattern contains a `_SLOW` construct. In other patterns, a
 #: scanned character counts as one unit. A compared character always counts as one unit.
 _DECISION, _FRAME_BYTES, _SLOW_WALK = 40, 6, 8
 #: Cost per character of scans that the counted form makes without match steps: normally, and with a construct in
@@ -85,7 +85,7 @@ _SEARCH_UNITS = 330_000
 #: Searches that cost no more than this are free.
 _FREE_UNITS = 400
 _FREE_WORK = _FREE_UNITS * _DECISION
-#: Maximum worst-case cost of a search in the plain form with a match limit of one.
+#: Maximum worst-case cost of a search in the written form with a match limit of one.
 _LONGEST_PLAIN_UNITS = 250_000
 #: Factor between successive match limits of a search, and the largest limit.
 _GROWTH, _LARGEST_LIMIT = 8, 1 << 20
@@ -132,7 +132,7 @@ class Budget:
 
     Attributes:
         left: remaining units.
-        unproven: units left for the worst cases of searches in the plain form.
+        unproven: units left for the worst cases of searches in the written form.
         spent: whether a search was abandoned because the budget was too small. No further searches are then started.
         exceeded: whether a search was abandoned or not started because the budget was too small. Callers reset it to
             False.
@@ -304,7 +304,7 @@ class _Code:
     """Compiled code, freed with the object.
 
     Args:
-        text: the pattern to pass to PCRE2, in its plain or counted form.
+        text: the pattern to pass to PCRE2, in its written or counted form.
         source: the pattern as written, from which the repeat counts are read.
         counted: whether the interpreter has to run the code.
 
@@ -386,7 +386,7 @@ class Pattern:
         self._weight: Final = self._code.weight
         self._walk: Final = 0 if _WALKS.search(text) is None else _SLOW_WALK if _SLOW.search(text) else 1
         self._scan: Final = _scan_work(text)
-        #: The counted form; None until it is needed; the plain form if there is no counted form.
+        #: The counted form; None until it is needed; the written form if there is no counted form.
         self._counted: _Code | None = None
         #: Match contexts for searches that are not charged to a budget, by subject size in steps of _SIZE_STEP. None:
         #: searches of this size may be charged.
@@ -414,7 +414,7 @@ class Pattern:
         return False if result not in _GAVE_UP else self._search_charged(subject, self._worst_case(size), budget)
 
     def _worst_case(self, size: int) -> int:
-        """Return the worst-case work of the plain form with a match limit of one, on a subject of the given size."""
+        """Return the worst-case work of the written form with a match limit of one, on a subject of the given size."""
         work = self._weight + size * self._walk
         return work if self._anchored else work * (size + 1)
 
@@ -422,7 +422,7 @@ class Pattern:
         return self._contexts[(_FREE_WORK // work).bit_length()] if work <= _FREE_WORK else None
 
     def _search_priced(self, subject: bytes, budget: Budget) -> bool | None:
-        """Search in the plain form if its worst case is free or does not exceed `Budget.unproven`."""
+        """Search in the written form if its worst case is free or does not exceed `Budget.unproven`."""
         if budget.spent:
             budget.exceeded = True
             return None
@@ -447,7 +447,7 @@ class Pattern:
         """Search with increasing limits. Each limit is charged before it is tried.
 
         Args:
-            work: worst case of the plain form with a match limit of one.
+            work: worst case of the written form with a match limit of one.
         """
         code = self._counted
         if code is None:
@@ -487,7 +487,7 @@ class Pattern:
         return None
 
     def _compile_counted(self) -> _Code:
-        """Return the counted form, or the plain form if there is no counted form."""
+        """Return the counted form, or the written form if there is no counted form."""
         text = _SETTINGS.sub(b"", self._text)
         settings = self._text.removesuffix(text)
         if _WHOLE.search(text):

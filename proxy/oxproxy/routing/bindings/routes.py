@@ -175,7 +175,7 @@ class Effects:
 
 @dataclass(slots=True, eq=False)
 class EffectsDraft:
-    """Effects read so far from the arguments, with at most one plain and one negated regex route of each kind."""
+    """Effects read so far from the arguments, with at most one positive and one negated regex route of each kind."""
 
     add: set[Destination] = field(default_factory=set)
     delete: set[Destination] = field(default_factory=set)

@@ -29,7 +29,7 @@ from oxproxy.yamlfile.document import ConfigWarning
 _ORDER = b"x-order"
 
 
-def unreachable(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, CompiledBinding]]:
+def never_visited(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBinding, CompiledBinding]]:
     """Yield the bindings that are never visited, each with the binding whose goto or stop skips it."""
     if not entries:
         return
@@ -85,7 +85,7 @@ def redundant(entries: Sequence[CompiledBinding]) -> Iterator[tuple[CompiledBind
     Only exchanges whose bindings do nothing but add their destination are considered. In such exchanges, the order of
     bindings does not matter.
     """
-    if not all(entry.plain for entry in entries):
+    if not all(entry.destination_only for entry in entries):
         return
     unconditional: dict[Hashable, CompiledBinding] = {}
     same: dict[int, CompiledBinding] = {}
@@ -167,7 +167,7 @@ def _bindings(exchange: LintedExchange) -> Iterator[ConfigWarning]:
         reason = unsatisfiable_reason(compiled)
         if reason is not None:
             yield exchange.warning(compiled, f"this binding never matches: {reason}")
-    for compiled, other in unreachable(exchange.entries):
+    for compiled, other in never_visited(exchange.entries):
         line = exchange.parsed(other).place.line
         yield exchange.warning(compiled, f"this binding is never visited: the binding on line {line} skips it")
     for compiled, key, reason in invalid_gotos(exchange.entries):
