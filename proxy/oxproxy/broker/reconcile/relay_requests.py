@@ -59,11 +59,6 @@ class RelayRequests:
     ) -> None:
         self.state = reconciler.state
         self._reconciler = reconciler
-        self._settings = reconciler.settings
-        self._store = reconciler.store
-        self._observed = reconciler.names
-        self._executor = reconciler.executor
-        self._management = reconciler.management
         self._supervisor = supervisor
         self._announce = announce
         self._request_refresh = request_refresh
@@ -102,7 +97,7 @@ class RelayRequests:
             flights.add(self._start(exchange, fresh[:_AT_ONCE]))
         if flights:
             # If this caller is cancelled, the attempts continue (asyncio.wait), since others may be waiting for them.
-            await asyncio.wait(flights, timeout=self._settings.deadline_seconds)
+            await asyncio.wait(flights, timeout=self._reconciler.settings.deadline_seconds)
         return {place for place in wanted if self._is_bound(exchange, place)}
 
     def _is_bound(self, exchange: OwnedExchange, destination: Destination) -> bool:
@@ -118,7 +113,7 @@ class RelayRequests:
             TimeoutError: the deadline for the connection and the work has passed.
         """
         try:
-            async with asyncio.timeout(self._settings.deadline_seconds):
+            async with asyncio.timeout(self._reconciler.settings.deadline_seconds):
                 while True:
                     await self._await_connection()
                     try:
@@ -144,9 +139,10 @@ class RelayRequests:
         kind, name = destination
         if (why := unnameable(name)) is not None:
             return why
-        if self._management is None:
+        management = self._reconciler.management
+        if management is None:
             return (await self._reconciler.connection.find_missing([destination])).get(destination)
-        info = await self._management.find(self.state.name, kind, name)
+        info = await management.find(self.state.name, kind, name)
         if info is None:
             return ABSENT
         return INTERNAL if isinstance(info, ExchangeInfo) and info.internal else None
@@ -204,7 +200,8 @@ class RelayRequests:
                 exchange.tokens.bind_ok(destination)
             return reasons
         extra = [destination for destination in bindable if not self.state.router.mentions(destination)]
-        room, limit = max(self._settings.bind_limit - self.bound_count, 0), self._settings.bind_limit
+        limit = self._reconciler.settings.bind_limit
+        room = max(limit - self.bound_count, 0)
         for destination in extra[room:]:
             reasons[destination] = f"the limit of {counted(limit, 'destination')} bound on demand has been reached"
         wanted = [destination for destination in bindable if destination not in reasons]
@@ -213,7 +210,8 @@ class RelayRequests:
         self.bound_count += len(counted_now)
         try:
             tokens = [self._token(exchange, destination) for destination in wanted]
-            for token, refusal in zip(tokens, await self._executor.bind(tokens), strict=True):
+            refusals = await self._reconciler.executor.bind(tokens)
+            for token, refusal in zip(tokens, refusals, strict=True):
                 if refusal is not None and not self._is_bound(exchange, token.destination):
                     reasons[token.destination] = refusal.reason(token.destination[0])
         finally:
@@ -227,22 +225,23 @@ class RelayRequests:
         kind, name = destination
         if (unusable := unnameable(name)) is not None:
             return unusable
-        why = self._observed.absence_reason(destination)
-        if why is not None and self._management is not None:
+        names, management = self._reconciler.names, self._reconciler.management
+        why = names.absence_reason(destination)
+        if why is not None and management is not None:
             # The last pass may have been several seconds ago, and querying a single name costs the broker little.
             try:
-                info = await self._management.find(self.state.name, kind, name)
+                info = await management.find(self.state.name, kind, name)
             except UpstreamError:
                 return None  # the broker's reply to the bind will show whether the destination exists
             if info is None:
                 return why
             if isinstance(info, QueueInfo):
-                self._observed.add_queue(name, info.exclusive)
+                names.add_queue(name, info.exclusive)
         return None
 
     def _refuse(self, exchange: OwnedExchange, destination: Destination, why: str) -> None:
         exchange.tokens.refused(destination, why, asyncio.get_running_loop().time())
-        exchange.tokens.limit_missing(self._settings.remember_limit, partial(self.state.names, exchange))
+        exchange.tokens.limit_missing(self._reconciler.settings.remember_limit, partial(self.state.names, exchange))
 
     # -- queues and exchanges ----------------------------------------------------------------------------------
 
@@ -273,12 +272,12 @@ class RelayRequests:
             # The next publish that needs it requests it again.
             exchange.tokens.declared(destination)
         if kind == QUEUE:
-            self._observed.add_queue(name, exclusive)
+            self._reconciler.names.add_queue(name, exclusive)
             state.set_queues(state.queues.with_name(name))
 
     def queue_deleted(self, queue: bytes) -> None:
         """Record that a queue and its bindings were deleted."""
-        self._observed.remove_queue(queue)
+        self._reconciler.names.remove_queue(queue)
         self.state.set_queues(self.state.queues.without_name(queue))
         self._gone((QUEUE, queue))
         self.confirm()
@@ -291,7 +290,7 @@ class RelayRequests:
 
     def confirm(self) -> None:
         """Request a pass if a listing contains declarations that the next listing has to confirm."""
-        if self._store.has_unverified and not self._reconciler.observer.failures:
+        if self._reconciler.store.has_unverified and not self._reconciler.observer.failures:
             self._request_refresh()
 
     async def end(self, owned: OwnedExchange) -> bool:
@@ -335,7 +334,7 @@ class RelayRequests:
             return
         tokens = [self._token(exchange, destination) for exchange in waiting]
         try:
-            await self._connected(lambda: self._executor.bind(tokens))
+            await self._connected(lambda: self._reconciler.executor.bind(tokens))
         except BaseException as error:
             # The destination may be new, so publishes have to request its tokens.
             for exchange in waiting:
@@ -353,7 +352,7 @@ class RelayRequests:
         for exchange in list(self.state.exchanges.values()):
             exchange.tokens.deleted(destination)
             for stored in list(exchange.clients.receivers.get(destination, {}).values()):
-                self._store.remove_binding(stored)
+                self._reconciler.store.remove_binding(stored)
             if exchange.ends:
                 self._request_refresh()
             # With queue delivery, a publish to an exchange that does not exist would close the producer's channel.
