@@ -25,6 +25,36 @@ from oxproxy.relay.relay import Relay
 _CHECKS = 4
 
 
+class Side:
+    """One side of a connection: its heartbeat interval, and the monotonic times of the last read and the last write."""
+
+    __slots__ = ("_interval_seconds", "link", "read_at", "wrote_at")
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self._interval_seconds = 0
+        self.read_at = self.wrote_at = 0.0
+
+    def start(self, interval_seconds: int, now: float) -> None:
+        self._interval_seconds = interval_seconds
+        self.read_at = self.wrote_at = now
+
+    def is_due(self, now: float, margin_seconds: float) -> bool:
+        """Return True if a heartbeat must be sent, since the next check in `margin_seconds` would be too late."""
+        seconds = self._interval_seconds
+        return bool(seconds) and now - self.wrote_at >= seconds / 2 - margin_seconds
+
+    def is_lost(self, now: float) -> bool:
+        """Return True if heartbeats were missed; time during which reading is paused does not count."""
+        if self.link.paused:
+            self.read_at = now
+        return bool(self._interval_seconds) and now - self.read_at > self.limit_seconds
+
+    @property
+    def limit_seconds(self) -> int:
+        return 2 * self._interval_seconds
+
+
 class Heartbeats:
     """Monitors both sides of one connection.
 
@@ -42,25 +72,21 @@ class Heartbeats:
         flush: Callable[[Relay, float], None],
         idle: Callable[[], None],
     ) -> None:
-        self._producer = producer
-        self._upstream = upstream
+        self.producer, self.upstream = Side(producer), Side(upstream)
         self._flush = flush
         self._idle = idle
         self._idle_seconds = idle_seconds
         self._timer: asyncio.TimerHandle | None = None
         self._busy = 0.0
-        #: monotonic time of the last read and the last write on each side
-        self.read_producer_at = self.read_upstream_at = self.wrote_producer_at = self.wrote_upstream_at = 0.0
         #: whether `saw` must be called with the bytes read
         self.watches_idle = bool(idle_seconds)
 
     def start(self, relay: Relay, tuning: Tuning, now: float, log: structlog.typing.FilteringBoundLogger) -> None:
         self._relay = relay
-        self._tuning = tuning
         self._log = log
-        self._busy = self.read_producer_at = self.read_upstream_at = self.wrote_producer_at = self.wrote_upstream_at = (
-            now
-        )
+        self._busy = now
+        self.producer.start(tuning.heartbeat_producer, now)
+        self.upstream.start(tuning.heartbeat_upstream, now)
         intervals = (tuning.heartbeat_producer, tuning.heartbeat_upstream, self._idle_seconds)
         if any(intervals):
             self._every = min(filter(None, intervals)) / _CHECKS
@@ -78,10 +104,6 @@ class Heartbeats:
 
     def _check(self) -> None:
         now = monotonic()
-        if self._producer.paused:
-            self.read_producer_at = now
-        if self._upstream.paused:
-            self.read_upstream_at = now
         if self._is_producer_lost(now):
             return
         self._check_upstream(now)
@@ -92,25 +114,25 @@ class Heartbeats:
         self._timer = asyncio.get_running_loop().call_later(self._every, self._check)
 
     def _is_producer_lost(self, now: float) -> bool:
-        seconds = self._tuning.heartbeat_producer
-        if seconds and now - self.wrote_producer_at >= seconds / 2 - self._every:
-            self.wrote_producer_at = now
-            self._producer.send([HEARTBEAT_FRAME])
-        if seconds and now - self.read_producer_at > 2 * seconds:
-            self._log.warning("missed heartbeats from the producer", seconds=2 * seconds)
-            self._producer.abort()
+        side = self.producer
+        if side.is_due(now, self._every):
+            side.wrote_at = now
+            side.link.send([HEARTBEAT_FRAME])
+        if side.is_lost(now):
+            self._log.warning("missed heartbeats from the producer", seconds=side.limit_seconds)
+            side.link.abort()
             return True
         return False
 
     def _check_upstream(self, now: float) -> None:
-        seconds = self._tuning.heartbeat_upstream
-        if seconds and now - self.wrote_upstream_at >= seconds / 2 - self._every:
+        side = self.upstream
+        if side.is_due(now, self._every):
             self._relay.connection.to_upstream.append(HEARTBEAT_FRAME)
-        if seconds and now - self.read_upstream_at > 2 * seconds:
-            self._log.warning("missed heartbeats from the broker", seconds=2 * seconds)
-            self._upstream.abort()
+        if side.is_lost(now):
+            self._log.warning("missed heartbeats from the broker", seconds=side.limit_seconds)
+            side.link.abort()
 
     def _is_idle(self, now: float) -> bool:
-        if self._producer.paused or self._relay.connection.unsettled:
+        if self.producer.link.paused or self._relay.connection.unsettled:
             self._busy = now
         return now - self._busy >= self._idle_seconds

@@ -165,7 +165,7 @@ class Session:
         relay = self.relay
         now = monotonic()
         beats = self._heartbeats
-        beats.read_producer_at = now
+        beats.producer.read_at = now
         if relay is not None:
             if beats.watches_idle:
                 beats.saw(data, now)
@@ -211,7 +211,7 @@ class Session:
         relay = self.relay
         now = monotonic()
         beats = self._heartbeats
-        beats.read_upstream_at = now
+        beats.upstream.read_at = now
         if relay is not None:
             if beats.watches_idle:
                 beats.saw(data, now)
@@ -226,10 +226,10 @@ class Session:
         """Send the relay's output to both sides, start its requests, and close sockets that are no longer needed."""
         connection = relay.connection
         if connection.to_upstream:
-            self._heartbeats.wrote_upstream_at = now
+            self._heartbeats.upstream.wrote_at = now
             self._upstream.send(connection.to_upstream)
         if for_producer := connection.for_producer:
-            self._heartbeats.wrote_producer_at = now
+            self._heartbeats.producer.wrote_at = now
             self.producer.send(for_producer)
         if requests := connection.pending.requests:
             asked = tuple(requests)
