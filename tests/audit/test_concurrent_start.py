@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
+from oxproxy.audit import claim as claiming
 from oxproxy.audit import retention as closing
-from oxproxy.audit import segments, writer
+from oxproxy.audit import segments
 from oxproxy.audit.policy import AuditMode
 from oxproxy.audit.retention import Retention, expire
 from oxproxy.audit.segments import open_segments
@@ -47,7 +48,7 @@ async def test_a_process_that_does_not_finish_closing_old_segments_is_reported(
 ) -> None:
     claim = segments.InstanceLock.acquire(tmp_path, "b", closing=True)
     assert claim is not None
-    monkeypatch.setattr(writer, "_OTHER_CLOSES_SECONDS", 1.0)
+    monkeypatch.setattr(claiming, "_OTHER_CLOSES_SECONDS", 1.0)
     with capture_logs() as logs, pytest.raises(ConfigError, match="another process has been closing old segments"):
         async with asyncio.timeout(SECONDS), writing(replace(policy(tmp_path), instance="b")):
             pass

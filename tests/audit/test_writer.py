@@ -22,6 +22,7 @@ import pytest
 import structlog
 from structlog.testing import capture_logs
 
+from oxproxy.audit import claim as claiming
 from oxproxy.audit import retention as closing
 from oxproxy.audit import segments, writer, writer_thread
 from oxproxy.audit.policy import AuditMode, AuditPolicy
@@ -193,13 +194,13 @@ async def test_best_effort_drops_lines_beyond_the_buffer_and_counts_them(tmp_pat
         async with writing(policy(tmp_path, buffer_bytes=buffer_bytes), disk) as (audit, counters):
             for number in range(100, 1000):
                 audit.append(line(number))
-                assert audit._handed_size + audit._pending_size <= buffer_bytes + buffer_bytes // 4 + 100
+                assert audit._handed_size + audit._pending.size <= buffer_bytes + buffer_bytes // 4 + 100
             audit.commit_point()
             assert not audit.full
             dropped = counters.dropped
             assert dropped >= 700
             disk.open.set()
-            await until(lambda: audit._gap is None)
+            await until(lambda: audit._gaps.unreported is None)
     kept = numbers(tmp_path)
     assert len(kept) + dropped == 900
     (gap,) = [record for record in records(tmp_path) if record.get("kind") == "gap"]
@@ -223,8 +224,8 @@ async def test_best_effort_continues_when_the_disk_has_space_again(
             audit.commit_point()
             await until(lambda: counters.dropped == 10)
             assert "No space left" in str(audit.failure)
-            await until(lambda: audit._gap_under_way is not None)
-            await until(lambda: audit._gap_under_way is None)
+            await until(lambda: audit._gaps.under_way is not None)
+            await until(lambda: audit._gaps.under_way is None)
             disk.refusing.clear()
             await until(lambda: counters.lines == 1 and not audit.failure)
             audit.append(line(10))
@@ -516,7 +517,7 @@ async def test_segments_that_cannot_be_closed_are_logged_at_the_end_and_kept(
 
 async def test_a_removed_segment_is_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = left_open(tmp_path)
-    monkeypatch.setattr(writer, "open_segments", lambda _: {"m": [tmp_path / "gone", path]})
+    monkeypatch.setattr(claiming, "open_segments", lambda _: {"m": [tmp_path / "gone", path]})
     async with writing(policy(tmp_path)):
         pass
     assert numbers(tmp_path) == [ord("m")]

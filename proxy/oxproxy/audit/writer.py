@@ -12,16 +12,15 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import structlog
 
+from oxproxy.audit.claim import InstanceClaim
 from oxproxy.audit.policy import AuditMode, AuditPolicy
 from oxproxy.audit.retention import SegmentCloser
-from oxproxy.audit.segments import DIRECTORY_MODE, InstanceLock, open_segments, safe_instance
+from oxproxy.audit.segments import safe_instance
 from oxproxy.audit.writer_thread import NO_FACTS, RETRY_SECONDS, Batch, RotatingLog, WriteResult, WriterThread
-from oxproxy.errors import ConfigError
 from oxproxy.relay.counters import AuditCounters
 from oxproxy.relay.records.audit_record import TimestampText, gap_record
 from oxproxy.relay.records.facts_record import FactsTable
@@ -32,13 +31,6 @@ _log = structlog.get_logger(__name__)
 BATCH_BYTES = 256 << 10
 #: Seconds that closing the last segment may take after the deadline. A segment left open is closed at the next start.
 _CLOSE_SECONDS = 1.0
-#: Seconds between two attempts to lock the instance.
-_LOCK_POLL_SECONDS = 0.05
-#: Seconds after which a lock is considered to be held by a running instance, unless the lock file shows that its holder
-#: is closing old segments. The file is written immediately after locking.
-_HELD_SECONDS = 0.5
-#: Seconds to wait for another process to close the segments of this instance. A hanging file system may block it.
-_OTHER_CLOSES_SECONDS = 30.0
 #: Seconds after which an unresponsive disk counts as failing, since a hanging write raises no error.
 STALL_SECONDS = 5.0
 
@@ -57,8 +49,61 @@ class _Gap:
         self.until = max(self.until, other.until)
 
 
+class _Gaps:
+    """Dropped lines. Each of them is counted by exactly one gap record on disk, or is still unreported."""
+
+    def __init__(self) -> None:
+        self.unreported: _Gap | None = None
+        #: the gap record that is being written, and the sequence number of its line
+        self.under_way: tuple[int, _Gap] | None = None
+
+    def add(self, gap: _Gap) -> None:
+        if self.unreported is None:
+            self.unreported = gap
+        else:
+            self.unreported.add(gap)
+
+    @property
+    def to_report(self) -> _Gap | None:
+        """The gap for which a record must be written now; None while another record is being written."""
+        return self.unreported if self.under_way is None else None
+
+    def report(self, sequence: int) -> None:
+        """Record that the line with this sequence number reports `to_report`."""
+        if self.unreported is not None:
+            self.under_way, self.unreported = (sequence, self.unreported), None
+
+    def written(self, report: WriteResult) -> int:
+        """Process a report from the thread; return the number of lost lines that are not gap records."""
+        if self.under_way is None or self.under_way[0] > report.sequence or not report.lines:
+            return report.lost
+        sequence, gap = self.under_way
+        self.under_way = None
+        if sequence <= report.sequence - report.lost:
+            return report.lost
+        self.add(gap)
+        return report.lost - 1
+
+
+@dataclass(slots=True)
+class _Pending:
+    """Lines that have not been handed to the thread: their number and size, and the time of the first."""
+
+    lines: list[bytes] = field(default_factory=list)
+    count: int = 0
+    size: int = 0
+    since: float = 0.0
+
+    def add(self, lines: bytes, count: int) -> None:
+        self.lines.append(lines)
+        self.count += count
+        self.size += len(lines)
+
+
 class AuditWriter:
     """The audit log of one process. Must be created in the event loop's thread.
+
+    The attributes beyond its parts belong to one state machine: what was handed to the thread and what it reported.
 
     Args:
         wall: returns seconds since 1970.
@@ -93,29 +138,23 @@ class AuditWriter:
         self._facts = facts
         self._wall = wall
         self._timestamp = TimestampText()
-        self._instance = instance = safe_instance(policy.instance)
-        self._closer = SegmentCloser(policy.directory, instance, policy.retention, wall)
+        self._closer = SegmentCloser(policy.directory, safe_instance(policy.instance), policy.retention, wall)
         log = make_log(policy, self._closer.close_segment, wall, time.monotonic)
         self._may_lose = policy.mode is AuditMode.BEST_EFFORT
         self._thread = WriterThread(log, self._may_lose, self._from_thread)
-        self._claim: InstanceLock | None = None
-        self._waits_for_other = False
+        self._claim = InstanceClaim(policy)
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._closing = False
         self._batch_bytes = min(BATCH_BYTES, policy.buffer_bytes // 4)
-        self._pending: list[bytes] = []
-        self._pending_count = 0
-        self._pending_size = 0
-        self._pending_since = 0.0
+        self._pending = _Pending()
         self._timer: asyncio.TimerHandle | None = None
         #: timer that runs while the thread has lines and has not reported a result
         self._stall: asyncio.TimerHandle | None = None
         self._handed_size = 0
         self._sequence = 0
         self._whole = True
-        self._gap: _Gap | None = None
-        self._gap_under_way: tuple[int, _Gap] | None = None
+        self._gaps = _Gaps()
 
     @property
     def strict(self) -> bool:
@@ -125,16 +164,13 @@ class AuditWriter:
     @property
     def appended(self) -> int:
         """Sequence number of the last appended line. `durable` reaches this number when the line has been written."""
-        return self._sequence + self._pending_count
+        return self._sequence + self._pending.count
 
     async def start(self, stopping: asyncio.Event | None = None) -> bool:
         """Lock the directory and start the threads.
 
-        If another process is closing segments that this instance left open, wait until it has finished, at most
-        `_OTHER_CLOSES_SECONDS`.
-
         Args:
-            stopping: ends the wait when set.
+            stopping: ends the wait for another process when set (see `InstanceClaim.take`).
 
         Returns:
             False if `stopping` was set during the wait, so that nothing was started.
@@ -142,15 +178,9 @@ class AuditWriter:
         Raises:
             ConfigError: the directory can't be created or written, or another process uses the instance name there.
         """
-        stopping = stopping or asyncio.Event()
-        await asyncio.to_thread(self._make_directory)
-        began = self._loop.time()
-        left = await asyncio.to_thread(self._lock, 0.0)
-        while left is None:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), _LOCK_POLL_SECONDS)
-                return False
-            left = await asyncio.to_thread(self._lock, self._loop.time() - began)
+        left = await self._claim.take(stopping or asyncio.Event())
+        if left is None:
+            return False
         self._closer.start(left)
         self._thread.start()
         return True
@@ -161,13 +191,12 @@ class AuditWriter:
         Args:
             lines: lines that begin with the same ``ts`` and end with a line break.
         """
-        self._pending.append(lines)
-        self._pending_count += count
-        self._pending_size += len(lines)
+        pending = self._pending
+        pending.add(lines, count)
         if self._timer is None:
-            self._pending_since = self._wall()
+            pending.since = self._wall()
             self._timer = self._loop.call_later(self._policy.flush_seconds, self._flush)
-        if self._pending_size >= self._batch_bytes:
+        if pending.size >= self._batch_bytes:
             self._hand_over()
 
     def commit_point(self) -> int:
@@ -182,7 +211,7 @@ class AuditWriter:
             deadline_seconds: longest time to wait for the disk. Lines that the disk still rejects at the deadline are
                 lost and counted. Segments that are written but not yet visible are closed at the next start.
         """
-        if self._claim is None:
+        if not self._claim.held:
             return
         self._hand_over()
         self._emit_gap()
@@ -196,8 +225,8 @@ class AuditWriter:
             await self._wait_for_end(_CLOSE_SECONDS)
         left = max(_CLOSE_SECONDS, began + deadline_seconds - time.monotonic())
         done = await asyncio.to_thread(self._closer.stop, left)
-        if self._gap is not None:
-            _log.error("audit records lost at shutdown", count=self._gap.dropped, reason=self.failure)
+        if self._gaps.unreported is not None:
+            _log.error("audit records lost at shutdown", count=self._gaps.unreported.dropped, reason=self.failure)
         if done and self._ended.is_set():
             self._claim.release()
         else:
@@ -209,66 +238,23 @@ class AuditWriter:
             await asyncio.wait_for(self._ended.wait(), seconds)
         return self._ended.is_set()
 
-    def _make_directory(self) -> None:
-        directory = self._policy.directory
-        try:
-            # Parents are not created: a missing parent means that a volume is not mounted, or that the name is wrong.
-            directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-        except FileNotFoundError:
-            raise self._fault(f"can't be created: there is no directory {directory.parent}") from None
-        except FileExistsError:
-            raise self._fault("is not a directory") from None
-        except OSError as error:
-            raise self._fault(f"can't be created: {error.strerror or error}") from error
-
-    def _lock(self, waited_seconds: float) -> list[Path] | None:
-        """Try to lock the instance, and return the segments that an earlier process left open.
-
-        Return None if another process holds the lock and may release it soon.
-        """
-        directory = self._policy.directory
-        try:
-            self._claim = InstanceLock.acquire(directory, self._instance)
-            if self._claim is not None:
-                return open_segments(directory).get(self._instance, [])
-            ends_soon = InstanceLock.is_for_closing(directory, self._instance)
-        except OSError as error:
-            raise self._fault(f"can't be written: {error.strerror or error}") from error
-        if not ends_soon and waited_seconds > _HELD_SECONDS:
-            raise self._fault(
-                f"another process is already writing to this directory as {self._policy.instance}; names must be unique"
-            )
-        if waited_seconds > _OTHER_CLOSES_SECONDS:
-            raise self._fault(
-                f"can't be written: another process has been closing old segments for {_OTHER_CLOSES_SECONDS:g} s"
-            )
-        if ends_soon and not self._waits_for_other:
-            self._waits_for_other = True
-            text = "waiting for another process to close old audit segments"
-            _log.warning(text, instance=self._policy.instance)
-        return None
-
-    def _fault(self, message: str) -> ConfigError:
-        return ConfigError(str(self._policy.directory), 0, "audit.directory", message)
-
     def _flush(self) -> None:
         self._timer = None
         self._hand_over()
 
     def _hand_over(self) -> None:
-        lines, count, size = self._pending, self._pending_count, self._pending_size
-        if not lines:
+        batch, until = self._pending, self._wall()
+        if not batch.lines:
             return
-        since, self._pending_since = self._pending_since, self._wall()
-        self._pending, self._pending_count, self._pending_size = [], 0, 0
+        self._pending = _Pending(since=until)
         # The size includes new records of facts, so that the buffer's limit includes their memory.
         facts, facts_size = self._facts.take_used() if self._facts is not None else (NO_FACTS, 0)
-        size += facts_size
+        size = batch.size + facts_size
         full = self._handed_size + size > self._policy.buffer_bytes
         if self._closing or (self._may_lose and full):
-            self._drop(_Gap(count, since, self._pending_since))
+            self._drop(_Gap(batch.count, batch.since, until))
             return
-        self._put(lines, count, size, since, self._pending_since, facts)
+        self._put(batch.lines, batch.count, size, batch.since, until, facts)
         if full and not self.full:
             _log.warning("audit log can't keep up; producers are paused", reason=self.failure, repeat="audit")
             self._set_full(True)
@@ -290,25 +276,19 @@ class AuditWriter:
 
     def _drop(self, gap: _Gap) -> None:
         self._counters.dropped += gap.dropped
-        self._remember(gap)
+        self._gaps.add(gap)
         _log.warning("audit records dropped", count=gap.dropped, reason=self.failure or "slow", repeat="audit")
-
-    def _remember(self, gap: _Gap) -> None:
-        if self._gap is None:
-            self._gap = gap
-        else:
-            self._gap.add(gap)
 
     def _emit_gap(self) -> None:
         """Write a record that reports dropped lines, unless such a record is already being written."""
-        gap = self._gap
-        if gap is None or self._closing or self._gap_under_way is not None:
+        gap = None if self._closing else self._gaps.to_report
+        if gap is None:
             return
         now = self._wall()
         since, until = TimestampText()(gap.since), TimestampText()(gap.until)
         line = gap_record(self._timestamp(now), self._policy.instance, gap.dropped, since, until)
         self._put([line], 1, len(line), now, now)
-        self._gap, self._gap_under_way = None, (self._sequence, gap)
+        self._gaps.report(self._sequence)
 
     def _from_thread(self, report: WriteResult | None) -> None:
         """Pass a report from the thread to the event loop."""
@@ -362,15 +342,10 @@ class AuditWriter:
 
     def _count_lost(self, report: WriteResult) -> None:
         """Account for lines that the disk rejected, including gap records."""
-        lost = report.lost
-        if self._gap_under_way is not None and self._gap_under_way[0] <= report.sequence and report.lines:
-            sequence, gap = self._gap_under_way
-            self._gap_under_way = None
-            if sequence > report.sequence - report.lost:
-                lost -= 1
-                self._remember(gap)
         if report.lost:
             self._whole = False
+        lost = self._gaps.written(report)
+        if report.lost:
             if lost:
                 self._drop(_Gap(lost, report.since, report.until))
             self._loop.call_later(RETRY_SECONDS, self._emit_gap)
