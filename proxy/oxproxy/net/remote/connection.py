@@ -19,7 +19,7 @@ import structlog
 from oxproxy.amqp.frames import HEARTBEAT_FRAME
 from oxproxy.errors import ConfigError
 from oxproxy.net.link import Link, ReadPauses
-from oxproxy.net.remote.endpoints import Endpoint
+from oxproxy.net.remote.endpoints import Endpoint, RemoteLimits
 from oxproxy.net.tls import TlsContexts, words
 from oxproxy.relay.connection_state import AHEAD_MESSAGES
 from oxproxy.relay.counters import RemoteCounters
@@ -38,12 +38,55 @@ _STOPPING = "the proxy is shutting down"
 IDLE_SECONDS = 60.0
 
 
+class Load:
+    """The unconfirmed messages of a link, and whether they are so many, or so large, that producers have to wait."""
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self._bytes = 0
+        self.full = False
+
+    def add(self, message: RemoteMessage) -> None:
+        self.messages += 1
+        self._bytes += message.size_bytes
+
+    def remove(self, *messages: RemoteMessage) -> None:
+        self.messages -= len(messages)
+        self._bytes -= sum(message.size_bytes for message in messages)
+
+    def weigh(self, limits: RemoteLimits) -> bool:
+        """Compare the messages with the limits; return True if `full` has changed. It ends at half of the limits."""
+        divisor = 2 if self.full else 1
+        most, most_bytes = limits.messages // divisor, limits.message_bytes // divisor
+        was_full = self.full
+        if was_full:
+            self.full = self.messages > most or self._bytes > most_bytes
+        else:
+            self.full = self.messages >= most or self._bytes >= most_bytes
+        return self.full != was_full
+
+
+class _Attempt:
+    """One attempt to connect and, if it succeeds, the connection. The next attempt begins without any of its state."""
+
+    def __init__(self, socket: Link) -> None:
+        self.socket = socket
+        #: the protocol; None until the socket is connected
+        self.link: RemoteLink | None = None
+        #: set when the link is open, or has failed
+        self.decided = asyncio.Event()
+        self.over = asyncio.Event()
+        self.read_at = self.wrote_at = 0.0
+
+
 class RemoteConnection:
     """One link, from its first use to its end.
 
+    Its lanes, its load and its attempts are objects; most other attributes are what the pool has given it.
+
     Args:
         ourselves: returns True if the two addresses of a socket show that the socket is connected to this process.
-        changed: called when `full` has changed, or when the link is replaced and unused.
+        changed: called when `load.full` has changed, or when the link is replaced and unused.
     """
 
     def __init__(
@@ -70,17 +113,9 @@ class RemoteConnection:
         self._leaving: set[Lane] = set()
         #: whether messages are waiting because all channels of the link are in use
         self._crowded = False
-        #: number of unconfirmed messages
-        self.under_way = 0
-        self._bytes = 0
-        #: whether the number or size of messages in progress has reached a limit, so that producers have to wait
-        self.full = False
-        self._link: RemoteLink | None = None
-        self._socket: Link | None = None
-        self._over = asyncio.Event()
-        self._stands = asyncio.Event()
+        self.load = Load()
+        self._attempt: _Attempt | None = None
         self._flushing = False
-        self._heard = self._said = 0.0
         self._attempts = 0
         self._log_after = 0.0
         self.failure = "not connected yet"
@@ -98,13 +133,12 @@ class RemoteConnection:
         return lane
 
     def send(self, lane: Lane, message: RemoteMessage) -> None:
-        self.under_way += 1
-        self._bytes += message.size_bytes
+        self.load.add(message)
         lane.send(message)
         link = self._link
         if not lane.number and not self._crowded and link is not None and link.open and not link.attach(lane):
             self._assign_channels(link)
-        if not self.full:
+        if not self.load.full:
             self._weigh()
         if not self._flushing:
             self.flush_soon()
@@ -141,8 +175,7 @@ class RemoteConnection:
         """Remove and return the messages of a lane that have not been sent yet."""
         messages = list(lane.waiting)
         lane.waiting.clear()
-        self.under_way -= len(messages)
-        self._bytes -= sum(message.size_bytes for message in messages)
+        self.load.remove(*messages)
         self._weigh()
         return messages
 
@@ -163,9 +196,8 @@ class RemoteConnection:
                     self._changed()
 
     def _settled(self, message: RemoteMessage, result: RemoteResult, reason: str) -> None:
-        self.under_way -= 1
-        self._bytes -= message.size_bytes
-        if self.full:
+        self.load.remove(message)
+        if self.load.full:
             self._weigh()
         self._count(result, reason)
 
@@ -181,14 +213,12 @@ class RemoteConnection:
             _log.warning(event, remote=self.endpoint.label, **fields)
 
     def _weigh(self) -> None:
-        limits = self.endpoint.limits
-        if self.full:
-            full = self.under_way > limits.messages // 2 or self._bytes > limits.message_bytes // 2
-        else:
-            full = self.under_way >= limits.messages or self._bytes >= limits.message_bytes
-        if full != self.full:
-            self.full = full
+        if self.load.weigh(self.endpoint.limits):
             self._changed()
+
+    @property
+    def _link(self) -> RemoteLink | None:
+        return None if self._attempt is None else self._attempt.link
 
     # -- bytes -----------------------------------------------------------------------------------------------------
 
@@ -200,25 +230,26 @@ class RemoteConnection:
 
     def _flush(self) -> None:
         self._flushing = False
-        link, socket = self._link, self._socket
-        if link is not None and socket is not None and link.to_send:
-            self._said = monotonic()
-            socket.send(link.to_send)
+        attempt = self._attempt
+        if attempt is not None and attempt.link is not None and attempt.link.to_send:
+            attempt.wrote_at = monotonic()
+            attempt.socket.send(attempt.link.to_send)
 
     def _received(self, data: bytes) -> None:
-        link = self._link
-        if link is None:
+        attempt, link = self._attempt, self._link
+        if attempt is None or link is None:
             return
-        self._heard = monotonic()
+        attempt.read_at = monotonic()
         was_open = link.open
         link.receive(data)
         if link.open and not was_open:
             self._opened(link)
+            attempt.decided.set()
         elif self._crowded and link.open:
             self._assign_channels(link)
         self._flush()
-        if self.under_way >= AHEAD_MESSAGES and self._socket is not None:
-            self._read_pauses.begin(self._socket, len(data))
+        if self.load.messages >= AHEAD_MESSAGES:
+            self._read_pauses.begin(attempt.socket, len(data))
         for lane in tuple(self._leaving):
             self._retire(lane)
         if link.failure is not None:
@@ -227,16 +258,15 @@ class RemoteConnection:
     def _opened(self, link: RemoteLink) -> None:
         self._attempts = 0
         self._counters.links += 1
-        self._stands.set()
         self.failure = ""
         _log.info("remote broker connected", remote=self.endpoint.label)
         self._crowded = False
         self._assign_channels(link)
 
     def _made(self) -> None:
-        socket = self._socket
-        transport = socket.transport if socket is not None else None
-        if transport is None:
+        attempt = self._attempt
+        transport = attempt.socket.transport if attempt is not None else None
+        if attempt is None or transport is None:
             return
         names = (transport.get_extra_info("sockname"), transport.get_extra_info("peername"))
         if self._ourselves(*names):
@@ -244,24 +274,25 @@ class RemoteConnection:
             # A retry would have the same result, so the messages fail now instead of waiting.
             self.give_up(_LOOP)
             return
-        self._link = RemoteLink(self.endpoint.credentials, self._version)
+        attempt.link = RemoteLink(self.endpoint.credentials, self._version)
         self._flush()
 
     def _lost(self, error: Exception | None) -> None:
         text = "connection lost" if error is None else f"connection lost: {words(error)}"
-        if self._link is not None:
-            self._link.lost(text)
-        self._end(self._link.failure or text if self._link is not None else text)
+        link = self._link
+        if link is not None:
+            link.lost(text)
+        self._end(link.failure or text if link is not None else text)
 
     def _end(self, reason: str) -> None:
         """Close the connection, after which `run` reconnects."""
-        if self._over.is_set():
+        attempt = self._attempt
+        if attempt is None or attempt.over.is_set():
             return
         self._not_open(reason)
-        self._over.set()
-        self._stands.set()
-        if self._socket is not None:
-            self._socket.close()
+        attempt.over.set()
+        attempt.decided.set()
+        attempt.socket.close()
 
     # -- lifecycle -------------------------------------------------------------------------------------------------
 
@@ -271,7 +302,7 @@ class RemoteConnection:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._tick())
                 while True:
-                    await self._attempt()
+                    await self._connect()
                     first, longest = _BACK_OFF
                     wait = min(longest, first * 2 ** min(self._attempts, 10)) * random.uniform(0.5, 1.5)  # noqa: S311
                     self._attempts += 1
@@ -279,14 +310,11 @@ class RemoteConnection:
         finally:
             self._stop()
 
-    async def _attempt(self) -> None:
+    async def _connect(self) -> None:
         """Connect, and return when the connection has ended or the attempt has failed."""
         endpoint, tls = self.endpoint, self.endpoint.tls
-        self._over = asyncio.Event()
-        self._stands = asyncio.Event()
-        self._link = None
-        self._socket = Link(self._received, self._lost, self._may_write, self._made)
-        socket = self._socket
+        socket = Link(self._received, self._lost, self._may_write, self._made)
+        self._attempt = attempt = _Attempt(socket)
         try:
             async with asyncio.timeout(_OPENING_SECONDS):
                 context = self._contexts.of(tls) if tls is not None else None
@@ -294,13 +322,12 @@ class RemoteConnection:
                 await self._loop.create_connection(
                     lambda: socket, endpoint.host, endpoint.port, ssl=context, server_hostname=name
                 )
-                await self._stands.wait()
+                await attempt.decided.wait()
         except TimeoutError:
             self._end("no response in time")
         except (OSError, ConfigError) as error:
             self._end(words(error) if tls is None else tls.words(error))
-        if not self._over.is_set():
-            await self._over.wait()
+        await attempt.over.wait()
         if socket.connected:
             socket.abort()
         if self._attempts in (0, 3) or not self._attempts % 20:
@@ -319,7 +346,7 @@ class RemoteConnection:
             deadline = self.endpoint.limits.deadline_seconds
             await asyncio.sleep(min(1.0, deadline / 10))
             now = monotonic()
-            link = self._link
+            attempt, link = self._attempt, self._link
             why = self.failure or ("the broker is blocking publishes" if link and link.paused else "no channel")
             for lane in tuple(self._lanes):
                 lane.expire(now - deadline, why)
@@ -328,11 +355,11 @@ class RemoteConnection:
             if self._crowded and link is not None and link.open:
                 self._assign_channels(link)
                 self.flush_soon()
-            if link is not None and link.open and link.heartbeat:
-                if now - self._said >= link.heartbeat / 2:
+            if attempt is not None and link is not None and link.open and link.heartbeat:
+                if now - attempt.wrote_at >= link.heartbeat / 2:
                     link.to_send.append(HEARTBEAT_FRAME)
                     self._flush()
-                if now - self._heard > 2 * link.heartbeat:
+                if now - attempt.read_at > 2 * link.heartbeat:
                     self._lost(TimeoutError("missed heartbeats"))
 
     def give_up(self, why: str = _STOPPING) -> None:
@@ -341,12 +368,13 @@ class RemoteConnection:
             lane.expire(float("inf"), why)
 
     def _stop(self) -> None:
-        if self._link is not None:
-            self._link.close()
+        link = self._link
+        if link is not None:
+            link.close()
             self._flush()
         self.give_up()
-        if self._socket is not None:
-            self._socket.close()
+        if self._attempt is not None:
+            self._attempt.socket.close()
         self._not_open(_STOPPING)
 
     def _not_open(self, reason: str) -> None:

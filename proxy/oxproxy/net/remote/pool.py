@@ -103,14 +103,14 @@ class RemotePool:
                 "broker": key.label,
                 "connected": not connection.failure,
                 "error": connection.failure,
-                "under_way": connection.under_way,
+                "under_way": connection.load.messages,
             }
             for key, connection in self._connections.items()
         ]
 
     @property
     def under_way(self) -> int:
-        return sum(connection.under_way for connection in self._connections.values())
+        return sum(connection.load.messages for connection in self._connections.values())
 
     async def drain(self, seconds: float) -> None:
         end = monotonic() + seconds
@@ -200,7 +200,7 @@ class ProducerRemotes:
         """Check whether any link in use is full, and report a change."""
         if self._closed:
             return
-        full = any(publisher.connection.full for publisher in self._publishers.values())
+        full = any(publisher.connection.load.full for publisher in self._publishers.values())
         if full != self._was_full:
             self._was_full = full
             self._full(full)
