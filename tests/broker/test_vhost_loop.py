@@ -333,7 +333,7 @@ async def test_what_is_declared_through_us_at_the_end_of_a_pass_is_not_missing(
     known = state(vhost, {"direct": queues("a") | exchanges("x")}, owned("direct", Delivery.QUEUE))
     topology = await make(known, management=management)
     assert missing(known).keys() == queues("a") | exchanges("x")
-    warn = topology.reconciler.observer.warn
+    warn = topology.reconciler.observer.warnings.warn
 
     async def warn_late(desired: DesiredState) -> None:
         await warn(desired)
@@ -342,7 +342,7 @@ async def test_what_is_declared_through_us_at_the_end_of_a_pass_is_not_missing(
         topology.requests.declared(("queue", b"a"))
         topology.requests.declared(("exchange", b"x"))
 
-    topology.reconciler.observer.warn = warn_late  # type: ignore[method-assign]
+    topology.reconciler.observer.warnings.warn = warn_late  # type: ignore[method-assign]
     await topology.refresh(thorough=True)
     assert missing(known) == {}
 

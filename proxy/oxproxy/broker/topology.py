@@ -51,7 +51,7 @@ def status_of(vhost: VhostTopology) -> dict[str, Any]:  # Any: JSON
         "queues": len(reconciler.names.queues),
         "unsigned": {shown(name): texts for name, texts in sorted(listings.unsigned.items())},
         "stale_tokens": {shown(name): count for name, count in sorted(observer.stale.items())},
-        "bypasses": observer.bypasses,
+        "bypasses": observer.warnings.bypasses,
         "unfit_carriers": [str(carrier) for carrier in reconciler.carrier_bindings if not carrier.fits],
         "previous_secret": {shown(name): count for name, count in sorted(listings.previous.items())},
         "declared": {
@@ -261,7 +261,7 @@ class Topology:
         counters.control_unreachable = self.supervisor.unreachable
         counters.foreign_bindings = sum(len(found) for observer in observers for found in observer.foreign.values())
         counters.unsigned_bindings = sum(len(texts) for exchanges in unsigned for texts in exchanges.values())
-        counters.carrier_bypasses = sum(len(observer.bypasses) for observer in observers)
+        counters.carrier_bypasses = sum(len(observer.warnings.bypasses) for observer in observers)
 
     def status(self) -> list[dict[str, Any]]:  # Any: JSON
         return [status_of(vhost) for vhost in self._vhosts.values()]

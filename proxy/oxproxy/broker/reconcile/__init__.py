@@ -8,6 +8,7 @@
 | queues and exchanges that are known to exist | `observed` |
 | comparing desired and observed state: required actions, unreachable destinations | `diff` |
 | detecting conflicts, foreign bindings and bypasses | `checks` |
+| warnings and bypasses, each logged once | `warnings` |
 | types of carriers | `carrier_types` |
 | one pass: observe, diff, execute; replacing the rules | `reconciler` |
 | executing actions in bulk; failures and retries | `executor` |

@@ -17,16 +17,11 @@ import structlog
 from oxproxy.broker.declared.store import DeclarationStore
 from oxproxy.broker.management_api import BindingInfo, ManagementApi
 from oxproxy.broker.methods import ABSENT, unnameable
-from oxproxy.broker.reconcile.checks import (
-    CarrierRows,
-    bypasses,
-    carrier_rows_in_steps,
-    dead_letter_warnings,
-    topic_warnings,
-)
+from oxproxy.broker.reconcile.checks import CarrierRows, carrier_rows_in_steps
 from oxproxy.broker.reconcile.desired import DesiredState
 from oxproxy.broker.reconcile.diff import undetermined
 from oxproxy.broker.reconcile.observed import ObservedState
+from oxproxy.broker.reconcile.warnings import BrokerWarnings
 from oxproxy.broker.steps import in_steps
 from oxproxy.errors import UpstreamError
 from oxproxy.relay.tokens import Tokens
@@ -49,8 +44,6 @@ _LONG_SECONDS, _SHARE = 1.0, 9
 _COMPARED = 8
 #: Maximum number of names in one log line.
 _SHOWN = 20
-#: Maximum number of exchanges, upstream or downstream of carriers, whose bindings are checked.
-_DOWNSTREAM_LIMIT = 200
 
 log = structlog.get_logger(__name__)
 
@@ -123,15 +116,12 @@ class Observer:
         self._announcements = 0
         self._carriers, self._unlisted, self.verified = _Turns(share), _Turns(share), _Turns(share)
         self._lacking: dict[Destination, str] = {}
-        self._warned: set[str] = set()
         self._failed: list[str] = []
         #: Errors in this pass that prevented the bindings of a client's exchange from being read for the first time.
         self.unread: list[UpstreamError] = []
         #: Listings that failed in the last pass.
         self.failures: tuple[str, ...] = ()
-        #: Descriptions, for operators, of alternate and dead-letter exchanges that route to carriers.
-        self.bypasses: tuple[str, ...] = ()
-        self._leading: set[bytes] = set()
+        self.warnings = BrokerWarnings(self._vhost, management, observed, self._failed.append)
 
     def reading(self, exchange: OwnedExchange) -> Reading:
         """Return the last reading of an exchange's carrier, or an empty reading if there is none."""
@@ -333,73 +323,6 @@ class Observer:
         self.readings[exchange.carrier] = Reading(exchange, digest, tokens, rows, len(bindings), ends)
         exchange.tokens.listed(events, rows.tokens)
         await listings.take(exchange, known, bindings)
-
-    async def warn(self, desired: DesiredState) -> None:
-        """Log new conditions that prevent the rules from working as intended (see `checks`)."""
-        known = self._observed.queues
-        receivers = [known[name] for kind, name in desired.existing if kind == "queue" and name in known]
-        warnings = dead_letter_warnings(receivers)
-        if self._management is not None:
-            self._leading = await self._upstream(self._management, [exchange.carrier for exchange in desired.carriers])
-            starts = {name for tokens in desired.tokens.values() for kind, name in tokens if kind == EXCHANGE}
-            warnings += await self._downstream(self._management, starts)
-        for text in warnings:
-            if text not in self._warned:
-                log.warning("state of the broker conflicts with the rules", vhost=self._vhost, what=text)
-        self._warned = set(warnings)
-
-    async def _upstream(self, management: ManagementApi, carriers: Iterable[bytes]) -> set[bytes]:
-        """Follow exchange-to-exchange bindings backwards to find the exchanges that route to carriers."""
-        ahead = list(carriers)
-        seen: set[bytes] = set(ahead)
-        sources: set[bytes] = set()
-        while ahead and len(sources) < _DOWNSTREAM_LIMIT:
-            try:
-                fresh = await management.sources(self._vhost, ahead.pop()) - seen
-            except UpstreamError as error:
-                self._failed.append(str(error))
-                continue
-            seen |= fresh
-            sources |= fresh
-            ahead += sorted(fresh)
-        return sources
-
-    def note_bypasses(self, desired: DesiredState) -> None:
-        """Find bypasses in the observed state, and log new bypasses."""
-        carriers = {exchange.carrier for exchange in desired.carriers}
-        last, self.bypasses = self.bypasses, ()
-        if carriers:
-            seen = self._observed
-            self.bypasses = tuple(bypasses(carriers, self._leading, seen.exchanges.values(), seen.queues.values()))
-        fresh = [text for text in self.bypasses if text not in last]
-        if fresh:
-            log.warning(
-                "messages can reach carriers without being evaluated",
-                vhost=self._vhost,
-                count=len(self.bypasses),
-                ways=fresh[:_SHOWN],
-            )
-
-    async def _downstream(self, management: ManagementApi, starts: set[bytes]) -> list[str]:
-        """Follow exchange-to-exchange bindings in search of topic patterns that match tokens."""
-        warnings: list[str] = []
-        seen: set[bytes] = set()
-        ahead = sorted(starts)
-        while ahead and len(seen) < _DOWNSTREAM_LIMIT:
-            name = ahead.pop()
-            info = self._observed.exchanges.get(name)
-            if name in seen or info is None:
-                continue
-            seen.add(name)
-            try:
-                bindings = await management.bindings(self._vhost, name)
-            except UpstreamError as error:
-                self._failed.append(str(error))
-                continue
-            if info.type == "topic":
-                warnings += topic_warnings(name, bindings)
-            ahead += [name for kind, name in (item.destination for item in bindings) if kind == EXCHANGE]
-        return warnings
 
     def _note_foreign(self, carrier: bytes, foreign: Sequence[BindingInfo]) -> None:
         last = self.readings.get(carrier)

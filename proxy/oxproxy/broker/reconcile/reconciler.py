@@ -145,13 +145,13 @@ class Reconciler:
             remove_foreign = self.settings.remove_foreign
             result = await self.reconcile(self.desired, queues, remove_foreign=remove_foreign, announced=announced)
             if thorough:
-                await self.observer.warn(self.desired())
+                await self.observer.warnings.warn(self.desired())
             for exchange in self.state.carried():
                 if exchange.ends and self.observer.reading(exchange).ends:
                     await self.end(exchange)
             self._note(result)
             desired = self.desired()
-            self.observer.note_bypasses(desired)
+            self.observer.warnings.note_bypasses(desired)
             self.observer.forget_others(desired)
             self.store.forget_deleted()
             self.observer.finish()
