@@ -331,6 +331,14 @@ def test_an_exclusive_queue_is_bound_to_every_carrier_that_names_it() -> None:
     assert wire.answer(OWN_BIND_OK) == DECLARED
 
 
+def test_an_exclusive_queue_is_bound_where_it_counts_as_bound_for_publishes() -> None:
+    """It may have been deleted with its bindings since a message chose it, and only its owner can bind it again."""
+    wire = exclusive(Wire(routed("other", bound=[("queue", b"q")]), events=QueueEvents([b"q"])))
+    (bind,) = split(wire.upstream())
+    assert (bind.arguments["queue"], bind.arguments["exchange"]) == ("q", "xo")
+    assert wire.answer(OWN_BIND_OK) == DECLARED
+
+
 def test_a_refused_bind_of_the_sidecar_is_a_missing_destination() -> None:
     wire = exclusive(Wire(routed("q", bound=()), events=QueueEvents([b"q"])))
     wire.upstream()

@@ -102,6 +102,8 @@ def product_version() -> str:
 class Sidecar:
     """One running sidecar.
 
+    Most attributes are the parts of the process, which this class creates, connects, starts and stops.
+
     Args:
         environ: environment, for secrets.
     """

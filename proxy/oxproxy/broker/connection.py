@@ -91,7 +91,7 @@ class TlsSettings:
 
 @dataclass(frozen=True, slots=True)
 class ControlSettings:
-    """Address of the broker, credentials, and all limits of the control plane.
+    """Address of the broker, credentials, and all limits of the control plane: independent values of the configuration.
 
     Args:
         hosts: (host, port) of each AMQP listener, tried in this order.

@@ -270,7 +270,7 @@ class _Progress:
 
 @dataclass(slots=True)
 class Replay:
-    """One run.
+    """One run. Its attributes are the parts that `run` has prepared, and the counts that the summary prints.
 
     Attributes:
         left: number of messages to take before the run ends; None before the first message.

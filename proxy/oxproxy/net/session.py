@@ -44,6 +44,9 @@ _log = structlog.get_logger(__name__)
 class Session:
     """One producer connection.
 
+    It connects its parts (links, opening, relay, heartbeats, throttle), each of which owns its state; the other
+    attributes are needed when the connection ends.
+
     Args:
         ended: called once when both sockets are closed.
         refusal: reply text with which the producer is refused during the handshake; None if it is admitted.

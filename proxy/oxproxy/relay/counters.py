@@ -293,7 +293,7 @@ class Histogram:
 
 @dataclass(slots=True, eq=False)
 class RelayCounters:
-    """Counters of the relays of one virtual host. Values marked as gauges can decrease."""
+    """Independent counters of the relays of one virtual host. Values marked as gauges can decrease."""
 
     vhost: str
     #: publishes forwarded to exchanges that are not evaluated
@@ -396,7 +396,7 @@ class RulesCounters:
 
 
 class Counters:
-    """All counters of one process."""
+    """All counters of one process. They are independent of each other: each attribute is the source of metrics."""
 
     def __init__(self, binding_limit: int = BINDING_LIMIT, version: str = "") -> None:
         self.version = version

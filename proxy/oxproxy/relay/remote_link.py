@@ -296,6 +296,8 @@ class Credentials:
 class RemoteLink:
     """A connection to another broker. The login starts immediately.
 
+    Half of the attributes are what the broker has proposed or what the driver reads; the lanes own the messages.
+
     Attributes:
         to_send: output for the socket, in order; the driver sends and clears it.
         open: whether the login has been completed and the link has not ended.

@@ -346,7 +346,11 @@ class OwnedExchange:
 
 @dataclass(slots=True, eq=False)
 class VhostState:
-    """One virtual host as seen by the relays."""
+    """One virtual host as seen by the relays.
+
+    It is the one place that control plane and relays share, so unrelated values are next to each other. Those that
+    belong together are objects: exchanges with client layers and token tables, router, tokens, address table.
+    """
 
     name: str
     router: Router

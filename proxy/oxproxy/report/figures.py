@@ -55,7 +55,7 @@ def added(several: Iterable[dict[str, int]]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Figures:
-    """All data of a page."""
+    """All data of a page. Each attribute is the data of one part of the page, which templates read by name."""
 
     days: tuple[date, ...]  # requested days, in order
     made: datetime  # time of the run

@@ -34,6 +34,8 @@ _INTEGER: Final = re.compile(rb"[+-]?[0-9]+")
 class Message:
     """A message being evaluated.
 
+    The facts and the state of the evaluation are attributes of one object, since operators read them for each binding.
+
     Args:
         facts: the facts of the message.
         now: seconds since the epoch.

@@ -91,7 +91,10 @@ FindExisting: TypeAlias = Callable[[Iterable[Destination]], Awaitable[set[Destin
 
 
 class Observer:
-    """Observes one virtual host; `share` is the maximum number of names queried in one pass."""
+    """Observes one virtual host; `share` is the maximum number of names queried in one pass.
+
+    Six attributes are the means of observation; the others are results, which the next pass compares with its own.
+    """
 
     def __init__(
         self,

@@ -101,7 +101,7 @@ _HTTP_METHODS = (b"GET ", b"HEAD", b"POST", b"PUT ", b"DELE", b"OPTI", b"CONN", 
 
 
 class Handshake:
-    """Both sides of one handshake.
+    """Both sides of one handshake. Most attributes are what a side has offered or agreed to, and end with it.
 
     Args:
         peer: the producer's address, sent to the broker as ``oxproxy_peer``.

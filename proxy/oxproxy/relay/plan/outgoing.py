@@ -96,6 +96,8 @@ class RemoteTargets(NamedTuple):
 class Outgoing:
     """The outgoing form of messages. Messages with the same facts share one object if their decision is cached.
 
+    All values are attributes of this object, since the publish pass reads them for each message.
+
     Args:
         tally: counts the publishes and body bytes.
         copies: upstream publishes; empty if the publish is refused or forwarded untouched.

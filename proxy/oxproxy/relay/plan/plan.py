@@ -181,7 +181,10 @@ class Basis:
 
 
 class Plans:
-    """The plans of one virtual host, created on demand, and recreated when they are no longer current."""
+    """The plans of one virtual host, created on demand, and recreated when they are no longer current.
+
+    Half of the attributes are the means that all plans of the virtual host share, such as counters and caches.
+    """
 
     def __init__(
         self,
@@ -357,6 +360,9 @@ class Plans:
 
 class Plan:
     """The plan for publishes to one address.
+
+    Its constants, the cached decisions and their counts are attributes, since the publish pass reads them for each
+    message.
 
     Args:
         owned: the exchange that is evaluated.

@@ -304,7 +304,7 @@ def _check_names(noun: str, missing: Sequence[str]) -> None:
 
 
 class _Row(NamedTuple):
-    """A group of publishes, with the columns of the SQL statement `groups`."""
+    """A group of publishes: one attribute for each column of the SQL statement `groups`."""
 
     vhost: str
     exchange: str

@@ -294,7 +294,8 @@ ALWAYS_VISITED: Final = -1
 class CompiledBinding:
     """A binding that is ready to be visited.
 
-    There may be a hundred thousand bindings, so most values that can be derived from attributes are not stored.
+    There may be a hundred thousand bindings, so most values that can be derived from attributes are not stored, and the
+    values are not in further objects.
     """
 
     binding: Binding
