@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
@@ -30,7 +30,6 @@ class RulesPages:
     """Shows the active rules.
 
     Args:
-        missing: returns missing destinations with the reasons, by virtual host.
         files: lists the rules files of the configuration.
     """
 
@@ -38,13 +37,11 @@ class RulesPages:
         self,
         loaded: Callable[[], LoadedRules],
         states: Callable[[], Iterable[VhostState]],
-        missing: Callable[[], Mapping[str, Mapping[str, str]]],
         files: Callable[[], Sequence[Path]],
         compiling: Compiling,
     ) -> None:
         self._loaded = loaded
         self._states = states
-        self._missing = missing
         self._files = files
         self._compiling = compiling
         #: version of the rules, and the notes about them, which are cached because computing them requires a
@@ -91,7 +88,7 @@ class RulesPages:
     async def overview(self, _body: bytes) -> tuple[int, object]:
         """Return every exchange with its bindings, including client bindings."""
         live = live_rules(self._loaded(), self._states())
-        missing = {vhost: dict(names) for vhost, names in self._missing().items()}
+        missing = {state.name: state.missing() for state in self._states()}
         return 200, await asyncio.to_thread(lambda: json_text({**overview(live), "missing": missing}))
 
 

@@ -411,7 +411,7 @@ class Sidecar:
         reload, shadow = self._reload, self._shadow
         explain = ExplainPage(lambda: reload.loaded, lambda: vhosts.states)
         files = partial(rules_files, self._settings)
-        rules = RulesPages(lambda: reload.loaded, lambda: vhosts.states, self._missing, files, reload.compile_in_thread)
+        rules = RulesPages(lambda: reload.loaded, lambda: vhosts.states, files, reload.compile_in_thread)
         topics = {
             "status": LiveTopic(self.status),
             "recent": LiveTopic(recent.whole, recent.news),
@@ -430,10 +430,6 @@ class Sidecar:
             None if metrics_role is None else Role(metrics_role),
             self._tls.admin_provider(),
         )
-
-    def _missing(self) -> dict[str, Mapping[str, str]]:
-        """Return the missing destinations with the reasons, by virtual host."""
-        return {status["vhost"]: status["missing"] for status in self._topology.status()}
 
     def _make_listener(self, vhosts: Vhosts) -> Listener:
         settings, upstream = self._settings, self._settings.upstream
