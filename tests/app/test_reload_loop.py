@@ -218,9 +218,6 @@ class _Vhost:
     def swap(self, *_: object) -> None:
         self.swapped = True
 
-    async def retire(self, _tokens: object) -> None:
-        pass
-
 
 async def test_a_virtual_host_deleted_during_a_reload_does_not_cause_a_partial_swap(tmp_path: Path) -> None:
     files = [tmp_path / "a.yaml", tmp_path / "b.yaml"]

@@ -138,15 +138,6 @@ class Outside:
         bindings = self.bindings(exchange)
         return {(kind, name) for kind, name, key in bindings if is_token(key)}
 
-    def plainly_bound(self, exchange: str) -> set[Destination]:
-        """Destinations that are bound for rules, that is, without arguments."""
-        named = {
-            (row["destination_type"], row["destination"].encode())
-            for row in self.rows(exchange)
-            if not row["arguments"]
-        }
-        return named & self.bound(exchange)
-
     def client_bindings(self, exchange: str) -> list[str]:
         """Destinations of the clients' bindings that are stored on the broker, one name for each copy."""
         rows = self.broker.api("GET", f"exchanges/{quoted(self.vhost)}/{quoted(exchange)}/bindings/source")

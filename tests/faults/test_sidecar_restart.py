@@ -1,4 +1,4 @@
-"""What applications declared survives the sidecar: another sidecar with an empty disk routes in the same way."""
+"""What applications declared survives the sidecar: another sidecar routes in the same way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Start = Callable[..., Sidecar]
 
 @pytest.fixture
 def start(broker: Broker) -> Iterator[Start]:
-    """Start sidecars, each with its own disk unless a snapshot is given."""
+    """Start sidecars that share nothing but the broker."""
     with ExitStack() as stack:
 
         def begin(**settings: object) -> Sidecar:
@@ -206,10 +206,3 @@ def test_a_binding_made_through_one_sidecar_is_used_by_the_other(
         until(lambda: there.reached("ox", {"x": 1}, "b") == [])
         here.delete("ox")
         until(lambda: declared(second, vhost) == {})
-
-
-# -- without the management API, and what the broker cannot store ------------------------------------------------------
-
-
-def ready(sidecar: Sidecar) -> str:
-    return sidecar.get("/readyz")

@@ -608,8 +608,6 @@ class World:
         #: the destinations that the last publish reached
         self.reached: set[Destination] = set()
         self.errors: list[BaseException] = []
-        #: whether an exchange was deleted if unused, and passes have not bound its tokens again yet
-        self.wounded = False
         self.trace: list[str] = []
         entries = b"\x0f" + MARK + b"t\x01"
         kind = b"topic" if topic else b"direct"
@@ -652,10 +650,6 @@ class World:
     def delete_queue(self, connection: Connection, name: str) -> None:
         connection.send(say(1, commands.Queue.Delete(0, name)), awaited=["Queue.DeleteOk"])
 
-    def delete_unused(self, connection: Connection) -> None:
-        self.wounded = True
-        connection.send(say(1, commands.Exchange.Delete(0, "xo", if_unused=True)), awaited=["Exchange.DeleteOk"])
-
     def publish(self, connection: Connection, kind: str) -> None:
         promised = [
             promise.life
@@ -690,7 +684,7 @@ class World:
             if name == b"BCC":
                 keys += [cast(bytes, key.value) for key in cast("tuple[Value, ...]", value.value)]
         self.reached = reached = self.broker.route(XO, keys)
-        if not (self.wounded or any(sidecar.ending for sidecar in self.sidecars)):
+        if not any(sidecar.ending for sidecar in self.sidecars):
             lost = [life for life in publish.promised if life.alive and life.row.destination not in reached]
             if lost:
                 raise LostError(f"sidecar {connection.sidecar.number}: {lost[0].row.destination} after {self.trace}")
@@ -762,7 +756,6 @@ class World:
         """End everything that is under way, run passes, and check that all sidecars agree with the broker."""
         await self.drain()
         await self.passes()
-        self.wounded = False
         for connection in self.connections:
             for kind in "12":
                 self.publish(connection, kind)
