@@ -7,6 +7,7 @@ import secrets
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -29,6 +30,9 @@ settings.register_profile("many", settings(), deadline=None, max_examples=20_000
 settings.register_profile("oxproxy", settings(), deadline=None, derandomize=True)
 settings.load_profile("oxproxy")
 
+
+# jsonschema imports this library, if it is installed, for a format that no schema uses. The import takes over a second.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
 # A shell starts background jobs with SIGINT ignored, which the processes started by tests would inherit.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
