@@ -27,7 +27,7 @@ VERSIONS = ("1.28", kubernetes_validate.latest_version())
 MONITORING: JSON = json.loads(Path(__file__).with_name("monitoring.jsonschema.json").read_text())
 
 
-class StrictLoader(yaml.SafeLoader):
+class StrictLoader(yaml.CSafeLoader):
     """A YAML loader that rejects duplicate keys. Kubernetes silently uses the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
