@@ -7,10 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oxproxy.broker.management_api import BindingInfo
+from oxproxy.broker.management_api import BindingInfo, ExchangeInfo
 from oxproxy.broker.reconcile import checks
-from oxproxy.relay.tokens import STORAGE, Tokens
+from oxproxy.broker.reconcile.carrier_types import CarrierBindings
+from oxproxy.relay.tokens import FEW_DESTINATIONS, STORAGE, Tokens
+from oxproxy.relay.vhost import CarrierType
 from oxproxy.values import RESERVED_PREFIX
+from tests.broker.observed import owned
 
 EVERY = Tokens("/", (b"new", b"old"))
 TOKENS = [
@@ -73,3 +76,54 @@ def test_patterns_without_a_hash_match_as_topic_exchanges_do(words: list[bytes])
     everything = all(word == b"#" for word in pattern.split(b"."))
     expected = not everything and any(topic_matches(pattern, key) for key in TOKENS)
     assert checks.matches_tokens(pattern) == expected
+
+
+# -- carriers ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "mark", "conflict"),
+    [
+        ("direct", True, None),
+        ("topic", True, None),
+        ("topic", None, "as a topic exchange that no sidecar created"),
+        ("direct", "true", "as a direct exchange that no sidecar created"),
+        ("fanout", True, "with type fanout"),
+    ],
+)
+def test_an_exchange_is_a_carrier_if_it_has_the_type_and_the_mark_of_one(
+    kind: str, mark: object, conflict: str | None
+) -> None:
+    listed = ExchangeInfo(b"taken", kind, arguments={} if mark is None else {"x-open-exchange": mark})
+    text = checks.carrier_conflict(owned("taken"), listed)
+    ways_out = "give the carrier another name (carrier: NAME) or use delivery: queue"
+    assert text == (conflict and f"exchange taken exists on the broker {conflict}: {ways_out}")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "carrier_type", "bindings", "scans", "fits"),
+    [
+        (CarrierType.AUTO, CarrierType.DIRECT, FEW_DESTINATIONS, True, True),
+        (CarrierType.AUTO, CarrierType.DIRECT, FEW_DESTINATIONS + 1, True, False),
+        (CarrierType.AUTO, CarrierType.DIRECT, FEW_DESTINATIONS + 1, False, True),
+        (CarrierType.AUTO, CarrierType.TOPIC, 1, True, True),
+        (CarrierType.TOPIC, CarrierType.DIRECT, 1, False, False),
+        (CarrierType.DIRECT, CarrierType.DIRECT, FEW_DESTINATIONS + 1, True, True),
+        (CarrierType.DIRECT, CarrierType.TOPIC, 1, False, False),
+    ],
+)
+def test_a_carrier_fits_if_it_has_the_requested_type_or_the_one_that_costs_less(
+    wanted: CarrierType, carrier_type: CarrierType, bindings: int, scans: bool, fits: bool
+) -> None:
+    exchange = owned("e", wanted_type=wanted, carrier_type=carrier_type)
+    assert CarrierBindings(exchange, bindings, scans).fits == fits
+
+
+def test_the_description_of_a_carrier_gives_the_reason() -> None:
+    shown = str(CarrierBindings(owned("e", carrier=b"c"), 2000, scans=True))
+    assert shown == (
+        "exchange e: carrier c is a direct exchange with 2000 bindings; RabbitMQ before 3.13 compares all of them "
+        "with every message"
+    )
+    shown = str(CarrierBindings(owned("e", wanted_type=CarrierType.TOPIC), 1, scans=True))
+    assert shown == "exchange e: carrier e is a direct exchange with 1 binding; carrier_type requests topic"

@@ -69,15 +69,12 @@ MARKED = {"x_open_exchange": True}
 @pytest.mark.parametrize(
     ("kind", "arguments", "management", "what", "detail"),
     [
-        ("topic", {}, True, "as a topic exchange that no sidecar created", ""),
         ("direct", {}, True, "as a direct exchange that no sidecar created", ""),
-        ("fanout", MARKED, True, "with type fanout", ""),
-        ("direct", {"x_open_exchange": "true"}, True, "as a direct exchange that no sidecar created", ""),
         ("topic", {}, False, "with different properties", "if a sidecar created it, set carrier_type: topic"),
         ("direct", {**MARKED, "alternate_exchange": "other"}, True, "with different properties",
          "inequivalent arg 'alternate-exchange'"),
     ],
-    ids=["type", "not marked", "marked fanout", "marked with text", "without management API", "alternate exchange"],
+    ids=["not marked", "without management API", "alternate exchange"],
 )  # fmt: skip
 def test_an_exchange_with_the_name_of_a_carrier_is_an_error_that_names_both_solutions(
     outside: Outside,
