@@ -108,6 +108,13 @@ async def test_bindings_of_one_exchange_are_listed_where_listing_all_would_fail(
     assert (binding.destination, binding.routing_key) == (("queue", b"q"), b"key")
 
 
+@pytest.mark.parametrize("path", ["/api", "/api/", "/"])
+async def test_the_address_may_end_with_the_path_of_the_api(broker: Broker, vhost: str, path: str) -> None:
+    asked = ManagementApi(settings(broker), broker.management + path)
+    assert b"amq.direct" in await asked.exchanges(vhost)
+    await asked.close()
+
+
 async def test_a_missing_exchange_has_no_bindings(management: ManagementApi, vhost: str) -> None:
     assert await management.bindings(vhost, b"nowhere") == []
 
