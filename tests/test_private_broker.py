@@ -51,7 +51,7 @@ def listens(port: int) -> bool:
 
 
 @pytest.mark.broker
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.matrix)])
 def test_the_broker_ends_when_its_starter_is_killed_or_interrupted(
     starter: subprocess.Popen[str], number: signal.Signals
 ) -> None:

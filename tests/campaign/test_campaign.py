@@ -36,6 +36,7 @@ def test_no_message_is_lost_doubled_or_misrouted(broker: Broker, vhost: str, tmp
     assert last.split()[:3] == ["1.2.3", "2", "4"]
 
 
+@pytest.mark.matrix  # test_matching.py tests the checker without a broker
 @pytest.mark.usefixtures("brief")
 def test_a_message_that_a_queue_did_not_receive_is_found(
     broker: Broker, vhost: str, monkeypatch: pytest.MonkeyPatch

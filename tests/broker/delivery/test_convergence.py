@@ -146,7 +146,7 @@ def settle(churn: Churn, seconds: float) -> float:
 def test_after_the_last_change_nothing_is_missing(broker: Broker, tmp_path: Path) -> None:
     with churned(broker, tmp_path, 60, 1) as churn:
         for _ in range(3):
-            for _ in range(400):
+            for _ in range(200):
                 churn.step()
             settle(churn, LOADED_SECONDS)
             assert churn.deliveries() == churn.expected()

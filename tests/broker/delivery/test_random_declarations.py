@@ -243,15 +243,14 @@ def run(made: World, rounds: int) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("seed", [1, 2])
-def test_messages_go_where_the_model_predicts(broker: Broker, vhost: str, tmp_path: Path, seed: int) -> None:
-    with world(broker, vhost, tmp_path, seed) as made:
+def test_messages_go_where_the_model_predicts(broker: Broker, vhost: str, tmp_path: Path) -> None:
+    with world(broker, vhost, tmp_path, 1) as made:
         run(made, 3)
 
 
 @pytest.mark.matrix
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("seed", range(3, 13))
+@pytest.mark.parametrize("seed", range(2, 13))
 def test_messages_go_where_the_model_predicts_for_long(broker: Broker, vhost: str, tmp_path: Path, seed: int) -> None:
     with world(broker, vhost, tmp_path, seed) as made:
         run(made, 10)
