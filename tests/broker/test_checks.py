@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from oxproxy.broker.management_api import BindingInfo, ExchangeInfo
+from oxproxy.broker.management_api import BindingInfo, ExchangeInfo, QueueInfo
 from oxproxy.broker.reconcile import checks
 from oxproxy.broker.reconcile.carrier_types import CarrierBindings
 from oxproxy.relay.tokens import FEW_DESTINATIONS, STORAGE, Tokens
@@ -127,3 +127,16 @@ def test_the_description_of_a_carrier_gives_the_reason() -> None:
     )
     shown = str(CarrierBindings(owned("e", wanted_type=CarrierType.TOPIC), 1, scans=True))
     assert shown == "exchange e: carrier e is a direct exchange with 1 binding; carrier_type requests topic"
+
+
+def test_alternate_and_dead_letter_exchanges_that_lead_to_a_carrier_are_found() -> None:
+    alternates = {b"first": "second", b"second": "carrier", b"carrier": "elsewhere", b"apart": "amq.fanout"}
+    exchanges = [ExchangeInfo(name, "fanout", arguments={"alternate-exchange": to}) for name, to in alternates.items()]
+    dead_letters = {b"a": "first", b"b": "amq.fanout", b"c": "leading"}
+    queues = [QueueInfo(name, arguments={"x-dead-letter-exchange": to}) for name, to in dead_letters.items()]
+    assert checks.bypasses({b"carrier"}, {b"leading"}, exchanges, queues) == [
+        "exchange first: its alternate exchange second routes to a carrier",
+        "exchange second: its alternate exchange carrier routes to a carrier",
+        "queue a: its dead-letter exchange first routes to a carrier",
+        "queue c: its dead-letter exchange leading routes to a carrier",
+    ]
