@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
+
+import pytest
 
 from oxproxy.broker.versions import NEWEST, OLDEST, SUPPORTED, BrokerVersion
 from tests.other_rabbitmq import RELEASES
@@ -25,6 +28,14 @@ def test_the_first_page_names_the_supported_and_the_tested_versions() -> None:
     assert f"supports {SUPPORTED} and is" in first_screen
     assert f"with {', '.join(most)} and {last}." in first_screen
     assert f"supports {SUPPORTED}," in PAGE
+
+
+@pytest.mark.parametrize("name", ["SECURITY.md", "docs/reference/compatibility.md"])
+def test_pages_state_the_supported_versions_of_rabbitmq_and_python(name: str) -> None:
+    text = (ROOT / name).read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert SUPPORTED.removeprefix("RabbitMQ ") in text
+    assert f"CPython {project['requires-python'].removeprefix('>=')} or newer" in text
 
 
 def test_compose_starts_a_supported_broker() -> None:
