@@ -1,5 +1,5 @@
 # Commands for development. `make demo` and `make test` need no preparation; see tests/README.md for details.
-.PHONY: help setup environment demo run test test-newest test-matrix faults fuzz check bench conformance dist pins
+.PHONY: help setup environment demo run test test-newest test-matrix faults fuzz check bench compare conformance dist pins
 
 bin := .venv/bin
 
@@ -56,6 +56,10 @@ check: environment ## format, lint, types, import contracts, dead code, spelling
 bench: ## the table of docs/explanation/performance.md
 	@deploy/local/setup bench
 	@$(bin)/python -m tests.bench
+
+compare: ## oxproxy, RabbitMQ's headers exchange, HAProxy and a copying relay; RESULT=build/compare.json
+	@deploy/local/setup bench
+	@$(bin)/python -m tests.bench.compare $(if $(RESULT),--result $(RESULT))
 
 conformance: environment ## the decision core against the vector files, without a broker
 	@$(bin)/python -m tests.conformance

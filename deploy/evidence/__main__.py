@@ -20,6 +20,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from tests import pieces
+from tests.bench import compare
 from tests.bench.report import number
 from tests.pieces import ROOT, Piece
 
@@ -128,6 +129,19 @@ def libraries(found: Sequence[Piece]) -> str:
     return rows(["client", *latest], lines)
 
 
+def comparison(found: Sequence[Piece]) -> str:
+    piece = found[-1]
+    where = (
+        f"{_period([piece])}, oxproxy {_versions([piece])}, {piece['build']} build, RabbitMQ {piece['broker']}, "
+        f"HAProxy {piece['haproxy']}, {piece['cpus']} CPUs ({piece['cpu']}), Python {piece['python']}, "
+        f"{piece['rounds']} rounds, load average before the run {piece['load']}.\n\n"
+    )
+    head, *lines = compare.table(piece["rows"])
+    worse = compare.behind(piece["rows"])
+    listed = "".join(f"- {other}: {'; '.join(labels)}\n" for other, labels in worse.items()) or "Nothing.\n"
+    return f"{where}{rows(head, lines)}\nBehind in every round, compared with:\n\n{listed}"
+
+
 def bench(found: Sequence[Piece]) -> str:
     piece = found[-1]
     machine = piece["machine"]
@@ -152,6 +166,7 @@ _TABLES: Mapping[str, tuple[str, Callable[[Sequence[Piece]], str]]] = {
     "fuzz": ("fuzz", fuzz),
     "tests": ("tests", matrix),
     "clients": ("tests", libraries),
+    "compare": ("compare", comparison),
     "bench": ("bench", bench),
 }
 

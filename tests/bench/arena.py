@@ -123,6 +123,9 @@ class Arena:
     def port(self, way: Way) -> int:
         return self._way(way)[0]
 
+    def process_id(self, way: Way) -> int:
+        return self._way(way)[1]
+
     def start_sidecar(self, name: str, rules: Path, settings: Mapping[str, object] | None = None) -> Sidecar:
         """Start a sidecar with a rules file, and return it once it is ready.
 
@@ -177,12 +180,9 @@ class Arena:
         return self.start_sidecar(way, arrangement.large_rules(self.folder, self.broker))
 
     def _start_haproxy(self) -> tuple[int, int]:
-        program = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
-        if program is None:
-            raise ChildError("HAProxy is not installed")
         port = free_port()
         config = arrangement.haproxy_config(self.folder / "haproxy.cfg", self.broker, port)
-        child = Child("haproxy", [program, "-db", "-f", str(config)], self.folder)
+        child = Child("haproxy", [haproxy_program(), "-db", "-f", str(config)], self.folder)
         self._children.enter_context(child)
         child.wait_until(lambda: listens(port))
         return port, child.pid
@@ -218,6 +218,14 @@ def once(known: dict[Key, Found | ChildError], key: Key, start: Callable[[], Fou
     if isinstance(found, ChildError):
         raise found
     return found
+
+
+def haproxy_program() -> str:
+    """Return the path of HAProxy, which Debian installs in a directory that only root's PATH contains."""
+    program = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if program is None:
+        raise ChildError("HAProxy is not installed")
+    return program
 
 
 def listens(port: int) -> bool:

@@ -16,6 +16,8 @@ from tests.bench.cases import (
     ADDRESS_RULES,
     AMOUNT_EXCHANGE,
     CONSUMED,
+    HEADERS_EXCHANGE,
+    HEADERS_THOUSAND_EXCHANGE,
     KEYS_IN_TURN,
     MANY,
     MIXED,
@@ -24,6 +26,8 @@ from tests.bench.cases import (
     QUEUES,
     QUEUES_AT_ONCE,
     RULES_EXCHANGE,
+    THOUSAND,
+    THOUSAND_EXCHANGE,
     TOPIC_EXCHANGE,
     kind,
     routing_key,
@@ -63,6 +67,16 @@ def declare(broker: Broker) -> None:
 
 def eight_queues(number: int) -> list[str]:
     return [queue(number + further) for further in range(QUEUES_AT_ONCE)]
+
+
+def declare_headers_exchanges(broker: Broker) -> None:
+    """Declare headers exchanges on the broker, with the bindings of the open exchanges with which they are compared."""
+    with Producer(broker.port).open() as producer:
+        for exchange, count in ((HEADERS_EXCHANGE, QUEUES), (HEADERS_THOUSAND_EXCHANGE, THOUSAND)):
+            producer.ask(commands.Exchange.Declare(exchange=exchange, exchange_type="headers", durable=True))
+            for number in range(count):
+                arguments: FieldTable = {"x-match": "all", "kind": kind(number)}
+                producer.ask(commands.Queue.Bind(queue=queue(number), exchange=exchange, arguments=arguments))
 
 
 def declare_as_client(port: int) -> None:
@@ -174,6 +188,7 @@ def real_rules(folder: Path) -> Path:
             exchange_rules(MIXED_EXCHANGE, MIXED, mixed),
             exchange_rules(TOPIC_EXCHANGE, QUEUES, by_topic),
             exchange_rules(AMOUNT_EXCHANGE, QUEUES, by_amount),
+            exchange_rules(THOUSAND_EXCHANGE, THOUSAND, by_kind),
         ),
     )
 
@@ -186,7 +201,6 @@ def many_rules(folder: Path) -> Path:
 HAPROXY_CONFIG = """\
 global
     nbthread 1
-    maxconn 4000
 defaults
     mode tcp
     timeout connect 5s
@@ -199,6 +213,9 @@ listen amqp
 
 
 def haproxy_config(path: Path, broker: Broker, port: int) -> Path:
-    """Write a configuration for HAProxy in TCP mode with one thread, like the sidecar."""
+    """Write a configuration for HAProxy in TCP mode with one thread, like the sidecar.
+
+    The limit on open files determines the maximum number of connections.
+    """
     path.write_text(HAPROXY_CONFIG.format(port=port, address=broker.address))
     return path

@@ -119,6 +119,9 @@ RULES_EXCHANGE, MIXED_EXCHANGE, TOPIC_EXCHANGE, AMOUNT_EXCHANGE = (
     "bench.amount",
 )
 MIXED, MIXED_REGEXES = 1_000, (100, 400, 700)
+THOUSAND, THOUSAND_EXCHANGE = 1_000, "bench.thousand"
+HEADERS_EXCHANGE, HEADERS_THOUSAND_EXCHANGE = "bench.headers", "bench.headers-thousand"
+"""Headers exchanges on the broker, with the bindings of RULES_EXCHANGE and of THOUSAND_EXCHANGE."""
 CONSUMED = "bench.consumed"
 """Name of a queue, and of the routing key bound to it."""
 FEW_AT_A_TIME = (100, 1)

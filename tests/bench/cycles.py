@@ -10,7 +10,7 @@ import contextlib
 import shutil
 import ssl
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from pamqp import commands
@@ -94,9 +94,15 @@ def secured(authority: Authority, files: tuple[Path, Path], port: int) -> list[s
     ]
 
 
-def cycle(port: int, tls: ssl.SSLContext | None) -> None:
+def cycle(
+    port: int,
+    tls: ssl.SSLContext | None = None,
+    exchange: str = "bench.cycles",
+    key: str = "",
+    headers: Mapping[str, object] | None = None,
+) -> None:
     producer = Producer(port, tls=tls).open(confirm=True)
-    producer.publish("bench.cycles")
+    producer.publish(exchange, key, headers)
     producer.settle()
     producer.ask(commands.Channel.Close(200, "", 0, 0))
     producer.close()

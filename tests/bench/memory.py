@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from pamqp import commands
 
@@ -58,14 +60,19 @@ def measure_idle(arena: Arena) -> list[list[float]]:
     """Return the values of `IDLE_ROWS`: the memory of a new sidecar, and of an additional connection."""
     sidecar = arena.start_sidecar("idle sidecar", arrangement.small_rules(arena.folder, arena.broker))
     idle = steady_memory_kib(sidecar.process_id)
+    [more] = connections_kib(sidecar.port, [sidecar.process_id], CONNECTIONS)
+    return [[idle / 1024], [more / CONNECTIONS]]
+
+
+def connections_kib(port: int, pids: Sequence[int], count: int) -> list[int]:
+    """Return the increase in the memory of each process for ``count`` idle connections with one channel each."""
     with contextlib.ExitStack() as producers:
         for _ in range(WARM_CONNECTIONS):
-            producers.enter_context(Producer(sidecar.port).open())
-        before = steady_memory_kib(sidecar.process_id)
-        for _ in range(CONNECTIONS):
-            producers.enter_context(Producer(sidecar.port).open())
-        after = steady_memory_kib(sidecar.process_id)
-    return [[idle / 1024], [(after - before) / CONNECTIONS]]
+            producers.enter_context(Producer(port).open())
+        before = [steady_memory_kib(pid) for pid in pids]
+        for _ in range(count):
+            producers.enter_context(Producer(port).open())
+        return [steady_memory_kib(pid) - kib for pid, kib in zip(pids, before, strict=True)]
 
 
 def measure_hostile(arena: Arena) -> list[list[float]]:
@@ -102,7 +109,7 @@ def measure_large(arena: Arena) -> list[list[float]]:
     for name, exchange in (("pass-through", arrangement.NOWHERE), ("open publish", "bench.hkv-10")):
         rules = arrangement.small_rules(arena.folder, arena.broker)
         sidecar = arena.start_sidecar(f"sidecar for a large {name}", rules)
-        values.append([large_message_kib(sidecar.port, sidecar.process_id, exchange) / 1024])
+        values.append([large_message(sidecar.port, sidecar.process_id, exchange).kib / 1024])
     return values
 
 
@@ -120,8 +127,15 @@ def steady_memory_kib(pid: int) -> int:
     return seen
 
 
-def large_message_kib(port: int, pid: int, exchange: str) -> int:
-    """Return the maximum increase in the sidecar's memory while it relays one very large message.
+class Large(NamedTuple):
+    """Maximum increase in a process's memory during a very large publish, and the seconds until the broker's reply."""
+
+    kib: int
+    seconds: float
+
+
+def large_message(port: int, pid: int, exchange: str) -> Large:
+    """Publish one very large message through a process.
 
     RabbitMQ receives such a message completely before it refuses the message as larger than its limit (at most 512 MiB,
     regardless of the configuration). A refusal therefore proves, like an ack, that all bytes have been relayed.
@@ -130,10 +144,11 @@ def large_message_kib(port: int, pid: int, exchange: str) -> int:
         send_large(producer, exchange, body_size_bytes=producer.frame_max)
         await_settled(producer)
         reset_peak(pid)
-        before = memory_kib(pid)
+        before, start = memory_kib(pid), time.perf_counter()
         send_large(producer, exchange, LARGE_BODY_BYTES)
         await_settled(producer)
-        return memory_kib(pid, "VmHWM") - before
+        seconds = time.perf_counter() - start
+        return Large(memory_kib(pid, "VmHWM") - before, seconds)
 
 
 def send_large(producer: Producer, exchange: str, body_size_bytes: int) -> None:

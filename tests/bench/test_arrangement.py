@@ -9,12 +9,14 @@ from oxproxy.routing.decision import Facts, QueueNames
 from oxproxy.routing.router import Router
 from oxproxy.rules.loader import load_rules
 from oxproxy.values import Value
-from tests.bench import arrangement
+from tests.bench import arrangement, compare
 from tests.bench.cases import CASES, Case, Way
 from tests.rabbitmq import Broker
 
 REAL_CASES = [
-    case for case in CASES.values() if case.way in (Way.RULES, Way.RULES_AUDITED, Way.FLOODED) and not case.prefetch
+    case
+    for case in (*CASES.values(), *compare.SUBJECTS.values(), *compare.THOUSAND_SUBJECTS.values())
+    if case.way in (Way.RULES, Way.RULES_AUDITED, Way.FLOODED) and not case.prefetch
 ]
 OPEN_CASES = [case for case in CASES.values() if case.shape.exchange.startswith(("bench.hkv", "bench.rk"))]
 ADDRESSED = [case for case in CASES.values() if case.name in ("local", "remote", "table-10", "table-many")]

@@ -52,7 +52,7 @@ def test_result_files_are_small() -> None:
 
 
 def test_sections_without_results_are_marked(tmp_path: Path) -> None:
-    assert evidence.page(tmp_path).count("No result is recorded yet.") == 5
+    assert evidence.page(tmp_path).count("No result is recorded yet.") == 6
 
 
 def test_pieces_of_the_campaign_are_summed_by_broker() -> None:
@@ -77,6 +77,21 @@ def test_tests_are_counted_by_directory_and_by_client_library(tmp_path: Path) ->
     assert "| `tests/broker` | `tests/net` |" in text
     assert cells(text, "RabbitMQ 4.3")[3:] == ["1", "0"]
     assert cells(evidence.libraries([piece]), "pika") == ["pika", "1, 1 failed"]
+
+
+def test_the_comparison_shows_ratios_of_rounds_and_where_oxproxy_is_behind() -> None:
+    rate = {"oxproxy": [90.0, 110.0], "RabbitMQ": [100.0, 100.0], "HAProxy": [100.0, 200.0]}
+    memory = {"oxproxy": [30.0], "HAProxy": [10.0]}
+    rows = [
+        {"label": "rate", "unit": "/s", "higher is better": True, "values": rate},
+        {"label": "memory", "unit": "MiB", "higher is better": False, "values": memory},
+    ]
+    piece = ORIGIN | {"broker": "3.10.8", "haproxy": "2.6", "cpu": "x", "load": 0.1, "rounds": 2, "rows": rows}
+    text = evidence.comparison([piece])
+    assert cells(text, "rate")[1:5] == ["100 /s", "100 /s", "150 /s", "-"]
+    assert cells(text, "rate")[5:] == ["1.00 (0.90 .. 1.10)", "0.73 (0.55 .. 0.90)", "-"]
+    assert cells(text, "memory")[1:] == ["30 MiB", "-", "10 MiB", "-", "-", "3.00", "-"]
+    assert text.endswith("compared with:\n\n- HAProxy: rate; memory\n")
 
 
 def test_results_of_the_benchmark_are_shown_with_their_spread(tmp_path: Path) -> None:
