@@ -4,7 +4,7 @@ The user has a directory with the files of a release (by default ``dist``, from 
 here a private one. The script follows "With your own broker" in README.md in an empty directory: it writes both files,
 installs oxproxy with pip, without pip's cache, checks the files, starts the sidecar and runs the producer, which
 publishes a message and reads it from its queue. Only addresses and the login are replaced. The package index must be
-reachable.
+reachable. The CPU time of a step is the part that does not depend on the network and on other programs.
 
 Exit status: 0 if the message was routed within ``LIMIT_SECONDS``, otherwise 1.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import resource
 import shlex
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.private_broker import free_port, some_broker
 from tests.rabbitmq import Broker
@@ -128,12 +130,28 @@ def measure(dist: Path, broker: Broker) -> float:
     """
     with tempfile.TemporaryDirectory(prefix="oxproxy-stranger-") as place:
         page = Page(broker)
-        begin = now = time.monotonic()
+        begin = now = times()
         for step in follow(page, dist, Path(place)):
-            before, now = now, time.monotonic()
-            print(f"{now - before:6.1f} s  {step}", flush=True)
-    print(f"{now - begin:6.1f} s  in total, until the message was read from its queue")
-    return now - begin
+            before, now = now, times()
+            print(f"{spent(before, now)}  {step}", flush=True)
+    print(f"{spent(begin, now)}  in total, until the message was read from its queue")
+    return now.elapsed - begin.elapsed
+
+
+class Times(NamedTuple):
+    """Elapsed time, and CPU time of the commands that have ended, in seconds."""
+
+    elapsed: float
+    cpu: float
+
+
+def times() -> Times:
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return Times(time.monotonic(), children.ru_utime + children.ru_stime)
+
+
+def spent(before: Times, now: Times) -> str:
+    return f"{now.elapsed - before.elapsed:6.1f} s {now.cpu - before.cpu:6.1f} s CPU"
 
 
 def main() -> int:
