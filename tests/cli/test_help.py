@@ -80,15 +80,15 @@ def test_every_command_is_listed_with_its_summary() -> None:
 
 
 @cache
-def bash_script() -> str:
-    return oxproxy("completion", "bash", check=True).stdout
+def completion_script(shell: str) -> str:
+    return oxproxy("completion", shell, check=True).stdout
 
 
 def completed(*arguments: str, at: Path = ROOT) -> list[str]:
     """Return the completions that bash offers for the last word."""
     line = " ".join(shlex.quote(word) for word in arguments)
     printing = 'printf "%s\\n" "${COMPREPLY[@]}"'
-    program = f"{bash_script()}\nCOMP_WORDS=({line}); COMP_CWORD={len(arguments) - 1}; _oxproxy; {printing}"
+    program = f"{completion_script('bash')}\nCOMP_WORDS=({line}); COMP_CWORD={len(arguments) - 1}; _oxproxy; {printing}"
     done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True, cwd=at)
     assert done.stderr == ""
     return done.stdout.split()
@@ -111,6 +111,36 @@ def test_bash_completes_commands_options_values_and_files(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_zsh_and_fish_offer_operators_as_quoted_words(shell: str) -> None:
+    _, script, _ = run("completion", shell)
+    assert re.search(r'[( ]"x-\?hkv<" "x-\?hkv<="', script)  # both shells evaluate the words
+    assert not re.search(r"[('] ?NAME ", script)
+
+
+def completed_by_fish(folder: Path, line: str) -> dict[str, str]:
+    """Return the completions of the last word that fish offers, and their descriptions."""
+    (folder / "oxproxy.fish").write_text(completion_script("fish"))
+    command = ["fish", "--no-config", "--command", f"source oxproxy.fish; complete --do-complete '{line}'"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder)
+    assert done.stderr == ""
+    offered = [each.partition("\t") for each in done.stdout.splitlines()]
+    return {word: text for word, _, text in offered}
+
+
+@pytest.mark.matrix
+def test_fish_completes_commands_options_values_and_files(tmp_path: Path) -> None:
+    (tmp_path / "orders.yaml").touch()
+    assert completed_by_fish(tmp_path, "oxproxy ru").keys() == {"rules"}
+    text = "output format; default: text, with errors on standard error"
+    assert completed_by_fish(tmp_path, "oxproxy check --fo") == {"--format": text}
+    assert completed_by_fish(tmp_path, "oxproxy check --format ").keys() == {"text", "json", "github", "junit", "sarif"}
+    assert completed_by_fish(tmp_path, "oxproxy check ord").keys() == {"orders.yaml"}
+    assert completed_by_fish(tmp_path, "oxproxy check --values ord").keys() == {"orders.yaml"}
+    assert {"x-?hkv<", "x-?hkv>="} <= completed_by_fish(tmp_path, "oxproxy operators x-").keys()
+    assert completed_by_fish(tmp_path, "oxproxy operators shar").keys() == {"share"}
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_completion_of_zsh_and_fish_contains_every_command_and_option(shell: str) -> None:
     status, script, _ = run("completion", shell)
     assert status == 0
@@ -121,7 +151,7 @@ def test_completion_of_zsh_and_fish_contains_every_command_and_option(shell: str
             shown = option if shell == "zsh" else f"-l {option.removeprefix('--')}"
             assert not option.startswith("--") or action.help == argparse.SUPPRESS or shown in script
     if shell == "zsh":  # all quotes are closed
-        assert script.count("'") % 2 == 0
+        assert script.replace(r"'\''", "").count("'") % 2 == 0
 
 
 def test_the_man_page_has_every_command_and_is_well_formed() -> None:
