@@ -1,7 +1,7 @@
 # Image of the report on audit logs. The image is separate because the report needs Java and Spark, which the sidecar
 # does not need.
 #
-#   docker build -f deploy/docker/report.Dockerfile -t oxproxy-report:0.2.0 .
+#   docker build -f deploy/docker/report.Dockerfile -t oxproxy-report:1.0.0 .
 ARG BUILD_BASE=python:3.13-slim-bookworm
 ARG BASE=python:3.13-slim-bookworm
 
