@@ -10,6 +10,8 @@ import pytest
 from tests.broker.delivery.site import Site, standing
 from tests.rabbitmq import Broker
 
+pytest.register_assert_rewrite("tests.broker.client_libraries.programs")
+
 RULES = """
 queues: [inbox, copy]
 exchanges:
@@ -20,6 +22,29 @@ exchanges:
     delivery: queue
     bindings:
       - {queue: inbox, arguments: {"x-?hkv= kind": letter, x-addq-ontrue: copy}}
+  - name: typed
+    bindings:
+      - {exchange: typed packets}
+  - name: typed packets
+    delivery: queue
+    bindings:
+      # True if each of these headers that the message has satisfies its condition.
+      - queue: inbox
+        match: set 4
+        when:
+          string: "2000"
+          integer >=: 1000
+          long >=: 1000
+          big >: 1099511627775
+          small: 5
+          double >: 2000.25
+          single >: 2000.25
+          boolean: true
+          decimal is not: string
+          timestamp: !timestamp 2027-01-15T08:00:00Z
+          bytes: !bytes 00ff
+          list is: list
+          "null": null
 """
 
 
