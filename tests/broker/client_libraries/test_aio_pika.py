@@ -8,6 +8,7 @@ import pytest
 from aio_pika.abc import AbstractRobustConnection
 from aio_pika.exceptions import DeliveryError, PublishError
 
+from tests.broker.client_libraries.header_types import TYPES, accepted, letters
 from tests.broker.delivery.site import Site
 
 
@@ -82,3 +83,12 @@ async def test_a_lost_broker_is_noticed_and_a_reconnect_works(
         target = await channel.get_exchange(exchange, ensure=False)
         await target.publish(letter(b"x"), "k", mandatory=True)
     assert site.bodies("inbox") == [[b"x"]]
+
+
+async def test_header_types_are_those_in_the_documentation(
+    connection: AbstractRobustConnection, exchange: str, site: Site
+) -> None:
+    channel = await connection.channel()
+    target = await channel.get_exchange(exchange, ensure=False)
+    await target.publish(aio_pika.Message(b"x", headers=accepted("aio-pika")), "k", mandatory=True)  # type: ignore[arg-type]
+    assert letters(site.next("inbox", through=site.producer()).headers) == TYPES["aio-pika"]

@@ -6,6 +6,7 @@ from typing import Any
 import kombu as untyped
 import pytest
 
+from tests.broker.client_libraries.header_types import TYPES, accepted, letters
 from tests.broker.delivery.site import Site
 
 kombu: Any = untyped  # it has no types
@@ -78,3 +79,9 @@ def test_its_simple_queue_works(connection: Any, site: Site) -> None:
     assert message.payload == {"n": 5}
     message.ack()
     queue.close()
+
+
+def test_header_types_are_those_in_the_documentation(connection: Any, exchange: str, site: Site) -> None:
+    producer = kombu.Producer(connection.channel(), auto_declare=False)
+    producer.publish(b"x", exchange=exchange, routing_key="k", headers=accepted("kombu"), mandatory=True)
+    assert letters(site.next("inbox", through=site.producer()).headers) == TYPES["kombu"]

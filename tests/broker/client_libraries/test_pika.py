@@ -7,6 +7,7 @@ import pika.exceptions
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from tests.broker.client_libraries.header_types import TYPES, accepted, letters
 from tests.broker.delivery.site import Site
 
 LETTER = pika.BasicProperties(headers={"kind": "letter", "n": 5}, message_id="m", delivery_mode=2)
@@ -89,3 +90,9 @@ def test_a_refused_publish_closes_its_channel_and_the_connection_goes_on(
     other_channel = connection.channel()
     other_channel.confirm_delivery()
     other_channel.basic_publish(exchange, "k", b"x", LETTER, mandatory=True)
+
+
+def test_header_types_are_those_in_the_documentation(channel: BlockingChannel, exchange: str, site: Site) -> None:
+    channel.confirm_delivery()
+    channel.basic_publish(exchange, "k", b"x", pika.BasicProperties(headers=accepted("pika")), mandatory=True)
+    assert letters(site.next("inbox", through=site.producer()).headers) == TYPES["pika"]
