@@ -35,6 +35,7 @@ PAGES_WITH_RULES = (
     "how-to/time-windows.md",
     "how-to/multi-tenant.md",
     "how-to/other-brokers.md",
+    "how-to/celery.md",
     "reference/header-types.md",
     "reference/rules.md",
 )
