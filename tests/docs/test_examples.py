@@ -36,6 +36,7 @@ PAGES_WITH_RULES = (
     "how-to/multi-tenant.md",
     "how-to/other-brokers.md",
     "how-to/celery.md",
+    "how-to/spring.md",
     "reference/header-types.md",
     "reference/rules.md",
 )

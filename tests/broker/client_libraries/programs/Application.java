@@ -253,6 +253,47 @@ public class Application {
         }
     }
 
+    /** The methods that Spring AMQP sends for beans, a listener, and a template with confirms and returns. */
+    static void spring(String url, String exchange, String type, String queue, String argument, String header)
+            throws Exception {
+        ConnectionFactory factory = factory(url);
+        factory.setAutomaticRecoveryEnabled(false);
+        try (Connection connection = factory.newConnection("rabbitConnectionFactory#1")) {
+            Channel admin = connection.createChannel();
+            admin.exchangeDeclare(exchange, type, true, false, Map.of());
+            admin.queueDeclare(queue, true, false, false, Map.of());
+            admin.queueBind(queue, exchange, "", Map.of(argument, 1000));
+            line("version", connection.getServerProperties().get("version"));
+
+            Channel listener = connection.createChannel();
+            listener.basicQos(250);
+            listener.queueDeclarePassive(queue);
+            BlockingQueue<Delivery> deliveries = new LinkedBlockingQueue<>();
+            listener.basicConsume(queue, false, (tag, delivery) -> deliveries.add(delivery), tag -> {});
+
+            Channel template = connection.createChannel();
+            template.confirmSelect();
+            BlockingQueue<Long> confirms = new LinkedBlockingQueue<>();
+            template.addConfirmListener((tag, multiple) -> confirms.add(tag), (tag, multiple) -> confirms.add(-tag));
+            template.addReturnListener(returned -> {
+                Object correlation = returned.getProperties().getHeaders().get("spring_returned_message_correlation");
+                line("returned", returned.getReplyCode(), returned.getExchange(), correlation);
+            });
+            for (int amount : new int[] {2500, 10}) {
+                Map<String, Object> headers = Map.of(header, amount, "spring_listener_return_correlation", "listener",
+                        "spring_returned_message_correlation", "order " + amount);
+                var properties = MessageProperties.PERSISTENT_TEXT_PLAIN.builder().headers(headers).build();
+                template.basicPublish(exchange, "", true, properties, bytes("" + amount));
+                line("confirmed", confirms.take());
+            }
+            Delivery delivery = deliveries.take();
+            line("delivered", delivery.getEnvelope().getExchange(), text(delivery.getBody()));
+            listener.basicAck(delivery.getEnvelope().getDeliveryTag(), false);
+            admin.queueDelete(queue);
+            admin.exchangeDelete(exchange);
+        }
+    }
+
     public static void main(String[] arguments) throws Exception {
         String url = arguments[1];
         switch (arguments[0]) {
@@ -265,6 +306,9 @@ public class Application {
             case "cancelled": cancelled(url); break;
             case "transactions": transactions(url, arguments[2]); break;
             case "recovery": recovery(url); break;
+            case "spring":
+                spring(url, arguments[2], arguments[3], arguments[4], arguments[5], arguments[6]);
+                break;
             default: throw new IllegalArgumentException(arguments[0]);
         }
     }
