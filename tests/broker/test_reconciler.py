@@ -112,6 +112,26 @@ async def test_a_binding_that_a_client_creates_during_a_pass_stays(
     assert A in exchange.tokens.bound
 
 
+@pytest.mark.parametrize("again", [False, True])
+async def test_an_exchange_that_a_client_declares_again_while_the_broker_reports_its_absence_stays(
+    reconciler: Reconciler, connection: FakeConnection, again: bool
+) -> None:
+    declare_here(reconciler.state, "ox", stored("ox", "a"))
+    look_up = Find(("exchange", b"ox"))
+    connection.refusals[look_up] = Refusal(404, "NOT_FOUND - no exchange")
+
+    def declare_again() -> None:
+        if look_up in connection.sent:
+            connection.meanwhile = lambda: None
+            reconciler.state.remove_exchange(b"ox")
+            declare_here(reconciler.state, "ox", stored("ox", "b"))
+
+    if again:
+        connection.meanwhile = declare_again
+    await reconciler.run_pass(thorough=False)
+    assert list(reconciler.state.exchanges) == [b"ox"] * again
+
+
 async def test_a_destination_is_missing_from_its_refusal_until_it_is_bound(
     reconciler: Reconciler, connection: FakeConnection
 ) -> None:

@@ -333,11 +333,13 @@ class Reconciler:
         executor, names, observer = self.executor, self.names, self.observer
         events = {exchange.tokens: exchange.tokens.events for exchange in self.state.exchanges.values()}
         await observer.list_names()
+        # A client may declare these again before the broker's reply has been read.
+        queues_before, exchanges_before = dict(names.queues), self.store.exchanges_before()
         for kind, name in await observer.find_absent(wanted(), thorough=thorough):
-            if kind == QUEUE:
+            if kind != QUEUE:
+                self.store.exchange_found(exchanges_before, name, None)
+            elif names.queues.get(name) is queues_before.get(name):
                 names.remove_queue(name)
-            else:
-                self.store.exchange_gone(name)
         desired = wanted()
         adopt_types(self.state, desired, names.exchanges if names.exchanges_complete else None)
         conflicts = find_conflicts(desired, names.exchanges)
