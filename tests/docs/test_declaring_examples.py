@@ -13,7 +13,10 @@ from tests.broker.observed import Outside
 from tests.rabbitmq import Broker
 from tests.sidecar import Sidecar
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "declaring.md").read_text()
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+TEXT = (DOCS / "reference" / "declaring.md").read_text()
+#: the page that lists what the sidecar creates on the broker
+LISTED = (DOCS / "explanation" / "declarations.md").read_text()
 BEFORE, _, AFTER = TEXT.partition("\n## After a restart\n")
 
 
@@ -32,7 +35,7 @@ def run(text: str, names: dict[str, object]) -> tuple[int, str]:
 
 
 def check_broker_objects(outside: Outside) -> None:
-    """Check what the page states about the bindings on the broker."""
+    """Check what the pages state about the bindings on the broker."""
     exchange = outside.exchange("sales")
     is_topic = outside.broker.version < (3, 13)
     assert exchange["type"] == ("topic" if is_topic else "direct")
@@ -40,7 +43,7 @@ def check_broker_objects(outside: Outside) -> None:
     prefixes = {key[:14].decode() for _, _, key in outside.bindings("sales")}
     dot = "-" if is_topic else "."
     assert prefixes == {"x.o.p.e.n.x.b.".replace(".", dot), "x.o.p.e.n.x.q.".replace(".", dot)}
-    assert all(f"`{prefix}`" in TEXT for prefix in prefixes)
+    assert all(f"`{prefix}`" in LISTED for prefix in prefixes)
 
 
 def test_the_examples_are_correct_before_and_after_a_restart(broker: Broker, vhost: str) -> None:
