@@ -80,7 +80,7 @@ def test_the_sections_are_in_order() -> None:
 def test_every_chart_has_a_description() -> None:
     elements = outline(render(figures())).elements
     charts = [attributes for tag, attributes in elements if tag == "svg" and "aria-hidden" not in attributes]
-    assert [chart.get("class") for chart in charts].count("marks") == 6
+    assert [chart.get("class") for chart in charts].count("ticks") == 6
     assert all(chart["role"] == "img" and chart["aria-label"] for chart in charts)
     lists = [attributes for tag, attributes in elements if tag == "ol" and attributes.get("class") == "bars"]
     assert len(lists) == 5 + 24 * 3
