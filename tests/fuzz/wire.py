@@ -147,7 +147,7 @@ class Conversation:
 
 
 def run(seed: int, frames: int, stop: float, clock: Callable[[], float]) -> tuple[Counter[str], list[str]]:
-    """Run conversations until enough frames are mutated, or the time is over.
+    """Run conversations until enough frames are mutated, or the time is over; mutate at least one frame.
 
     Args:
         seed: seed of the first conversation; each has its own.
@@ -161,7 +161,7 @@ def run(seed: int, frames: int, stop: float, clock: Callable[[], float]) -> tupl
     counts: Counter[str] = Counter()
     defects: list[str] = []
     steps = seeds()
-    while counts["mutated frames"] < frames and clock() < stop and len(defects) < 20:
+    while not counts["mutated frames"] or (counts["mutated frames"] < frames and clock() < stop and len(defects) < 20):
         draw = random.Random(seed)
         is_handshake = draw.random() < _HANDSHAKES
         conversation: HandshakeConversation | Conversation
