@@ -385,18 +385,18 @@ class DeclarationStore:
         for name in before.exchanges:
             info_now = listed.get(name)
             if before.has(self.state.exchanges.get(name)) and (info_now is None or not info_now.kept):
-                self.exchange_gone(name)
+                self._exchange_gone(name)
 
     def exchange_found(self, before: ExchangesBefore, name: bytes, info: ExchangeInfo | None) -> None:
         if info is not None and info.kept:
             self._found(before, info, believed=True)
         elif before.has(self.state.exchanges.get(name)):
-            self.exchange_gone(name)
+            self._exchange_gone(name)
         known = self.state.broker_exchanges
         if known is not None and info is not None and name not in self.state.exchanges:
             known.add(name)
 
-    def exchange_gone(self, name: bytes) -> None:
+    def _exchange_gone(self, name: bytes) -> None:
         """Forget a deleted client exchange and its bindings."""
         self._forget(name)
         log.info("declared exchange was deleted", vhost=self.state.name, exchange=shown(name))

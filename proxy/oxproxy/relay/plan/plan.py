@@ -395,7 +395,7 @@ class Plan:
         "routing_key",
         "tap",
         "whole_table",
-    )  # fmt: skip
+    )
 
     def __init__(
         self,

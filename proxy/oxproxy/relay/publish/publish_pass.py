@@ -185,7 +185,7 @@ class PublishPass:
         "_upstream_largest",
         "interrupted",
         "over_budget",
-    )  # fmt: skip
+    )
 
     def __init__(self, connection: ConnectionState) -> None:
         self._connection: Final = connection
