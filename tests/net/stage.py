@@ -247,6 +247,10 @@ class NoControl:
             self.state.changed()
         return requested
 
+    async def hold(self, owned: OwnedExchange) -> None:
+        self.asked.append(("hold", owned.name))
+        await self.answering.wait()
+
     async def restore(self, owned: OwnedExchange) -> None:
         self.asked.append(("restore", owned.name))
 

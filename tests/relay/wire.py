@@ -16,6 +16,7 @@ from oxproxy.relay.connection_state import (
     BindDestinations,
     ConnectionTerms,
     EnsureDestination,
+    HoldTokens,
     LookUp,
     Phase,
     QueueInventory,
@@ -231,6 +232,14 @@ class Wire:
         self.relay.connection.pending.requests.clear()
         assert isinstance(request, EnsureDestination | BindDestinations)
         return request
+
+    def held(self) -> bytes:
+        """Answer the only request to the control plane, to hold an exchange's tokens; return the output upstream."""
+        (request,) = self.relay.connection.pending.requests
+        self.relay.connection.pending.requests.clear()
+        assert isinstance(request, HoldTokens)
+        self.relay.answer(request)
+        return self.upstream()
 
     def control(self, *bound: str) -> bytes:
         """Bind these queues' tokens and answer the only request to the control plane; return the output upstream."""

@@ -30,6 +30,7 @@ from oxproxy.relay.connection_state import (
     ConnectionTerms,
     EndExchange,
     EnsureDestination,
+    HoldTokens,
     Phase,
     RemoteBrokers,
     Request,
@@ -294,6 +295,8 @@ class Session:
                     await control.bind(request.exchange, request.destinations)
                 elif isinstance(request, EndExchange):
                     ended = await control.end(request.owned)
+                elif isinstance(request, HoldTokens):
+                    await control.hold(request.owned)
                 elif isinstance(request, RestoreTokens):
                     await control.restore(request.owned)
                 else:

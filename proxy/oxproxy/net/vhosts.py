@@ -54,6 +54,9 @@ class VhostControl(Protocol):
     async def end(self, owned: OwnedExchange) -> bool:
         """Unbind the tokens of an exchange that has no client's bindings; return False if it has some."""
 
+    async def hold(self, owned: OwnedExchange) -> None:
+        """Bind no more tokens of an exchange that a client deletes; return when earlier binds have been answered."""
+
     async def restore(self, owned: OwnedExchange) -> None:
         """Bind the tokens of an exchange again whose end the broker has refused."""
 

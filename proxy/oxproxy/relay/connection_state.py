@@ -115,13 +115,24 @@ class EndExchange(NamedTuple):
     done: Callable[[bool], None]
 
 
+class HoldTokens(NamedTuple):
+    """Bind no more tokens of an exchange that a client deletes. `done` is called when earlier binds have been answered.
+
+    RabbitMQ 4.3 keeps a binding that is created while its exchange is deleted. If the exchange is declared again, the
+    binding is listed, but routes nothing.
+    """
+
+    owned: OwnedExchange
+    done: Callable[[], None]
+
+
 class RestoreTokens(NamedTuple):
     """Bind the tokens of an exchange again that was to end, and that the broker has refused to delete."""
 
     owned: OwnedExchange
 
 
-Request: TypeAlias = EnsureDestination | BindDestinations | LookUp | EndExchange | RestoreTokens
+Request: TypeAlias = EnsureDestination | BindDestinations | LookUp | EndExchange | HoldTokens | RestoreTokens
 
 
 class RelayLimits(NamedTuple):

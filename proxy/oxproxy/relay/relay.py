@@ -19,6 +19,7 @@ from oxproxy.relay.connection_state import (
     ConnectionTerms,
     EndExchange,
     EnsureDestination,
+    HoldTokens,
     LookUp,
     Phase,
     Request,
@@ -74,7 +75,7 @@ class Relay:
             exchange_type: the result of `LookUp`.
             ended: the result of `EndExchange`.
         """
-        if isinstance(request, EnsureDestination):
+        if isinstance(request, EnsureDestination | HoldTokens):
             request.done()
         elif isinstance(request, LookUp):
             request.answer(exchange_type)

@@ -9,7 +9,7 @@ import pytest
 
 from oxproxy.amqp.method_frames import queue_declare
 from tests.broker.delivery.applications import Application, entries
-from tests.broker.delivery.site import vhost_status
+from tests.broker.delivery.site import standing, vhost_status
 from tests.broker.observed import Outside
 from tests.producer import until
 from tests.rabbitmq import Broker
@@ -207,6 +207,38 @@ def test_unroutable_messages_go_to_the_alternate_exchange(app: Application, outs
     assert message.key == "key"
     assert app.send_settled("ox", "key", {"known": 1}, b"1").acked  # dropped silently: the alternate exchange gets it
     assert [len(app.take(queue)) for queue in ("a", "fallback")] == [0, 1]
+
+
+def test_an_exchange_is_deleted_after_the_replies_to_binds_of_the_control_plane(
+    broker: Broker, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """RabbitMQ 4.3 keeps a binding that is created while its exchange is deleted.
+
+    The next exchange with this name has the binding, but does not route by it.
+    """
+    settings = {"inventory": {"refresh": "1h"}, "declared": {"client_routes": "any"}}
+    folder = tmp_path_factory.mktemp("deleted")
+    with standing(broker, folder, "queues: [a]", settings, lambda outside: outside.make_queue("b")) as site:
+        control = site.upstream()
+        with Application(site.sidecar.port, site.vhost) as app:
+            upstream = site.upstream()
+            app.exchange("ox")
+            app.bind("a", "ox", {"x-addqre-ontrue": "^b$"})
+            control.reading.clear()
+            before = len(control.named("Queue.Bind"))
+            publisher = site.producer()
+            publisher.publish("ox", "k", {}, b"body")
+            until(lambda: len(control.named("Queue.Bind")) > before)
+            app.send(app.deleting("ox"))
+            app.open(2)  # the sidecar has read the delete
+            assert not upstream.named("Exchange.Delete")
+            control.reading.set()
+            app.expect("Exchange.DeleteOk")
+            publisher.settle()
+            site.bodies("a", "b")  # empties the queues
+            app.exchange("ox")
+            app.bind("a", "ox", {"x-addqre-ontrue": "^b$"})
+            assert app.reached("ox", (), "a", "b") == ["a", "b"]
 
 
 # -- permissions -------------------------------------------------------------------------------------------------------

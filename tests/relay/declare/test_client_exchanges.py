@@ -257,7 +257,8 @@ def test_deleting_an_exchange_removes_bindings_that_target_it() -> None:
     wire.produce(exchange_bind(1, b"mine", b"xo", b""))
     wire.answer(say(1, commands.Exchange.BindOk()), FLOW_OK)
     assert len(wire.state.exchanges[b"xo"].clients) == 1
-    wire.produce(exchange_delete(1, b"mine"))
+    assert wire.produce(exchange_delete(1, b"mine")) == b""
+    assert wire.held() == exchange_delete(1, b"mine")
     wire.answer(DELETE_OK)
     assert not wire.state.exchanges[b"xo"].clients
 

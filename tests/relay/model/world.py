@@ -47,6 +47,7 @@ from oxproxy.relay.connection_state import (
     ConnectionTerms,
     EndExchange,
     EnsureDestination,
+    HoldTokens,
     QueueInventory,
     RelayLimits,
     Request,
@@ -454,6 +455,8 @@ class Sidecar:
             elif isinstance(request, EndExchange):
                 ended = await self.requests.end(request.owned)
                 self.ending = False
+            elif isinstance(request, HoldTokens):
+                await self.requests.hold(request.owned)
             elif isinstance(request, RestoreTokens):
                 await self.requests.restore(request.owned)
             else:

@@ -7,6 +7,7 @@ failure, and the action is retried in every pass. The number of retries in one p
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -30,6 +31,8 @@ _DIFFERS = 406
 _MOST_LOGGED = 100
 #: Maximum number of passes between retries of a failing action: about a minute at the default interval.
 _LONGEST_PAUSE_PASSES = 12
+#: The result for a token of an exchange that has ended meanwhile.
+_ENDED = Refusal(NOT_FOUND, "NOT_FOUND - no exchange: it was deleted")
 
 log = structlog.get_logger(__name__)
 
@@ -71,6 +74,10 @@ class Executor:
         self.failures: dict[Action, Failure] = {}
         #: the carriers that have been declared, some of them before this process was started
         self._carriers: set[bytes] = set()
+        #: the exchanges that are about to end, with the event that they have ended, or that they have not (`hold`)
+        self._held: dict[bytes, asyncio.Event] = {}
+        #: the binds that have not been answered yet, and the names of their exchanges
+        self._binding: dict[asyncio.Future[None], set[bytes]] = {}
 
     async def carry_out(
         self, actions: Sequence[Action], *, stop_at: Callable[[Collection[str]], None] | None = None
@@ -191,12 +198,23 @@ class Executor:
         self._note(action, None, None)
 
     async def bind(self, tokens: Sequence[BindToken]) -> list[Refusal | None]:
-        """Bind tokens, and record the results in the token tables."""
+        """Bind tokens, and record the results in the token tables. Tokens of exchanges that are held wait."""
+        ended = {name for name in {token.exchange.name for token in tokens} if await self._has_ended(name)}
+        results = await self._bind([token for token in tokens if token.exchange.name not in ended])
+        return [results[token] if token in results else _ENDED for token in tokens]
+
+    async def _bind(self, tokens: Sequence[BindToken]) -> dict[BindToken, Refusal | None]:
         requested = [token.exchange.tokens.events for token in tokens]
         binds = [Bind(token.exchange.carrier, token.destination, token.token) for token in tokens]
-        refusals = (
-            [await self._connection.call(binds[0])] if len(binds) == 1 else await self._connection.call_all(binds)
-        )
+        answered = asyncio.get_running_loop().create_future()
+        self._binding[answered] = {token.exchange.name for token in tokens}
+        try:
+            refusals = (
+                [await self._connection.call(binds[0])] if len(binds) == 1 else await self._connection.call_all(binds)
+            )
+        finally:
+            del self._binding[answered]
+            answered.set_result(None)
         now = self._clock()
         for (exchange, destination, token), events, refusal in zip(tokens, requested, refusals, strict=True):
             if refusal is None:
@@ -206,7 +224,34 @@ class Executor:
             elif self._state.token_of(exchange, destination) is None:
                 exchange.tokens.refused(destination, refusal.reason(destination[0]), now)
             # else: another token is bound, for example by the connection that owns an exclusive queue
-        return refusals
+        return dict(zip(tokens, refusals, strict=True))
+
+    async def hold(self, exchange: bytes) -> None:
+        """Bind no tokens of an exchange that is about to end, until `release`; return when binds have been answered.
+
+        RabbitMQ 4.3 keeps a binding that is created while its exchange is deleted. If the exchange is declared again,
+        the binding is listed, but routes nothing.
+        """
+        self._held.setdefault(exchange, asyncio.Event())
+        if sent := [answered for answered, exchanges in self._binding.items() if exchange in exchanges]:
+            await asyncio.wait(sent)
+
+    def release(self, exchange: bytes) -> None:
+        """Bind tokens of an exchange again, because it has ended or will not end."""
+        if held := self._held.pop(exchange, None):
+            held.set()
+
+    async def _has_ended(self, exchange: bytes) -> bool:
+        """Wait while an exchange is held, but not longer than the deadline; return True if it has ended."""
+        held = self._held.get(exchange)
+        if held is None:
+            return False
+        try:
+            async with asyncio.timeout(self._settings.deadline_seconds):
+                await held.wait()
+        except TimeoutError:
+            self.release(exchange)
+        return exchange not in self._state.exchanges
 
     async def unbind(self, exchange: OwnedExchange, rows: Iterable[tuple[Destination, bytes]]) -> None:
         """Unbind tokens of an exchange that ends. Publishes stop using a token before it is unbound."""

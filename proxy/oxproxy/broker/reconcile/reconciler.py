@@ -229,6 +229,19 @@ class Reconciler:
         Raises:
             UpstreamError: the broker did not respond.
         """
+        await self.executor.hold(owned.name)
+        ended = False
+        try:
+            ended = await self._unbind_tokens(owned)
+        finally:
+            if not ended:
+                self.executor.release(owned.name)
+        if owned.declared is not None and owned.declared.auto_delete:
+            await self._ended(owned)
+        return ended
+
+    async def _unbind_tokens(self, owned: OwnedExchange) -> bool:
+        """Unbind the tokens of an exchange; see `end`."""
         state, management = self.state, self.management
         if management is not None:
             listed = await management.bindings(state.name, owned.carrier)
@@ -241,8 +254,6 @@ class Reconciler:
         else:
             rows = [(destination, token) for destination, tokens in owned.tokens.bound.items() for token in tokens]
         await self.executor.unbind(owned, rows)
-        if owned.declared is not None and owned.declared.auto_delete:
-            await self._ended(owned)
         return True
 
     async def _ended(self, owned: OwnedExchange) -> None:
@@ -251,6 +262,7 @@ class Reconciler:
         absent = await self.connection.find_missing([(EXCHANGE, owned.carrier)])
         if absent.get((EXCHANGE, owned.carrier)) == ABSENT:
             self.store.exchange_found(before, owned.name, None)
+            self.executor.release(owned.name)
             return
         await self.restore(owned)
 
@@ -265,6 +277,7 @@ class Reconciler:
 
     async def bind_again(self, owned: OwnedExchange) -> None:
         """Bind the tokens that an exchange needs, whether or not they are believed to be bound."""
+        self.executor.release(owned.name)
         desired, tokens = self.desired(), self.state.tokens
         if self.state.exchanges.get(owned.name) is owned:
             await self.executor.bind(

@@ -283,7 +283,8 @@ class RelayRequests:
         self.confirm()
 
     def changed(self, exchange: bytes) -> None:
-        """Record that a client has changed an exchange or its bindings through this sidecar."""
+        """Record that a client has changed an exchange or its bindings through this sidecar, or was refused to."""
+        self._reconciler.executor.release(exchange)
         if exchange not in self.state.exchanges:
             self._gone((EXCHANGE, exchange))
         self._announce(exchange)
@@ -296,6 +297,10 @@ class RelayRequests:
     async def end(self, owned: OwnedExchange) -> bool:
         """Unbind the tokens of an exchange without client's bindings; see `Reconciler.end`."""
         return await self._connected(partial(self._reconciler.end, owned))
+
+    async def hold(self, owned: OwnedExchange) -> None:
+        """Bind no more tokens of an exchange that a client deletes; see `Executor.hold`."""
+        await self._reconciler.executor.hold(owned.name)
 
     async def restore(self, owned: OwnedExchange) -> None:
         """Bind the tokens of an exchange again whose end the broker has refused; see `Reconciler.restore`."""

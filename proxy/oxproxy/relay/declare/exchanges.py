@@ -47,7 +47,7 @@ from oxproxy.relay.declare.storage import (
     refuse_own_arguments,
     wanted_type,
 )
-from oxproxy.relay.declare.token_bindings import end_exchange, is_gone, restore_tokens
+from oxproxy.relay.declare.token_bindings import end_exchange, hold_tokens, is_gone, restore_tokens
 from oxproxy.relay.vhost import CarrierType, DeclaredExchange, Delivery, OwnedExchange
 from oxproxy.routing.bindings.exchange_types import OPEN
 from oxproxy.routing.error_texts import TYPE_NAMES, format_term
@@ -227,21 +227,27 @@ class ClientExchanges:
 
     def _delete(self, channel: Channel, request: ExchangeDelete, owned: OwnedExchange) -> Steps:
         """Delete an exchange that a client declared."""
+        self._connection.change(channel, ChannelEvent.DECLARE)
+        ended = True
         if request.if_unused:  # our token rows make the exchange count as used
-            self._connection.change(channel, ChannelEvent.DECLARE)
             ended = yield from end_exchange(self._connection, owned)
-            if channel.state is not DECLARING:
-                return
-            if not ended:
-                self._connection.refuse(channel, self._in_use(owned).about(methods.EXCHANGE_DELETE))
-                return
+        else:
+            yield partial(hold_tokens, self._connection, owned)
+        if channel.state is not DECLARING:
+            self._connection.terms.inventory.changed(owned.name)
+            return
+        if not ended:
+            self._connection.refuse(channel, self._in_use(owned).about(methods.EXCHANGE_DELETE))
+            return
         delete = [exchange_delete(channel.number, owned.carrier, if_unused=request.if_unused)]
-        # The broker refuses if another sidecar has stored a binding in the meantime.
-        dropped = partial(run_steps, restore_tokens(self._connection, owned)) if request.if_unused else None
+        # The broker refuses if the client has no permission, or if another sidecar has stored a binding meanwhile.
+        dropped = partial(self._connection.terms.inventory.changed, owned.name)
+        if request.if_unused:
+            dropped = partial(run_steps, restore_tokens(self._connection, owned))
         yield partial(inject, self._connection, channel, delete, dropped=dropped)
         if self._state.exchanges.get(owned.name) is owned:
             self._state.remove_exchange(owned.name)
-            self._connection.terms.inventory.changed(owned.name)
+        self._connection.terms.inventory.changed(owned.name)
         reply_and_resume(self._connection, channel, answer(channel, methods.EXCHANGE_DELETE, request.nowait))
 
     def _in_use(self, owned: OwnedExchange) -> ProtocolError:

@@ -14,7 +14,7 @@ from typing import Any
 
 from oxproxy.amqp.method_frames import bind, passive_declare, unbind
 from oxproxy.relay.channel import Channel
-from oxproxy.relay.connection_state import ConnectionState, EndExchange, RestoreTokens
+from oxproxy.relay.connection_state import ConnectionState, EndExchange, HoldTokens, RestoreTokens
 from oxproxy.relay.declare.injected_methods import Step, Steps, inject
 from oxproxy.relay.vhost import OwnedExchange
 from oxproxy.routing.bindings.binding import Binding
@@ -101,6 +101,11 @@ def end_exchange(connection: ConnectionState, owned: OwnedExchange) -> Generator
     if not ended:
         yield partial(_bind_exclusive, connection, owned)
     return ended
+
+
+def hold_tokens(connection: ConnectionState, owned: OwnedExchange, then: Callable[[], None]) -> None:
+    """Prevent the control plane from binding tokens of an exchange that is about to be deleted; see `HoldTokens`."""
+    connection.pending.requests.append(HoldTokens(owned, then))
 
 
 def restore_tokens(connection: ConnectionState, owned: OwnedExchange) -> Steps:
