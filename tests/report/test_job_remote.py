@@ -22,7 +22,13 @@ from tests.report.webhdfs import WebHdfs
 NOW = datetime(2026, 11, 22, 5, tzinfo=UTC)
 
 
-@pytest.mark.parametrize("whole", [True, False], ids=["segments read by tasks", "segments copied to the driver"])
+@pytest.mark.parametrize(
+    "whole",
+    [
+        pytest.param(True, id="segments read by tasks"),
+        pytest.param(False, id="segments copied to the driver", marks=pytest.mark.matrix),
+    ],
+)
 def test_log_and_output_can_be_on_hdfs(
     session: LazySession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:

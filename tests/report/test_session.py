@@ -142,6 +142,7 @@ def test_a_missing_jar_of_a_file_system_is_an_error_with_advice(java: None, tmp_
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.matrix
 def test_an_archive_of_classes_can_be_written_and_used(java: None, tmp_path: Path) -> None:
     segment(tmp_path / "in", [publish()])
     archive, log = tmp_path / "spark.jsa", tmp_path / "classes"
