@@ -83,6 +83,25 @@ def test_the_exchange_is_looked_up_before_it_is_declared() -> None:
     assert ("changed", b"mine") in wire.events
 
 
+@pytest.mark.parametrize(
+    ("code", "gone"), [(404, True), (403, False), (405, False)], ids=["not found", "refused", "locked"]
+)
+def test_an_auto_delete_exchange_is_gone_only_if_the_broker_does_not_find_it(code: int, gone: bool) -> None:
+    """Since RabbitMQ 4.2.6, a passive declare without permission is refused with 403."""
+    wire = Wire().open()
+    preceding_reply(wire, declare(auto_delete=True))
+    wire.looked_up(b"mine")
+    answered(wire)
+    preceding_reply(wire, declare(auto_delete=True))
+    (opening,) = split(wire.upstream())
+    number = opening.channel
+    wire.answer(
+        say(number, commands.Channel.OpenOk()), say(number, commands.Channel.Close(code, f"{code} - mine", 40, 10))
+    )
+    assert names(wire.upstream()) == ["Exchange.Declare", "Channel.CloseOk", "Channel.Flow"]
+    assert (b"mine" not in wire.state.exchanges) == gone
+
+
 def test_input_after_a_declare_waits_for_its_reply() -> None:
     wire = Wire().open()
     preceding_reply(wire, declare(nowait=True) + publish(to="mine"))
