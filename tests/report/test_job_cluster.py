@@ -60,7 +60,7 @@ class Cluster:
         try:
             with urllib.request.urlopen(self.state, timeout=5) as answer:
                 return int(json.load(answer)["aliveworkers"])
-        except OSError:
+        except (OSError, ValueError):  # a master that is starting answers with a page
             return 0
 
     def submit(self, program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -187,6 +187,6 @@ def test_a_missing_package_of_the_executors_is_named(cluster: Cluster, tmp_path:
     arguments = ["--input", f"file://{tmp_path / 'in'}", "--output", f"file://{tmp_path / 'out'}"]
     done = cluster.run(str(PROGRAM), "backtest", str(tmp_path / "next.yaml"), *arguments, *more)
     assert done.returncode == 2
-    assert "Spark's executors have no Python module pydantic (docs/reference/audit.md, On a cluster)" in done.stderr
-    assert "Traceback" not in done.stderr
+    sentence = "Spark's executors have no Python module pydantic (docs/reference/audit.md, On a cluster)"
+    assert done.stderr.splitlines()[-1] == f"oxproxy backtest: {sentence}"  # after Spark's log of the failed tasks
     assert not (tmp_path / "out/backtest.html").exists()

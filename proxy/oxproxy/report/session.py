@@ -67,6 +67,7 @@ _SMALL_BYTES = 8 << 20
 _WHOLE_BYTES = 24 << 20
 
 _CONNECT_SECONDS = 5
+_NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 #: The line of a Python traceback that names the error.
 _ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit)\b.*")
 
@@ -321,9 +322,8 @@ def explained(step: str, command: str = "oxproxy report") -> Iterator[None]:
 
 def _sentence(step: str, error: Any) -> str:  # an exception from one of several libraries
     text = str(getattr(error, "java_exception", None) or error)
-    if "No module named" in text:
-        module = text.partition("No module named")[2].split("\n")[0].strip(" '\"")
-        return f"Spark's executors have no Python module {module} (docs/reference/audit.md, On a cluster)"
+    if missing := _NO_MODULE.search(text):
+        return f"Spark's executors have no Python module {missing[1]} (docs/reference/audit.md, On a cluster)"
     reasons = [line.strip() for line in text.splitlines() if line.startswith("Caused by: ")]
     if "Python worker" in text:
         # A traceback ends with the name of the error. Its message may have several lines, of which the first is used.
