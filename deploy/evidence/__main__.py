@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -129,17 +130,22 @@ def libraries(found: Sequence[Piece]) -> str:
     return rows(["client", *latest], lines)
 
 
+def model(cpu: str) -> str:
+    """Return the name of a CPU without the words that its vendor adds."""
+    return re.sub(r"\((R|TM)\)| Processor| CPU", "", cpu)
+
+
 def comparison(found: Sequence[Piece]) -> str:
     piece = found[-1]
     where = (
         f"{_period([piece])}, oxproxy {_versions([piece])}, {piece['build']} build, RabbitMQ {piece['broker']}, "
-        f"HAProxy {piece['haproxy']}, {piece['cpus']} CPUs ({piece['cpu']}), Python {piece['python']}, "
+        f"HAProxy {piece['haproxy']}, {piece['cpus']} CPUs ({model(piece['cpu'])}), Python {piece['python']}, "
         f"{piece['rounds']} rounds, load average before the run {piece['load']}.\n\n"
     )
     head, *lines = compare.table(piece["rows"])
     worse = compare.behind(piece["rows"])
     listed = "".join(f"- {other}: {'; '.join(labels)}\n" for other, labels in worse.items()) or "Nothing.\n"
-    return f"{where}{rows(head, lines)}\nBehind in every round, compared with:\n\n{listed}"
+    return f"{where}{rows(head, lines)}\nWorse in every round than:\n\n{listed}"
 
 
 def bench(found: Sequence[Piece]) -> str:
@@ -147,7 +153,7 @@ def bench(found: Sequence[Piece]) -> str:
     machine = piece["machine"]
     where = (
         f"{piece['date'][:10]}, RabbitMQ {piece['broker']}, {piece['build']} build, {machine['cpus']} CPUs "
-        f"({machine['cpu_model']}), Python {machine['python']}.\n\n"
+        f"({model(machine['cpu_model'])}), Python {machine['python']}.\n\n"
     )
     lines = [
         [

@@ -79,7 +79,7 @@ def test_tests_are_counted_by_directory_and_by_client_library(tmp_path: Path) ->
     assert cells(evidence.libraries([piece]), "pika") == ["pika", "1, 1 failed"]
 
 
-def test_the_comparison_shows_ratios_of_rounds_and_where_oxproxy_is_behind() -> None:
+def test_the_comparison_shows_ratios_of_rounds_and_where_oxproxy_is_worse() -> None:
     rate = {"oxproxy": [90.0, 110.0], "RabbitMQ": [100.0, 100.0], "HAProxy": [100.0, 200.0]}
     memory = {"oxproxy": [30.0], "HAProxy": [10.0]}
     rows = [
@@ -91,7 +91,7 @@ def test_the_comparison_shows_ratios_of_rounds_and_where_oxproxy_is_behind() -> 
     assert cells(text, "rate")[1:5] == ["100 /s", "100 /s", "150 /s", "-"]
     assert cells(text, "rate")[5:] == ["1.00 (0.90 .. 1.10)", "0.73 (0.55 .. 0.90)", "-"]
     assert cells(text, "memory")[1:] == ["30 MiB", "-", "10 MiB", "-", "-", "3.00", "-"]
-    assert text.endswith("compared with:\n\n- HAProxy: rate; memory\n")
+    assert text.endswith("Worse in every round than:\n\n- HAProxy: rate; memory\n")
 
 
 def test_results_of_the_benchmark_are_shown_with_their_spread(tmp_path: Path) -> None:
