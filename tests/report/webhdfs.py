@@ -49,6 +49,7 @@ class WebHdfs:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # otherwise, each body waits 40 ms for the client's acknowledgement of the headers
     service: WebHdfs
 
     def log_message(self, *_: object) -> None:
