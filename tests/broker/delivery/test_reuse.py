@@ -106,6 +106,7 @@ def conversation(site: Site) -> bytes:
         producer.publish("post")
         assert producer.settle().acked
     producer.publish("post", "x", mandatory=True, channel=2)
+    producer.ask(commands.Queue.Declare(queue="letters", passive=True), channel=2)  # the order in the queue is the same
     producer.ask(commands.Tx.Select(), channel=7)
     producer.publish("post", channel=7)
     producer.ask(commands.Tx.Commit(), channel=7)
