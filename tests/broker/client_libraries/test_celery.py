@@ -139,7 +139,12 @@ def test_a_worker_continues_after_a_restart_of_the_sidecar(place: Place, worker:
     os.kill(sidecar.process_id, end)
     sidecar.stop()
     sidecar.start()
-    until(lambda: worker.read_text().count("Connected to amqp://") >= 2, RECONNECT_SECONDS)
+    try:
+        until(lambda: worker.read_text().count("Connected to amqp://") >= 2, RECONNECT_SECONDS)
+    except AssertionError:
+        pytest.fail(
+            f"the worker did not connect again: {worker.read_text()[-3000:]}\n{sidecar.log.read_text()[-3000:]}"
+        )
     assert place.run("publish.py")
 
 
