@@ -35,10 +35,17 @@ func line(values ...any) {
 	fmt.Println(strings.Join(texts, "\t"))
 }
 
-// publish publishes a message on a channel in confirm mode, and waits for the confirm.
-func publish(channel *amqp.Channel, exchange string, message amqp.Publishing) bool {
-	confirm := must(channel.PublishWithDeferredConfirmWithContext(background, exchange, "k", true, false, message))
-	return confirm.Wait()
+// confirming puts a channel into confirm mode, and returns its confirms. The library notes a deferred confirm only after
+// it has sent the message, and then waits forever if the ack has already arrived.
+func confirming(channel *amqp.Channel) chan amqp.Confirmation {
+	check(channel.Confirm(false))
+	return channel.NotifyPublish(make(chan amqp.Confirmation, 500))
+}
+
+// publish publishes a message, and waits for the confirm.
+func publish(channel *amqp.Channel, confirms chan amqp.Confirmation, exchange string, message amqp.Publishing) bool {
+	check(channel.PublishWithContext(background, exchange, "k", true, false, message))
+	return (<-confirms).Ack
 }
 
 func letter(body []byte) amqp.Publishing {
@@ -52,11 +59,11 @@ func orders(url string) {
 	must(channel.QueueDeclare("large", true, false, false, false, nil))
 	arguments := amqp.Table{"x-?hkv>= amount": 1000}
 	check(channel.QueueBind("large", "", "sales", false, arguments))
-	check(channel.Confirm(false))
+	confirms := confirming(channel)
 	returns := channel.NotifyReturn(make(chan amqp.Return, 1))
 	order := func(amount int) {
 		message := amqp.Publishing{Headers: amqp.Table{"amount": amount}, Body: []byte(fmt.Sprint(amount))}
-		acked := publish(channel, "sales", message)
+		acked := publish(channel, confirms, "sales", message)
 		select {
 		case returned := <-returns:
 			line("returned", returned.ReplyCode, returned.Exchange, returned.RoutingKey, string(returned.Body))
@@ -93,7 +100,7 @@ func orders(url string) {
 func types(url, exchange, key string) {
 	connection := must(amqp.Dial(url))
 	channel := must(connection.Channel())
-	check(channel.Confirm(false))
+	confirms := confirming(channel)
 	returns := channel.NotifyReturn(make(chan amqp.Return, 1))
 	headers := amqp.Table{
 		"string": "2000", "integer": 2000, "small": int8(5), "short": int16(300), "int32": int32(70000),
@@ -106,23 +113,22 @@ func types(url, exchange, key string) {
 		CorrelationId: "c", ReplyTo: "r", Expiration: "600000", MessageId: "m", Timestamp: time.Unix(1800000000, 0),
 		Type: "t", UserId: "guest", AppId: "a", Body: []byte("typed"),
 	}
-	confirm := must(channel.PublishWithDeferredConfirmWithContext(background, exchange, key, true, false, message))
-	line("confirmed", confirm.Wait(), len(returns))
+	check(channel.PublishWithContext(background, exchange, key, true, false, message))
+	line("confirmed", (<-confirms).Ack, len(returns))
 	check(connection.Close())
 }
 
 func many(url, exchange string) {
 	connection := must(amqp.Dial(url))
 	channel := must(connection.Channel())
-	check(channel.Confirm(false))
-	confirms := make([]*amqp.DeferredConfirmation, 500)
-	for number := range confirms {
+	confirms := confirming(channel)
+	for number := 0; number < cap(confirms); number++ {
 		message := letter([]byte(fmt.Sprint(number)))
-		confirms[number] = must(channel.PublishWithDeferredConfirmWithContext(background, exchange, "k", false, false, message))
+		check(channel.PublishWithContext(background, exchange, "k", false, false, message))
 	}
 	acked := 0
-	for _, confirm := range confirms {
-		if confirm.Wait() {
+	for number := 0; number < cap(confirms); number++ {
+		if (<-confirms).Ack {
 			acked++
 		}
 	}
@@ -133,12 +139,12 @@ func many(url, exchange string) {
 func large(url, exchange string) {
 	connection := must(amqp.DialConfig(url, amqp.Config{FrameSize: 4096, Heartbeat: 10 * time.Second, Locale: "en_US"}))
 	channel := must(connection.Channel())
-	check(channel.Confirm(false))
+	confirms := confirming(channel)
 	body := make([]byte, 1<<20)
 	for i := range body {
 		body[i] = byte(i % 251)
 	}
-	line("acked", publish(channel, exchange, letter(body)))
+	line("acked", publish(channel, confirms, exchange, letter(body)))
 	delivery := <-must(channel.Consume("inbox", "", true, false, false, false, nil))
 	line("received", len(delivery.Body), fmt.Sprintf("%x", sha256.Sum256(delivery.Body)))
 	line("frame_max", connection.Config.FrameSize)
@@ -172,17 +178,17 @@ func closes(url, exchange string) {
 		return channel.QueueBind("inbox", "", exchange, false, amqp.Table{"x-?hkv>= amount": "much"})
 	})
 	channel := must(connection.Channel())
-	check(channel.Confirm(false))
-	line("acked", publish(channel, exchange, letter([]byte("afterwards"))))
+	confirms := confirming(channel)
+	line("acked", publish(channel, confirms, exchange, letter([]byte("afterwards"))))
 	check(connection.Close())
 }
 
 func idle(url, exchange string) {
 	connection := must(amqp.DialConfig(url, amqp.Config{Heartbeat: time.Second, Locale: "en_US"}))
 	channel := must(connection.Channel())
-	check(channel.Confirm(false))
+	confirms := confirming(channel)
 	time.Sleep(4 * time.Second)
-	line("acked", publish(channel, exchange, letter([]byte("late"))))
+	line("acked", publish(channel, confirms, exchange, letter([]byte("late"))))
 	check(connection.Close())
 }
 
