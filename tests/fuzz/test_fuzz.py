@@ -7,8 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
+from pamqp import commands
 
-from tests import pieces
+from tests import client, pieces
 from tests.client import split
 from tests.fuzz import wire
 from tests.fuzz.__main__ import main, own_loop, table
@@ -45,6 +46,14 @@ def test_a_defect_of_the_relay_is_reported_with_its_seed(monkeypatch: pytest.Mon
     assert defects[0].startswith("seed ")
     assert "IndexError('some defect') at test_fuzz.py" in defects[0]
     assert "input from the broker: b" in defects[0]
+
+
+def test_a_binding_that_a_conversation_created_is_no_defect() -> None:
+    conversation = wire.Conversation(random.Random(2), wire.seeds())  # of its rules, a bind adds a destination
+    conversation._pass("producer", client.exchange_bind(1, b"e", b"xo", b""))
+    conversation._pass("broker", client.method(1, commands.Exchange.BindOk()) * 2)
+    assert conversation._canary() != conversation._before
+    conversation.check_others()
 
 
 @pytest.mark.parametrize("output", [b"\x05\x00\x01\x00\x00\x00\x00\xce", b"\x01\x00\x01\x00\x00\x00\x00\xcd"])

@@ -7,7 +7,7 @@ which are mutated. After each input:
 - the output to each side consists of valid frames.
 
 Some of the conversations are handshakes (``handshake``). After each of the others, another connection with the same
-rules must route a message as before.
+rules must route a message as before, once the bindings that the conversation created have been removed.
 """
 
 from __future__ import annotations
@@ -137,7 +137,10 @@ class Conversation:
         self._outputs[1].add(self._wire.sent())
 
     def check_others(self) -> None:
-        """Check that another connection routes as before."""
+        """Remove the clients' bindings, and check that another connection routes as before."""
+        for owned in self._state.exchanges.values():
+            for stored in list(owned.clients.values()):
+                self._state.remove_binding(stored)
         if (output := self._canary()) != self._before:
             raise Defect(f"another connection no longer routes as before: {output!r}, before: {self._before!r}")
 
