@@ -111,3 +111,9 @@ def test_values_without_the_option_are_recognized(tmp_path: Path) -> None:
     done = oxproxy_here("check", str(tmp_path / "values.yaml"))
     assert done.returncode == 2
     assert done.stderr.endswith("got values of the Helm chart, expected a configuration or rules; use --values\n")
+
+
+def test_missing_values_are_an_error(tmp_path: Path) -> None:
+    done = oxproxy_here("check", "--values", str(tmp_path / "none.yaml"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"{tmp_path}/none.yaml: can't be read: No such file or directory\n"

@@ -25,6 +25,7 @@ from oxproxy.cli.console import (
     print_json,
     print_line,
     read_bytes,
+    read_input,
     required_configuration,
 )
 from oxproxy.cli.findings import Findings
@@ -105,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
         ) -> None:
             check_sources(sources, Faults(), read, None, listening, findings)
 
-        check_values(values, read_bytes(str(values)), findings, check_rules)
+        check_values(values, read_input(str(values)), findings, check_rules)
     if options.broker is not None:
         _check_broker(options.broker, findings)
     findings.strict = options.strict
