@@ -109,8 +109,9 @@ COMMANDS = {
             ("oxproxy status --admin http://127.0.0.1:15693 --json", "the response of /status"),
             ("oxproxy status --watch", "every two seconds until Ctrl-C"),
         ),
-        no="a sidecar is not ready or unreachable; with --watch, when Ctrl-C was pressed",
-        done="ready; with --watch, when Ctrl-C was pressed",
+        no="a sidecar is not ready, or one of several is unreachable; with --watch, not ready or unreachable "
+        "at the end",
+        done="ready; with --watch, ready at the end",
         wrong=_ASKED,
     ),
     "top": CommandEntry(
