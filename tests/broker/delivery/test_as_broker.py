@@ -150,7 +150,7 @@ def test_headers_and_methods_up_to_eight_bytes_above_frame_max_are_accepted(port
 def test_publishes_before_an_error_of_the_connection_are_returned_and_confirmed(
     ports: tuple[int, int], wrong: bytes, code: int
 ) -> None:
-    def talk(port: int) -> Answers:
+    def talk(port: int) -> tuple[int, int, object]:
         with Producer(port).open(confirm=True) as producer:
             producer.send(client.publish(1, b"", b"nobody", (), b"", mandatory=True) * 20 + wrong)
             returned, acked = 0, set[int]()
@@ -160,9 +160,11 @@ def test_publishes_before_an_error_of_the_connection_are_returned_and_confirmed(
                     tag = frame.arguments["delivery_tag"]
                     assert isinstance(tag, int)
                     acked |= set(range(1, tag + 1)) if frame.arguments["multiple"] else {tag}
-            return Answers(((returned, len(acked), frame.arguments["reply_code"]),))
+            return returned, len(acked), frame.arguments["reply_code"]
 
-    assert compare(ports, talk).frames == ((20, 20, code),)
+    at_broker, at_sidecar = map(talk, ports)
+    assert at_sidecar == (20, 20, code)
+    assert at_broker[2] == code  # RabbitMQ may close the connection before its channel has replied to all publishes
 
 
 # -- several Connection.Close ------------------------------------------------------------------------------------------
