@@ -158,7 +158,12 @@ class Publisher(PausableThread, ABC):
     def _frames(self, message: int, frame_max: int) -> bytes:
         self.stream.send(message)
         template = self._templates[self.stream.route[message]]
-        return template.frames(self.stream.body(message), self.stream.message_id(message), frame_max)
+        body, message_id = self.stream.body(message), self.stream.message_id(message)
+        return template.frames(body, message_id, frame_max, **self._properties())
+
+    def _properties(self) -> dict[str, bytes]:
+        """Further properties of the messages."""
+        return {}
 
     def settle(self, messages: Sequence[int], outcome: Outcome) -> None:
         for message in messages:
@@ -179,8 +184,8 @@ class _Template:
         self._method = method(1, publish)
         self._entries = encode_table(headers(route.headers))
 
-    def frames(self, body: bytes, message_id: bytes, frame_max: int) -> bytes:
-        properties: dict[str, bytes | int] = {"delivery_mode": 2, "message_id": message_id}
+    def frames(self, body: bytes, message_id: bytes, frame_max: int, **more: bytes) -> bytes:
+        properties: dict[str, bytes | int] = {"delivery_mode": 2, "message_id": message_id, **more}
         header = client.content_header(1, len(body), self._entries, properties)
         size = frame_max - 8
         return b"".join(
@@ -289,6 +294,9 @@ class DeclaringPublisher(Publisher):
     Route 0 is a message that the binding selects, route 1 the same message without the binding. In addition, exclusive
     queues come and go with a binding that selects no message.
 
+    Each connection has a binding of its own, which selects only its messages. A bind of an earlier connection may still
+    take effect: if its outcome is unknown, or if it went to the other sidecar, and this one has not listed it yet.
+
     Args:
         exchange: the exchange.
         queue: its queue.
@@ -326,7 +334,7 @@ class DeclaringPublisher(Publisher):
             self.open = [self.stream.add(self.random.randint(0, 1))]
         [message] = self.open
         bound = self.stream.route[message] == 0
-        arguments = {"x-?hkv= to": self._queue}
+        arguments = {"x-?hkv= to": self._queue, "x-?pr= app_id": self._properties()["app_id"].decode()}
         producer.bind(self._queue, self._exchange, arguments)
         if not bound:
             producer.unbind(self._queue, self._exchange, arguments)
@@ -338,6 +346,9 @@ class DeclaringPublisher(Publisher):
         self._publish(producer, message)
         if passing:
             producer.ask(commands.Queue.Delete(queue=passing))
+
+    def _properties(self) -> dict[str, bytes]:
+        return {"app_id": f"connection {self.connections}".encode()}
 
     def _publish(self, producer: Declaring, message: int) -> None:
         self.stream.attempts[message] += 1

@@ -206,3 +206,25 @@ def test_a_binding_made_through_one_sidecar_is_used_by_the_other(
         until(lambda: there.reached("ox", {"x": 1}, "b") == [])
         here.delete("ox")
         until(lambda: declared(second, vhost) == {})
+
+
+def test_a_second_unbind_removes_a_copy_that_was_bound_through_another_sidecar(
+    start: Start, vhost: str, outside: Outside
+) -> None:
+    late = {"inventory": {"refresh": "1h"}}
+    first, second = start(**late), start(**late)
+
+    def copies() -> int:
+        rows = outside.broker.api("GET", f"exchanges/{vhost}/ox/bindings/source")
+        return sum("x-oxproxy" in row["arguments"] for row in rows)
+
+    with Application(first.port, vhost) as here, Application(second.port, vhost) as there:
+        for app in (here, there):
+            app.queues("a")
+            app.exchange("ox")
+        for app in (here, there):  # the second does not know of the first's binding
+            app.bind("a", "ox", {"x-?hkex": "x"})
+        assert copies() == 2
+        for left in (1, 0):
+            there.unbind("a", "ox", {"x-?hkex": "x"})
+            assert copies() == left
