@@ -152,7 +152,7 @@ def bench(found: Sequence[Piece]) -> str:
     piece = found[-1]
     machine = piece["machine"]
     where = (
-        f"{piece['date'][:10]}, RabbitMQ {piece['broker']}, {piece['build']} build, {machine['cpus']} CPUs "
+        f"{piece['date'][:10]}, {piece['broker']}, {piece['build']} build, {machine['cpus']} CPUs "
         f"({model(machine['cpu_model'])}), Python {machine['python']}.\n\n"
     )
     lines = [

@@ -101,11 +101,12 @@ def test_results_of_the_benchmark_are_shown_with_their_spread(tmp_path: Path) ->
         "date": "2026-11-29T10:00:00+00:00",
         "command": "make bench",
         "machine": machine,
-        "broker": "3.10.8",
+        "broker": "RabbitMQ 3.10.8",
     }
     whole |= {"build": "compiled", "rows": [row, row | {"label": "failed", "rounds": []}]}
     (tmp_path / "bench.json").write_text(json.dumps(whole))
     text = evidence.bench([evidence.bench_of(tmp_path / "bench.json")])
+    assert text.startswith("2026-11-29, RabbitMQ 3.10.8, compiled build")
     assert cells(text, "open / direct")[1:] == ["0.95 x", "0.90 x .. 1.00 x"]
     assert "failed" not in text
 
