@@ -159,6 +159,8 @@ def reported(folder: Path, output: Path, *more: str) -> Cost:
             time.sleep(SAMPLE_SECONDS)
         took = time.monotonic() - begin
         output_text = process.stdout.read() if process.stdout else ""
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command)  # its message is on standard error
         return Cost(took, peak, sum(spent.values()), spent.get(process.pid, 0.0), output_text)
 
 

@@ -78,6 +78,8 @@ class Publisher(PausableThread, ABC):
         #: messages of the current batch whose outcome is not known
         self.open: list[int] = []
         self._templates = [_Template(route) for route in stream.routes]
+        #: further properties of the messages
+        self._properties: dict[str, bytes] = {}
 
     # -- control -------------------------------------------------------------------------------------------------------
 
@@ -159,11 +161,7 @@ class Publisher(PausableThread, ABC):
         self.stream.send(message)
         template = self._templates[self.stream.route[message]]
         body, message_id = self.stream.body(message), self.stream.message_id(message)
-        return template.frames(body, message_id, frame_max, **self._properties())
-
-    def _properties(self) -> dict[str, bytes]:
-        """Further properties of the messages."""
-        return {}
+        return template.frames(body, message_id, frame_max, **self._properties)
 
     def settle(self, messages: Sequence[int], outcome: Outcome) -> None:
         for message in messages:
@@ -332,9 +330,10 @@ class DeclaringPublisher(Publisher):
         assert isinstance(producer, Declaring)
         if not self.open:
             self.open = [self.stream.add(self.random.randint(0, 1))]
+        self._properties = {"app_id": f"connection {self.connections}".encode()}
         [message] = self.open
         bound = self.stream.route[message] == 0
-        arguments = {"x-?hkv= to": self._queue, "x-?pr= app_id": self._properties()["app_id"].decode()}
+        arguments = {"x-?hkv= to": self._queue, "x-?pr= app_id": self._properties["app_id"].decode()}
         producer.bind(self._queue, self._exchange, arguments)
         if not bound:
             producer.unbind(self._queue, self._exchange, arguments)
@@ -346,9 +345,6 @@ class DeclaringPublisher(Publisher):
         self._publish(producer, message)
         if passing:
             producer.ask(commands.Queue.Delete(queue=passing))
-
-    def _properties(self) -> dict[str, bytes]:
-        return {"app_id": f"connection {self.connections}".encode()}
 
     def _publish(self, producer: Declaring, message: int) -> None:
         self.stream.attempts[message] += 1

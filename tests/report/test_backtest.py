@@ -6,6 +6,8 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,14 +27,16 @@ from oxproxy.rules.wire import owned_exchanges
 from oxproxy.values import Table, Value
 from tests.relay.wire import Wire, publish
 from tests.report import lines
-from tests.sidecar import oxproxy, oxproxy_here
+from tests.sidecar import oxproxy_here
 
 pytest.importorskip("pyspark")
+from oxproxy.report.backtest import job as backtest_job
 from oxproxy.report.backtest.job import backtest
 from oxproxy.report.backtest.judge import Result
 from oxproxy.report.backtest.result import BacktestResult
 from oxproxy.report.job import report
 from oxproxy.report.request import Request
+from oxproxy.report.session import LazySession
 
 DAY = "2026-11-20"
 RULES = """
@@ -322,22 +326,19 @@ def test_two_runs_at_once_have_the_same_result(tmp_path: Path) -> None:
     assert not [path for path in (tmp_path / "out").rglob("_*") if path.is_file() and path.name != "_lock"]
 
 
-@pytest.mark.usefixtures("java")
-@pytest.mark.timeout(300)
-def test_spark_judges_a_log_on_any_file_system(tmp_path: Path) -> None:
+def test_spark_judges_a_log_on_any_file_system(
+    session: LazySession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     log = tmp_path / "log"
     for hour in range(3):
         lines.segment(log, recorded(RULES, [*MESSAGES, message(f"k{hour}")]), hour=hour)
-    (tmp_path / "next.yaml").write_text(RULES.replace("1000", "3000"))
-    common = ("backtest", tmp_path / "next.yaml", "--input", log, "--json")
-    local = json.loads(oxproxy(*common).stdout)
-    # With this setting, all files are accessed through Hadoop, as on a cluster.
-    remote = oxproxy(
-        *common, "--output", tmp_path / "out", "--master", "local[2]", "--conf", "spark.hadoop.any=1", timeout=240
-    )
-    assert remote.returncode == 0, remote.stderr
-    found = json.loads(remote.stdout)
-    assert found.pop("page").endswith("/backtest.html")
+    rules = RULES.replace("1000", "3000")
+    local = asdict(judged(log, rules))
+    # With this variable, all files are accessed through Hadoop, as on a cluster.
+    monkeypatch.setenv("HADOOP_CONF_DIR", str(tmp_path))
+    monkeypatch.setattr(backtest_job, "LazySession", lambda _: nullcontext(session))
+    found = asdict(judged(log, rules, output=str(tmp_path / "out")))
+    assert found.pop("page") == f"file:{tmp_path}/out/backtest.html"
     assert local.pop("page") == ""
     assert local.pop("evaluations") > 0 < found.pop("evaluations")
     assert found == local

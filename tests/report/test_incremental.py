@@ -76,8 +76,9 @@ class Place:
 
 
 @pytest.fixture
-def place(session: LazySession, tmp_path: Path) -> Place:
-    return Place(session, tmp_path)
+def place(tmp_path: Path) -> Place:
+    """A log that is read without Spark, since it is small; test_job.py runs the same steps in Spark."""
+    return Place(LazySession(Request("", "", master="local[2]")), tmp_path)
 
 
 def test_only_new_segments_of_a_day_are_read(place: Place) -> None:
@@ -374,15 +375,24 @@ BETWEEN_DAYS = ("put _days.json", "put _staging", "remove traffic", "move traffi
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("last", "fewest"),
+    ("last", "fewest", "in_spark"),
     [
-        pytest.param("2026-11-20", 30, id="one day"),
-        pytest.param("2026-11-21", len(BETWEEN_DAYS), id="between two days", marks=pytest.mark.matrix),
+        pytest.param("2026-11-20", 30, False, id="one day"),
+        pytest.param("2026-11-20", 30, True, id="one day, in Spark", marks=pytest.mark.matrix),
+        pytest.param("2026-11-21", len(BETWEEN_DAYS), True, id="between two days", marks=pytest.mark.matrix),
     ],
 )
 def test_a_run_killed_before_any_change_loses_nothing_and_counts_nothing_twice(
-    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str, fewest: int
+    request: pytest.FixtureRequest,
+    place: Place,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    last: str,
+    fewest: int,
+    in_spark: bool,
 ) -> None:
+    if in_spark:
+        place.session = request.getfixturevalue("session")
     expected = prepare_changes(place, last)
     # A killed process leaves the state before the next change, so one run provides the states for all kills.
     states: dict[frozenset[tuple[str, bytes]], tuple[str, Path]] = {}
