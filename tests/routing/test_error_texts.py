@@ -30,6 +30,13 @@ def test_a_printable_binary_is_printed_as_text(content: bytes, printed: str) -> 
     assert format_binary(content, _COLUMN) == printed
 
 
+@pytest.mark.parametrize(("column", "most"), [(0, 19), (1, 18), (35, 10)])
+def test_a_list_of_bytes_that_fits_its_line_is_not_wrapped(column: int, most: int) -> None:
+    # As io_lib:format("~p", [Key]) in Erlang/OTP 25 after this many characters.
+    printed = [format_binary(bytes([128] * count + [1]), column) for count in range(8, 21)]
+    assert ["\n" in text for text in printed] == [count > most for count in range(8, 21)]
+
+
 def test_a_long_list_of_bytes_is_wrapped_and_indented() -> None:
     # The result of io_lib:format("Unknown or invalid argument's key '~p'", [Key]) in Erlang/OTP 25.
     indent = "\n" + " " * (_COLUMN + 2)
@@ -54,6 +61,9 @@ def test_a_long_list_of_bytes_is_wrapped_and_indented() -> None:
         (Value("d", 100.0), "100.0"),
         (Value("d", 1000.0), "1.0e3"),
         (Value("d", 1234.5), "1234.5"),
+        (Value("d", -1200000.0), "-1.2e6"),
+        (Value("d", 0.0123), "0.0123"),
+        (Value("d", 0.00012), "1.2e-4"),
         (Value("d", 0.00001), "1.0e-5"),
         (Value("d", 1e22), "1.0e22"),
         (Value("d", 1.5e-7), "1.5e-7"),

@@ -11,7 +11,7 @@ from oxproxy.routing.bindings.patterns import Budget, compile_pattern
 from oxproxy.routing.decision import Decision, Facts, Interest, Outcome, QueueNames, Trace
 from oxproxy.routing.exchange import Exchange
 from oxproxy.routing.router import Router
-from oxproxy.values import EXCHANGE, QUEUE
+from oxproxy.values import EXCHANGE, QUEUE, Value
 from tests.routing.building import (
     NOW,
     arguments,
@@ -53,6 +53,27 @@ def test_the_reason_why_a_regex_is_invalid_does_not_truncate_the_regex(size: int
     decision = decide(exchange(to_queue("q", {"x-msg-addq-ontrue": ""})), facts(headers={"x-addqre-ontrue": regex}))
     assert decision.outcome is Outcome.REJECTED
     assert decision.error == (b"Invalid regex '" + regex.encode())[: 233 - 3 if rest == b"..." else None] + rest
+
+
+@pytest.mark.parametrize(
+    ("name", "valid"),
+    [
+        (b"", False),
+        (b"a\xff", True),
+        (b"\x80", False),
+        ("é".encode(), True),
+        (b"\xc3a", False),
+        ("€".encode(), True),
+        (b"\xe2\x82", False),
+        ("😀".encode(), True),
+        (b"\xf0\x9f\x98", False),
+    ],
+)
+def test_names_in_a_message_begin_with_a_character_in_utf_8(name: bytes, valid: bool) -> None:
+    headers = ((b"x-addq-ontrue", Value("S", name)),)
+    made = Router([exchange(to_queue("q", {"x-msg-addq-ontrue": ""}))])
+    decision = decide(made, Facts(b"", headers))
+    assert {*decision.queues} == {b"q", *([name] if valid else [])}
 
 
 def test_a_route_named_by_the_producer_reaches_all_exchanges() -> None:
@@ -170,6 +191,22 @@ def test_a_route_selects_nothing_if_the_budget_is_spent_although_the_result_is_c
     )
     assert set(other.queues) == {b"two", *_SLOW_NAMES.names}
     assert costly.queues == (b"two",)
+
+
+def test_a_route_whose_searches_exceed_the_budget_selects_nothing() -> None:
+    names = (b"aaa", b"a" * 40 + b"b")  # the first one matches before the budget is spent
+    add = Router([exchange(to_queue("one", {"x-addqre-ontrue": _SLOW}))])
+    delete = Router(
+        [
+            exchange(
+                to_queue("one", {"x-order": 100, "x-addqre-ontrue": "^a"}),
+                to_queue("two", {"x-order": 200, "x-delqre-ontrue": _SLOW}),
+            )
+        ]
+    )
+    for router, queues in ((add, {b"one"}), (delete, {b"one", b"two", *names})):
+        decision = router.decide(b"xo", facts(), NOW, QueueNames(names, 1), draw_last, None, 10_000)
+        assert ({*decision.queues}, decision.spent_budgets) == (queues, ("rules",))
 
 
 #: More examples than usual, since the combinations that would show an error are rare.

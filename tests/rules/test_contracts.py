@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from oxproxy.cli.check import check_files
+from oxproxy.routing.decision import Facts, QueueNames
 from oxproxy.rules.explain import as_json, as_text, explain
+from tests.routing.building import NOW, no_draw
 from tests.rules.loading import faults, load, message_request
 
 RULES = """
@@ -120,3 +122,10 @@ def test_the_conditions_are_facts_of_the_decision() -> None:
     interest = load(RULES).routers["/"].interest(b"strict")
     assert interest.headers == frozenset((b"tenant", b"amount"))
     assert interest.properties == {"message_id"}
+
+
+@pytest.mark.parametrize(("key", "spent"), [(b"a1", ()), (b"a" * 4000, ("rules",))])
+def test_searches_of_a_contract_are_charged_to_the_rules(key: bytes, spent: tuple[str, ...]) -> None:
+    rules = r"exchanges: [{name: e, require: {key matches: '(a+)+\d$'}, violations: observe, bindings: [{queue: q}]}]"
+    decision = load(rules).routers["/"].decide(b"e", Facts(key), NOW, QueueNames(), no_draw, regex_budget=10_000)
+    assert (decision.queues, decision.spent_budgets) == ((b"q",), spent)

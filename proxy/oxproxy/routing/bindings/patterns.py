@@ -41,7 +41,6 @@ from __future__ import annotations
 import ctypes
 import ctypes.util
 import re
-import unicodedata
 from functools import cache, lru_cache
 from math import prod
 from typing import Final
@@ -174,9 +173,7 @@ def latin1_tables() -> bytes:
     lower = bytes(ord(char.lower()) for char in text)
     upper = {code: at for at, code in enumerate(lower) if code != at}
     flip = bytes(lower[at] if lower[at] != at else upper.get(at, at) for at in range(256))
-    alpha, up = (bytes(map(test, text)) for test in (str.isalpha, str.isupper))
-    # `str.islower` is also true for the ordinal indicators ª and º, which are not lower-case letters in Latin-1.
-    low = bytes(unicodedata.category(char) == "Ll" for char in text)
+    alpha, low, up = (bytes(map(test, text)) for test in (str.isalpha, str.islower, str.isupper))
     space, digit = (bytes(char in members for char in text) for members in ("\t\n\v\f\r ", "0123456789"))
     xdigit = bytes(char in "0123456789abcdefABCDEF" for char in text)
     word = bytes(alpha[at] or digit[at] or char == "_" for at, char in enumerate(text))
