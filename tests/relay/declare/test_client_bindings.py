@@ -325,6 +325,13 @@ def test_an_empty_queue_name_is_the_queue_declared_last() -> None:
     assert closed(made, made.refused())[0] == 406
 
 
+def test_a_queue_declared_without_reply_is_the_one_declared_last() -> None:
+    topic = Exchange(b"xo", "topic")
+    made = Wire(state((topic, owned(topic)))).open()
+    made.produce(*(say(1, commands.Queue.Declare(queue=name, nowait=True)) for name in ("one", "two")))
+    assert {name for _, name in rows(made.produce(queue_bind(1, b"", b"xo", b"")))} == {b"two"}
+
+
 def at_local_time(hours: int) -> VhostState:
     """A virtual host whose rules file gives the exchange ``xo`` this offset of the local time."""
     made = Exchange(b"xo", "x-open", local_time=timezone(timedelta(hours=hours)))
