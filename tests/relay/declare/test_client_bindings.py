@@ -430,6 +430,19 @@ def test_an_exclusive_queue_is_bound_with_all_candidates() -> None:
     assert owned.tokens.bound[B] == set(sent_keys[1:])
 
 
+def test_a_queue_that_was_exclusive_before_it_was_deleted_is_bound_with_one_candidate() -> None:
+    made = wire()
+    made.state.set_secrets(Secrets((b"new", b"old")))
+    for exclusive in (True, False):
+        made.produce(client.method(1, commands.Queue.Declare(queue="b", exclusive=exclusive)))
+        made.answer(say(1, commands.Queue.DeclareOk("b", 0, 0)))
+        if exclusive:
+            made.produce(say(1, commands.Queue.Delete(queue="b")))
+            made.answer(say(1, commands.Queue.DeleteOk(0)))
+            made.upstream()
+    assert rows(made.produce(BIND)) == [("S", b"b"), ("T", b"b")]
+
+
 def test_answers_keep_their_order_although_a_batch_needs_further_tokens() -> None:
     """A binding between two exchanges leads to an exclusive queue, whose token its own connection binds."""
     first, second = exchange(name="xo"), exchange(to_queue("b"), name="second")
