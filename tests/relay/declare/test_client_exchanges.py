@@ -12,10 +12,11 @@ from oxproxy.amqp.tables import decode_table, encode_table
 from oxproxy.relay.connection_state import EndExchange, RestoreTokens
 from oxproxy.relay.declare.storage import KEPT, MARK, open_exchange, unpack
 from oxproxy.relay.plan.plan import ClientRules
-from oxproxy.relay.vhost import DeclaredExchange
+from oxproxy.relay.vhost import DeclaredExchange, Delivery
+from oxproxy.routing.exchange import Exchange
 from oxproxy.values import Table, Value
 from tests.client import exchange_bind, names, queue_bind, split
-from tests.relay.wire import FLOW_OK, OURS, Wire, publish, routed, say
+from tests.relay.wire import FLOW_OK, OURS, Wire, owned, publish, routed, say, state
 
 
 def limit(number: int, letter: str = "I") -> tuple[bytes, Value]:
@@ -266,6 +267,15 @@ def test_a_passive_declare_is_answered_by_the_broker_if_it_has_the_exchange() ->
     passive = exchange_declare(1, b"mine", b"x-open", passive=True)
     assert wire.produce(passive) == passive
     assert wire.answer(DECLARE_OK) == DECLARE_OK
+
+
+@pytest.mark.parametrize("passive", [True, False])
+def test_a_declare_of_an_exchange_without_carrier_is_answered_here(passive: bool) -> None:
+    made = Exchange(b"mine", "x-open")
+    wire = Wire(state((made, owned(made, Delivery.QUEUE)))).open()
+    sent = wire.produce(exchange_declare(1, b"mine", b"x-open", passive=passive))
+    assert names(sent) == ["Channel.Flow"]  # its reply precedes ours, so that replies keep their order
+    assert wire.answer(FLOW_OK) == DECLARE_OK
 
 
 def test_deleting_an_exchange_removes_bindings_that_target_it() -> None:
