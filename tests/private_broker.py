@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import contextlib
+import itertools
 import os
 import random
 import secrets
@@ -61,6 +62,9 @@ def own_ports(environ: Mapping[str, str]) -> range:
 
 PORTS = own_ports(os.environ)
 
+#: The ports in an order of the system's random numbers, because Hypothesis seeds Python's generator.
+_IN_TURN = itertools.cycle(random.SystemRandom().sample(PORTS, len(PORTS)))
+
 CONFIG = """\
 listeners.tcp.private = 127.0.0.1:{amqp}
 management.tcp.ip = 127.0.0.1
@@ -83,15 +87,13 @@ class BrokerFailed(Exception):  # noqa: N818 - reads as the fact it states
     """The broker did not start. The message contains the end of its log."""
 
 
-def free_port(*taken: int) -> int:
-    """Return a loopback port that is free and not among ``taken``.
+def free_port() -> int:
+    """Return a loopback port that is free, and that this process has not chosen while it chose all others.
 
-    Uses the system's random numbers, because Hypothesis seeds Python's generator.
+    A program may take a port much later than it is chosen, so the same port must not be chosen for two programs.
     """
     while True:
-        port = random.SystemRandom().choice(PORTS)
-        if port in taken:
-            continue
+        port = next(_IN_TURN)
         with socket.socket() as probe:
             try:
                 probe.bind(("127.0.0.1", port))

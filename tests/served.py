@@ -43,7 +43,7 @@ class Running:
 
     def __init__(self, folder: Path, settings: dict[str, Any], wrap: Sequence[str] = ()) -> None:
         self.port = free_port()
-        self.admin = free_port(self.port)
+        self.admin = free_port()
         self.log = folder / "oxproxy.log"
         self.configuration = folder / "oxproxy.yaml"
         ports = {

@@ -73,7 +73,7 @@ class Sidecar:
         self._ready_seconds = ready_seconds
         self._program = program or (str(PROGRAM),)
         self.port = free_port()
-        self.admin_port = free_port(self.port)
+        self.admin_port = free_port()
         self.admin = f"http://127.0.0.1:{self.admin_port}" if tls is None else f"https://localhost:{self.admin_port}"
         self.folder = (folder or Path(tempfile.mkdtemp(prefix="oxproxy-sidecar-"))).resolve()
         self._keep = folder is not None

@@ -122,3 +122,8 @@ def test_workers_use_disjoint_ports() -> None:
     ]
     assert sorted(port for share in shares for port in share) == list(private_broker.ALL_PORTS)
     assert private_broker.own_ports({}) == private_broker.ALL_PORTS
+
+
+def test_no_port_is_chosen_twice_before_all_others() -> None:
+    chosen = [private_broker.free_port() for _ in range(500)]
+    assert len(set(chosen)) == len(chosen)

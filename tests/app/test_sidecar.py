@@ -291,7 +291,7 @@ def test_an_address_in_use_is_an_error_at_its_key(serve: Serve, key: str) -> Non
     port = free_port()
     with socket.create_server(("127.0.0.1", port)):
         address = f"127.0.0.1:{port}"
-        listen = {"listen": [{"address": f"127.0.0.1:{free_port(port)}"}, {"address": address}]}
+        listen = {"listen": [{"address": f"127.0.0.1:{free_port()}"}, {"address": address}]}
         log = refused(serve(**(listen if key != "admin.address" else {"admin": {"address": address}})))
     (error,) = [line for line in log.splitlines() if not line.startswith("ts=")]
     assert re.search(

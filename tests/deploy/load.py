@@ -96,7 +96,7 @@ def complete_sidecar(broker: Broker, rules: Path, folder: Path) -> Sidecar:
     audit.mkdir()
     settings: dict[str, object] = {"audit": {"directory": str(audit)}}
     sidecar = Sidecar(broker, [rules], settings)
-    secure = f"127.0.0.1:{free_port(sidecar.port)}"
+    secure = f"127.0.0.1:{free_port()}"
     tls = {"certificate": str(certificate), "key": str(key)}
     settings["listen"] = [{"address": sidecar.address}, {"address": secure, "tls": tls}]
     return sidecar

@@ -33,7 +33,7 @@ class Place:
         self.directory = directory
         self.rules = files / "rules" / "orders.yaml"
         self.port = free_port()
-        self.admin = f"127.0.0.1:{free_port(self.port)}"
+        self.admin = f"127.0.0.1:{free_port()}"
         replaced = {
             "127.0.0.1:5673": f"127.0.0.1:{self.port}",
             "127.0.0.1:5672": broker.address,

@@ -50,7 +50,7 @@ class Cluster:
         worker = [*start, "org.apache.spark.deploy.worker.Worker", "--host", LOOPBACK, "--cores", "1", "--memory", "1g"]
         commands = [[*master, "--port", str(port), "--webui-port", str(web)]]
         for number in range(2):
-            place = ["--work-dir", str(folder / f"worker-{number}"), "--webui-port", str(free_port(port, web))]
+            place = ["--work-dir", str(folder / f"worker-{number}"), "--webui-port", str(free_port())]
             commands.append([*worker, *place, self.url])
         (folder / "run").mkdir()
         self.processes = Watched(folder / "run", commands, self.environment, folder / "cluster.log")

@@ -100,7 +100,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     home = tmp_path_factory.mktemp("broker")
     install(pair, home)
     tls = free_port()
-    http = free_port(tls)
+    http = free_port()
     config = [
         f"listeners.ssl.one = 127.0.0.1:{tls}",
         f"ssl_options.cacertfile = {authority.ca}",
