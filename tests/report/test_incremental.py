@@ -372,14 +372,16 @@ def check_after_another_run(place: Place, expected: dict[str, int], killed_at: s
 #: Changes to the second day's tables, which follow the last change to the first day's tables.
 BETWEEN_DAYS = ("put _days.json", "put _staging", "remove traffic", "move traffic")
 
+IN_SPARK = (pytest.mark.matrix, pytest.mark.spark)
+
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("last", "fewest", "in_spark"),
     [
         pytest.param("2026-11-20", 30, False, id="one day"),
-        pytest.param("2026-11-20", 30, True, id="one day, in Spark", marks=pytest.mark.matrix),
-        pytest.param("2026-11-21", len(BETWEEN_DAYS), True, id="between two days", marks=pytest.mark.matrix),
+        pytest.param("2026-11-20", 30, True, id="one day, in Spark", marks=IN_SPARK),
+        pytest.param("2026-11-21", len(BETWEEN_DAYS), True, id="between two days", marks=IN_SPARK),
     ],
 )
 def test_a_run_killed_before_any_change_loses_nothing_and_counts_nothing_twice(
@@ -430,6 +432,7 @@ def test_a_process_killed_at_each_step_loses_nothing_and_counts_nothing_twice(pl
         check_after_another_run(place, expected, name)
 
 
+@pytest.mark.usefixtures("java")
 def test_a_run_killed_during_tasks_loses_nothing_and_counts_nothing_twice(
     place: Place, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
